@@ -1,0 +1,128 @@
+"""The typed configuration of a run: one dataclass per group of `configs/`.
+
+    from recycle_pp.settings import Settings
+
+Every field says what it means and its unit; `configs/` holds the defaults that users see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Model:
+    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head."""
+
+    layers: int = 8
+    width: int = 64  # hidden size H
+    heads: int = 4  # query heads; width % heads == 0
+    kv_heads: int = 2  # key and value heads; heads % kv_heads == 0
+    ffn: int = 192  # inner size of SwiGLU
+    sequence: int = 64  # tokens a sample, T
+    vocabulary: int = 256  # 256 for bytes; at least the largest token id + 1
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    dropout: float = 0.0  # after attention and after the feed-forward block
+    split: list[int] | None = None  # layers per stage; null: as even as possible, the first stages take the rest
+    recompute: bool = False  # activation checkpointing of every layer
+    kernels: str = "auto"  # auto (triton on GPUs) | triton | reference
+
+
+@dataclass
+class Data:
+    path: str | None = None  # text file, folder of text, or nanoGPT's .bin (uint16); null: Python's own sources
+    validation_share: float = 0.05  # the last part of the tokens is held out
+
+
+@dataclass
+class Parallel:
+    pipelines: int = 3  # D
+    stages: int = 4  # P
+    microbatches: int = 6  # M, per pipeline; a step always has D * M
+    microbatch_size: int = 2  # samples in a micro-batch
+    backend: str = "auto"  # auto | gloo | nccl
+
+
+@dataclass
+class Schedule:
+    backward: str = "mixed"  # decoupled | coupled | mixed
+    reroute: str = "failed_only"  # failed_only | any
+    memory_extra: int | None = 2  # micro-batches in flight beyond 1F1B's stages - stage; null: no limit
+    profile_steps: int = 3  # first steps that measure F, I, W, O for the planner
+    search_seconds: float = 0.0  # extra time for a better steady plan after a change
+
+
+@dataclass
+class Optimizer:
+    lr: float = 3e-3
+    min_lr: float = 3e-4  # where the cosine ends
+    warmup: int = 10  # steps of linear warm-up
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # matrices only
+    clip: float | None = 1.0  # most global gradient norm; null: no clipping
+    stagger: bool = False  # step before the commit, with an undo copy
+
+
+@dataclass
+class Numerics:
+    precision: str = "fp32"  # fp32 | bf16 (autocast)
+    reproducible: bool = False  # fixed-point gradient sums: bit-identical whoever dies
+
+
+@dataclass
+class Checkpoint:
+    every: int = 0  # steps between checkpoints; 0: none but the last
+    keep: int = 2  # newest checkpoints kept
+
+
+@dataclass
+class Run:
+    steps: int = 60
+    dir: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"
+    resume: bool = False  # go on from the newest checkpoint in run.dir
+    respawns: int = 3  # times a worker that died by itself is started again
+    seed: int = 0
+    device: str = "auto"  # auto | cpu | cuda
+    validate_every: int = 20  # steps between validations; 0: never
+    validate_microbatches: int = 1  # per pipeline
+
+
+@dataclass
+class Control:
+    address: str | None = None  # HOST:PORT of the coordinator; null: one node, found by itself
+    interface: str = "127.0.0.1"  # where workers listen for data
+    heartbeat: float = 0.5  # seconds between heartbeats
+    suspicion: float = 10.0  # seconds without one until a worker counts as hung
+    lease: float = 600.0  # seconds a worker may take for its start and its first step
+
+
+@dataclass
+class Emulate:
+    """`emulate=sleep` replaces compute by sleeping; messages keep their size."""
+
+    mode: str | None = None  # null | sleep
+    F: float = 0.02  # seconds
+    I: float = 0.02
+    W: float = 0.02
+    O: float = 0.06
+
+
+@dataclass
+class Settings:
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    parallel: Parallel = field(default_factory=Parallel)
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    numerics: Numerics = field(default_factory=Numerics)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    run: Run = field(default_factory=Run)
+    control: Control = field(default_factory=Control)
+    emulate: Emulate = field(default_factory=Emulate)
+    fail_at: list[str] = field(default_factory=list)  # STEP:D.S[@MOMENT]
+    hang_at: list[str] = field(default_factory=list)  # STEP:D.S
+    slow_at: list[str] = field(default_factory=list)  # STEP:D.S@FACTOR
+    rejoin_at: list[str] = field(default_factory=list)  # STEP:D.S
