@@ -1,0 +1,145 @@
+"""Rendezvous over the control connections: no TCPStore server, nothing that depends on torchrun's store.
+
+    store = ControlStore(publish)          # publish(key, value): the coordinator brings it to every worker
+    store.deliver(key, value)              # the control thread, for what others published
+    ProcessGroupGloo(PrefixStore("7/world", store), rank, size, options)    # C++ calls back into set, wait, get
+    store.abandon(7)                       # every wait for a key "7/..." ends with LinkBroken
+
+Keys begin with the generation they belong to. A value is written once and never changes, so there is no `add` and no
+`compare_set`: whoever needs a counter needs a server.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from recycle_pp.comm.abort import LinkBroken
+
+BATCH = "*"  # the key of a message that carries several
+
+
+class ControlStore(dist.Store):
+    """Keys and values that every worker sees, carried by `publish` and `deliver`.
+
+    publish(key, value) must bring the value to every other worker's `deliver`, in any order; it is called without locks
+    held, from whatever thread sets a key. It may also bring it back to the sender.
+    """
+
+    def __init__(self, publish: Callable[[str, bytes], None], timeout: float = 1800.0):
+        super().__init__()
+        self._publish = publish
+        self._timeout = timeout  # seconds; the control plane decides about deaths, this only ends the absurd
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._abandoned = -1  # newest generation that is over
+        self._closed = False
+        self._batches: dict[int, dict[str, bytes]] = {}  # by thread
+
+    def deliver(self, key: str, value: bytes) -> None:
+        """A key that another worker has published. Keys of abandoned generations are dropped."""
+        items = _unpack(value) if key == BATCH else {key: value}
+        with self._changed:
+            self._values.update((k, v) for k, v in items.items() if not self._is_over(k))
+            self._changed.notify_all()
+
+    def abandon(self, generation: int) -> None:
+        """Ends every present and later wait for keys of this generation or an older one, and forgets their values."""
+        with self._changed:
+            self._abandoned = max(self._abandoned, generation)
+            self._values = {k: v for k, v in self._values.items() if not self._is_over(k)}
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends every wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @contextmanager
+    def one_message(self) -> Iterator[None]:
+        """What this thread sets inside is published together at the end: one message instead of many."""
+        batch = self._batches[threading.get_ident()] = {}
+        try:
+            yield
+        finally:
+            del self._batches[threading.get_ident()]
+        if batch:
+            self._publish(BATCH, _pack(batch))
+
+    # What C++ calls (torch/csrc/distributed/c10d/init.cpp, PythonStore).
+
+    def set(self, key: str, value: bytes | str) -> None:
+        value = value.encode() if isinstance(value, str) else bytes(value)
+        self.deliver(key, value)
+        batch = self._batches.get(threading.get_ident())
+        if batch is None:
+            self._publish(key, value)
+        else:
+            batch[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        with self._changed:
+            self._wait(keys, self._timeout)
+            return [self._values[key] for key in keys]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        with self._changed:
+            self._wait(keys, self._timeout if timeout is None else timeout.total_seconds())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._changed:
+            return all(key in self._values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Here only: a value that nobody needs any more is dropped with its generation anyway."""
+        with self._changed:
+            return self._values.pop(key, None) is not None
+
+    deleteKey = delete_key
+
+    def num_keys(self) -> int:
+        with self._changed:
+            return len(self._values)
+
+    getNumKeys = num_keys
+
+    def clone(self) -> ControlStore:
+        return self
+
+    def _wait(self, keys: Sequence[str], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not all(key in self._values for key in keys):
+            for key in keys:
+                if self._closed or self._is_over(key):
+                    raise LinkBroken(_generation(key), f"nobody will publish {key} any more")
+            if not self._changed.wait(deadline - time.monotonic()):
+                missing = ", ".join(key for key in keys if key not in self._values)
+                raise TimeoutError(f"{missing}: not published within {seconds:g} s")
+
+    def _is_over(self, key: str) -> bool:
+        return 0 <= _generation(key) <= self._abandoned
+
+
+def _generation(key: str) -> int:
+    """-1 for keys that belong to none."""
+    head = key.partition("/")[0]
+    return int(head) if head.isdecimal() else -1
+
+
+def _pack(items: dict[str, bytes]) -> bytes:
+    return json.dumps({key: base64.b64encode(value).decode() for key, value in items.items()}).encode()
+
+
+def _unpack(data: bytes) -> dict[str, bytes]:
+    return {key: base64.b64decode(value, validate=True) for key, value in json.loads(data).items()}
