@@ -1,0 +1,177 @@
+"""The gradient of one stage: the sum over the micro-batches that ran on this worker, then over its peers.
+
+    gradients = Gradients(shapes, microbatches=G, device=device, reproducible=False)
+    gradients.add(name, grad); gradients.close(g, loss)     # micro-batch g is complete here
+    payload = gradients.payload()                           # fresh tensors: SUM-all-reduce them in place
+    reduced = gradients.reduced(payload)                    # the gradient of the mean loss over all G micro-batches
+    gradients.clear()                                       # for the next step
+
+By default the sums are float32. With `reproducible` they are int64 fixed point (see `reproducible`), one exponent per
+tensor; `follow(reduced)` derives the next exponents from a gradient that all peers hold, so all peers agree on them.
+Beside the gradient travels a book of three rows of G float64: how often each micro-batch was counted, its loss, and
+whether its gradient did not fit the fixed point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recycle_pp.execution import reproducible as fixed
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A stage's gradient of the mean loss over all G micro-batches; equal in every bit on all peers.
+
+    flat: (parameters of the stage,) float32, read only; squares: the squared norm of each tensor, canonical order;
+    counts: how often each micro-batch was counted (all 1 in a correct step); losses: of each, zeros but at the last
+    stage; finite: False if a NaN, an infinity or an overflow went in.
+    """
+
+    flat: Tensor
+    counts: list[int]
+    losses: list[float]
+    squares: list[float]
+    finite: bool
+
+    def to_tensors(self) -> list[Tensor]:
+        """What a peer needs to hold the same: [flat, float64 vector]."""
+        rest = [float(self.finite), *self.counts, *self.losses, *self.squares]
+        return [self.flat, torch.tensor(rest, dtype=torch.float64)]
+
+    @classmethod
+    def from_tensors(cls, tensors: Sequence[Tensor], microbatches: int) -> Reduced:
+        flat, rest = tensors[0], tensors[1].tolist()
+        counts, losses = rest[1 : 1 + microbatches], rest[1 + microbatches : 1 + 2 * microbatches]
+        return cls(flat, [int(c) for c in counts], losses, rest[1 + 2 * microbatches :], bool(rest[0]))
+
+
+class Gradients:
+    """Accumulators of one stage on one worker, all in one vector.
+
+    Attributes:
+        exponents: of each tensor's fixed point (reproducible only, else empty): state of the stage, in the checkpoint.
+    """
+
+    def __init__(self, shapes: Mapping[str, torch.Size], microbatches: int, device: torch.device, *, reproducible: bool):
+        self.names = list(shapes)
+        self.microbatches, self.reproducible = microbatches, reproducible
+        sizes = [shape.numel() for shape in shapes.values()]
+        self._sizes, self._index = sizes, {name: index for index, name in enumerate(self.names)}
+        self._flat = torch.empty(sum(sizes), dtype=torch.int64 if reproducible else torch.float32, device=device)
+        self._sums = [
+            piece.view(shape) for piece, shape in zip(self._flat.split(sizes), shapes.values(), strict=True)
+        ]
+        self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
+        self._bad = torch.zeros((), dtype=torch.float64, device=device)
+        self._scratch = torch.empty(max(sizes) if reproducible else 0, device=device)
+        self.exponents = [fixed.exponent(fixed.FIRST, microbatches)] * len(sizes) if reproducible else []
+        self.clear()
+
+    # --- a micro-batch's gradient comes in
+
+    def add(self, index: int | str, grad: Tensor) -> None:
+        """The gradient of tensor `index` (or name), of its shape; `grad` stays as it is."""
+        index = self._index[index] if isinstance(index, str) else index
+        total = self._sums[index]
+        if self.reproducible:
+            scratch = self._scratch[: total.numel()].view_as(total)
+            self._quantise(index, scratch.copy_(grad))
+        elif self._empty[index]:
+            total.copy_(grad)
+        else:
+            total.add_(grad)
+        self._empty[index] = False
+
+    def add_product(self, index: int, dy: Tensor, x: Tensor) -> None:
+        """The gradient dy^T x of a matrix: dy (N, O), x (N, K), float32 or bfloat16."""
+        total = self._sums[index]
+        if dy.dtype != torch.float32:
+            self.add(index, dy.t().mm(x))
+            return
+        if self.reproducible:
+            scratch = self._scratch[: total.numel()].view_as(total)
+            self._quantise(index, torch.mm(dy.t(), x, out=scratch))
+        elif self._empty[index]:
+            torch.mm(dy.t(), x, out=total)
+        else:
+            total.addmm_(dy.t(), x)
+        self._empty[index] = False
+
+    def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None:
+        """The gradient of an embedding: dy (N, H) float32 added to the rows `rows` (N,) int64."""
+        total = self._sums[index]
+        if self.reproducible:
+            # Equal rows are summed in float32 first, as autograd does, then quantised.
+            self.add(index, torch.ops.aten.embedding_dense_backward(dy, rows, total.shape[0], -1, False))
+            return
+        if self._empty[index]:
+            total.zero_()
+        total.index_add_(0, rows, dy)
+        self._empty[index] = False
+
+    def close(self, g: int, loss: Tensor | float | None) -> None:
+        """Micro-batch g's gradient is complete here; its loss at the last stage."""
+        self._book[0, g] += 1
+        if loss is not None:
+            self._book[1, g] += loss
+        if self.reproducible:
+            self._book[2, g] += self._bad
+            self._bad.zero_()
+
+    def clear(self) -> None:
+        """Forgets every micro-batch."""
+        self._empty = [True] * len(self._sums)  # the first gradient of a tensor is written, not added to zeros
+        self._book.zero_()
+        self._bad.zero_()
+        if self.reproducible:
+            self._flat.zero_()
+
+    # --- the sum over the peers
+
+    def payload(self) -> list[Tensor]:
+        """Fresh copies of [the flat sum (float32 or int64), the book (3, G) float64], to be SUM-all-reduced in place.
+
+        Copies, because an aborted all-reduce leaves its buffers partly summed.
+        """
+        if not self.reproducible:
+            for total, empty in zip(self._sums, self._empty, strict=True):
+                if empty:
+                    total.zero_()
+        return [self._flat.clone(), self._book.clone()]
+
+    def reduced(self, payload: Sequence[Tensor]) -> Reduced:
+        """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
+        flat, book = payload[0], payload[1].tolist()
+        if self.reproducible:
+            flat = torch.empty_like(payload[0], dtype=torch.float32)
+            pieces = zip(payload[0].split(self._sizes), flat.split(self._sizes), self.exponents, strict=True)
+            for total, out, e in pieces:
+                fixed.restore(total, e, out)
+        norms = torch.stack(
+            [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in flat.split(self._sizes)]
+        )
+        squares = norms.square_().tolist()
+        finite = math.isfinite(sum(squares)) and math.isfinite(sum(book[1])) and not any(book[2])
+        return Reduced(flat, [int(count) for count in book[0]], book[1], squares, finite)
+
+    def follow(self, reduced: Reduced) -> None:
+        """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""
+        if not self.reproducible:
+            return
+        if not reduced.finite:
+            self.exponents = [max(-126, e - fixed.COARSER) for e in self.exponents]
+            return
+        largest = torch.stack([piece.abs().amax() for piece in reduced.flat.split(self._sizes)]).tolist()
+        self.exponents = [
+            fixed.exponent(value, self.microbatches) if value else e
+            for value, e in zip(largest, self.exponents, strict=True)
+        ]
+
+    def _quantise(self, index: int, grad: Tensor) -> None:
+        fixed.accumulate(self._sums[index], grad, self.exponents[index], self.microbatches, self._bad)

@@ -1,0 +1,148 @@
+"""AdamW on one stage: at the commit, or before it as speculation that can be taken back.
+
+    optimizer = StageOptimizer(settings, stage)
+    norm, scale = clip_scale(squares_of_all_stages, settings.optimizer.clip)
+    optimizer.step(reduced, step, scale)                        # at the commit
+    optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
+    optimizer.speculate(reduced, step); optimizer.undo()        # as if nothing had happened, in every bit
+
+The update is torch's own fused kernel behind `torch.optim.AdamW(fused=True)`, tensor by tensor, so its bits are those
+of that optimizer. Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.05101).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from recycle_pp.execution.gradients import Reduced
+from recycle_pp.model.stage import Stage
+from recycle_pp.settings import Optimizer, Settings
+
+
+def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
+    """Of step `step` (from 0) of `steps`: linear warm-up to lr, then a cosine down to min_lr."""
+    if step < optimizer.warmup:
+        return optimizer.lr * (step + 1) / optimizer.warmup
+    share = min(1.0, (step - optimizer.warmup) / max(1, steps - optimizer.warmup))
+    return optimizer.min_lr + 0.5 * (optimizer.lr - optimizer.min_lr) * (1 + math.cos(math.pi * share))
+
+
+def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, float]:
+    """(gradient norm, factor for the gradient) from the squared norms of all tensors of all stages.
+
+    `math.fsum` rounds once, so the result does not depend on the split into stages. The factor is that of
+    `torch.nn.utils.clip_grad_norm_`: min(1, clip / (norm + 1e-6)).
+    """
+    norm = math.sqrt(math.fsum(squares))
+    return norm, 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+
+
+class StageOptimizer:
+    """The optimizer state of one stage; `stage.parameters` are updated in place."""
+
+    def __init__(self, settings: Settings, stage: Stage):
+        self._settings, self._stage = settings.optimizer, stage
+        self._steps = settings.run.steps
+        self._mean, self._square = torch.zeros_like(stage.flat), torch.zeros_like(stage.flat)
+        self._live = [stage.flat, self._mean, self._square]
+        self._undo: list[Tensor] = []  # allocated at the first speculation, then reused
+        self._undo_exponents: list[int] | None = None  # not None while a speculation is open
+
+        parameters = list(stage.parameters.values())
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._groups = []  # per weight decay: parameters, positions, states
+        for decay in (True, False):
+            chosen = [i for i, parameter in enumerate(parameters) if (parameter.dim() >= 2) == decay]
+            self._groups.append(
+                (
+                    settings.optimizer.weight_decay if decay else 0.0,
+                    chosen,
+                    [parameters[i] for i in chosen],
+                    self._pieces(self._mean, chosen),
+                    self._pieces(self._square, chosen),
+                    [torch.zeros((), device=stage.device) for _ in chosen],
+                )
+            )
+
+    def lr(self, step: int) -> float:
+        return learning_rate(self._settings, step, self._steps)
+
+    @torch.no_grad()
+    def step(self, reduced: Reduced, step: int, scale: float = 1.0) -> None:
+        """One AdamW step (number `step`, from 0) with the gradient times `scale`; `reduced` is not changed."""
+        flat = reduced.flat if scale == 1.0 else reduced.flat * scale
+        for decay, chosen, parameters, means, squares, counts in self._groups:
+            for count in counts:
+                count.fill_(step)  # the kernel itself adds 1
+            torch._fused_adamw_(
+                parameters,
+                self._pieces(flat, chosen),
+                means,
+                squares,
+                [],
+                counts,
+                lr=self.lr(step),
+                beta1=self._settings.beta1,
+                beta2=self._settings.beta2,
+                weight_decay=decay,
+                eps=self._settings.eps,
+                amsgrad=False,
+                maximize=False,
+            )
+        self._stage.gradients.follow(reduced)
+
+    @torch.no_grad()
+    def speculate(self, reduced: Reduced, step: int) -> None:
+        """The step before it is sure: keeps what it overwrites."""
+        assert self._undo_exponents is None, "confirm() or undo() the last speculation first"
+        if not self._undo:
+            self._undo = [torch.empty_like(tensor) for tensor in self._live]
+        for kept, tensor in zip(self._undo, self._live, strict=True):
+            kept.copy_(tensor)
+        self._undo_exponents = self._stage.gradients.exponents
+        self.step(reduced, step)
+
+    def confirm(self) -> None:
+        """The speculated step stands."""
+        assert self._undo_exponents is not None, "nothing was speculated"
+        self._undo_exponents = None
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Parameters, state and exponents are again what they were before speculate(), in every bit."""
+        assert self._undo_exponents is not None, "nothing was speculated"
+        for kept, tensor in zip(self._undo, self._live, strict=True):
+            tensor.copy_(kept)
+        self._stage.gradients.exponents, self._undo_exponents = self._undo_exponents, None
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything of the stage that outlives a step, by full-model names; live views, not copies.
+
+        `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (float32, the parameter's shape) and, when reproducible,
+        `exponent.NAME` (int64 scalars).
+        """
+        state: dict[str, Tensor] = {}
+        for index, (name, parameter) in enumerate(self._stage.parameters.items()):
+            state[f"model.{name}"] = parameter.detach()
+            state[f"exp_avg.{name}"] = self._pieces(self._mean, [index])[0].view_as(parameter)
+            state[f"exp_avg_sq.{name}"] = self._pieces(self._square, [index])[0].view_as(parameter)
+            if self._stage.gradients.exponents:
+                state[f"exponent.{name}"] = torch.tensor(self._stage.gradients.exponents[index])
+        return state
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over a `state()` of a peer or of a checkpoint; it may hold more names than this stage has."""
+        for key, tensor in self.state().items():
+            if not key.startswith("exponent."):
+                tensor.copy_(state[key])
+        if self._stage.gradients.reproducible:
+            self._stage.gradients.exponents = [int(state[f"exponent.{name}"]) for name in self._stage.names]
+
+    def _pieces(self, flat: Tensor, chosen: Sequence[int]) -> list[Tensor]:
+        pieces = flat.split(self._sizes)
+        return [pieces[i].view_as(p) for i, p in ((i, list(self._stage.parameters.values())[i]) for i in chosen)]

@@ -1,0 +1,149 @@
+"""One pipeline stage's compute on one worker: F, I, W and B of a micro-batch. It sends nothing and decides nothing.
+
+    stage = Stage(settings, 1, torch.device("cpu"))
+    y = stage.forward(step, g, x)               # F; at the last stage forward(step, g, x, targets) gives the loss
+    dx = stage.backward_input(g, dy)            # I, then later
+    stage.backward_weight(g)                    # W; or both in one: dx = stage.backward(g, dy)
+    stage.gradients.payload()                   # what the stage's peers sum
+
+The gradient is that of the mean loss over all G micro-batches: the 1/G is applied where the backward begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recycle_pp.execution.gradients import Gradients
+from recycle_pp.model.deferred import Queue, Sink
+from recycle_pp.model.split import canonical_names, layers_of
+from recycle_pp.model.transformer import Transformer
+from recycle_pp.settings import Model, Settings
+
+
+@dataclass
+class _Flight:
+    """A micro-batch between its F and its W."""
+
+    source: Tensor
+    output: Tensor | None  # with its autograd graph, until I
+    loss: Tensor | None
+    queue: Queue | None = None
+
+
+class Stage:
+    """The layers of stage `stage`, their parameters and gradient accumulators.
+
+    Holds no state across steps but these two. Every result is a pure function of (parameters, step, g, operands):
+    any peer computes the same bits.
+
+    Attributes:
+        parameters: full-model name -> parameter, in canonical order; views of the one vector `flat`.
+        names: the keys of `parameters`.
+        boundary: shape (b, T, H) and dtype of the tensors between stages.
+        gradients: the sum over the micro-batches that ran here.
+    """
+
+    def __init__(self, settings: Settings, stage: int, device: torch.device):
+        model, parallel = settings.model, settings.parallel
+        self.settings, self.stage, self.device = settings, stage, device
+        self.first, self.last = stage == 0, stage == parallel.stages - 1
+        self.microbatches = parallel.pipelines * parallel.microbatches  # G
+        self.boundary = ((parallel.microbatch_size, model.sequence, model.width), torch.float32)
+
+        self._sink = Sink()
+        layers = layers_of(model, parallel.stages)[stage]
+        self._part = Transformer(model, layers, settings.run.seed, self._sink).to(device)
+        self.flat = flatten(self._part)
+        self.parameters = dict(self._part.named_parameters())
+        self.names = list(self.parameters)
+        self.gradients = self._sink.gradients = Gradients(
+            {name: parameter.shape for name, parameter in self.parameters.items()},
+            self.microbatches,
+            device,
+            reproducible=settings.numerics.reproducible,
+        )
+        self._flights: dict[int, _Flight] = {}
+
+    def forward(self, step: int, g: int, source: Tensor, targets: Tensor | None = None) -> Tensor:
+        """F. Tokens (b, T) int64 at stage 0, else the boundary tensor -> the boundary tensor, or the scalar loss."""
+        leaf = source if self.first else source.detach().requires_grad_()
+        with self._autocast():
+            output = self._part(leaf, targets, key=(self.settings.run.seed, step, g))
+        result = output.detach()
+        self._flights[g] = _Flight(leaf, output, result if self.last else None)
+        return result
+
+    def backward_input(self, g: int, grad: Tensor | None = None) -> Tensor | None:
+        """I: the gradient of the stage's input (None at stage 0); the weights' gradients wait for W.
+
+        grad: gradient of the boundary tensor that F returned; None at the last stage.
+        """
+        queue: Queue = []
+        self._flights[g].queue = queue
+        return self._backward(g, grad, queue)
+
+    def backward_weight(self, g: int) -> None:
+        """W: the weights' gradients that I left, into the accumulators; the micro-batch is done here."""
+        flight = self._flights.pop(g)
+        assert flight.queue is not None, "W before I"
+        self._sink.flush(flight.queue)
+        self.gradients.close(g, flight.loss)
+
+    def backward(self, g: int, grad: Tensor | None = None) -> Tensor | None:
+        """B: I and W in one, with nothing queued; the same bits."""
+        dx = self._backward(g, grad, None)
+        self.gradients.close(g, self._flights.pop(g).loss)
+        return dx
+
+    @torch.no_grad()
+    def evaluate(self, source: Tensor, targets: Tensor | None = None) -> Tensor:
+        """F of a validation micro-batch: no dropout, nothing kept."""
+        with self._autocast():
+            return self._part(source, targets)
+
+    def forget(self) -> None:
+        """Drops every micro-batch in flight and all gradients (the step is given up)."""
+        self._flights.clear()
+        self.gradients.clear()
+
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of every parameter's bytes, by name; `weights_sha256` joins those of all stages."""
+        return {
+            name: hashlib.sha256(parameter.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+            for name, parameter in self.parameters.items()
+        }
+
+    def _backward(self, g: int, grad: Tensor | None, queue: Queue | None) -> Tensor | None:
+        flight = self._flights[g]
+        output, flight.output = flight.output, None
+        assert output is not None, "a micro-batch has one backward"
+        if self.last:
+            grad = torch.full_like(output, 1 / self.microbatches)
+        self._sink.queue = queue
+        torch.autograd.backward(output, grad)
+        return None if self.first else flight.source.grad
+
+    def _autocast(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.numerics.precision == "bf16")
+
+
+def flatten(module: torch.nn.Module) -> Tensor:
+    """Moves all parameters of `module` into one float32 vector, in order; returns it. They become views of it."""
+    parameters = dict(module.named_parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
+    pieces = flat.split([parameter.numel() for parameter in parameters.values()])
+    for (name, parameter), piece in zip(parameters.items(), pieces, strict=True):
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, torch.nn.Parameter(piece.view_as(parameter)))
+    return flat
+
+
+def weights_sha256(model: Model, digests: Mapping[str, str]) -> str:
+    """One SHA-256 of the full model: over the parameters' digests in canonical order, whatever the split."""
+    return hashlib.sha256("".join(digests[name] for name in canonical_names(model)).encode()).hexdigest()
