@@ -1,13 +1,21 @@
 """The typed configuration of a run: one dataclass per group of `configs/`.
 
-    from recycle_pp.settings import Settings
+    from recycle_pp.settings import Settings, load
 
-Every field says what it means and its unit; `configs/` holds the defaults that users see.
+    settings = load({"run": {"steps": 100}})   # from plain data; ValueError names the key and what is allowed
+    dataclasses.asdict(settings)               # back to plain data
+
+Every field says what it means and its unit; `configs/` holds the defaults that users see. `recycle_pp.compose` makes
+Settings from a command line, `recycle_pp.validation` checks what no type can say.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 
 @dataclass
@@ -126,3 +134,71 @@ class Settings:
     hang_at: list[str] = field(default_factory=list)  # STEP:D.S
     slow_at: list[str] = field(default_factory=list)  # STEP:D.S@FACTOR
     rejoin_at: list[str] = field(default_factory=list)  # STEP:D.S
+
+
+FAULTS = ("fail_at", "hang_at", "slow_at", "rejoin_at")
+
+Group = TypeVar("Group")
+
+
+# ----------------------------------------------------------------------------------------------------- plain data
+
+
+def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "") -> Group:  # type: ignore[assignment]
+    """A dataclass from nested plain data; absent keys keep their defaults. ValueError: unknown key or wrong type."""
+    hints = get_type_hints(cls)
+    values = {}
+    for key, value in data.items():
+        if key not in hints:
+            raise ValueError(_unknown(prefix + str(key), [prefix + name for name in hints]))
+        if is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ValueError(
+                    f"{prefix}{key} is a group ({', '.join(get_type_hints(hints[key]))}), not {_show(value)}"
+                )
+            values[key] = load(value, hints[key], f"{prefix}{key}.")
+        elif key in FAULTS and not prefix:
+            values[key] = _fault_texts(key, value)
+        else:
+            values[key] = _typed(prefix + key, value, hints[key])
+    return cls(**values)
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    allowed = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    for kind in allowed:
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if kind == list[int]:
+            if isinstance(value, list) and all(type(part) is int for part in value):
+                return value
+        elif type(value) is kind:
+            return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+    expected = " or ".join(words.get(kind, "a list of whole numbers") for kind in allowed)
+    raise ValueError(f"{key} must be {expected}, not {_show(value)}")
+
+
+def _fault_texts(key: str, value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    for item in values:
+        if isinstance(item, int | float) and not isinstance(item, bool):
+            step, rest = divmod(round(item, 6), 60)  # YAML 1.1 reads a:b as 60 a + b
+            guess = f"{int(step)}:{round(rest, 6):g}"
+            raise ValueError(
+                f"{key} is the number {item}: YAML reads an unquoted 20:1.2 as a base-60 number; "
+                f'put it in quotes, {key}: "{guess if "." in guess else "20:1.2"}"'
+            )
+        if not isinstance(item, str):
+            raise ValueError(f"{key} must be STEP:D.S or a list of such, for instance 20:1.2, not {_show(item)}")
+    return values
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+    return f"{key} is no key of the configuration; {hint}"
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
