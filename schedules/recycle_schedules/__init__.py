@@ -1,0 +1,48 @@
+"""Plans for a pipeline-parallel step on any set of live workers.
+
+    from recycle_schedules import Problem, Worker, actions, plan
+
+    best = plan(Problem(pipelines=3, stages=4, microbatches=6, failed=[Worker(1, 2)]))
+    todo = actions(best)[Worker(0, 2)]
+
+Plain data in and out; no torch. `plan` and what it needs (numba) are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .actions import Action, actions
+from .ops import KINDS, MicroBatch, Op, Tensor, Worker
+from .plans import OpArrays, Plan
+from .problem import Begun, Done, Problem
+from .trace import Trace, load
+
+if TYPE_CHECKING:
+    from .planner import plan
+
+__all__ = [
+    "KINDS",
+    "Action",
+    "Begun",
+    "Done",
+    "MicroBatch",
+    "Op",
+    "OpArrays",
+    "Plan",
+    "Problem",
+    "Tensor",
+    "Trace",
+    "Worker",
+    "actions",
+    "load",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the planner when it is first asked for: the data types alone stay light."""
+    if name == "plan":
+        from .planner import plan as function
+
+        globals()["plan"] = function
+        return function
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,207 @@
+"""Who runs which op when: the planner's output, as flat arrays.
+
+plan = Plan.load("plan.json")
+for op in plan.ops: ...            # Op tuples, made on the fly
+plan.period, plan.makespan, plan.lower_bound, plan.gap
+plan.of(Worker(1, 2))              # the ops of one worker in the order in which it runs them
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from .ops import KINDS, MicroBatch, O, Op, Worker
+from .problem import Problem
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class OpArrays:
+    """The ops of a schedule, one entry each. Shapes (n,)."""
+
+    kind: np.ndarray  # uint8: position in KINDS
+    microbatch: np.ndarray  # int32: global id, -1 for O
+    stage: np.ndarray  # int16
+    pipeline: np.ndarray  # int16: of the worker that runs it
+    start: np.ndarray  # float64
+    end: np.ndarray  # float64
+
+    @classmethod
+    def of(cls, problem: Problem, ops: Iterable[Op]) -> OpArrays:
+        offset = offsets(problem).tolist()
+        number = lambda mb: -1 if mb is None else offset[mb[0]] + mb[1]  # noqa: E731
+        rows = [(KINDS.index(o.kind), number(o.microbatch), o.stage, o.worker.pipeline, o.start, o.end) for o in ops]
+        columns = zip(*rows, strict=True) if rows else [()] * 6
+        types = (np.uint8, np.int32, np.int16, np.int16, np.float64, np.float64)
+        return cls(*(np.array(c, dtype=t) for c, t in zip(columns, types, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, index: Any) -> OpArrays:
+        """The entries that a numpy index or mask picks."""
+        return OpArrays(*(getattr(self, f)[index] for f in self.__dataclass_fields__))
+
+
+def offsets(problem: Problem) -> np.ndarray:
+    """Global id of the first micro-batch of each pipeline, and the total: int64, shape (D + 1,)."""
+    return np.concatenate([[0], np.cumsum(problem.counts, dtype=np.int64)])
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A schedule of a Problem. Times in `time_unit`; a remainder's count from the moment of the cut.
+
+    lower_bound: no valid plan has a smaller `value`.
+    """
+
+    problem: Problem
+    arrays: OpArrays
+    lower_bound: float = 0.0
+    time_unit: str = "slots"
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """Every op, in the order of the arrays."""
+        return self._ops(self.arrays)
+
+    def of(self, worker: Worker) -> list[Op]:
+        """The ops of one worker, in the order in which it runs them."""
+        a = self.arrays
+        mine = a.take((a.stage == worker.stage) & (a.pipeline == worker.pipeline))
+        return list(self._ops(mine.take(self.running_order(mine))))
+
+    def running_order(self, arrays: OpArrays | None = None) -> np.ndarray:
+        """Indices that sort ops by start, then end, then their place in a micro-batch's chain (F down, back up, W, O),
+        so that ops without length come after what they depend on."""
+        a = self.arrays if arrays is None else arrays
+        return np.lexsort((chain_position(a, self.problem.stages), a.end, a.start))
+
+    def _ops(self, a: OpArrays) -> Iterator[Op]:
+        keys: list[MicroBatch | None] = [*self.problem.microbatch_keys(), None]
+        for k, g, s, d, t0, t1 in zip(
+            a.kind.tolist(), a.microbatch.tolist(), a.stage.tolist(), a.pipeline.tolist(), a.start.tolist(),
+            a.end.tolist(), strict=True,
+        ):  # fmt: skip
+            yield Op(KINDS[k], keys[g], s, Worker(d, s), t0, t1)
+
+    # ---- how long it takes
+
+    @cached_property
+    def makespan(self) -> float:
+        """First start to last end, optimizer steps included; for a remainder from time 0."""
+        a = self.arrays
+        if not len(a):
+            return 0.0
+        compute = a.start[a.kind != O]
+        begin = 0.0 if self.problem.remainder else (compute if len(compute) else a.start).min()
+        return float(a.end.max() - begin)
+
+    @cached_property
+    def period(self) -> float | None:
+        """The smallest T at which the plan, repeated every T, is still valid; None for a remainder.
+
+        With "staggered" the longest time of a worker from its first op to its optimizer step, else the makespan."""
+        if self.problem.remainder:
+            return None
+        a = self.arrays
+        if self.problem.optimizer != "staggered" or not len(a):
+            return self.makespan
+        worker = a.pipeline.astype(np.int64) * self.problem.stages + a.stage
+        first = np.full(self.problem.pipelines * self.problem.stages, np.inf)
+        np.minimum.at(first, worker[a.kind != O], a.start[a.kind != O])
+        spans = (a.end - first[worker])[(a.kind == O) & np.isfinite(first[worker])]
+        return float(spans.max()) if len(spans) else self.makespan
+
+    @property
+    def value(self) -> float:
+        """What the planner minimises: the period of a staggered step, else the makespan."""
+        return self.makespan if self.period is None else self.period
+
+    @property
+    def gap(self) -> float:
+        """How far `value` is above the lower bound, as a share of the bound."""
+        return self.value / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    # ---- files
+
+    def to_json(self) -> Json:
+        return {
+            "version": 1,
+            "time_unit": self.time_unit,
+            "problem": self.problem.to_json(),
+            "makespan": self.makespan,
+            "period": self.period,
+            "lower_bound": self.lower_bound,
+            "ops": [op.to_json() for op in self.ops],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """A plan from the keys of its file; ValueError with one sentence if something is malformed."""
+        problem, ops = read_problem_and_ops(data)
+        bound = float(data.get("lower_bound", 0.0))
+        return cls(problem, OpArrays.of(problem, ops), bound, str(data.get("time_unit", "slots")))
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_json()))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file; ValueError if it holds no plan, OSError if it cannot be read."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except json.JSONDecodeError as e:
+            raise ValueError(f"{path}: not JSON ({e})") from None
+        return cls.from_json(data)
+
+
+def chain_position(a: OpArrays, stages: int) -> np.ndarray:
+    """Place of each op in its micro-batch's chain: F 0..P-1, I or B P..2P-1 (last stage first), W, O. Shape (n,)."""
+    s = a.stage.astype(np.int64)
+    back = 2 * stages - 1 - s
+    return np.choose(a.kind, [s, back, np.full_like(s, 2 * stages), back, np.full_like(s, 2 * stages + 1)])
+
+
+def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
+    """The problem and the ops of a plan's or trace's JSON; ValueError with one sentence."""
+    if not isinstance(data, Mapping) or not {"problem", "ops"} <= set(data):
+        raise ValueError("a plan has the keys problem and ops")
+    problem = Problem.from_json(data["problem"])
+    ops = [read_op(problem, entry) for entry in data["ops"]]
+    return problem, ops
+
+
+def read_op(problem: Problem, entry: Any) -> Op:
+    """One op of a file, checked against the problem's shape."""
+    try:
+        kind, mb, s, w = entry["op"], entry["microbatch"], entry["stage"], Worker(*entry["worker"])
+        op = Op(kind, None if mb is None else (mb[0], mb[1]), s, w, float(entry["start"]), float(entry["end"]))
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise ValueError(f"ops: malformed entry {entry!r}") from None
+    ints = [op.stage, *op.worker, *(op.microbatch or ())]
+    fine = (
+        kind in KINDS
+        and (op.microbatch is None) == (kind == "O")
+        and all(isinstance(x, int) and not isinstance(x, bool) for x in ints)
+        and 0 <= w.pipeline < problem.pipelines
+        and 0 <= op.stage == w.stage < problem.stages
+        and np.isfinite([op.start, op.end]).all()
+    )
+    if fine and op.microbatch is not None:
+        d, i = op.microbatch
+        fine = 0 <= d < problem.pipelines and 0 <= i < problem.counts[d]
+    if not fine:
+        raise ValueError(f"ops: entry {entry!r} does not fit the problem")
+    return op

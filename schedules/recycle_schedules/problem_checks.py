@@ -1,0 +1,220 @@
+"""Checks of a Problem's keys: one clear sentence for every mistake.
+
+check(problem)    # ValueError("speed: ..."), or the problem with its keys in canonical form
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .ops import KINDS, Worker
+
+if TYPE_CHECKING:
+    from .problem import Problem
+
+
+def check(p: Problem) -> None:
+    """Bring the keys of a new Problem into canonical form (tuples, Workers), or raise ValueError."""
+    from .problem import CHOICES
+
+    put = lambda name, value: object.__setattr__(p, name, value)  # noqa: E731  (the dataclass is frozen)
+    for name in ("pipelines", "stages"):
+        put(name, _whole(name, getattr(p, name), 1))
+    m = p.microbatches
+    put("microbatches", _wholes("microbatches", m, p.pipelines) if _is_list(m) else _whole("microbatches", m, 0))
+    for name, allowed in CHOICES.items():
+        if getattr(p, name) not in allowed:
+            raise ValueError(f"{name}: {getattr(p, name)!r} is not one of {', '.join(allowed)}")
+    put("failed", _failed(p))
+    _durations(p)
+    for name in ("send", "send_rerouted"):
+        if getattr(p, name) is not None:
+            _time(name, getattr(p, name))
+    _times("allreduce", p.allreduce, p.stages)
+    if not 0 <= _number("i_release", p.i_release) <= 1:
+        raise ValueError(f"i_release: {p.i_release} is not between 0 and 1")
+    _speed(p)
+    _remainder(p, put)
+    _memory(p)
+    for s, pipelines in enumerate(p.live):
+        if not pipelines:
+            raise ValueError(f"failed: no live worker at stage {s}, so no schedule exists")
+    _room(p)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}")
+    return value
+
+
+def _wholes(name: str, value: Any, n: int) -> tuple[int, ...]:
+    if len(value) != n:
+        raise ValueError(f"{name}: {n} numbers are needed, one per pipeline, not {len(value)}")
+    return tuple(_whole(name, x, 0) for x in value)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name}: {value!r} is not a finite number")
+    return value
+
+
+def _time(name: str, value: Any) -> float:
+    if _number(name, value) < 0:
+        raise ValueError(f"{name}: {value} is negative; times start at 0")
+    return value
+
+
+def _times(name: str, value: Any, stages: int) -> None:
+    if _is_list(value) and len(value) != stages:
+        raise ValueError(f"{name}: {stages} times are needed, one per stage, not {len(value)}")
+    for x in value if _is_list(value) else [value]:
+        _time(name, x)
+
+
+def _worker(name: str, p: Problem, pair: Any) -> Worker:
+    """A worker of the problem from (d, s), [d, s] or the key "d,s"."""
+    if isinstance(pair, str):
+        try:
+            pair = Worker.parse(pair)
+        except ValueError as e:
+            raise ValueError(f"{name}: {e}") from None
+    ok = _is_list(pair) and len(pair) == 2 and all(isinstance(x, int) and not isinstance(x, bool) for x in pair)
+    if not ok:
+        raise ValueError(f"{name}: a worker is [pipeline, stage], not {pair!r}")
+    worker = Worker(*pair)
+    if not (0 <= worker.pipeline < p.pipelines and 0 <= worker.stage < p.stages):
+        raise ValueError(f"{name}: worker {worker} does not exist among {p.pipelines} pipelines of {p.stages} stages")
+    return worker
+
+
+def _failed(p: Problem) -> tuple[Worker, ...]:
+    if isinstance(p.failed, (str, Mapping)) or not hasattr(p.failed, "__iter__"):
+        raise ValueError(f"failed: a list of [pipeline, stage] is needed, not {p.failed!r}")
+    return tuple(sorted({_worker("failed", p, pair) for pair in p.failed}))
+
+
+def _durations(p: Problem) -> None:
+    if not isinstance(p.durations, Mapping):
+        raise ValueError(f"durations: an object with the keys {', '.join(KINDS)} is needed, not {p.durations!r}")
+    for kind, value in p.durations.items():
+        if kind not in KINDS:
+            raise ValueError(f"durations: unknown op {kind!r}; known are {', '.join(KINDS)}")
+        _times(f"durations.{kind}", value, p.stages)
+
+
+def _per_worker(name: str, p: Problem, given: Any) -> dict[Worker, float]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f'{name}: an object like {{"1,2": 0.5}} is needed, not {given!r}')
+    out: dict[Worker, float] = {}
+    for key, value in given.items():
+        worker = _worker(name, p, key)
+        if worker in out:
+            raise ValueError(f"{name}: worker {worker} is given twice")
+        out[worker] = _number(f"{name} of worker {worker}", value)
+    return out
+
+
+def _speed(p: Problem) -> None:
+    for worker, x in _per_worker("speed", p, p.speed).items():
+        if x <= 0:
+            raise ValueError(f"speed: {x} of worker {worker} is not above 0")
+
+
+def _memory(p: Problem) -> None:
+    m = p.memory_limit
+    limits: list[Any]
+    if isinstance(m, Mapping):
+        keys = set(m)
+        if keys == {"base"} or keys == {"base", "extra"}:
+            if m["base"] != "1f1b":
+                raise ValueError(f'memory_limit: base {m["base"]!r} is not "1f1b"')
+            _number("memory_limit.extra", m.get("extra", 0))
+            return
+        if not keys or keys - {"per_worker", "default"}:
+            raise ValueError("memory_limit: an object has the keys base and extra, or per_worker and default")
+        per_worker = m.get("per_worker", {})
+        if not isinstance(per_worker, Mapping):
+            raise ValueError(f'memory_limit.per_worker: an object like {{"1,2": 3}} is needed, not {per_worker!r}')
+        for key in per_worker:
+            _worker("memory_limit.per_worker", p, key)
+        limits = [*per_worker.values(), m.get("default")]
+    elif _is_list(m):
+        if len(m) != p.stages:
+            raise ValueError(f"memory_limit: {p.stages} limits are needed, one per stage, not {len(m)}")
+        limits = list(m)
+    else:
+        limits = [m]
+    for x in limits:
+        if x is not None and _number("memory_limit", x) < 0:
+            raise ValueError(f"memory_limit: {x} is negative")
+
+
+def _room(p: Problem) -> None:
+    """Every micro-batch that still needs an F must find a worker that may hold it."""
+    for s, pipelines in enumerate(p.live):
+        if s in p.finished:
+            continue
+        roomy = {d for d in pipelines if p.limit(Worker(d, s)) >= 1}
+        if len(roomy) == len(pipelines):
+            continue
+        for mb in p.microbatch_keys():
+            own = p.reroute == "failed_only" and (mb[0], s) not in p.dead
+            if (mb, s) not in p.begun and not (mb[0] in roomy if own else roomy):
+                who = f"worker {Worker(mb[0], s)}" if own else f"any live worker of stage {s}"
+                raise ValueError(f"memory_limit: {who} may hold less than one micro-batch, so no schedule exists")
+
+
+def _remainder(p: Problem, put: Any) -> None:
+    from .problem import OP_SETS
+
+    if p.busy_until is not None:
+        _per_worker("busy_until", p, p.busy_until)
+    if p.committed is not None:
+        for s in p.committed:
+            if isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < p.stages:
+                raise ValueError(f"committed: {s!r} is not one of the stages 0 to {p.stages - 1}")
+        put("committed", tuple(sorted(set(p.committed))))
+    if p.done is None:
+        return
+    put("done", tuple(_done_entry(p, entry) for entry in p.done))
+    seen: set[Any] = set()
+    hosts: dict[Any, Worker] = {}
+    for e in p.done:
+        key = (e.op, e.microbatch, e.worker)
+        if key in seen:
+            raise ValueError(f"done: {e.op} of micro-batch {e.microbatch} on worker {e.worker} is given twice")
+        seen.add(key)
+        place = (e.microbatch, e.stage)
+        if e.stage not in p.finished and e.worker not in p.dead and hosts.setdefault(place, e.worker) != e.worker:
+            raise ValueError(f"done: micro-batch {e.microbatch} ran on two live workers of stage {e.stage}")
+    for (mb, s), (_, kinds) in p.begun.items():
+        fits = any(kinds <= full for full in OP_SETS[p.backward])
+        if not fits or "F" not in kinds or kinds == {"F", "W"}:
+            raise ValueError(f"done: micro-batch {mb} at stage {s} cannot have just {', '.join(sorted(kinds))}")
+
+
+def _done_entry(p: Problem, entry: Any) -> Any:
+    from .problem import Done
+
+    if isinstance(entry, Done):
+        return entry
+    try:
+        op, mb, s, pair = entry["op"], tuple(entry["microbatch"]), entry["stage"], entry["worker"]
+        delivered = entry.get("delivered", False)
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"done: an entry has op, microbatch, stage, worker and delivered, unlike {entry!r}") from None
+    worker = _worker("done", p, pair)
+    ints = len(mb) == 2 and all(isinstance(x, int) and not isinstance(x, bool) for x in mb)
+    if not ints or not (0 <= mb[0] < p.pipelines and 0 <= mb[1] < p.counts[mb[0]]):
+        raise ValueError(f"done: micro-batch {list(mb)} does not exist")
+    if op not in ("F", "I", "W", "B") or s != worker.stage or not isinstance(delivered, bool):
+        raise ValueError(f"done: bad entry {entry!r}")
+    return Done(op, mb, s, worker, delivered)

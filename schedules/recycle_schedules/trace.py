@@ -1,0 +1,65 @@
+"""A plan's ops with the times that they really took.
+
+    trace = Trace(problem, OpArrays.of(problem, ops), generation=3, status=("done", "cut", ...), phases={...})
+    trace.save("traces/step-000020.json")
+    load("traces/step-000020.json")        # a Trace; load("plan.json") is a Plan
+
+A Trace is a Plan: whatever draws the one draws the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from .plans import Json, OpArrays, Plan, read_problem_and_ops
+
+STATUSES = ("done", "cut", "redone")
+"""done: ran to its end; cut: its worker died or left it; redone: repeats an op that was lost."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(Plan):
+    """A Plan whose times are measured. `status`: one of STATUSES for every op. `phases`: the instants of a recovery
+    (detected, announced, unblocked, regrouped, planned, resumed), in `time_unit` from the same origin as the ops."""
+
+    generation: int = 0
+    status: tuple[str, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.status:
+            object.__setattr__(self, "status", ("done",) * len(self.arrays))
+        if len(self.status) != len(self.arrays) or set(self.status) - set(STATUSES):
+            raise ValueError(f"status: one of {', '.join(STATUSES)} is needed for every op")
+
+    def to_json(self) -> Json:
+        out = super().to_json() | {"generation": self.generation, "phases": dict(self.phases)}
+        for entry, status in zip(out["ops"], self.status, strict=True):
+            entry["status"] = status
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        problem, ops = read_problem_and_ops(data)
+        return cls(
+            problem,
+            OpArrays.of(problem, ops),
+            float(data.get("lower_bound", 0.0)),
+            str(data.get("time_unit", "slots")),
+            generation=int(data.get("generation", 0)),
+            status=tuple(entry.get("status", "done") for entry in data["ops"]),
+            phases={str(k): float(t) for k, t in data.get("phases", {}).items()},
+        )
+
+
+def load(path: str | Path) -> Plan:
+    """The Trace or Plan of a file; ValueError if it holds neither, OSError if it cannot be read."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{path}: not JSON ({e})") from None
+    return (Trace if isinstance(data, Mapping) and "generation" in data else Plan).from_json(data)
