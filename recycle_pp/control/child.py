@@ -1,0 +1,214 @@
+"""A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
+
+    child = Child.spawn(spec, log=run.log(3))     # in the supervisor
+    child.pidfd                                   # readable within a millisecond of the death
+    death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
+
+    last_words(spec, cause="exception", detail=traceback.format_exc())   # in the worker, before it dies
+
+The worker gets its spec (with the job's token) through a pipe on its standard input, never through its command line or
+environment. It leads a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, and dies with
+its supervisor (PR_SET_PDEATHSIG). A supervisor whose process has imported torch (tests) forks the worker; a
+real one, which never does, executes a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+_LONGEST_WORDS = 4000  # bytes; a pipe takes a write of at most 4096 as a whole
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class WorkerSpec:
+    """All that a worker needs to begin."""
+
+    host: str  # of the coordinator
+    port: int
+    token: str
+    rank: int  # pipeline * stages + stage
+    incarnation: int  # how many times this rank was started before
+    run_dir: str
+    settings: dict[str, Any]
+    last_words: int = -1  # descriptor of a pipe to the supervisor
+
+    @classmethod
+    def read(cls) -> WorkerSpec:
+        """In an executed worker: what the supervisor wrote to standard input."""
+        return cls(**json.load(sys.stdin))
+
+
+@dataclass
+class Death:
+    """How a worker ended. at: time.monotonic() of the death, as near as known."""
+
+    cause: str  # signal | exception | out_of_memory | exit
+    detail: str  # "SIGKILL", the last lines of a traceback, "exit code 3"
+    at: float
+    injected: bool = False  # the worker said that a fault injection was about to end it
+    words: dict[str, Any] | None = None  # the worker's last words, if it left any
+
+
+def last_words(spec: WorkerSpec, *, cause: str, detail: str, **more: Any) -> None:
+    """Tells the supervisor why this worker is about to die.
+
+    cause: "exception" or "out_of_memory" (detail: the traceback), or "injected" (detail: the fault), right before the
+    kill. Keeps the last 3000 characters of the detail; never raises.
+    """
+    words = {"cause": cause, "detail": detail[-3000:], "at": time.monotonic(), **more}
+    line = json.dumps(words).encode() + b"\n"
+    if len(line) > _LONGEST_WORDS:  # escapes of foreign letters made it longer
+        line = json.dumps(words | {"detail": detail.encode("ascii", "replace").decode()[-1000:]}).encode() + b"\n"
+    with suppress(OSError):
+        os.write(spec.last_words, line)
+
+
+class Child:
+    """A running worker process."""
+
+    def __init__(self, pid: int, incarnation: int, words: int):
+        self.pid, self.incarnation = pid, incarnation
+        self.pidfd = os.pidfd_open(pid)
+        self._words = words
+        self._oom_kills = _oom_kills()
+
+    @classmethod
+    def spawn(cls, spec: WorkerSpec, log: Path) -> Child:
+        """Starts a worker whose standard output and error are appended to `log`."""
+        words_end, spec.last_words = os.pipe()
+        stdin, spec_end = os.pipe()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        parent = os.getpid()
+        sys.stdout.flush(), sys.stderr.flush()  # else a forked child would print our buffers again
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(spec, parent, stdin, output)
+        os.write(spec_end, json.dumps(asdict(spec)).encode())  # far below a pipe's 64 KiB: never blocks
+        for descriptor in (stdin, spec_end, output, spec.last_words):
+            os.close(descriptor)
+        return cls(pid, spec.incarnation, words_end)
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> Death:
+        """Waits for the end, which must be near, and releases everything of the worker, its own children too."""
+        seen = time.monotonic()
+        _, status = os.waitpid(self.pid, 0)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # whatever the worker itself started
+        words = _read_words(self._words)
+        os.close(self._words)
+        os.close(self.pidfd)
+        return self._classify(status, words, seen)
+
+    def _classify(self, status: int, words: dict[str, Any] | None, seen: float) -> Death:
+        injected = words is not None and words.get("cause") == "injected"
+        if os.WIFSIGNALED(status):
+            name = _signal_name(os.WTERMSIG(status))
+            if words is not None and injected:
+                return Death("signal", name, float(words["at"]), True, words)
+            if name == "SIGKILL" and _oom_kills() > self._oom_kills:
+                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, words=words)
+            return Death("signal", name, seen, words=words)
+        if words is not None and not injected:
+            return Death(str(words["cause"]), str(words["detail"]), seen, words=words)
+        return Death("exit", f"exit code {os.WEXITSTATUS(status)}", seen, injected, words)
+
+
+# ------------------------------------------------------------------------------------------------- in the child
+
+
+def _become_worker(spec: WorkerSpec, parent: int, stdin: int, output: int) -> NoReturn:
+    """From fork to the worker's main function; never returns to the supervisor's code."""
+    status = 1
+    try:
+        die_with_parent(parent)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(stdin, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if "torch" not in sys.modules:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            os.set_inheritable(spec.last_words, True)
+            os.execv(sys.executable, [sys.executable, "-m", "recycle_pp.execution.worker"])
+        status = _run_forked(spec)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+
+
+def _run_forked(spec: WorkerSpec) -> int:
+    # The supervisor's sockets and its event loop are not ours. They become /dev/null rather than being closed, so that
+    # a number cannot be used anew and then be closed when a stale Python object goes.
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if descriptor > 2 and descriptor not in (spec.last_words, null):
+            with suppress(OSError):  # the listing's own
+                os.fstat(descriptor)
+                os.dup2(null, descriptor, inheritable=False)
+    gc.freeze()
+    from ..execution.worker import main
+
+    return main(spec) or 0
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILLs this process when the thread of `parent` that started it ends, also where that has happened already."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+# ------------------------------------------------------------------------------------------------------- causes
+
+
+def _read_words(descriptor: int) -> dict[str, Any] | None:
+    """The last whole line in the pipe, where it is one that `last_words` wrote."""
+    os.set_blocking(descriptor, False)
+    data = b""
+    with suppress(BlockingIOError):  # a grandchild may still hold the other end
+        while chunk := os.read(descriptor, 1 << 16):
+            data += chunk
+    for line in reversed(data.split(b"\n")[:-1]):
+        with suppress(ValueError):
+            words = json.loads(line)
+            if isinstance(words, dict) and {"cause", "detail", "at"} <= words.keys():
+                return words
+    return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _oom_kills() -> int:
+    """How many processes of our cgroup (v2) the kernel has killed for want of memory; 0 where it does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))[3:]
+        text = (Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events").read_text()
+        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
+    return 0

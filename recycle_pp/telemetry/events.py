@@ -1,0 +1,114 @@
+"""What happens in a run, for machines (`events.jsonl`, `metrics.jsonl`) and in words for people.
+
+    events = Events(run.events, say=progress.say)
+    events.record("death_detected", step=20, generation=1, worker="1.2", cause="signal", detail="SIGKILL")
+    metrics = Lines(run.metrics)
+    metrics.write({"step": 20, "loss": 2.31, ...})
+
+A line is written and flushed whole, so that a killed process loses none and leaves no half one behind but its last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Lines:
+    """A .jsonl file that only grows. NaN and infinity, which JSON does not know, become null."""
+
+    def __init__(self, path: Path):
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115 (open as long as the run)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(_finite(record), separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Events:
+    """Records events, and says those that a person wants to know."""
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda sentence: None):
+        self._lines, self._say = Lines(path), say
+
+    def record(
+        self, event: str, *, step: int, generation: int, worker: object | None = None, **details: Any
+    ) -> dict[str, Any]:
+        """Appends one event and returns it.
+
+        step, generation: where the run stands. worker: W(d, s) as "d.s" (or a Worker), None for the whole job.
+        """
+        head = {"time": time.time(), "event": event, "step": step, "generation": generation}
+        record = {**head, "worker": None if worker is None else str(worker), **details}
+        self._lines.write(record)
+        if sentence := describe(record):
+            self._say(sentence)
+        return record
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def describe(record: Mapping[str, Any]) -> str | None:
+    """An event in words; None for one that is only for machines."""
+    describer = _WORDS.get(record["event"])
+    return describer(record) if describer else None
+
+
+def cause_in_words(record: Mapping[str, Any]) -> str:
+    """Why a worker died: "killed by SIGKILL, as fail_at asked", "ValueError: no such token", ..."""
+    cause, detail = record.get("cause"), str(record.get("detail") or "").strip()
+    last = detail.splitlines()[-1] if detail else ""
+    words = {
+        "signal": f"killed by {last}",
+        "exception": last or "an exception",
+        "out_of_memory": "out of memory",
+        "hang": "no sign of life, so it was killed",
+        "eviction": "its node was taken away",
+        "node_loss": "its node was lost",
+        "exit": f"it ended by itself ({last})",
+    }.get(str(cause), f"{cause} {last}".strip())
+    return words + (", as asked" if record.get("injected") else "")
+
+
+def _plural(count: Any, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _resumed(e: Mapping[str, Any]) -> str:
+    text = f"step {e['step']}: goes on after {1000 * e.get('stall_seconds', 0.0):.0f} ms"
+    if e.get("lost_ops") is not None:
+        text += f"; {_plural(e['lost_ops'], 'op')} lost, {_plural(e.get('redone_ops', 0), 'op')} done again"
+    return text
+
+
+_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "started": lambda e: f"{_plural(e.get('workers', '?'), 'worker')} ready, the run begins at step {e['step']}",
+    "death_detected": lambda e: f"step {e['step']}: worker {e['worker']} died ({cause_in_words(e)})",
+    "hang_suspected": lambda e: f"step {e['step']}: worker {e['worker']} gives no sign of life; it is killed",
+    "resumed": _resumed,
+    "respawned": lambda e: f"step {e['step']}: worker {e['worker']} is started again",
+    "rejoined": lambda e: f"step {e['step']}: worker {e['worker']} is back",
+    "given_up": lambda e: f"step {e['step']}: worker {e['worker']} is given up after {e.get('respawns', '?')} respawns",
+    "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
+    "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",
+    "checkpoint_saved": lambda e: f"step {e['step']}: checkpoint saved",
+    "stopped": lambda e: f"step {e['step']}: stopped: {e.get('reason')}",
+    "finished": lambda e: f"finished after step {e['step']}",
+}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,87 @@
+"""What a person sees while a run goes: a line a step, and sentences between them.
+
+    progress = Progress(steps=60, workers=12, stream=sys.stdout)
+    progress.step({"step": 20, "loss": 2.31, "tokens_per_second": 51000, "live_workers": 11, ...})   # a metrics record
+    progress.say("step 20: worker 1.2 died (killed by SIGKILL)")
+
+On a terminal with colour and a bar, elsewhere plain text. A reader that goes away (`| head`) does not stop the run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, TextIO
+
+_NUMBERS = {"loss": "loss {:.4f}", "val_loss": "val {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
+_BAR = 20  # characters
+_BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
+
+
+class Progress:
+    """steps, workers: how many the whole run has."""
+
+    def __init__(self, steps: int, workers: int, stream: TextIO | None = None):
+        self._steps, self._workers = steps, workers
+        self._stream = sys.stdout if stream is None else stream
+        self._colour = self._stream.isatty() and "NO_COLOR" not in os.environ
+        self._last: float | None = None
+        self._seconds: deque[float] = deque(maxlen=20)  # of recent steps
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """One finished step: a record of metrics.jsonl (keys that are absent are left out of the line)."""
+        now = time.monotonic()
+        if self._last is not None:
+            self._seconds.append(now - self._last)
+        self._last = now
+        step = record["step"]
+        parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
+        for key, text in (
+            ("loss", "loss {:.4f}"),
+            ("val_loss", "val {:.4f}"),
+            ("tokens_per_second", "{:,.0f} tokens/s"),
+        ):
+            if record.get(key) is not None:
+                parts.append(text.format(record[key]))
+        parts.append(self._live(record))
+        if self._seconds and step + 1 < self._steps:
+            parts.append(f"ETA {_duration((self._steps - step - 1) * median(self._seconds))}")
+        text = "  ".join(part for part in parts if part)
+        if self._colour:
+            filled = round(_BAR * (step + 1) / self._steps)
+            text = f"{_DIM}{'█' * filled}{'░' * (_BAR - filled)}{_RESET} {text}"
+        self._write(text)
+
+    def say(self, sentence: str) -> None:
+        """A sentence on a line of its own."""
+        self._write(f"{_BOLD}{sentence}{_RESET}" if self._colour else sentence)
+
+    def _live(self, record: Mapping[str, Any]) -> str:
+        live = record.get("live_workers")
+        if live is None:
+            return ""
+        if live == self._workers:
+            return f"{live} workers"
+        text = f"{live} of {self._workers} workers"
+        if record.get("least_live_stage") is not None:
+            text += f", fewest in stage {record['least_live_stage']}"
+            if record.get("least_live") is not None:
+                text += f" ({record['least_live']})"
+        return f"{_RED}{text}{_RESET}" if self._colour else text
+
+    def _write(self, line: str) -> None:
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody reads any more
+            self._stream = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,135 @@
+"""The folder of a run: where everything lies that a run leaves behind.
+
+run = RunFolder.create(settings)     # ValueError if the folder holds another run and run.resume is false
+run = RunFolder("runs/mine")         # to read
+run.lines(run.metrics), run.log(rank=7), run.write_json(run.summary, {...})
+
+config.yaml      the resolved configuration          profile.json     measured durations, first forward per rank
+metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
+events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
+logs/            worker-7.log: what rank 7 printed   checkpoints/     step-000020/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..settings import Settings
+
+
+@dataclass
+class Summary:
+    """What summary.json holds when a run has ended."""
+
+    steps: int  # committed, over all resumes
+    samples: int
+    tokens: int
+    deaths: int
+    stall_seconds: list[float]  # one for each recovery
+    wall_seconds: float
+    cpu_seconds_per_step: float  # user + system time of all processes
+    final_loss: float | None
+    weights_sha256: str | None  # over the full model's parameters in canonical order
+    extra: dict[str, Any] = field(default_factory=dict)  # further keys, beside the others in the file
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        return data | data.pop("extra")
+
+
+class RunFolder:
+    """Names and small files of a run's folder; holds no open file."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.profile = self.path / "profile.json"
+        self.summary = self.path / "summary.json"
+        self.logs = self.path / "logs"
+        self.traces = self.path / "traces"
+        self.checkpoints = self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, settings: Settings) -> RunFolder:
+        """Makes the folder, or takes up the run in it where run.resume says so; ValueError where that cannot be."""
+        run = cls(Path(settings.run.dir).expanduser().absolute())
+        if run.path.exists() and not run.path.is_dir():
+            raise ValueError(f"run.dir must name a folder; {str(run.path)!r} is a file")
+        if run.config.exists():
+            if not settings.run.resume:
+                raise ValueError(
+                    f"run.dir={settings.run.dir} holds another run; go on with it by run.resume=true, "
+                    "or name a new folder"
+                )
+            _same_run(run.read_config(), settings)
+        elif settings.run.resume:
+            raise ValueError(f"run.resume=true needs a run to go on with, and run.dir={settings.run.dir} holds none")
+        try:
+            for folder in (run.logs, run.traces, run.checkpoints):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"run.dir={settings.run.dir} cannot be made: {error.strerror}") from error
+        run.write_text(run.config, _yaml(asdict(settings)))
+        return run
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"worker-{rank}.log"
+
+    def trace(self, step: int) -> Path:
+        return self.traces / f"step-{step:06d}.json"
+
+    def read_config(self) -> dict[str, Any]:
+        import yaml
+
+        return yaml.safe_load(self.config.read_text())
+
+    def write_json(self, path: Path, data: Any) -> None:
+        self.write_text(path, json.dumps(data, indent=1) + "\n")
+
+    def write_text(self, path: Path, text: str) -> None:
+        """All or nothing: a reader never sees half a file."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text)
+        temporary.replace(path)
+
+    @staticmethod
+    def lines(path: Path) -> list[dict[str, Any]]:
+        """The records of a .jsonl file; a last line that a dying process left unfinished is left out."""
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _yaml(data: dict[str, Any]) -> str:
+    import yaml  # here, because only rank 0 needs it
+
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def _same_run(before: Mapping[str, Any], settings: Settings) -> None:
+    """A resumed run may have other workers, never another model or other batches (the exactness contract)."""
+    now = asdict(settings)
+    for group, key in [
+        ("run", "seed"),
+        ("data", "path"),
+        ("data", "validation_share"),
+        ("parallel", "microbatch_size"),
+    ] + [("model", key) for key in now["model"] if key not in ("split", "recompute", "kernels")]:
+        if before[group][key] != now[group][key]:
+            raise ValueError(
+                f"{group}.{key} must stay {before[group][key]} when run.dir={settings.run.dir} is resumed, "
+                f"not {now[group][key]}"
+            )
+    batch = before["parallel"]["pipelines"] * before["parallel"]["microbatches"]
+    if settings.parallel.pipelines * settings.parallel.microbatches != batch:
+        raise ValueError(
+            f"parallel.pipelines * parallel.microbatches must stay {batch} when run.dir={settings.run.dir} is resumed, "
+            f"not {settings.parallel.pipelines} * {settings.parallel.microbatches}"
+        )
