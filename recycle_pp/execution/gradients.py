@@ -29,26 +29,28 @@ class Reduced:
     """A stage's gradient of the mean loss over all G micro-batches; equal in every bit on all peers.
 
     flat: (parameters of the stage,) float32, read only; squares: the squared norm of each tensor, canonical order;
-    counts: how often each micro-batch was counted (all 1 in a correct step); losses: of each, zeros but at the last
-    stage; finite: False if a NaN, an infinity or an overflow went in.
+    counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,) float64, zeros
+    but at the last stage; finite: False if a NaN, an infinity or an overflow went in.
     """
 
     flat: Tensor
-    counts: list[int]
-    losses: list[float]
+    counts: Tensor
+    losses: Tensor
     squares: list[float]
     finite: bool
 
     def to_tensors(self) -> list[Tensor]:
-        """What a peer needs to hold the same: [flat, float64 vector]."""
-        rest = [float(self.finite), *self.counts, *self.losses, *self.squares]
-        return [self.flat, torch.tensor(rest, dtype=torch.float64)]
+        """What a peer needs to hold the same: float32 (parameters,), float64 (2, G), float64 (1 + tensors,)."""
+        book = torch.stack([self.counts.double(), self.losses])
+        rest = torch.tensor([float(self.finite), *self.squares], dtype=torch.float64)
+        return [self.flat, book.to(self.flat.device), rest.to(self.flat.device)]
 
     @classmethod
-    def from_tensors(cls, tensors: Sequence[Tensor], microbatches: int) -> Reduced:
-        flat, rest = tensors[0], tensors[1].tolist()
-        counts, losses = rest[1 : 1 + microbatches], rest[1 + microbatches : 1 + 2 * microbatches]
-        return cls(flat, [int(c) for c in counts], losses, rest[1 + 2 * microbatches :], bool(rest[0]))
+    def from_tensors(cls, tensors: Sequence[Tensor]) -> Reduced:
+        flat, book, rest = tensors
+        counts, losses = book.cpu()
+        finite, *squares = rest.tolist()
+        return cls(flat, counts.long(), losses, squares, bool(finite))
 
 
 class Gradients:
@@ -58,15 +60,15 @@ class Gradients:
         exponents: of each tensor's fixed point (reproducible only, else empty): state of the stage, in the checkpoint.
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size], microbatches: int, device: torch.device, *, reproducible: bool):
+    def __init__(
+        self, shapes: Mapping[str, torch.Size], microbatches: int, device: torch.device, *, reproducible: bool
+    ):
         self.names = list(shapes)
         self.microbatches, self.reproducible = microbatches, reproducible
         sizes = [shape.numel() for shape in shapes.values()]
         self._sizes, self._index = sizes, {name: index for index, name in enumerate(self.names)}
         self._flat = torch.empty(sum(sizes), dtype=torch.int64 if reproducible else torch.float32, device=device)
-        self._sums = [
-            piece.view(shape) for piece, shape in zip(self._flat.split(sizes), shapes.values(), strict=True)
-        ]
+        self._sums = [piece.view(shape) for piece, shape in zip(self._flat.split(sizes), shapes.values(), strict=True)]
         self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros((), dtype=torch.float64, device=device)
         self._scratch = torch.empty(max(sizes) if reproducible else 0, device=device)
@@ -147,18 +149,16 @@ class Gradients:
 
     def reduced(self, payload: Sequence[Tensor]) -> Reduced:
         """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
-        flat, book = payload[0], payload[1].tolist()
+        flat, (counts, losses, misfits) = payload[0], payload[1].cpu()
         if self.reproducible:
             flat = torch.empty_like(payload[0], dtype=torch.float32)
             pieces = zip(payload[0].split(self._sizes), flat.split(self._sizes), self.exponents, strict=True)
             for total, out, e in pieces:
                 fixed.restore(total, e, out)
-        norms = torch.stack(
-            [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in flat.split(self._sizes)]
-        )
+        norms = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in flat.split(self._sizes)])
         squares = norms.square_().tolist()
-        finite = math.isfinite(sum(squares)) and math.isfinite(sum(book[1])) and not any(book[2])
-        return Reduced(flat, [int(count) for count in book[0]], book[1], squares, finite)
+        finite = math.isfinite(sum(squares)) and math.isfinite(losses.sum().item()) and not misfits.any()
+        return Reduced(flat, counts.long(), losses, squares, finite)
 
     def follow(self, reduced: Reduced) -> None:
         """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""

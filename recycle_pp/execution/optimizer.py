@@ -77,9 +77,9 @@ class StageOptimizer:
         flat = reduced.flat if scale == 1.0 else reduced.flat * scale
         for decay, chosen, parameters, means, squares, counts in self._groups:
             for count in counts:
-                count.fill_(step)  # the kernel itself adds 1
+                count.fill_(step + 1)
             torch._fused_adamw_(
-                parameters,
+                parameters,  # type: ignore[arg-type]
                 self._pieces(flat, chosen),
                 means,
                 squares,
@@ -93,6 +93,11 @@ class StageOptimizer:
                 amsgrad=False,
                 maximize=False,
             )
+            torch.autograd.graph.increment_version(parameters)  # the kernel does not; bf16 copies look at it
+        self._stage.gradients.follow(reduced)
+
+    def skip(self, reduced: Reduced) -> None:
+        """Instead of `step` when the job's gradient is not finite: only the fixed point is made coarser."""
         self._stage.gradients.follow(reduced)
 
     @torch.no_grad()

@@ -32,7 +32,7 @@ def exponent(largest: float, terms: int) -> int:
 def accumulate(total: Tensor, grad: Tensor, e: int, terms: int, bad: Tensor) -> None:
     """total += round(grad 2^e). `grad` (float32, same number of elements) is destroyed.
 
-    `bad` (float64 scalar) rises if an element is NaN, infinite or too large for `terms` terms; total means nothing then.
+    `bad` (float64 scalar) rises if an element is NaN, infinite or too large for `terms` terms; total is void then.
     """
     limit = 2.0 ** (62 - _log2(terms))
     for sums, values in zip(total.view(-1).split(BLOCK), grad.view(-1).split(BLOCK), strict=True):

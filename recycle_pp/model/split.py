@@ -1,7 +1,7 @@
 """Which layers a stage holds, and the canonical order of the full model's parameters.
 
-    layers_of(settings.model, stages=4)[1]      # range(2, 4)
-    canonical_names(settings.model)             # ["embedding.weight", "layers.0.attention_norm.weight", ...]
+layers_of(settings.model, stages=4)[1]      # range(2, 4)
+canonical_names(settings.model)             # ["embedding.weight", "layers.0.attention_norm.weight", ...]
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ from recycle_pp.settings import Model, Settings
 
 @dataclass
 class _Flight:
-    """A micro-batch between its F and its W."""
+    """A micro-batch between its F and its W; source and output go at I."""
 
-    source: Tensor
-    output: Tensor | None  # with its autograd graph, until I
+    source: Tensor | None
+    output: Tensor | None  # with its autograd graph
     loss: Tensor | None
     queue: Queue | None = None
 
@@ -107,10 +107,9 @@ class Stage:
         with self._autocast():
             return self._part(source, targets)
 
-    def forget(self) -> None:
-        """Drops every micro-batch in flight and all gradients (the step is given up)."""
+    def drop_flights(self) -> None:
+        """Forgets the micro-batches between F and W; the gradients of those that are done stay."""
         self._flights.clear()
-        self.gradients.clear()
 
     def digests(self) -> dict[str, str]:
         """The SHA-256 of every parameter's bytes, by name; `weights_sha256` joins those of all stages."""
@@ -121,13 +120,14 @@ class Stage:
 
     def _backward(self, g: int, grad: Tensor | None, queue: Queue | None) -> Tensor | None:
         flight = self._flights[g]
-        output, flight.output = flight.output, None
-        assert output is not None, "a micro-batch has one backward"
+        source, output = flight.source, flight.output
+        flight.source = flight.output = None  # I frees the graph and the input
+        assert source is not None and output is not None, "a micro-batch has one backward"
         if self.last:
-            grad = torch.full_like(output, 1 / self.microbatches)
+            grad = torch.ones_like(output) / self.microbatches
         self._sink.queue = queue
         torch.autograd.backward(output, grad)
-        return None if self.first else flight.source.grad
+        return None if self.first else source.grad
 
     def _autocast(self) -> AbstractContextManager:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.numerics.precision == "bf16")
