@@ -1,0 +1,155 @@
+"""Compiles every launch of a stage for GPUs that are not here, and reads what the assembler made of it.
+
+    python -m recycle_kernels.compile                   # sm_80, sm_90, sm_100: a table; exit code 1 if a kernel spills
+    python -m recycle_kernels.compile --arch 90 --width 4096
+
+The launches are those of `warm.py`, made on tensors without memory under a driver that says it has the target: the same
+specialisation (alignment, divisibility, constants) as a real launch, without a list of signatures beside the code that
+would go stale. Registers and spills come from the cuobjdump that Triton brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from .warm import StageShape, calls
+
+SHAPE = StageShape(
+    batch=2, sequence=2048, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, parameters=1 << 24
+)
+SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory a program may use
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One compiled specialisation."""
+
+    kernel: str  # file and function: weight_grad._kernel
+    arch: int
+    registers: int  # a thread
+    spills: int  # bytes of stack a thread
+    shared: int  # bytes a program
+    warps: int
+    signature: str  # argument types
+    cubin: bytes
+
+    def sass(self) -> str:
+        """The machine code, one instruction a line."""
+        return _tool("nvdisasm", self.cubin, "-c")
+
+
+def compile_stage(arch: int, shape: StageShape = SHAPE) -> list[Binary]:
+    """Every distinct kernel that a stage of this shape launches, compiled for `arch` (80, 90, 100)."""
+    with _pretend(arch) as kernels:
+        for call in calls(shape, torch.device("meta")).values():
+            call()
+    return [_binary(name, arch, kernel) for name, kernel in kernels.values()]
+
+
+@contextmanager
+def _pretend(arch: int) -> Iterator[dict[str, tuple[str, Any]]]:
+    """Within, launches compile for `arch` and do not run; yields {hash: (name, compiled kernel)}."""
+    kernels: dict[str, tuple[str, Any]] = {}
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        kernels[kernel.hash] = (f"{self.module.rpartition('.')[2]}.{self.fn.__name__}", kernel)
+        return kernel
+
+    before = driver._active
+    driver.set_active(_AbsentGPU(arch))
+    JITFunction.run = compile_only
+    try:
+        yield kernels
+    finally:
+        JITFunction.run = run
+        driver._active = before
+
+
+class _AbsentGPU(DriverBase):
+    """A driver that knows its target and has no device. The device number is the architecture: Triton caches by it."""
+
+    def __init__(self, arch: int):
+        self.arch = arch
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise NotImplementedError("nothing is launched")
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError("nothing is launched")
+
+
+def _binary(name: str, arch: int, kernel: Any) -> Binary:
+    cubin = kernel.asm["cubin"]
+    usage = _tool("cuobjdump", cubin, "--dump-resource-usage")
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return Binary(
+        kernel=name,
+        arch=arch,
+        registers=found["REG"],
+        spills=found["STACK"] + found["LOCAL"],
+        shared=kernel.metadata.shared,
+        warps=kernel.metadata.num_warps,
+        signature=" ".join(t for t in kernel.src.signature.values() if t != "constexpr"),
+        cubin=cubin,
+    )
+
+
+def _tool(name: str, cubin: bytes, *options: str) -> str:
+    """The output of one of the CUDA tools in Triton's package."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, *options, file.name], check=True, capture_output=True, text=True).stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m recycle_kernels.compile", description=__doc__.partition("\n")[0])
+    parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=sorted(SHARED_LIMIT))
+    arguments = parser.parse_args()
+    print(f"{'kernel':32} {'sm':>4} {'regs':>5} {'spill':>6} {'shared':>7} {'warps':>6}  signature")
+    spilled = 0
+    for arch in arguments.arch:
+        for b in compile_stage(arch):
+            spilled += b.spills > 0 or b.shared > SHARED_LIMIT[arch]
+            row = f"{b.kernel:32} {b.arch:4} {b.registers:5} {b.spills:6} {b.shared:7} {b.warps:6}  {b.signature}"
+            print(row)
+    return 1 if spilled else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

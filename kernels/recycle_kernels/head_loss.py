@@ -1,0 +1,181 @@
+"""Head projection and cross-entropy in one: the logits of a micro-batch never exist as a whole.
+
+    loss = head_loss(x, weight, targets)                 # x [N, H], weight [V, H], targets [N] int64 -> float32 scalar
+    loss = head_loss(x, weight, targets, defer=defer)    # the weight's gradient waits (W)
+    loss = cross_entropy(logits, targets)                # for logits that exist anyway: [N, V]
+
+Formula, for row n with logits l = x_n W^T (rounded to x's dtype, as torch does) and target t:
+
+    lse    = log sum exp(l)                  loss = mean over N of (lse - l_t)
+    dl     = (exp(l - lse) - onehot(t)) / N
+    dx     = dl W                            dW   = dl^T x
+
+The rows are taken a chunk at a time: project, turn the logits into dl in place, multiply, forget (the idea of
+Liger-Kernel's fused linear cross-entropy, Hsu et al. 2024, arXiv:2410.10989). A backward that only scales what forward
+left: dx is computed with the loss because the logits are there. dW in B is computed there too (3 products of N V H in
+all); deferred, W projects once more from (x, targets, lse) instead of keeping anything of size V (4 products), so
+what waits for W is x, targets and lse.
+
+A chunk holds at most CHUNK_BYTES of logits and depends on the shape alone, so peers add in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .blocks import power_of_two
+from .deferral import Defer
+from .weight_grad import weight_grad
+
+CHUNK_BYTES = 256 << 20  # small beside a stage, large enough that dW's read and write (8 V H bytes a chunk) stay hidden
+
+
+def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
+    """The mean negative log-likelihood of targets, a float32 scalar. `defer` takes dW (see deferral.py)."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _HeadLoss.apply(x, weight, targets, defer)
+    return _forward(x, weight, targets, want_x=False, want_weight=False)[0]
+
+
+def head_loss_reference(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The same in plain torch, differentiable; it holds all logits."""
+    return cross_entropy_reference(x @ weight.to(x.dtype).T, targets)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean negative log-likelihood of logits [N, V], a float32 scalar; no float32 copy of the logits is made."""
+    return _CrossEntropy.apply(logits, targets)
+
+
+def cross_entropy_reference(logits: Tensor, targets: Tensor) -> Tensor:
+    """The same in plain torch, differentiable."""
+    return torch.nn.functional.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets)
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, targets, defer):
+        want_x, want_weight = ctx.needs_input_grad[:2]
+        loss, lse, dx, dw = _forward(x, weight, targets, want_x, want_weight and defer is None)
+        ctx.save_for_backward(x, targets, lse, dx, dw)
+        ctx.weight, ctx.defer = weight, defer
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss):
+        x, targets, lse, dx, dw = ctx.saved_tensors
+        weight, defer = ctx.weight, ctx.defer
+        if defer is not None and ctx.needs_input_grad[1]:
+            defer(weight, lambda buffer: add_head_weight_grad(buffer, x, weight, targets, lse, dloss))
+        dx = None if dx is None else (dx * dloss).to(x.dtype)
+        dw = None if dw is None else (dw * dloss).to(weight.dtype)
+        return dx, dw, None, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets):
+        logits = logits.contiguous()
+        nll, lse = _losses(logits, targets)
+        ctx.save_for_backward(logits, targets, lse)
+        return nll.mean()
+
+    @staticmethod
+    def backward(ctx, dloss):
+        logits, targets, lse = ctx.saved_tensors
+        return _logit_grads(logits, torch.empty_like(logits), targets, lse, dloss, 1.0 / len(targets)), None
+
+
+def add_head_weight_grad(
+    buffer: Tensor, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor
+) -> None:
+    """W: buffer [V, H] (float32) += dloss * dW, from a second projection and forward's lse [N]."""
+    weight = weight.to(x.dtype)
+    for rows in _chunks(x, weight):
+        logits = x[rows] @ weight.T
+        _logit_grads(logits, logits, targets[rows], lse[rows], dloss, 1.0 / len(x))
+        weight_grad(buffer, logits, x[rows])
+
+
+def _forward(x: Tensor, weight: Tensor, targets: Tensor, want_x: bool, want_weight: bool):
+    """(loss, lse, dx or None, dW or None), the gradients for dloss = 1."""
+    x, weight = x.contiguous(), weight.to(x.dtype)
+    nll, lse = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
+    dx = torch.empty_like(x) if want_x else None
+    dw = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if want_weight else None
+    for rows in _chunks(x, weight):
+        logits = x[rows] @ weight.T
+        nll[rows], lse[rows] = _losses(logits, targets[rows])
+        if want_x or want_weight:
+            _logit_grads(logits, logits, targets[rows], lse[rows], None, 1.0 / len(x))
+        if dx is not None:
+            torch.mm(logits, weight, out=dx[rows])
+        if dw is not None:
+            weight_grad(dw, logits, x[rows])
+    return nll.mean(), lse, dx, dw
+
+
+def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
+    rows = max(1, CHUNK_BYTES // (weight.shape[0] * x.element_size()))
+    rows = min(len(x), max(128, rows // 128 * 128))
+    return [slice(start, min(start + rows, len(x))) for start in range(0, len(x), rows)]
+
+
+def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(negative log-likelihood, lse) of every row, float32."""
+    rows, vocabulary = logits.shape
+    nll, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    _loss_kernel[(rows,)](logits, targets, nll, lse, vocabulary, **_launch(vocabulary))
+    return nll, lse
+
+
+def _logit_grads(
+    logits: Tensor, out: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor | None, scale: float
+) -> Tensor:
+    """out (may be logits) = scale * dloss * (softmax(logits) - onehot(targets))."""
+    rows, vocabulary = logits.shape
+    _grad_kernel[(rows, triton.cdiv(vocabulary, _launch(vocabulary)["BLOCK"]))](
+        logits, out, targets, lse, dloss, vocabulary, scale, **_launch(vocabulary)
+    )
+    return out
+
+
+def _launch(vocabulary: int) -> dict[str, int]:
+    block = min(power_of_two(vocabulary), 8192)
+    return {"BLOCK": block, "num_warps": max(4, block // 512)}
+
+
+@triton.jit
+def _loss_kernel(logits, targets, nll, lse, vocabulary, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * vocabulary
+    # every lane keeps its own running maximum and sum (Milakov and Gimelshein 2018, arXiv:1805.02867); one reduction ends it
+    peak = tl.full([BLOCK], -3.0e38, tl.float32)  # finite: -inf - -inf is no number
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        l = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+        new = tl.maximum(peak, l)
+        total = total * tl.exp(peak - new) + tl.exp(l - new)
+        peak = new
+    top = tl.max(peak, axis=0)
+    result = top + tl.log(tl.sum(total * tl.exp(peak - top), axis=0))
+    target = tl.load(targets + row)
+    tl.store(lse + row, result)
+    tl.store(nll + row, result - tl.load(logits + target).to(tl.float32))
+
+
+@triton.jit
+def _grad_kernel(logits, out, targets, lse, dloss, vocabulary, scale, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = row * vocabulary + column
+    mask = column < vocabulary
+    l = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float32)
+    grad = tl.exp(l - tl.load(lse + row)) - tl.where(column == tl.load(targets + row), 1.0, 0.0)
+    if dloss is not None:
+        scale *= tl.load(dloss)
+    tl.store(out + at, (grad * scale).to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,170 @@
+"""RMSNorm, with the residual addition before it in the same pass.
+
+    y    = rms_norm(x, weight, eps)                      # [..., H]
+    y, h = rms_norm(x, weight, eps, residual=r)          # h = x + r goes on as the residual stream
+
+Formula (Zhang and Sennrich 2019, arXiv:1910.07467), row by row, in float32 whatever the dtypes:
+
+    h    = x + residual
+    rstd = 1 / sqrt(mean(h^2) + eps)
+    y    = h * rstd * weight
+
+    dh   = dresidual + rstd * (g - n * mean(g * n))      with g = dy * weight, n = h * rstd
+    dw   = sum over rows of dy * n
+
+dx and the gradient of the residual are both dh. Shapes: x, residual, y, h [..., H]; weight [H]; H at most 16384.
+y has x's dtype unless `dtype` says otherwise, h the wider of x's and the residual's. The weight gradient is summed in
+float32 over fixed groups of rows, then over the groups: no atomics, the same bits every time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .blocks import row_tile
+from .deferral import Defer
+
+GROUPS = 256  # partial sums of the weight gradient: about two programs on each multiprocessor
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    defer: Defer | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """y, or (y, h) with a residual. `dtype` is y's; `defer` takes the weight gradient (see deferral.py)."""
+    return _RMSNorm.apply(x, weight, eps, residual, dtype or x.dtype, defer)
+
+
+def rms_norm_reference(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The same in plain torch, differentiable."""
+    h = x if residual is None else x + residual
+    wide = h if h.dtype == torch.float64 else h.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+    y = y.to(dtype or x.dtype)
+    return y if residual is None else (y, h)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps, residual, dtype, defer):
+        y, h, rstd = _forward(x, weight, eps, residual, dtype)
+        ctx.save_for_backward(h, rstd)
+        ctx.weight, ctx.defer = weight, defer  # a saved weight would be a detached copy under activation checkpointing
+        ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
+        ctx.set_materialize_grads(False)
+        return y if residual is None else (y, h)
+
+    @staticmethod
+    def backward(ctx, dy, dh=None):
+        h, rstd = ctx.saved_tensors
+        weight, defer = ctx.weight, ctx.defer
+        if dy is None:  # y went unused: only the residual stream carries a gradient
+            return dh.to(ctx.x_dtype), None, None, dh, None, None
+        wanted = ctx.needs_input_grad[1]
+        dx, dresidual, partial = _backward(
+            dy, h, weight, rstd, dh, ctx.x_dtype, ctx.residual_dtype, want_weight=wanted and defer is None
+        )
+        if wanted and defer is not None:
+            defer(weight, lambda buffer: add_weight_grad(buffer, dy, h, rstd))
+        dw = None if partial is None else partial.sum(0).to(weight.dtype)
+        return dx, dw, None, dresidual, None, None
+
+
+def add_weight_grad(buffer: Tensor, dy: Tensor, h: Tensor, rstd: Tensor) -> None:
+    """W: buffer [H] (float32) += sum over rows of dy * h * rstd."""
+    buffer.add_(_backward(dy, h, None, rstd, None, None, None, want_weight=True)[2].sum(0))
+
+
+def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dtype: torch.dtype):
+    """(y, h, rstd); h is x itself when there is no residual."""
+    x, width = x.contiguous(), x.shape[-1]
+    rows = x.numel() // width
+    y = torch.empty_like(x, dtype=dtype)
+    h = x if residual is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block, tile, warps = row_tile(width, elements=4096, per_thread=16)
+    _forward_kernel[(triton.cdiv(rows, tile),)](
+        x, None if residual is None else residual.contiguous(), weight, y, h, rstd, rows, width, eps,
+        ROWS=tile, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    return y, h, rstd
+
+
+def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, *, want_weight: bool):
+    """(dx, dresidual, partial): None for what there is none of; without a weight, only the partial weight gradients."""
+    width, rows = h.shape[-1], rstd.numel()
+    block, tile, warps = row_tile(width, elements=4096, per_thread=16)
+    tiles = triton.cdiv(rows, tile)
+    tiles_a_group = triton.cdiv(tiles, GROUPS) if want_weight else 1
+    groups = triton.cdiv(tiles, tiles_a_group)
+    dx = None if weight is None else torch.empty_like(h, dtype=x_dtype)
+    dresidual = dx if residual_dtype in (None, x_dtype) else torch.empty_like(h, dtype=residual_dtype)
+    partial = torch.empty(groups, width, dtype=torch.float32, device=h.device) if want_weight else None
+    _backward_kernel[(groups,)](
+        dy.contiguous(), h, weight, rstd, None if dh is None else dh.contiguous(),
+        dx, None if dresidual is dx else dresidual, partial, rows, width, tiles_a_group,
+        ROWS=tile, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    return dx, None if residual_dtype is None else dresidual, partial
+
+
+@triton.jit
+def _forward_kernel(x, residual, weight, y, h, rstd, rows, width, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if residual is not None:
+        value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        kept = value.to(h.dtype.element_ty)
+        tl.store(h + at, kept, mask=mask)
+        value = kept.to(tl.float32)  # backward normalises what the residual stream keeps, so forward does too
+    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / width + eps)
+    tl.store(rstd + row, scale, mask=row < rows)
+    w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(y + at, (value * scale[:, None] * w[None, :]).to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    dy, h, weight, rstd, dh, dx, dresidual, partial, rows, width, tiles, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    group = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    if weight is not None:
+        w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(group * tiles, (group + 1) * tiles):
+        row = tile * ROWS + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & inside[None, :]
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        scale = tl.load(rstd + row, mask=row < rows, other=0.0)[:, None]
+        g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+        n = tl.load(h + at, mask=mask, other=0.0).to(tl.float32) * scale
+        if partial is not None:
+            total += g * n
+        if weight is not None:
+            g *= w
+            grad = scale * (g - n * (tl.sum(g * n, axis=1) / width)[:, None])
+            if dh is not None:
+                grad += tl.load(dh + at, mask=mask, other=0.0).to(tl.float32)
+            tl.store(dx + at, grad.to(dx.dtype.element_ty), mask=mask)
+            if dresidual is not None:
+                tl.store(dresidual + at, grad.to(dresidual.dtype.element_ty), mask=mask)
+    if partial is not None:
+        tl.store(partial + group * width + column, tl.sum(total, axis=0), mask=inside)

@@ -1,0 +1,111 @@
+"""The weight gradient of a linear layer, accumulated where the product is made: the heart of a deferred W.
+
+    weight_grad(buffer, dy, x)                              # buffer [O, K] float32 += dy^T x
+    weight_grad_fixed(q, dy, x, exponent, bad)              # q [O, K] int64 += rint(dy^T x * 2^exponent)
+
+dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row; the product is summed in
+float32 (float32 operands are multiplied as such, not as tf32) and added to the buffer in the epilogue, so the gradient
+of a micro-batch is neither rounded to bfloat16 nor written and read once more. Each tile of the buffer belongs to one
+program, which sums over T in one fixed order: no atomics, no split of T, the same bits every time for the same `Tile`.
+The fixed-point form (see fixed_point.py) makes the sum over micro-batches independent of their order as well.
+
+The tile is `default_tile(...)`, a function of shape and dtype, unless `tiles` (see tuning.py) has one for the shape;
+peers must use the same tiles to compute the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .fixed_point import raise_flag, to_steps
+
+
+class Tile(NamedTuple):
+    """What one program computes: an [out, inner] tile of the buffer, `tokens` rows of dy and x at a time."""
+
+    out: int
+    inner: int
+    tokens: int
+    group: int = 8  # rows of tiles that run together and share x in the L2 cache
+    warps: int = 4
+    stages: int = 3  # loads in flight
+
+
+Tiles = Mapping[str, Tile]
+
+
+def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None = None) -> None:
+    """buffer [O, K] (float32, contiguous) += dy^T x."""
+    _launch(buffer, dy, x, tiles, None, 1.0)
+
+
+def weight_grad_fixed(q: Tensor, dy: Tensor, x: Tensor, exponent: int, bad: Tensor, tiles: Tiles | None = None) -> None:
+    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); bad (int32 [1]) becomes 1 when an addend does not fit."""
+    _launch(q, dy, x, tiles, bad, 2.0**exponent)
+
+
+def weight_grad_reference(buffer: Tensor, dy: Tensor, x: Tensor) -> None:
+    """`weight_grad` in plain torch."""
+    wide = buffer.dtype
+    buffer.addmm_(dy.to(wide).T, x.to(wide))
+
+
+def shape_key(dy: Tensor, x: Tensor) -> str:
+    """The name of a shape in a table of tiles: `OxKxT/dtype`."""
+    return f"{dy.shape[1]}x{x.shape[1]}x{dy.shape[0]}/{str(x.dtype).removeprefix('torch.')}"
+
+
+def default_tile(out: int, inner: int, dtype: torch.dtype) -> Tile:
+    """The largest tile that still gives every multiprocessor of a large GPU (about 130) work."""
+    if dtype == torch.float32:  # no tensor cores: registers are the limit
+        return Tile(64, 64, 16)
+    if out * inner >= 130 * 128 * 256:
+        return Tile(128, 256, 64, warps=8)
+    if out * inner >= 130 * 128 * 128:
+        return Tile(128, 128, 64, warps=8)
+    return Tile(64, 64, 64)
+
+
+def _launch(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Tensor | None, scale: float) -> None:
+    dy, x = (t if t.stride(1) == 1 else t.contiguous() for t in (dy, x))
+    tokens, out = dy.shape
+    inner = x.shape[1]
+    tile = (tiles or {}).get(shape_key(dy, x)) or default_tile(out, inner, x.dtype)
+    _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
+        buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0), scale, WHOLE=tokens % tile.tokens == 0,
+        OUT=tile.out, INNER=tile.inner, TOKENS=tile.tokens, GROUP=tile.group, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _kernel(
+    buffer, dy, x, bad, tokens, out, inner, dy_stride, x_stride, scale,
+    WHOLE: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    pid, columns = tl.program_id(0), tl.cdiv(inner, INNER)
+    tile_out, tile_inner = tl.swizzle2d(pid // columns, pid % columns, tl.cdiv(out, OUT), columns, GROUP)
+    o, k, t = tile_out * OUT + tl.arange(0, OUT), tile_inner * INNER + tl.arange(0, INNER), tl.arange(0, TOKENS)
+    dy_at = dy + t.to(tl.int64)[:, None] * dy_stride + o[None, :]
+    x_at = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
+    product = tl.zeros([OUT, INNER], tl.float32)
+    for start in range(0, tokens, TOKENS):
+        inside = (t < tokens if WHOLE else t < tokens - start)[:, None]
+        a = tl.load(dy_at, mask=inside & (o < out)[None, :], other=0.0)
+        b = tl.load(x_at, mask=inside & (k < inner)[None, :], other=0.0)
+        product = tl.dot(tl.trans(a), b, product, input_precision="ieee")
+        dy_at += TOKENS * dy_stride
+        x_at += TOKENS * x_stride
+    at = buffer + o.to(tl.int64)[:, None] * inner + k[None, :]
+    mask = (o < out)[:, None] & (k < inner)[None, :]
+    if bad is None:
+        tl.store(at, tl.load(at, mask=mask, other=0.0) + product, mask=mask)
+    else:
+        steps, fits = to_steps(product, scale)
+        tl.store(at, tl.load(at, mask=mask, other=0) + steps, mask=mask)
+        raise_flag(bad, fits, mask)
