@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -85,8 +86,11 @@ class Child:
         self._oom_kills = _oom_kills()
 
     @classmethod
-    def spawn(cls, spec: WorkerSpec, log: Path) -> Child:
-        """Starts a worker whose standard output and error are appended to `log`."""
+    def spawn(cls, spec: WorkerSpec, log: Path, module: str = "recycle_pp.execution.worker") -> Child:
+        """Starts `module` as a worker whose standard output and error are appended to `log`.
+
+        Executed, it runs as `__main__` and calls WorkerSpec.read(); forked, its `main(spec)` is called.
+        """
         words_end, spec.last_words = os.pipe()
         stdin, spec_end = os.pipe()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -94,7 +98,7 @@ class Child:
         sys.stdout.flush(), sys.stderr.flush()  # else a forked child would print our buffers again
         pid = os.fork()
         if pid == 0:
-            _become_worker(spec, parent, stdin, output)
+            _become_worker(spec, module, parent, stdin, output)
         os.write(spec_end, json.dumps(asdict(spec)).encode())  # far below a pipe's 64 KiB: never blocks
         for descriptor in (stdin, spec_end, output, spec.last_words):
             os.close(descriptor)
@@ -105,11 +109,11 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> Death:
-        """Waits for the end, which must be near, and releases everything of the worker, its own children too."""
+        """How it ended, once `pidfd` is readable; releases everything of the worker and ends what it started itself."""
         seen = time.monotonic()
-        _, status = os.waitpid(self.pid, 0)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # whatever the worker itself started
+            os.killpg(self.pid, signal.SIGKILL)  # its session; before waitpid, while the number is still ours
+        _, status = os.waitpid(self.pid, 0)
         words = _read_words(self._words)
         os.close(self._words)
         os.close(self.pidfd)
@@ -132,7 +136,7 @@ class Child:
 # ------------------------------------------------------------------------------------------------- in the child
 
 
-def _become_worker(spec: WorkerSpec, parent: int, stdin: int, output: int) -> NoReturn:
+def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, output: int) -> NoReturn:
     """From fork to the worker's main function; never returns to the supervisor's code."""
     status = 1
     try:
@@ -147,8 +151,8 @@ def _become_worker(spec: WorkerSpec, parent: int, stdin: int, output: int) -> No
         if "torch" not in sys.modules:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             os.set_inheritable(spec.last_words, True)
-            os.execv(sys.executable, [sys.executable, "-m", "recycle_pp.execution.worker"])
-        status = _run_forked(spec)
+            os.execv(sys.executable, [sys.executable, "-m", module])
+        status = _run_forked(spec, module)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -157,7 +161,7 @@ def _become_worker(spec: WorkerSpec, parent: int, stdin: int, output: int) -> No
         os._exit(status)
 
 
-def _run_forked(spec: WorkerSpec) -> int:
+def _run_forked(spec: WorkerSpec, module: str) -> int:
     # The supervisor's sockets and its event loop are not ours. They become /dev/null rather than being closed, so that
     # a number cannot be used anew and then be closed when a stale Python object goes.
     null = os.open(os.devnull, os.O_RDWR)
@@ -167,14 +171,12 @@ def _run_forked(spec: WorkerSpec) -> int:
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)
     gc.freeze()
-    from ..execution.worker import main
-
-    return main(spec) or 0
+    return importlib.import_module(module).main(spec) or 0
 
 
-def die_with_parent(parent: int) -> None:
-    """SIGKILLs this process when the thread of `parent` that started it ends, also where that has happened already."""
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Sends this process a signal when the thread of `parent` that started it ends; ends now if it is gone already."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
@@ -207,7 +209,7 @@ def _signal_name(number: int) -> str:
 
 def _oom_kills() -> int:
     """How many processes of our cgroup (v2) the kernel has killed for want of memory; 0 where it does not say."""
-    with suppress(OSError, ValueError, IndexError):
+    with suppress(OSError, ValueError, KeyError, StopIteration):
         group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))[3:]
         text = (Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events").read_text()
         return int(dict(line.split() for line in text.splitlines())["oom_kill"])

@@ -40,13 +40,9 @@ class Progress:
         self._last = now
         step = record["step"]
         parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
-        for key, text in (
-            ("loss", "loss {:.4f}"),
-            ("val_loss", "val {:.4f}"),
-            ("tokens_per_second", "{:,.0f} tokens/s"),
-        ):
+        for key, form in _NUMBERS.items():
             if record.get(key) is not None:
-                parts.append(text.format(record[key]))
+                parts.append(form.format(record[key]))
         parts.append(self._live(record))
         if self._seconds and step + 1 < self._steps:
             parts.append(f"ETA {_duration((self._steps - step - 1) * median(self._seconds))}")

@@ -1,0 +1,137 @@
+"""How the processes that a launcher started find each other.
+
+    launch = Launch.from_environment()            # torchrun's RANK, WORLD_SIZE, ...; alone without them
+    publish(launch, address); withdraw(launch)    # rank 0, on one node: a private file
+    address = find(launch)                        # the others, on one node
+    address = Address.of_cluster(launch, settings.control.address)   # several nodes, all ranks
+
+On one node the coordinator's address and the job's token lie in a file that only this user can read, named by the
+launcher's process, until all have joined. On several nodes the address is control.address (by default torchrun's
+MASTER_ADDR and the port after MASTER_PORT) and the token comes from the environment variable RECYCLE_TOKEN. Nothing
+else of the launcher is used, in particular not torchrun's store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKEN_VARIABLE = "RECYCLE_TOKEN"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher says about this process."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    master_address: str = "127.0.0.1"
+    master_port: int = 0
+    restart: int = 0  # torchrun's --max-restarts
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch:
+        """ValueError where a launcher's variables are incomplete or no numbers."""
+        if "RANK" not in environment:
+            return cls()
+        try:
+            rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+            return cls(
+                rank=rank,
+                world=world,
+                local_rank=int(environment.get("LOCAL_RANK", rank)),
+                local_world=int(environment.get("LOCAL_WORLD_SIZE", world)),
+                master_address=environment.get("MASTER_ADDR", "127.0.0.1"),
+                master_port=int(environment.get("MASTER_PORT", 0)),
+                restart=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            )
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"RANK is set, but not all of torchrun's variables are there and numbers: {error}"
+            ) from error
+
+    @property
+    def one_node(self) -> bool:
+        return self.local_world == self.world
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the coordinator listens, and what proves membership of the job."""
+
+    host: str
+    port: int
+    token: str
+
+    @classmethod
+    def of_cluster(cls, launch: Launch, address: str | None, environment: Mapping[str, str] = os.environ) -> Address:
+        """The address of a job on several nodes; ValueError without a token."""
+        token = environment.get(TOKEN_VARIABLE, "")
+        if len(token) < 16:
+            raise ValueError(
+                f"a job on several nodes needs its secret in the environment: set {TOKEN_VARIABLE} to the same text of at "
+                "least 16 characters on every node, for instance from `openssl rand -hex 32`"
+            )
+        host, port = launch.master_address, launch.master_port + 1
+        if address is not None:
+            host, _, digits = address.rpartition(":")
+            port = int(digits)
+        return cls(host, port, token)
+
+
+def new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def publish(launch: Launch, address: Address) -> None:
+    """Lets the other ranks of this node `find` the address."""
+    while True:
+        path = _path(launch)
+        with suppress(FileNotFoundError):  # another job has just removed the folder, which it found empty
+            with open(os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump([address.host, address.port, address.token], file)
+            path.with_suffix(".new").replace(path)
+            return
+
+
+def withdraw(launch: Launch) -> None:
+    """Removes what `publish` left, once nobody needs it any more."""
+    with suppress(OSError):
+        _path(launch).unlink(missing_ok=True)
+        _path(launch).parent.rmdir()  # only while no other job uses it
+
+
+def find(launch: Launch) -> Address | None:
+    """The address, or None as long as rank 0 has not published it."""
+    with suppress(FileNotFoundError):
+        return Address(*json.loads(_path(launch).read_text()))
+    return None
+
+
+def _path(launch: Launch) -> Path:
+    """A name that only the ranks of one launch share: its port and its launcher, told from an earlier process by time."""
+    launcher = os.getppid()
+    with suppress(OSError):
+        # Field 22 of proc(5)'s stat; the second field is a name in parentheses, which may hold spaces.
+        started = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
+        return _private_folder() / f"{launch.master_port}-{launcher}-{started}-{launch.restart}"
+    return _private_folder() / f"{launch.master_port}-{launcher}-{launch.restart}"
+
+
+def _private_folder() -> Path:
+    """A folder of this user alone; ValueError where somebody else holds its name."""
+    folder = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise ValueError(f"{folder} must be a folder that only this user can enter (mode 0700); remove it")
+    return folder

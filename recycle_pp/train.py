@@ -1,0 +1,72 @@
+"""Trains a model: what torchrun starts, once for every worker.
+
+    torchrun --nproc-per-node=12 -m recycle_pp.train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2
+    python -m recycle_pp.train parallel=1x1 model=tiny          # one worker needs no torchrun
+    python -m recycle_pp.train --help                           # every key
+
+Each of these processes becomes a supervisor (`recycle_pp.control.supervisor`); rank 0 reads the configuration first. A
+mistake in it ends the process with exit code 2 and one sentence, before any worker starts. Other codes: 0 done, 1 the
+job failed, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from .control.child import die_with_parent
+from .control.launch import Address, Launch
+from .control.supervisor import supervise
+from .settings import Settings
+from .telemetry.run_folder import RunFolder
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code of this rank's process. arguments: the command line without the program's name."""
+    try:
+        launch = Launch.from_environment()
+        if {"--help", "-h"} & set(arguments):
+            if launch.rank == 0:
+                from .compose import help_text
+
+                print(help_text())
+            return 0
+        settings, run, address = prepare(launch, arguments)
+    except ValueError as error:
+        print(f"recycle_pp: {error}", file=sys.stderr)
+        return 2
+    code = asyncio.run(supervise(launch, address, settings, run))
+    if run is not None and code == 0:
+        from .telemetry.report import report
+
+        print(report(run))
+    return code
+
+
+def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunFolder | None, Address | None]:
+    """What this rank needs to know before it can join; only rank 0, or a rank on another node, reads the configuration."""
+    if launch.rank > 0 and launch.one_node:
+        return None, None, None
+    from .compose import compose
+
+    settings = compose(arguments)
+    address = None
+    if not launch.one_node or settings.control.address is not None:
+        address = Address.of_cluster(launch, settings.control.address)
+    if launch.rank > 0:
+        return None, None, address
+    from .validation import validate
+
+    validate(settings, launch.world)
+    return settings, RunFolder.create(settings), address
+
+
+if __name__ == "__main__":
+    # Until the supervisor takes the signals over: no traceback for a Ctrl-C. It also ends with torchrun's agent.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
+    if "RANK" in os.environ:
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    sys.exit(main(sys.argv[1:]))
