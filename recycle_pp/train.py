@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunFolder | None, Address | None]:
-    """What this rank needs to know before it can join; only rank 0, or a rank on another node, reads the configuration."""
+    """What this rank must know before it can join; of one node's ranks only rank 0 reads the configuration."""
     if launch.rank > 0 and launch.one_node:
         return None, None, None
     from .compose import compose

@@ -2,9 +2,10 @@
 
     child = Child.spawn(spec, log=run.log(3))     # in the supervisor
     child.pidfd                                   # readable within a millisecond of the death
-    death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
+    death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., words={...})
 
-    last_words(spec, cause="exception", detail=traceback.format_exc())   # in the worker, before it dies
+    last_words(spec, {"cause": "exception", "detail": traceback.format_exc()})   # in the worker, before it dies
+    last_words(spec, {"injected": "kill", "moment": "vote", "at": time.monotonic()})
 
 The worker gets its spec (with the job's token) through a pipe on its standard input, never through its command line or
 environment. It leads a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, and dies with
@@ -23,7 +24,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,20 +59,21 @@ class Death:
     cause: str  # signal | exception | out_of_memory | exit
     detail: str  # "SIGKILL", the last lines of a traceback, "exit code 3"
     at: float
-    injected: bool = False  # the worker said that a fault injection was about to end it
-    words: dict[str, Any] | None = None  # the worker's last words, if it left any
+    words: dict[str, Any] = field(default_factory=dict)  # the worker's last words, if it left any
 
 
-def last_words(spec: WorkerSpec, *, cause: str, detail: str, **more: Any) -> None:
-    """Tells the supervisor why this worker is about to die.
+def last_words(spec: WorkerSpec, words: dict[str, Any]) -> None:
+    """Tells the supervisor why this worker is about to die; never raises.
 
-    cause: "exception" or "out_of_memory" (detail: the traceback), or "injected" (detail: the fault), right before the
-    kill. Keeps the last 3000 characters of the detail; never raises.
+    Either "cause" ("exception" or "out_of_memory") and "detail" (the traceback, of which the end is kept), or
+    "injected" (the kind of fault) right before it strikes. "at" is time.monotonic(), now by default. Other keys reach
+    the coordinator as they are.
     """
-    words = {"cause": cause, "detail": detail[-3000:], "at": time.monotonic(), **more}
-    line = json.dumps(words).encode() + b"\n"
-    if len(line) > _LONGEST_WORDS:  # escapes of foreign letters made it longer
-        line = json.dumps(words | {"detail": detail.encode("ascii", "replace").decode()[-1000:]}).encode() + b"\n"
+    detail = str(words.get("detail", ""))
+    for longest in (3000, 1000, 300):  # escapes of foreign letters make a line longer than its text
+        line = json.dumps({"at": time.monotonic(), **words, "detail": detail[-longest:]}).encode() + b"\n"
+        if len(line) <= _LONGEST_WORDS:
+            break
     with suppress(OSError):
         os.write(spec.last_words, line)
 
@@ -119,18 +121,18 @@ class Child:
         os.close(self.pidfd)
         return self._classify(status, words, seen)
 
-    def _classify(self, status: int, words: dict[str, Any] | None, seen: float) -> Death:
-        injected = words is not None and words.get("cause") == "injected"
+    def _classify(self, status: int, words: dict[str, Any], seen: float) -> Death:
         if os.WIFSIGNALED(status):
             name = _signal_name(os.WTERMSIG(status))
-            if words is not None and injected:
-                return Death("signal", name, float(words["at"]), True, words)
+            if "injected" in words:
+                # A hang strikes long before its kill.
+                return Death("signal", name, words["at"] if words["injected"] == "kill" else seen, words)
             if name == "SIGKILL" and _oom_kills() > self._oom_kills:
-                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, words=words)
-            return Death("signal", name, seen, words=words)
-        if words is not None and not injected:
-            return Death(str(words["cause"]), str(words["detail"]), seen, words=words)
-        return Death("exit", f"exit code {os.WEXITSTATUS(status)}", seen, injected, words)
+                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, words)
+            return Death("signal", name, seen, words)
+        if "cause" in words:
+            return Death(words["cause"], words["detail"], seen, words)
+        return Death("exit", f"exit code {os.WEXITSTATUS(status)}", seen, words)
 
 
 # ------------------------------------------------------------------------------------------------- in the child
@@ -185,8 +187,8 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 # ------------------------------------------------------------------------------------------------------- causes
 
 
-def _read_words(descriptor: int) -> dict[str, Any] | None:
-    """The last whole line in the pipe, where it is one that `last_words` wrote."""
+def _read_words(descriptor: int) -> dict[str, Any]:
+    """The last whole line that `last_words` wrote to the pipe, or nothing."""
     os.set_blocking(descriptor, False)
     data = b""
     with suppress(BlockingIOError):  # a grandchild may still hold the other end
@@ -195,9 +197,9 @@ def _read_words(descriptor: int) -> dict[str, Any] | None:
     for line in reversed(data.split(b"\n")[:-1]):
         with suppress(ValueError):
             words = json.loads(line)
-            if isinstance(words, dict) and {"cause", "detail", "at"} <= words.keys():
+            if isinstance(words, dict):
                 return words
-    return None
+    return {}
 
 
 def _signal_name(number: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from recycle_schedules.ops import Worker
+from recycle_schedules import Worker
 
 from ..settings import FAULTS, Settings
 

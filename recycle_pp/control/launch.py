@@ -78,8 +78,8 @@ class Address:
         token = environment.get(TOKEN_VARIABLE, "")
         if len(token) < 16:
             raise ValueError(
-                f"a job on several nodes needs its secret in the environment: set {TOKEN_VARIABLE} to the same text of at "
-                "least 16 characters on every node, for instance from `openssl rand -hex 32`"
+                f"a job on several nodes needs its secret in the environment: set {TOKEN_VARIABLE} on every node to "
+                "the same text of at least 16 characters, for instance from `openssl rand -hex 32`"
             )
         host, port = launch.master_address, launch.master_port + 1
         if address is not None:
@@ -118,7 +118,7 @@ def find(launch: Launch) -> Address | None:
 
 
 def _path(launch: Launch) -> Path:
-    """A name that only the ranks of one launch share: its port and its launcher, told from an earlier process by time."""
+    """A name that only the ranks of one launch share; the time tells their launcher from an earlier process."""
     launcher = os.getppid()
     with suppress(OSError):
         # Field 22 of proc(5)'s stat; the second field is a name in parentheses, which may hold spaces.

@@ -37,11 +37,11 @@ _LENGTH = struct.Struct(">I")
 _log = logging.getLogger(__name__)
 
 
-class MessageError(ConnectionError):
-    """The other end closed the connection, or sent what is no message: the connection is of no more use."""
+class ChannelClosed(ConnectionError):
+    """The connection is of no more use: the other end closed it, or sent what is no message."""
 
 
-class Refused(MessageError):
+class Refused(ChannelClosed):
     """The other end does not know the job's token, or did not accept ours."""
 
 
@@ -69,7 +69,7 @@ class Channel:
             client = _Client(token, hello)
             channel.send(client.answer(channel.recv(deadline - time.monotonic())))
             client.check(channel.recv(deadline - time.monotonic()))
-        except MessageError as error:
+        except ChannelClosed as error:
             channel.close()
             raise Refused(f"no authenticated connection to {host}:{port}: {error}") from error
         except BaseException:
@@ -85,7 +85,7 @@ class Channel:
             self._socket.sendall(frame)
 
     def recv(self, timeout: float | None = None) -> Message:
-        """The next message; TimeoutError after `timeout` seconds (nothing is lost), MessageError at the end."""
+        """The next message; TimeoutError after `timeout` seconds (nothing is lost), ChannelClosed at the end."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._receiving:
             while (message := self._frames.next()) is None:
@@ -94,9 +94,9 @@ class Channel:
                 try:
                     data = self._socket.recv(1 << 16)
                 except OSError as error:
-                    raise MessageError(f"the connection broke: {error}") from error
+                    raise ChannelClosed(f"the connection broke: {error}") from error
                 if not data:
-                    raise MessageError("the connection was closed")
+                    raise ChannelClosed("the connection was closed")
                 self._frames.feed(data)
             return message
 
@@ -104,7 +104,7 @@ class Channel:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """From any thread; a thread that waits in `recv` gets MessageError."""
+        """From any thread; a thread that waits in `recv` gets ChannelClosed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with self._receiving, self._sending:  # not while another thread still uses the descriptor
@@ -132,21 +132,21 @@ class Peer:
             self.abort()
 
     async def recv(self, limit: int = MAX_FRAME) -> Message:
-        """The next message; MessageError at the end."""
+        """The next message; ChannelClosed at the end."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             _check_length(length, limit)
             return decode(await self._reader.readexactly(length))
-        except MessageError:
+        except ChannelClosed:
             raise
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise MessageError("the connection was closed") from error
+            raise ChannelClosed("the connection was closed") from error
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
             try:
                 message = await self.recv()
-            except MessageError:
+            except ChannelClosed:
                 return
             yield message
 
@@ -172,7 +172,7 @@ async def connect(host: str, port: int, token: str, hello: Message, timeout: flo
             client = _Client(token, hello)
             peer.send(client.answer(await peer.recv(MAX_HANDSHAKE_FRAME)))
             client.check(await peer.recv(MAX_HANDSHAKE_FRAME))
-        except MessageError as error:
+        except ChannelClosed as error:
             peer.abort()
             raise Refused(f"no authenticated connection to {host}:{port}: {error}") from error
         except BaseException:
@@ -199,7 +199,7 @@ async def serve(
         try:
             async with asyncio.timeout(handshake_seconds):
                 peer.hello = await _admit(peer, token)
-        except (MessageError, TimeoutError) as error:
+        except (ChannelClosed, TimeoutError) as error:
             peer.abort()
             refusal = (peer.address.rpartition(":")[0], str(error) or "no answer to the challenge in time")
             if refusal not in refusals and len(refusals) < 100:
@@ -235,13 +235,13 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """The message in a frame's body; MessageError where there is none."""
+    """The message in a frame's body; ChannelClosed where there is none."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise MessageError("a frame without valid JSON") from error
+        raise ChannelClosed("a frame without valid JSON") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise MessageError('a frame without an object that has a "type"')
+        raise ChannelClosed('a frame without an object that has a "type"')
     return message
 
 
@@ -269,7 +269,7 @@ class _Frames:
 
 def _check_length(length: int, limit: int) -> None:
     if length > limit:
-        raise MessageError(f"a frame above {limit} bytes")
+        raise ChannelClosed(f"a frame above {limit} bytes")
 
 
 def _readable(sock: socket.socket, seconds: float) -> bool:

@@ -10,11 +10,11 @@ sees nothing of a worker's death. What it says to the coordinator and hears from
     -> hello      role, rank, host, pid              <- welcome   settings, run_dir
     -> spawned    rank, incarnation, pid             <- spawn     rank, incarnation (after all supervisors have joined)
     -> died       rank, incarnation, cause,          <- kill      rank, incarnation (SIGKILL; its death is reported)
-                  detail, at, injected, asked        <- finish    code (ends the supervisor)
+                  detail, at, asked, ...             <- finish    code (ends the supervisor)
     -> stopping   rank, signal
 
 `cause` is signal, exception, out_of_memory or exit; `at` is this node's monotonic clock; `asked` says that a `kill` was
-on its way. A supervisor that loses the coordinator ends its worker and itself.
+on its way; what else the worker's last words hold comes along, `injected` for one. A supervisor that loses the coordinator ends its worker and itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import socket
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..settings import Settings
@@ -49,7 +48,7 @@ async def supervise(
 ) -> int:
     """Runs one rank to the end of the job and returns the exit code of its process.
 
-    address: of the coordinator; None: one node, by the private file. settings, run: of rank 0, which hosts the coordinator.
+    address: of the coordinator; None: by the private file of this node. settings, run: rank 0's, which hosts it.
     """
     host = None
     if launch.rank == 0:
@@ -91,8 +90,8 @@ class Host:
     def all_joined(self) -> None:
         withdraw(self._launch)
 
-    def stop(self, reason: str) -> None:
-        self._coordinator.stop(reason)
+    def stop(self, reason: str, code: int) -> None:
+        self._coordinator.stop(reason, code)
 
     async def end(self) -> int:
         """The job's exit code. A coordinator that fails says so with its traceback: that is no mistake of the user."""
@@ -247,8 +246,8 @@ class Supervisor:
         self._gone.set()
 
     def _report(self, death: Death, incarnation: int) -> None:
-        fields = {key: value for key, value in asdict(death).items() if key != "words"}
-        self._say("died", incarnation=incarnation, asked=self._killed_by_request, **fields)
+        known = {"cause": death.cause, "detail": death.detail, "at": death.at, "asked": self._killed_by_request}
+        self._say("died", incarnation=incarnation, **(death.words | known))
 
     # ----------------------------------------------------------------------------------------------------- end
 
@@ -259,11 +258,12 @@ class Supervisor:
 
     async def _ask_to_stop(self, serving: asyncio.Task[int]) -> None:
         """Lets the coordinator end the job in its own order; it may not be able to any more."""
-        name = signal.Signals(self._signal.result()).name
+        number = self._signal.result()
+        name = signal.Signals(number).name
         self._ending = True
         self._say("stopping", signal=name)
         if self._host is not None:
-            self._host.stop(name)
+            self._host.stop(name, 128 + number)
         await asyncio.wait({serving}, timeout=ASK_SECONDS)
 
     async def _end_worker(self, gently: bool) -> None:
