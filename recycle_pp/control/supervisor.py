@@ -14,7 +14,8 @@ sees nothing of a worker's death. What it says to the coordinator and hears from
     -> stopping   rank, signal
 
 `cause` is signal, exception, out_of_memory or exit; `at` is this node's monotonic clock; `asked` says that a `kill` was
-on its way; what else the worker's last words hold comes along, `injected` for one. A supervisor that loses the coordinator ends its worker and itself.
+on its way; what else the worker's last words hold comes along, `injected` for one. A supervisor that loses the
+coordinator ends its worker and itself.
 """
 
 from __future__ import annotations

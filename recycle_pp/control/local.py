@@ -1,0 +1,253 @@
+"""Whole jobs in a second, for tests and benchmarks: every process is forked from one that has imported torch.
+
+    with Zygote() as zygote:                                     # imports torch once
+        with zygote.run(["parallel=2x2", "+fail_at=3:0.1"]) as job:
+            assert job.wait(60) == 0, job.output
+            job.run.lines(job.run.events)
+
+A job runs what torchrun would run (supervisors, their workers, the coordinator, the private file), only the launcher is
+a small stand-in. It lives in a new temporary folder unless the overrides set run.dir. Leaving a `with` block ends every
+process of it, and so does the death of the process that made the Zygote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..compose import compose
+from ..telemetry.run_folder import RunFolder
+from .child import die_with_parent
+
+_TERM_SECONDS = 10.0  # for the other supervisors once one has failed
+
+
+class LocalJob:
+    """A running job; `run` is its folder, `output` what its supervisors have printed so far."""
+
+    def __init__(self, run: RunFolder, folder: Path, pid: int, status: int):
+        self.run, self.pid = run, pid
+        self._folder, self._status = folder, status
+        self._code: int | None = None
+        self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def output(self) -> str:
+        return (self._folder / "output").read_text()
+
+    def wait(self, seconds: float) -> int:
+        """The exit code of the first rank that failed, else 0; TimeoutError with the output so far after `seconds`."""
+        if self._code is None:
+            if not select.select([self._status], [], [], seconds)[0]:
+                raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}")
+            self._code = int(os.read(self._status, 16) or b"-1")
+        return self._code
+
+    def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
+        """The first event of that name, as soon as it is in events.jsonl."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for record in self.run.lines(self.run.events):
+                if record["event"] == event:
+                    return record
+            if self._code is None and select.select([self._status], [], [], 0.02)[0]:
+                self.wait(0)
+        raise TimeoutError(f"no event {event} in {seconds} s; the job printed:\n{self.output}")
+
+    def supervisors(self) -> list[int]:
+        """Process ids by rank, while none has ended."""
+        return _children(self.pid)
+
+    def workers(self) -> dict[int, int]:
+        """rank -> process id of its worker, where it has one."""
+        children = {rank: _children(pid) for rank, pid in enumerate(self.supervisors())}
+        return {rank: pids[0] for rank, pids in children.items() if pids}
+
+    def signal(self, number: int) -> None:
+        """To the launcher, which passes it on to every supervisor (as torchrun does for a Ctrl-C)."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def close(self) -> None:
+        """Ends what still runs, and removes the temporary folder."""
+        self.signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            self.wait(2 * _TERM_SECONDS)
+        self.signal(signal.SIGKILL)  # takes its supervisors with it, and those their workers
+        select.select([self._pidfd], [], [], 5.0)
+        os.close(self._status)
+        os.close(self._pidfd)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> LocalJob:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Zygote:
+    """A process that has imported what jobs need, and forks them."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # One thread in every library: fork copies no other thread.
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "recycle_pp.control.local", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **threads},
+            )
+
+    def run(self, overrides: Sequence[str], environment: Mapping[str, str] | None = None) -> LocalJob:
+        """Starts a job of parallel.pipelines * parallel.stages workers; ValueError where the overrides are wrong.
+
+        environment: variables that its processes get beside those of the zygote.
+        """
+        settings = compose(list(overrides))
+        folder = Path(tempfile.mkdtemp(prefix="recycle-job-"))
+        arguments = list(overrides)
+        if not any(text.lstrip("+").startswith("run.dir=") for text in arguments):
+            arguments.append(f"run.dir={folder / 'run'}")
+        request = {
+            "arguments": arguments,
+            "world": settings.parallel.pipelines * settings.parallel.stages,
+            "environment": dict(environment or {}),
+        }
+        status, status_end = os.pipe()
+        output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [output, status_end])
+            pid = int(self._socket.recv(16))
+        finally:
+            os.close(output)
+            os.close(status_end)
+        return LocalJob(RunFolder(compose(arguments).run.dir), folder, pid, status)
+
+    def close(self) -> None:
+        """Ends the zygote and every job that still runs."""
+        self._socket.close()
+        try:
+            self._process.wait(5.0)
+        finally:
+            self._process.kill()
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+# ------------------------------------------------------------------------------------------------- in the zygote
+
+
+def _serve(descriptor: int) -> None:
+    """Forks a launcher for every request, until the other end of the socket is closed."""
+    _preload()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for who made us, and closes the socket
+    with socket.socket(fileno=descriptor) as requests:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 2)
+            if not data:
+                return
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                _launch(parent, json.loads(data), *descriptors)
+            requests.send(str(pid).encode())
+            for number in descriptors:
+                os.close(number)
+
+
+def _preload() -> None:
+    import hydra  # noqa: F401
+    import torch  # noqa: F401
+    from recycle_schedules import plan  # noqa: F401
+
+    from .. import train, validation  # noqa: F401
+    from ..execution import worker  # noqa: F401
+    from . import coordinator  # noqa: F401
+
+
+def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:
+    """The stand-in for torchrun: one supervisor for each rank; when one fails, the others are ended."""
+    die_with_parent(parent)
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.update(request["environment"])
+    launcher = os.getpid()
+    world = request["world"]
+    ranks: dict[int, int] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: _signal_all(ranks, number))
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            os.close(status)
+            _supervise(launcher, rank, world, request["arguments"])
+        ranks[pid] = rank
+    code = 0
+    while ranks:
+        pid, state = os.wait()
+        ranks.pop(pid, None)
+        if (failed := os.waitstatus_to_exitcode(state)) and not code:
+            code = failed if failed > 0 else 128 - failed
+            _signal_all(ranks, signal.SIGTERM)
+            signal.signal(signal.SIGALRM, lambda number, frame: _signal_all(ranks, signal.SIGKILL))
+            signal.alarm(int(_TERM_SECONDS))
+    os.write(status, str(code).encode())
+    os._exit(0)
+
+
+def _supervise(launcher: int, rank: int, world: int, arguments: list[str]) -> None:
+    from ..train import main
+
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
+        die_with_parent(launcher)
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
+        os.environ["MASTER_PORT"] = "0"
+        code = main(arguments)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _signal_all(pids: Mapping[int, int], number: int) -> None:
+    for pid in list(pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]  # oldest first
+    return []
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

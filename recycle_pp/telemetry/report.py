@@ -1,0 +1,101 @@
+"""A run in a few lines: what died and why, what it cost, and that the loss went on.
+
+    python -m recycle_pp.telemetry.report runs/mine      # without an argument: the newest under runs/
+    print(report(RunFolder("runs/mine")))
+
+Everything is read from the run folder: metrics.jsonl, events.jsonl, summary.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .events import cause_in_words
+from .run_folder import RunFolder
+
+Record = dict[str, Any]
+
+
+def report(run: RunFolder) -> str:
+    """The report as text of several lines; ValueError where the folder holds no run."""
+    if not run.config.exists():
+        raise ValueError(f"{run.path} holds no run: there is no {run.config.name}")
+    metrics, events = run.lines(run.metrics), run.lines(run.events)
+    lines = [f"Run {run.path}", _course(metrics)]
+    for index, event in enumerate(events):
+        if event["event"] == "death_detected":
+            lines += _death(event, events[index + 1 :], metrics)
+        elif event["event"] == "rejoined":
+            lines.append(
+                f"  step {event['step']}: worker {event['worker']} is back{_loss_around(event['step'], metrics)}"
+            )
+    if not any(event["event"] == "death_detected" for event in events):
+        lines.append("  nobody died")
+    if run.summary.exists():
+        lines += _summary(json.loads(run.summary.read_text()))
+    return "\n".join(lines)
+
+
+def _course(metrics: Sequence[Record]) -> str:
+    losses = [(m["step"], m["loss"]) for m in metrics if m.get("loss") is not None]
+    if not losses:
+        return "  no step was finished"
+    text = f"  loss {losses[0][1]:.4f} in step {losses[0][0]}, {losses[-1][1]:.4f} in step {losses[-1][0]}"
+    held_out = [m["val_loss"] for m in metrics if m.get("val_loss") is not None]
+    return text + (f", {held_out[-1]:.4f} on held-out text" if held_out else "")
+
+
+def _death(death: Record, later: Sequence[Record], metrics: Sequence[Record]) -> list[str]:
+    lines = [
+        f"  step {death['step']}: worker {death['worker']} died ({cause_in_words(death)})"
+        + _loss_around(death["step"], metrics)
+    ]
+    resumed = next((event for event in later if event["event"] == "resumed"), None)
+    if resumed is None:
+        return [*lines, "    the job did not go on after it"]
+    text = f"    stalled {1000 * resumed.get('stall_seconds', 0.0):.0f} ms"
+    if resumed.get("lost_ops") is not None:
+        text += f"; {resumed['lost_ops']} ops were lost, {resumed.get('redone_ops', 0)} were done again on peers"
+    return [*lines, text]
+
+
+def _loss_around(step: int, metrics: Sequence[Record]) -> str:
+    losses = {m["step"]: m["loss"] for m in metrics if m.get("loss") is not None}
+    near = [(s, losses[s]) for s in (step - 1, step, step + 1) if s in losses]
+    return ": loss " + ", ".join(f"{loss:.4f} (step {s})" for s, loss in near) if near else ""
+
+
+def _summary(summary: Record) -> list[str]:
+    lines = []
+    if (steps := summary.get("steps")) is not None:
+        text = f"  {steps} steps, {summary.get('samples', 0):,} samples, {summary.get('tokens', 0):,} tokens"
+        lines.append(f"{text} in {summary.get('wall_seconds', 0.0):.1f} s")
+    if digest := summary.get("weights_sha256"):
+        lines.append(f"  weights sha256 {digest}")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
+            raise ValueError("usage: python -m recycle_pp.telemetry.report [RUN_FOLDER]")
+        print(report(RunFolder(arguments[0] if arguments else _newest(Path("runs")))))
+    except ValueError as error:
+        print(f"recycle_pp: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _newest(folder: Path) -> Path:
+    runs = sorted(folder.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise ValueError(f"there is no run under {folder}/; name a run folder")
+    return runs[-1].parent
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
