@@ -4,8 +4,8 @@
     child.pidfd                                   # readable within a millisecond of the death
     death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., words={...})
 
-    last_words(spec, {"cause": "exception", "detail": traceback.format_exc()})   # in the worker, before it dies
-    last_words(spec, {"injected": "kill", "moment": "vote", "at": time.monotonic()})
+    last_words(spec, cause="exception", detail=traceback.format_exc())   # in the worker, before it dies
+    last_words(spec, injected="kill", moment="vote")
 
 The worker gets its spec (with the job's token) through a pipe on its standard input, never through its command line or
 environment. It leads a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, and dies with
@@ -62,11 +62,11 @@ class Death:
     words: dict[str, Any] = field(default_factory=dict)  # the worker's last words, if it left any
 
 
-def last_words(spec: WorkerSpec, words: dict[str, Any]) -> None:
+def last_words(spec: WorkerSpec, **words: Any) -> None:
     """Tells the supervisor why this worker is about to die; never raises.
 
-    Either "cause" ("exception" or "out_of_memory") and "detail" (the traceback, of which the end is kept), or
-    "injected" (the kind of fault) right before it strikes. "at" is time.monotonic(), now by default. Other keys reach
+    Either `cause` ("exception" or "out_of_memory") and `detail` (the traceback, of which the end is kept), or
+    `injected` (the kind of fault) right before it strikes. `at` is time.monotonic(), now by default. Other words reach
     the coordinator as they are.
     """
     detail = str(words.get("detail", ""))
