@@ -1,0 +1,130 @@
+"""What no valid plan can beat.
+
+    lower_bound(problem)    # of Plan.value: the period of a staggered step, else the makespan
+    steady_bounds(problem)  # {"makespan": ..., "period": ...}
+
+Every bound takes one stage s and lets everything else go as well as it ever could:
+
+    makespan >= fill(s) + span(s) + what must follow      (fill: the first micro-batch reaches s)
+    period   >= span(s) + all-reduce + O                  (staggered: nothing but the stage itself)
+
+span(s) is the time of the fullest worker in the best split of the micro-batches over the stage's live workers. A
+worker that may hold L micro-batches idles in addition: until the first one's gradient is back it can do no more than L
+forwards and one backward, before the last forward's gradient is back no more than one forward and L backwards, and
+each micro-batch occupies its place for a full round trip.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .ops import Worker
+from .problem import Problem
+from .remainder_bound import remainder_bound
+
+
+def lower_bound(problem: Problem) -> float:
+    """The least `Plan.value` possible, as far as these arguments see."""
+    if problem.remainder:
+        return remainder_bound(problem)
+    both = steady_bounds(problem)
+    return both["period"] if problem.optimizer == "staggered" else both["makespan"]
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Least durations per stage: whole = one micro-batch's backward work, early = until its gradient is passed on."""
+
+    forward: tuple[float, ...]
+    early: tuple[float, ...]
+    late: tuple[float, ...]  # W that may follow after `early`
+    whole: tuple[float, ...]
+    longest: tuple[float, ...]  # the longest backward a worker may choose
+
+    @classmethod
+    def of(cls, p: Problem) -> _Times:
+        F, I, W, B = (p.per_stage(kind) for kind in "FIWB")
+        split = tuple(i + w for i, w in zip(I, W, strict=True))
+        nothing = (0.0,) * p.stages
+        if p.backward == "coupled":
+            return cls(F, B, nothing, B, B)
+        if p.backward == "decoupled":
+            return cls(F, I, W, split, split)
+        least = lambda a, b: tuple(map(min, a, b))  # noqa: E731
+        return cls(F, least(I, B), nothing, least(B, split), tuple(map(max, B, split)))
+
+
+def steady_bounds(p: Problem) -> dict[str, float]:
+    """Bounds of a whole step, O included."""
+    t = _Times.of(p)
+    P, N = p.stages, p.total
+    speeds = [[p.speeds.get(Worker(d, s), 1.0) for d in p.live[s]] for s in range(P)]
+    fast = [max(v) for v in speeds]
+    hop = p.send if p.send_rerouted is None else min(p.send, p.send_rerouted)
+    fill_f = [t.forward[s] / fast[s] for s in range(P)]
+    fill_g = [t.early[s] / fast[s] for s in range(P)]
+    O, reduce = (p.per_stage(k) if p.optimizer != "none" else (0.0,) * P for k in ("O", "allreduce"))
+    makespan = period = 0.0
+    for s in range(P if N else 0):
+        head = sum(fill_f[:s]) + hop * s
+        down = sum(fill_g[:s]) + hop * s  # the last gradient still goes to stage 0 and ends with its W and O
+        drain = down + (t.late[0] / fast[0] if s else 0.0) + reduce[0] + O[0] / min(speeds[0])
+        beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * hop * (P - 1 - s)
+        L = max(p.limit(Worker(d, s)) for d in p.live[s])
+        span = _with_memory(t, s, L if p.i_release == 0 and L >= 1 else math.inf, beyond)
+        chain = _work(t.forward[s] + t.early[s])
+        fullest = _fullest(p, s, speeds[s], span)
+        makespan = max(makespan, head + fullest + reduce[s] + O[s] / min(speeds[s]))
+        makespan = max(makespan, head + _fullest(p, s, speeds[s], chain) + drain)
+        if p.backward == "coupled":
+            makespan = max(makespan, head + fullest + down + reduce[0] + O[0] / min(speeds[0]))
+        period = max(period, _fullest(p, s, speeds[s], _followed_by(span, reduce[s], O[s])))
+    return {"makespan": makespan, "period": period if p.optimizer == "staggered" else makespan}
+
+
+Span = Callable[[float, int], float]
+"""Time that n micro-batches take on a worker of speed v: span(v, n)."""
+
+
+def _work(cost: float) -> Span:
+    return lambda v, n: n * cost / v
+
+
+def _followed_by(span: Span, reduce: float, step: float) -> Span:
+    return lambda v, n: span(v, n) + reduce + step / v
+
+
+def _with_memory(t: _Times, s: int, L: float, beyond: float) -> Span:
+    """Least time of n micro-batches on a worker of speed v that holds at most L; `beyond`: the round trip of a
+    micro-batch through the later stages."""
+    F, early, late, whole, longest = t.forward[s], t.early[s], t.late[s], t.whole[s], t.longest[s]
+    if math.inf == L:
+        return _work(F + whole)
+
+    def span(v: float, n: int) -> float:
+        work, trip = n * (F + whole) / v, beyond + (F + early) / v
+        stay = trip + late / v
+        front = max(0.0, trip - (L * F + early) / v)
+        back = max(0.0, stay - (F + L * longest) / v)
+        idle = front + back if work >= trip + stay else max(front, back)
+        return max(work + idle, n * stay / L)
+
+    return span
+
+
+def _fullest(p: Problem, s: int, speeds: list[float], span: Span) -> float:
+    """Least possible maximum of span(speed, n) over all splits of the micro-batches over a stage's live workers."""
+    own = 0.0
+    if p.reroute == "failed_only":
+        own = max((span(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]), default=0.0)
+    if len(set(speeds)) == 1:
+        return max(own, span(speeds[0], -(-p.total // len(speeds))))
+    heap = [(span(v, 1), v, 1) for v in speeds]
+    heapq.heapify(heap)
+    for _ in range(p.total):
+        top, v, n = heap[0]
+        heapq.heapreplace(heap, (span(v, n + 1), v, n + 1))
+    return max(own, top)

@@ -1,0 +1,113 @@
+"""A Problem as flat integer arrays: what the inner loops read.
+
+    x = Instance.of(problem)
+    x.ticks                       # ticks in one time unit: all times in the loops are whole ticks, so ties are exact
+
+Node n = g * P + s is micro-batch g at stage s; worker w = d * P + s. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .ops import Worker
+from .plans import offsets
+from .problem import Problem
+
+NEED_F, NEED_G, NEED_W = 1, 2, 4
+"""Bits of `todo`: forward, backward for the input (or both in one), backward for the weights (or both in one)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """The arrays of a problem. n = N * P nodes, w = D * P workers (dead ones are there, unused)."""
+
+    problem: Problem
+    ticks: int
+    pipeline: np.ndarray  # (N,) int32: of micro-batch g
+    index: np.ndarray  # (N,) int32: within its pipeline
+    alive: np.ndarray  # (w,) bool
+    duration: np.ndarray  # (5, w) int64: F, I, W, B, O
+    cap: np.ndarray  # (w,) float64: most micro-batches in flight
+    held: np.ndarray  # (w,) float64: in flight at time 0
+    release: np.ndarray  # (w,) int64: nothing starts before
+    allreduce: np.ndarray  # (P,) int64
+    send: int  # within a pipeline
+    send_rerouted: int  # between pipelines
+    todo: np.ndarray  # (n,) uint8: NEED_* bits; 0 for finished stages
+    sent: np.ndarray  # (n,) uint8: bit 1: the output of F, bit 2: of I or B is there from time 0
+    host: np.ndarray  # (n,) int32: the worker that must run it, -1 where there is a choice
+
+    @property
+    def stages(self) -> int:
+        return self.problem.stages
+
+    @property
+    def tail(self) -> np.ndarray:
+        """(w,) int64: from the end of the stage's last gradient to the end of the worker's step, without waiting for
+        other stages. A barrier waits for all, so every stage gets the longest O."""
+        step = np.where(self.alive, self.duration[4], 0)
+        if self.problem.optimizer == "none":
+            return np.zeros_like(step)
+        if self.problem.optimizer == "barrier":
+            step = np.full_like(step, step.max(initial=0))
+        return step + np.tile(self.allreduce, self.problem.pipelines)
+
+    @classmethod
+    def of(cls, problem: Problem) -> Instance:
+        p = problem
+        D, P, N = p.pipelines, p.stages, p.total
+        ticks = ticks_per_unit(p)
+        up = lambda t: math.ceil(t * ticks - 1e-6)  # noqa: E731  (waiting times never get shorter)
+        alive = np.ones(D * P, dtype=bool)
+        alive[[w.pipeline * P + w.stage for w in p.dead]] = False
+        speed = np.ones(D * P)
+        for w, x in p.speeds.items():
+            speed[w.pipeline * P + w.stage] = x
+        stage_times = np.array([p.per_stage(kind) for kind in "FIWBO"])
+        duration = np.rint(np.tile(stage_times, (1, D)) / speed * ticks).astype(np.int64)
+        pipeline = np.repeat(np.arange(D, dtype=np.int32), p.counts)
+        index = (np.arange(N) - offsets(p)[pipeline]).astype(np.int32)
+        own = pipeline[:, None] * P + np.arange(P, dtype=np.int32)[None, :]
+        host = np.full((N, P), -1, dtype=np.int32) if p.reroute == "any" else np.where(alive[own], own, -1)
+        todo = np.full((N, P), NEED_F | NEED_G | NEED_W, dtype=np.uint8)
+        sent = np.zeros((N, P), dtype=np.uint8)
+        first = offsets(p)
+        for (mb, s), (w, kinds) in p.begun.items():
+            g = first[mb[0]] + mb[1]
+            host[g, s] = w.pipeline * P + w.stage
+            for kind in kinds:
+                todo[g, s] &= ~{"F": NEED_F, "I": NEED_G, "W": NEED_W, "B": NEED_G | NEED_W}[kind] & 7
+        for kind, mb, s in p.delivered:
+            sent[first[mb[0]] + mb[1], s] |= 1 if kind == "F" else 2
+        for s in p.finished:
+            todo[:, s], sent[:, s] = 0, 3
+        release = np.zeros(D * P, dtype=np.int64)
+        for w, t in p.busy.items():
+            release[w.pipeline * P + w.stage] = up(t)
+        held = np.zeros(D * P)
+        for w, x in p.held.items():
+            held[w.pipeline * P + w.stage] = x
+        return cls(
+            problem, ticks, pipeline, index, alive, duration, limits(p), held, release,
+            np.array([up(t) for t in p.per_stage("allreduce")], dtype=np.int64),
+            up(p.send), up(p.send if p.send_rerouted is None else p.send_rerouted),
+            todo.reshape(-1), sent.reshape(-1), host.reshape(-1).astype(np.int32),
+        )  # fmt: skip
+
+
+def limits(p: Problem) -> np.ndarray:
+    """Most micro-batches in flight, shape (D * P,); inf where there is no limit."""
+    if isinstance(p.memory_limit, dict) and "per_worker" in p.memory_limit:
+        return np.array([p.limit(Worker(d, s)) for d in range(p.pipelines) for s in range(p.stages)], dtype=float)
+    return np.tile([float(p.limit(Worker(0, s))) for s in range(p.stages)], p.pipelines)
+
+
+def ticks_per_unit(p: Problem) -> int:
+    """A power of ten: nine or more digits of the longest op, at least seven after the point, whatever the unit is."""
+    times = [t for kind in "FIWBO" for t in p.per_stage(kind)] + [p.send, *p.per_stage("allreduce")]
+    longest = max(times, default=0.0) or 1.0
+    return 10 ** max(7, 8 - math.floor(math.log10(longest)))

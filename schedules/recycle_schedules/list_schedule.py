@@ -1,0 +1,234 @@
+"""List scheduling: run the step in simulated time; whenever a worker is free it takes the ready op with the best key.
+
+    ops, starts = simulate(...)     # plain Python, or compiled (compiled.py)
+
+The loops here are written for numba but are ordinary Python too. All times are whole ticks, all events of one instant
+are handled before anybody chooses, so the result does not depend on rounding or on the order of events.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+OP_F, OP_I, OP_W, OP_B = 0, 1, 2, 3
+"""Kinds of ops as in ops.KINDS; an op's code is node * 4 + kind."""
+
+
+@register_jitable
+def push(heap, size, value):
+    """Add a value to a binary min-heap heap[:size]."""
+    i = size
+    while i > 0:
+        up = (i - 1) >> 1
+        if heap[up] <= value:
+            break
+        heap[i] = heap[up]
+        i = up
+    heap[i] = value
+
+
+@register_jitable
+def pop(heap, size):
+    """Remove the least value of heap[:size]; it is returned, size becomes size - 1."""
+    least, last = heap[0], heap[size - 1]
+    size -= 1
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= last:
+            break
+        heap[i] = heap[child]
+        i = child
+    if size > 0:
+        heap[i] = last
+    return least
+
+
+@register_jitable
+def push_event(times, codes, size, time, code):
+    """Add (time, code) to a heap of two parallel arrays, least time first."""
+    i = size
+    while i > 0:
+        up = (i - 1) >> 1
+        if times[up] <= time:
+            break
+        times[i], codes[i] = times[up], codes[up]
+        i = up
+    times[i], codes[i] = time, code
+
+
+@register_jitable
+def pop_event(times, codes, size):
+    """Remove the least of heap[:size] (it is read at [0] before)."""
+    size -= 1
+    time, code = times[size], codes[size]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and times[child + 1] < times[child]:
+            child += 1
+        if times[child] >= time:
+            break
+        times[i], codes[i] = times[child], codes[child]
+        i = child
+    times[i], codes[i] = time, code
+
+
+def simulate(
+    stages, host, todo, sent, duration, cap, held, release, send, send_rerouted, i_release,
+    key_f, key_g, g_first, patience, fuse,
+):  # fmt: skip
+    """The ops in the order in which they start: (codes int64, starts int64), ticks.
+
+    host (n,) worker of each node; cap, held, release, duration as in Instance
+    key_f, key_g (n,)  who goes first among the ready F and among the ready I: least key
+    g_first (w,)   does a ready I go before a ready F?
+    patience (w,)  pending W from which on a W goes before an F; a W always goes where nothing else can
+    fuse (w,)      run B instead of I and W
+    """
+    n, workers = len(host), len(cap)
+    # each worker's ready F, ready I and pending W lie in one segment of three shared arrays
+    first = np.zeros(workers + 1, dtype=np.int64)
+    total = 0
+    for v in range(n):
+        if todo[v]:
+            first[host[v] + 1] += 1
+            total += (todo[v] & 1) + (todo[v] >> 1 & 1) + (todo[v] >> 2)
+    for w in range(workers):
+        first[w + 1] += first[w]
+    ready_f = np.empty(first[workers] + 1, dtype=np.int64)
+    ready_g = np.empty(first[workers] + 1, dtype=np.int64)
+    pending = np.empty(first[workers] + 1, dtype=np.int64)
+    size_f = np.zeros(workers, dtype=np.int64)
+    size_g = np.zeros(workers, dtype=np.int64)
+    w_in = np.zeros(workers, dtype=np.int64)
+    w_out = np.zeros(workers, dtype=np.int64)
+    flying = held.copy()
+    idle = np.ones(workers, dtype=np.uint8)
+    wait_g = np.zeros(n, dtype=np.uint8)  # what the backward of a node still waits for: its F, the stage after it
+    codes = np.empty(total, dtype=np.int64)
+    starts = np.empty(total, dtype=np.int64)
+    times = np.empty(workers + 2 * n + 2, dtype=np.int64)
+    events = np.empty(workers + 2 * n + 2, dtype=np.int64)
+    touched = np.empty(workers, dtype=np.int64)
+    is_touched = np.zeros(workers, dtype=np.uint8)
+    n_events = n_touched = n_ops = 0
+
+    for v in range(n):  # what is ready at time 0
+        s, w = v % stages, host[v]
+        if todo[v] & 1 and (s == 0 or sent[v - 1] & 1):
+            push(ready_f[first[w] : first[w + 1]], size_f[w], (key_f[v] << 32) | v)
+            size_f[w] += 1
+        if todo[v] & 2:
+            wait_g[v] = todo[v] & 1
+            if s < stages - 1 and not sent[v + 1] & 2:
+                wait_g[v] += 1
+            if wait_g[v] == 0:
+                push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
+                size_g[w] += 1
+        elif todo[v] & 4:
+            pending[first[w] + w_in[w]] = v
+            w_in[w] += 1
+    for w in range(workers):
+        if first[w + 1] > first[w]:
+            idle[w] = 0
+            push_event(times, events, n_events, release[w], w * 8 + 7)
+            n_events += 1
+
+    while n_events:
+        now = times[0]
+        while n_events and times[0] == now:
+            code = events[0]
+            pop_event(times, events, n_events)
+            n_events -= 1
+            v, what = code >> 3, code & 7
+            if what == 7:
+                w = v
+                idle[w] = 1
+            else:
+                w, s = host[v], v % stages
+                arrived = what >= 4  # a tensor from another worker; else an op of w ended
+                if not arrived:
+                    idle[w] = 1
+                    if what in (OP_W, OP_B):
+                        flying[w] -= 1.0 - i_release if what == OP_W else 1.0
+                    if what == OP_F:
+                        if todo[v] & 2:
+                            wait_g[v] -= 1
+                            if wait_g[v] == 0:
+                                push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
+                                size_g[w] += 1
+                        u = v + 1
+                        if s < stages - 1 and todo[u] & 1 and not sent[v] & 1:
+                            lag = send if host[u] - w == 1 else send_rerouted
+                            push_event(times, events, n_events, now + lag, u * 8 + 4)
+                            n_events += 1
+                    elif what != OP_W:
+                        if what == OP_I:
+                            flying[w] -= i_release
+                            pending[first[w] + w_in[w]] = v
+                            w_in[w] += 1
+                        u = v - 1
+                        if s > 0 and todo[u] & 2 and not sent[v] & 2:
+                            lag = send if w - host[u] == 1 else send_rerouted
+                            push_event(times, events, n_events, now + lag, u * 8 + 5)
+                            n_events += 1
+                elif what == 4:
+                    push(ready_f[first[w] : first[w + 1]], size_f[w], (key_f[v] << 32) | v)
+                    size_f[w] += 1
+                else:
+                    wait_g[v] -= 1
+                    if wait_g[v] == 0:
+                        push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
+                        size_g[w] += 1
+            if not is_touched[w]:
+                is_touched[w] = 1
+                touched[n_touched] = w
+                n_touched += 1
+        for k in range(n_touched):
+            w = touched[k]
+            is_touched[w] = 0
+            if not idle[w]:
+                continue
+            can_f = size_f[w] > 0 and flying[w] + 1.0 <= cap[w] + 1e-6
+            can_g = size_g[w] > 0
+            n_pending = w_in[w] - w_out[w]
+            kind = -1
+            if can_g and (g_first[w] or not can_f):
+                kind = OP_I
+            elif can_f and n_pending < patience[w]:
+                kind = OP_F
+            elif can_g:
+                kind = OP_I
+            elif n_pending > 0:
+                kind = OP_W
+            elif can_f:
+                kind = OP_F
+            if kind == OP_W:
+                v = pending[first[w] + w_out[w]]
+                w_out[w] += 1
+            elif kind == OP_F:
+                v = pop(ready_f[first[w] : first[w + 1]], size_f[w]) & 0xFFFFFFFF
+                size_f[w] -= 1
+                flying[w] += 1.0
+            elif kind == OP_I:
+                v = pop(ready_g[first[w] : first[w + 1]], size_g[w]) & 0xFFFFFFFF
+                size_g[w] -= 1
+                if fuse[w] and todo[v] & 4:
+                    kind = OP_B
+            else:
+                continue
+            idle[w] = 0
+            codes[n_ops], starts[n_ops] = v * 4 + kind, now
+            n_ops += 1
+            push_event(times, events, n_events, now + duration[kind, w], v * 8 + kind)
+            n_events += 1
+        n_touched = 0
+    return codes[:n_ops], starts[:n_ops]

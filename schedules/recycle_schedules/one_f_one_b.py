@@ -1,0 +1,47 @@
+"""The classic fault-free schedule: 1F1B, action for action that of torch.distributed.pipelining's Schedule1F1B.
+
+plan = one_f_one_b(Problem(pipelines=1, stages=4, microbatches=6, backward="coupled"))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .bounds import lower_bound
+from .draft import Draft, finish
+from .instance import Instance
+from .ops import B, F
+from .plans import Plan
+from .problem import Problem
+from .timing import earliest
+
+
+def one_f_one_b(problem: Problem) -> Plan:
+    """1F1B of every pipeline; ValueError if a worker is dead, the step is broken or backward is decoupled.
+
+    In flight at stage s: P - s micro-batches. `memory_limit` is not looked at."""
+    if problem.dead or problem.remainder or problem.backward == "decoupled":
+        raise ValueError("1F1B is a fault-free schedule with coupled backward")
+    x = Instance.of(problem)
+    P, g0 = problem.stages, 0
+    sequences = []
+    for m in problem.counts:
+        for s in range(P):
+            sequences.append([((g0 + i) * P + s) * 4 + kind for kind, i in order(P, s, m)])
+        g0 += m
+    first = np.cumsum([0, *map(len, sequences)])
+    codes = np.array([c for sequence in sequences for c in sequence], dtype=np.int64)
+    starts, topological, _ = earliest(
+        P, x.host, x.todo, x.sent, x.duration, x.release, x.send, x.send_rerouted, first, codes
+    )
+    return finish(x, Draft(codes[topological], starts[topological], x.host), lower_bound(problem))
+
+
+def order(stages: int, stage: int, microbatches: int) -> list[tuple[int, int]]:
+    """(F or B, micro-batch) in the order of one stage: P - 1 - s forwards, then one forward one backward, then the
+    remaining backwards."""
+    ahead = min(stages - 1 - stage, microbatches)
+    out = [(F, i) for i in range(ahead)]
+    for i in range(microbatches - ahead):
+        out += [(F, ahead + i), (B, i)]
+    return out + [(B, i) for i in range(microbatches - ahead, microbatches)]

@@ -1,0 +1,181 @@
+"""What no plan of a broken step's remainder can beat.
+
+    remainder_bound(problem)
+
+Three arguments: the longest chain of missing ops; each worker's own ops as one machine with heads and tails (preemption
+allowed, longest tail first: Carlier's bound); each stage's best split of the micro-batches that still choose a worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+
+from .ops import Worker
+from .plans import offsets
+from .problem import Problem
+
+Array = np.ndarray
+
+
+def remainder_bound(p: Problem) -> float:
+    """Least time from now to the end of the step, O included. Memory is not counted."""
+    open_ = [s for s in range(p.stages) if s not in p.finished]
+    if not open_:
+        return 0.0
+    x = _Missing(p, open_)
+    steps = [x.tail[s] + 0.0 for s in open_]
+    idle = [p.busy.get(w, 0.0) + p.duration("O", w) for w in p.workers() if w.stage in open_ and p.optimizer != "none"]
+    return max([0.0, *steps, *idle, x.longest_chain(), x.stage_shares(), x.one_machine()])
+
+
+class _Missing:
+    """Heads, lengths and tails of the missing ops, each (stages, N); nan where an op is not missing."""
+
+    def __init__(self, p: Problem, open_: list[int]) -> None:
+        self.p, self.open = p, open_
+        P, N = p.stages, p.total
+        F, I, W, B = (np.array(p.per_stage(kind)) for kind in "FIWB")
+        g = {"coupled": B, "decoupled": I, "mixed": np.minimum(I, B)}[p.backward]
+        rest = {"coupled": 0 * B, "decoupled": W, "mixed": np.minimum(B, I + W) - g}[p.backward]
+        self.work = F, g, rest
+        self.hop = p.send if p.send_rerouted is None else min(p.send, p.send_rerouted)
+        far = p.send if p.send_rerouted is None else p.send_rerouted
+        self.tail = _tails(p, open_)
+        speed = np.ones((P, p.pipelines))
+        free = np.full((P, p.pipelines), math.inf)
+        for w in p.workers():
+            speed[w.stage, w.pipeline] = p.speeds.get(w, 1.0)
+            free[w.stage, w.pipeline] = p.busy.get(w, 0.0)
+        self.speed, self.free = speed, free
+        alive = np.isfinite(free)
+        pipeline = np.repeat(np.arange(p.pipelines), p.counts)
+        host = np.full((P, N), -1)
+        for s in open_:
+            if p.reroute == "failed_only":
+                host[s] = np.where(alive[s, pipeline], pipeline, -1)
+            if alive[s].sum() == 1:
+                host[s] = int(np.flatnonzero(alive[s])[0])
+        had = np.zeros((P, N), dtype=np.uint8)
+        first = offsets(p)
+        for (mb, s), (w, kinds) in p.begun.items():
+            k = first[mb[0]] + mb[1]
+            host[s, k] = w.pipeline
+            had[s, k] = 1 * ("F" in kinds) | 2 * bool(kinds & {"I", "B"}) | 4 * bool(kinds & {"W", "B"})
+        there = np.zeros((P, N), dtype=np.uint8)  # 1: output of F, 2: of I or B is where it is needed
+        for kind, mb, s in p.delivered:
+            there[s, first[mb[0]] + mb[1]] |= 1 if kind == "F" else 2
+        there[list(p.finished)] = 3
+        had[list(p.finished)] = 7
+        self.host = host
+        fast = np.where(alive, speed, 0).max(axis=1)
+        v = np.where(host >= 0, np.take_along_axis(speed, np.maximum(host, 0), 1), fast[:, None])
+        self.ready = np.where(host >= 0, np.take_along_axis(free, np.maximum(host, 0), 1), free.min(axis=1)[:, None])
+        miss = lambda bit, length: np.where(had & bit, np.nan, length[:, None] / v)  # noqa: E731
+        self.F, self.G = miss(1, F), miss(2, g)
+        late = np.where(had & 2, W[:, None], rest[:, None]) / v
+        self.W = np.where(had & 4, np.nan, late)
+        lag = np.where(host[:-1] == host[1:], p.send, far)
+        lag = np.where((host[:-1] >= 0) & (host[1:] >= 0), lag, self.hop)  # (P - 1, N): between stages s and s + 1
+        self._heads_and_tails(there, lag)
+
+    def _heads_and_tails(self, there: Array, lag: Array) -> None:
+        P = self.p.stages
+        before = lambda a: np.nan_to_num(a, nan=-math.inf)  # noqa: E731  (an op that is not missing delays nothing)
+        hF, hG = self.ready.copy(), self.ready.copy()
+        for s in range(1, P):
+            comes = before(hF[s - 1] + self.F[s - 1]) + lag[s - 1]
+            hF[s] = np.where(there[s - 1] & 1, hF[s], np.maximum(hF[s], comes))
+        for s in reversed(range(P)):
+            if s < P - 1:
+                comes = before(hG[s + 1] + self.G[s + 1]) + lag[s]
+                hG[s] = np.where(there[s + 1] & 2, hG[s], np.maximum(hG[s], comes))
+            hG[s] = np.maximum(hG[s], before(hF[s] + self.F[s]))
+        tG = np.nan_to_num(self.W) + self.tail[:, None]
+        for s in range(1, P):
+            more = lag[s - 1] + before(self.G[s - 1] + tG[s - 1])
+            tG[s] = np.where(there[s] & 2, tG[s], np.maximum(tG[s], more))
+        tF = before(self.G + tG)
+        for s in reversed(range(P - 1)):
+            more = lag[s] + before(self.F[s + 1] + tF[s + 1])
+            tF[s] = np.where(there[s] & 1, tF[s], np.maximum(tF[s], more))
+        hW = np.where(np.isnan(self.G), self.ready, hG + self.G)
+        tW = np.broadcast_to(self.tail[:, None], hW.shape)
+        self.jobs = (hF, self.F, tF), (hG, self.G, tG), (hW, self.W, tW)
+
+    def longest_chain(self) -> float:
+        """The longest head + length + tail of any missing op."""
+        sums = [np.nan_to_num(h + x + t, nan=0.0).max(initial=0.0) for h, x, t in self.jobs]
+        return float(max(sums))
+
+    def stage_shares(self) -> float:
+        """The best split of what may still choose, after the earliest head and before the least tail."""
+        best = 0.0
+        F, g, rest = self.work
+        for s in self.open:
+            for jobs, cost in ((self.jobs, F[s] + g[s] + rest[s]), (self.jobs[:2], F[s] + g[s])):
+                missing = [(h[s], x[s], t[s], ~np.isnan(x[s])) for h, x, t in jobs]
+                if not any(m.any() for *_, m in missing):
+                    continue
+                ready = min(float(h[m].min()) for h, _, _, m in missing if m.any())
+                after = min(float(t[m].min()) for _, _, t, m in missing if m.any())
+                own = np.zeros(self.p.pipelines)
+                for _, x, _, m in missing:
+                    np.add.at(own, self.host[s][m & (self.host[s] >= 0)], x[m & (self.host[s] >= 0)])
+                chosen = int((missing[0][3] & (self.host[s] < 0)).sum())
+                live = list(self.p.live[s])
+                end = np.maximum(self.free[s, live], ready) + own[live]
+                top = float(end[own[live] > 0].max(initial=0.0))
+                heap = [(float(e + cost / v), float(cost / v)) for e, v in zip(end, self.speed[s, live], strict=True)]
+                heapq.heapify(heap)
+                for _ in range(chosen):
+                    t, c = heap[0]
+                    top = max(top, t)
+                    heapq.heapreplace(heap, (t + c, c))
+                best = max(best, top + after)
+        return best
+
+    def one_machine(self) -> float:
+        """The ops that are bound to one worker, as one machine."""
+        best = 0.0
+        for s in self.open:
+            for d in self.p.live[s]:
+                mine = self.host[s] == d
+                jobs: list[tuple[float, float, float]] = []
+                for h, x, t in self.jobs:
+                    m = mine & ~np.isnan(x[s])
+                    jobs += zip(h[s][m].tolist(), x[s][m].tolist(), t[s][m].tolist(), strict=True)
+                best = max(best, _one_machine(jobs))
+        return best
+
+
+def _tails(p: Problem, open_: list[int]) -> Array:
+    """(P,): least time from a stage's last gradient to the end of the step."""
+    tail = np.zeros(p.stages)
+    if p.optimizer == "none":
+        return tail
+    step = {s: max(p.duration("O", Worker(d, s)) for d in p.live[s]) for s in open_}
+    for s in open_:
+        tail[s] = p.per_stage("allreduce")[s] + (max(step.values()) if p.optimizer == "barrier" else step[s])
+    return tail
+
+
+def _one_machine(jobs: list[tuple[float, float, float]]) -> float:
+    """Least completion of jobs (head, length, tail) on one machine with preemption: longest tail first."""
+    jobs = sorted(jobs, reverse=True)
+    best, now = 0.0, 0.0
+    heap: list[list[float]] = []
+    while jobs or heap:
+        if not heap:
+            now = max(now, jobs[-1][0])
+        while jobs and jobs[-1][0] <= now:
+            _, length, tail = jobs.pop()
+            heapq.heappush(heap, [-tail, length])
+        step = min(heap[0][1], jobs[-1][0] - now) if jobs else heap[0][1]
+        now += step
+        heap[0][1] -= step
+        if heap[0][1] <= 1e-12 * (1.0 + now):
+            best = max(best, now - heapq.heappop(heap)[0])
+    return best

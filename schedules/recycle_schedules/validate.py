@@ -1,0 +1,243 @@
+"""Is a plan right? The rules of docs/planner.md, checked on flat arrays: a million ops take a second.
+
+errors = validate(plan)          # [] if the plan is valid, else sentences
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .instance import limits
+from .ops import KINDS, B, F, I, O, W, Worker
+from .plans import OpArrays, Plan, offsets
+from .problem import OP_SETS, Problem
+
+EPS = 1e-9
+"""Slack of a comparison of instants, in the plan's unit."""
+LENGTH = 1e-6
+"""How far an op may be from its duration."""
+SHOWN = 20
+"""Most errors of one sort that are listed."""
+
+Array = np.ndarray
+
+
+def validate(plan: Plan, period: float | None = None) -> list[str]:
+    """What is wrong with a plan; with `period`, also of its repetition every `period`."""
+    p, a = plan.problem, plan.arrays
+    check = _Check(p, a)
+    check.each_op()
+    check.each_microbatch()
+    check.messages()
+    check.optimizer()
+    check.workers(a, "")
+    if not check.errors and not p.remainder and len(a):
+        T = plan.period if period is None else period
+        assert T is not None and plan.period is not None
+        if plan.period - EPS > T:
+            check.errors.append(f"period {T:g} is below the plan's own {plan.period:g}")
+        else:
+            check.workers(_repeated(a, T), "repeated: ")
+    return check.errors
+
+
+def _repeated(a: OpArrays, period: float) -> OpArrays:
+    """Two steps after each other: what holds for two holds for all."""
+    columns = [np.concatenate([getattr(a, f)] * 2) for f in ("kind", "microbatch", "stage", "pipeline")]
+    return OpArrays(*columns, np.concatenate([a.start, a.start + period]), np.concatenate([a.end, a.end + period]))
+
+
+class _Check:
+    """The op table of a plan: (N, P) arrays of start, end and pipeline per kind, nan or -1 where there is no op."""
+
+    def __init__(self, p: Problem, a: OpArrays) -> None:
+        self.p, self.a, self.errors = p, a, list[str]()
+        N, P = p.total, p.stages
+        self.start = np.full((5, N, P), np.nan)
+        self.end = np.full((5, N, P), np.nan)
+        self.place = np.full((5, N, P), -1, dtype=np.int64)
+        m = a.kind != O
+        at = a.kind[m], a.microbatch[m], a.stage[m]
+        self.start[at], self.end[at], self.place[at] = a.start[m], a.end[m], a.pipeline[m]
+        code = (a.kind[m].astype(np.int64) * N + a.microbatch[m]) * P + a.stage[m]
+        twice = code[np.setdiff1d(np.arange(len(code)), np.unique(code, return_index=True)[1])]
+        self._say(
+            twice, lambda c: f"{KINDS[c // (N * P)]} of micro-batch {self._mb(c // P % N)} at stage {c % P} twice"
+        )
+        self.kept = {(int(offsets(p)[mb[0]]) + mb[1], s): b for (mb, s), b in p.begun.items()}
+
+    def _mb(self, g: int) -> tuple[int, int]:
+        first = offsets(self.p)
+        d = int(np.searchsorted(first, g, side="right")) - 1
+        return d, int(g - first[d])
+
+    def _say(self, where, sentence) -> None:
+        """One error for each entry, the first few in words."""
+        for k in where[:SHOWN]:
+            self.errors.append(sentence(k))
+        if len(where) > SHOWN:
+            self.errors.append(f"... and {len(where) - SHOWN} more like this")
+
+    def _op(self, k: int) -> str:
+        a = self.a
+        mb = "" if a.kind[k] == O else f" of micro-batch {self._mb(int(a.microbatch[k]))}"
+        return f"{KINDS[a.kind[k]]}{mb} on worker {Worker(int(a.pipeline[k]), int(a.stage[k]))}"
+
+    def each_op(self) -> None:
+        """Live worker, right length, not before its worker is free, own pipeline where that worker is alive."""
+        p, a = self.p, self.a
+        D, P = p.pipelines, p.stages
+        dead = np.zeros((D, P), dtype=bool)
+        speed = np.ones((D, P))
+        busy = np.full((D, P), 0.0 if p.remainder else -np.inf)
+        for w in p.dead:
+            dead[w] = True
+        for w, v in p.speeds.items():
+            speed[w] = v
+        for w, t in p.busy.items():
+            busy[w] = t
+        w = a.pipeline, a.stage
+        time = np.array([p.per_stage(kind) for kind in KINDS])[a.kind, a.stage] / speed[w]
+        bad = lambda mask: np.flatnonzero(mask)  # noqa: E731
+        self._say(bad(dead[w]), lambda k: f"{self._op(k)}: the worker is dead")
+        wrong = np.abs(a.end - a.start - time) > LENGTH
+        self._say(bad(wrong), lambda k: f"{self._op(k)} lasts {a.end[k] - a.start[k]:g}, not {time[k]:g}")
+        self._say(bad(np.isin(a.stage, list(p.finished))), lambda k: f"{self._op(k)}: the stage is committed")
+        self._say(bad(a.start < busy[w] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
+        pipeline = np.repeat(np.arange(D), p.counts)
+        home = np.where(a.kind == O, a.pipeline, pipeline[a.microbatch] if len(pipeline) else a.pipeline)
+        moved = (a.kind != O) & (home != a.pipeline)
+        begun = np.zeros((p.total + 1, P), dtype=bool)
+        for g, s in self.kept:
+            begun[g, s] = True
+        if p.reroute == "failed_only":
+            stray = moved & ~dead[home, a.stage] & ~begun[a.microbatch, a.stage]
+            self._say(bad(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
+
+    def each_microbatch(self) -> None:
+        """The right set of ops at every stage, on one worker, in order."""
+        p = self.p
+        bits = np.zeros((p.total, p.stages), dtype=np.int64)
+        for kind in range(4):
+            bits |= (self.place[kind] >= 0).astype(np.int64) << kind
+        code = lambda kinds: sum(1 << KINDS.index(k) for k in kinds)  # noqa: E731
+        full = [code(s) for s in OP_SETS[p.backward]]
+        fine = np.isin(bits, full)
+        for (g, s), (_, kinds) in self.kept.items():
+            fine[g, s] = int(bits[g, s]) in [f - code(kinds) for f in full if f & code(kinds) == code(kinds)]
+        fine[:, list(p.finished)] = bits[:, list(p.finished)] == 0
+        names = lambda b: "".join(KINDS[k] for k in range(4) if b >> k & 1) or "nothing"  # noqa: E731
+        self._say(
+            np.argwhere(~fine),
+            lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} has {names(bits[tuple(k)])} to run",
+        )
+        here = np.where(self.place[:4] >= 0, self.place[:4], -1)
+        top = here.max(axis=0)
+        low = np.where(here >= 0, here, 1 << 30).min(axis=0)
+        apart = (top >= 0) & (low != top)
+        for (g, s), (w, _) in self.kept.items():
+            apart[g, s] |= bool(top[g, s] >= 0) and bool(low[g, s] != w.pipeline or top[g, s] != w.pipeline)
+        self._say(np.argwhere(apart), lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} runs on several workers")
+        for first, then in ((F, I), (F, B), (I, W)):
+            early = self.start[then] < self.end[first] - EPS
+            self._say(
+                np.argwhere(early),
+                lambda k, a=first, b=then: (
+                    f"{KINDS[b]} of {self._mb(k[0])} at stage {k[1]} starts before its {KINDS[a]} ends"
+                ),
+            )
+
+    def messages(self) -> None:
+        """F after the F of the stage before, backward after the backward of the stage after, latency between."""
+        p = self.p
+        there = np.zeros((2, p.total, p.stages), dtype=bool)
+        first = offsets(p)
+        for kind, mb, s in p.delivered:
+            there[int(kind == "I"), first[mb[0]] + mb[1], s] = True
+        there[:, :, list(p.finished)] = True
+        far = p.send if p.send_rerouted is None else p.send_rerouted
+        pick = lambda a: np.where(np.isnan(self.start[I]), a[B], a[I])  # noqa: E731
+        forward = self.start[F], self.end[F], self.place[F]
+        backward = pick(self.start), pick(self.end), pick(self.place)
+        for which, (start, end, place), step in ((0, forward, 1), (1, backward, -1)):
+            for s in range(p.stages):
+                t = s + step
+                if not 0 <= t < p.stages:
+                    continue
+                lag = np.where(place[:, s] == place[:, t], p.send, far)
+                early = (start[:, t] < end[:, s] + lag - EPS) & ~there[which, :, s]
+                self._say(
+                    np.flatnonzero(early),
+                    lambda g, t=t, s=s, which=which: (
+                        f"{'FI'[which]} of {self._mb(g)} at stage {t} starts before the tensor from stage {s} is there"
+                    ),
+                )
+
+    def optimizer(self) -> None:
+        """One O for each live worker, after all gradients of its stage (or of every stage) and its all-reduce."""
+        p, a = self.p, self.a
+        m = a.kind == O
+        if p.optimizer == "none":
+            if m.any():
+                self.errors.append("O ops are given, but optimizer is none")
+            return
+        open_ = [s for s in range(p.stages) if s not in p.finished]
+        last = np.where(np.isnan(self.end[[W, B]]), -np.inf, self.end[[W, B]]).max(axis=(0, 1), initial=-np.inf)
+        if p.remainder:
+            last = np.maximum(last, 0.0)
+        ready = last + np.array(p.per_stage("allreduce"))
+        if p.optimizer == "barrier" and open_:
+            ready = np.full(p.stages, ready[open_].max())
+        count = np.zeros((p.pipelines, p.stages), dtype=int)
+        np.add.at(count, (a.pipeline[m], a.stage[m]), 1)
+        for w in p.workers():
+            if w.stage in open_ and count[w] != 1:
+                self.errors.append(f"worker {w} has {count[w]} O, not one")
+        compute_end = np.full((p.pipelines, p.stages), -np.inf)
+        np.maximum.at(compute_end, (a.pipeline[~m], a.stage[~m]), a.end[~m])
+        steps = np.flatnonzero(m)
+        early = a.start[steps] < ready[a.stage[steps]] - EPS
+        self._say(steps[early], lambda k: f"{self._op(k)} starts before its gradients are ready")
+        last_op = a.start[steps] < compute_end[a.pipeline[steps], a.stage[steps]] - EPS
+        self._say(steps[last_op], lambda k: f"{self._op(k)} is not the worker's last op")
+
+    def workers(self, a: OpArrays, tag: str) -> None:
+        """One op at a time and no more micro-batches in flight than allowed."""
+        p = self.p
+        worker = a.pipeline.astype(np.int64) * p.stages + a.stage
+        longer = np.flatnonzero(a.end > a.start + EPS)
+        order = longer[np.lexsort((a.end[longer], a.start[longer], worker[longer]))]
+        w, start, end = worker[order], a.start[order], a.end[order]
+        late = np.flatnonzero((w[1:] == w[:-1]) & (start[1:] < end[:-1] - EPS))
+        name = lambda w: Worker(int(w) // p.stages, int(w) % p.stages)  # noqa: E731
+        self._say(late, lambda k: f"{tag}worker {name(w[k])} runs two ops at time {start[k + 1]:g}")
+        self._memory(a, worker, tag)
+
+    def _memory(self, a: OpArrays, worker: Array, tag: str) -> None:
+        p = self.p
+        cap = limits(p)
+        gain = {F: 1.0, B: -1.0, W: p.i_release - 1.0} | ({I: -p.i_release} if p.i_release else {})
+        parts = [(a.kind == kind, x) for kind, x in gain.items()]
+        w = np.concatenate([worker[m] for m, _ in parts])
+        time = np.concatenate([(a.start if x > 0 else a.end)[m] for m, x in parts])
+        change = np.concatenate([np.full(int(m.sum()), x) for m, x in parts])
+        order = np.lexsort((time, w))
+        w, time, change = w[order], time[order], change[order]
+        # instants within EPS of the first of their group are one: releases count first
+        group = np.cumsum(np.r_[True, (w[1:] != w[:-1]) | (time[1:] > time[:-1] + EPS)][: len(w)])
+        order = np.lexsort((change, group))
+        w, time, change = w[order], time[order], change[order]
+        base = np.zeros(len(cap))
+        for held_by, x in p.held.items():
+            base[held_by.pipeline * p.stages + held_by.stage] = x
+        total = np.cumsum(change)
+        new = np.r_[True, w[1:] != w[:-1]][: len(w)]
+        before = np.where(new, total - change, 0.0)
+        head = np.flatnonzero(new)
+        flying = total - np.repeat(before[head], np.diff(np.r_[head, len(w)])) + base[w]
+        over = np.flatnonzero((change > 0) & (flying > cap[w] + LENGTH))
+        name = lambda k: Worker(int(w[k]) // p.stages, int(w[k]) % p.stages)  # noqa: E731
+        self._say(
+            over,
+            lambda k: f"{tag}worker {name(k)} holds {flying[k]:g} micro-batches at {time[k]:g}, limit {cap[w[k]]:g}",
+        )
