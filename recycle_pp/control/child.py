@@ -2,10 +2,10 @@
 
     child = Child.spawn(spec, log=run.log(3))     # in the supervisor
     child.pidfd                                   # readable within a millisecond of the death
-    death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., words={...})
+    death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
 
     last_words(spec, cause="exception", detail=traceback.format_exc())   # in the worker, before it dies
-    last_words(spec, injected="kill", moment="vote")
+    last_words(spec, cause="injected", detail="kill@vote")
 
 The worker gets its spec (with the job's token) through a pipe on its standard input, never through its command line or
 environment. It leads a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, and dies with
@@ -59,15 +59,16 @@ class Death:
     cause: str  # signal | exception | out_of_memory | exit
     detail: str  # "SIGKILL", the last lines of a traceback, "exit code 3"
     at: float
+    injected: bool = False  # a fault injection ended it
     words: dict[str, Any] = field(default_factory=dict)  # the worker's last words, if it left any
 
 
 def last_words(spec: WorkerSpec, **words: Any) -> None:
     """Tells the supervisor why this worker is about to die; never raises.
 
-    Either `cause` ("exception" or "out_of_memory") and `detail` (the traceback, of which the end is kept), or
-    `injected` (the kind of fault) right before it strikes. `at` is time.monotonic(), now by default. Other words reach
-    the coordinator as they are.
+    cause, detail: "exception" or "out_of_memory" and the traceback (of which the end is kept), or "injected" and the
+    fault, right before it strikes. `at` is time.monotonic(), now by default. Other words reach the coordinator as they
+    are.
     """
     detail = str(words.get("detail", ""))
     for longest in (3000, 1000, 300):  # escapes of foreign letters make a line longer than its text
@@ -81,8 +82,9 @@ def last_words(spec: WorkerSpec, **words: Any) -> None:
 class Child:
     """A running worker process."""
 
-    def __init__(self, pid: int, incarnation: int, words: int):
+    def __init__(self, pid: int, incarnation: int, words: int, log: Path):
         self.pid, self.incarnation = pid, incarnation
+        self._log = log
         self.pidfd = os.pidfd_open(pid)
         self._words = words
         self._oom_kills = _oom_kills()
@@ -104,7 +106,7 @@ class Child:
         os.write(spec_end, json.dumps(asdict(spec)).encode())  # far below a pipe's 64 KiB: never blocks
         for descriptor in (stdin, spec_end, output, spec.last_words):
             os.close(descriptor)
-        return cls(pid, spec.incarnation, words_end)
+        return cls(pid, spec.incarnation, words_end, log)
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -124,15 +126,22 @@ class Child:
     def _classify(self, status: int, words: dict[str, Any], seen: float) -> Death:
         if os.WIFSIGNALED(status):
             name = _signal_name(os.WTERMSIG(status))
-            if "injected" in words:
-                # A hang strikes long before its kill.
-                return Death("signal", name, words["at"] if words["injected"] == "kill" else seen, words)
+            if words.get("cause") == "injected":
+                hung = words["detail"].startswith("hang")  # that began long before its kill
+                return Death("signal", name, seen if hung else words["at"], True, words)
             if name == "SIGKILL" and _oom_kills() > self._oom_kills:
-                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, words)
-            return Death("signal", name, seen, words)
+                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, words=words)
+            return Death("signal", name, seen, words=words)
         if "cause" in words:
-            return Death(words["cause"], words["detail"], seen, words)
-        return Death("exit", f"exit code {os.WEXITSTATUS(status)}", seen, words)
+            return Death(words["cause"], words["detail"], seen, words=words)
+        return Death("exit", f"exit code {os.WEXITSTATUS(status)}{self._end_of_log()}", seen)
+
+    def _end_of_log(self) -> str:
+        """A worker that fails before its main function leaves no words, but its log may tell."""
+        with suppress(OSError, IndexError), open(self._log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+            return f"; its log ends: {file.read().decode(errors='replace').rstrip().splitlines()[-1][:500]}"
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------- in the child

@@ -10,12 +10,13 @@ sees nothing of a worker's death. What it says to the coordinator and hears from
     -> hello      role, rank, host, pid              <- welcome   settings, run_dir
     -> spawned    rank, incarnation, pid             <- spawn     rank, incarnation (after all supervisors have joined)
     -> died       rank, incarnation, cause,          <- kill      rank, incarnation (SIGKILL; its death is reported)
-                  detail, at, asked, ...             <- finish    code (ends the supervisor)
+                  detail, at, injected, asked        <- finish    code (ends the supervisor)
     -> stopping   rank, signal
 
 `cause` is signal, exception, out_of_memory or exit; `at` is this node's monotonic clock; `asked` says that a `kill` was
-on its way; what else the worker's last words hold comes along, `injected` for one. A supervisor that loses the
-coordinator ends its worker and itself.
+on its way; what else the worker's last words hold comes along. A supervisor that loses the coordinator ends its worker
+and itself. The job's exit code is that of each node's first rank; the others return 0, so that the launcher
+reports one failure instead of all.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Supervisor:
         self._child: Child | None = None
         self._next: int | None = None  # incarnation to start as soon as the present worker is gone
         self._killed_by_request = False
-        self._ending = False  # the worker's death is no news any more
+        self._finished = False  # the coordinator has said so
+        self._ending = False  # no worker is started any more
         self._gone = asyncio.Event()  # no worker lives
         self._gone.set()
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -144,6 +146,8 @@ class Supervisor:
             code = serving.result() if serving.done() else 1
         serving.cancel()
         await self._end_worker(gently=code == 0)
+        if self._finished and self._launch.local_rank != 0:
+            code = 0
         if self._peer is not None:
             self._peer.close()  # by this the coordinator knows that nothing of this rank is left
         if self._host is not None:
@@ -171,6 +175,7 @@ class Supervisor:
             return 1
         async for message in self._peer:
             if message["type"] == "finish":
+                self._finished = True
                 return int(message["code"])
             self._obey(message)
         if not self._signal.done():
@@ -240,15 +245,15 @@ class Supervisor:
         assert child is not None
         asyncio.get_running_loop().remove_reader(child.pidfd)
         death = child.reap()
-        if not self._ending:
-            self._report(death, child.incarnation)
-            if self._next is not None:
-                return self._spawn()
-        self._gone.set()
+        self._report(death, child.incarnation)
+        if self._next is not None and not self._ending:
+            self._spawn()
+        else:
+            self._gone.set()
 
     def _report(self, death: Death, incarnation: int) -> None:
-        known = {"cause": death.cause, "detail": death.detail, "at": death.at, "asked": self._killed_by_request}
-        self._say("died", incarnation=incarnation, **(death.words | known))
+        known = {"cause": death.cause, "detail": death.detail, "at": death.at, "injected": death.injected}
+        self._say("died", incarnation=incarnation, **{**death.words, **known, "asked": self._killed_by_request})
 
     # ----------------------------------------------------------------------------------------------------- end
 
@@ -265,7 +270,8 @@ class Supervisor:
         self._say("stopping", signal=name)
         if self._host is not None:
             self._host.stop(name, 128 + number)
-        await asyncio.wait({serving}, timeout=ASK_SECONDS)
+        if self._peer is not None:
+            await asyncio.wait({serving}, timeout=ASK_SECONDS)
 
     async def _end_worker(self, gently: bool) -> None:
         self._ending = True
@@ -274,7 +280,5 @@ class Supervisor:
             if self._child is not None and number:
                 self._child.send_signal(number)
             with suppress(TimeoutError):
-                return await asyncio.wait_for(self._wait_gone(), seconds)
-
-    async def _wait_gone(self) -> None:
-        await self._gone.wait()
+                await asyncio.wait_for(self._gone.wait(), seconds)
+                return
