@@ -1,0 +1,352 @@
+"""The coordinator's side of the recovery protocol: who is live, which generation, what to run, what is agreed.
+
+    job = Job(problem, steps=100)
+    for send in job.ready(worker): ...      # every event returns the messages that it causes
+    for send in job.died(worker): ...
+    for send in job.receive(worker, message): ...
+
+A pure event machine: no sockets, no clock, no torch. The coordinator drives it with real messages, the tests with every
+order of events that can be. A change of membership runs through the same three messages, whatever caused it:
+
+    announce   a new generation and its members; communication of the old one is void
+    report     from every member: what is done, what it holds, when it is free
+    adopt      to every member: what is left of the broken step, and the plan of the steps after it
+
+and a step ends with two: `vote` from every live worker, `commit` to every live worker. A death at any point (also while
+reports are collected) starts the next generation; the last one wins. `notes` is the log of what happened, for events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from recycle_schedules import Action, Plan, Problem, Worker
+
+from .commit import Ballot, Vote
+from .ledger import Record, Remainder, remainder
+
+Json = dict[str, Any]
+Actions = Mapping[Worker, list[Action]]
+Planner = Callable[[Problem], Plan]
+Deriver = Callable[..., Actions]  # recycle_schedules.actions
+
+
+class Send(NamedTuple):
+    to: Worker
+    message: Json
+
+
+class StageLost(RuntimeError):
+    """A stage has no live worker, and there is nothing to restore it from."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__(f"stage {stage} has no live worker left")
+        self.stage = stage
+
+
+@dataclass
+class Job:
+    """problem: the shape of the job with nobody dead; its durations and limits may be replaced while it runs."""
+
+    problem: Problem
+    steps: int
+    planner: Planner
+    derive: Deriver
+    clip: float | None = None
+    stagger: bool = False
+    first_step: int = 0
+    evaluate_every: int = 0
+    evaluate_microbatches: int = 1  # per pipeline
+    save_every: int = 0
+
+    generation: int = -1
+    committed: int = -1
+    live: set[Worker] = field(default_factory=set)
+    waiting: set[Worker] = field(default_factory=set)  # expected to take part in the first generation
+    joiners: dict[Worker, Joiner] = field(default_factory=dict)
+    notes: list[Json] = field(default_factory=list)
+    plan: Plan | None = None  # what the steps run that nothing has broken
+    remainder_plan: Plan | None = None  # what the last adoption found left of a broken step
+    finished: set[Worker] = field(default_factory=set)
+    phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | finished
+
+    def __post_init__(self) -> None:
+        self.committed = self.first_step - 1
+        self.waiting = {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
+        self._reports: dict[Worker, Json] = {}
+        self._stagger_pause = 0  # steps to go without speculation after one was taken back
+        self._evaluation: int | None = None  # the validation that is not complete
+        self._losses: dict[int, float] = {}
+        self._new_ballot()
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def ready(self, worker: Worker, earliest: int = 0) -> list[Send]:
+        """A worker has its model and can take part: from the start, or (later) once it has caught up with a peer, but
+        not before step `earliest`."""
+        if self.phase == "starting":
+            self.waiting.discard(worker)
+            self.live.add(worker)
+            return self._regroup() if not self.waiting else []
+        self.joiners[worker] = Joiner(earliest)
+        return self._find_donors()
+
+    def died(self, worker: Worker) -> list[Send]:
+        """Raises StageLost if no peer is left; the caller stops the job or restores it."""
+        if self.phase == "starting":
+            self.waiting.discard(worker)
+            self.live.discard(worker)
+            self._check_stages(self.live | self.waiting)
+            return self._regroup() if not self.waiting else []
+        self.joiners.pop(worker, None)
+        for joiner in self.joiners.values():
+            if joiner.donor == worker:
+                joiner.donor, joiner.synced = None, None
+        was_live = worker in self.live
+        self.live.discard(worker)
+        self.finished.discard(worker)
+        self._check_stages(self.live)
+        idle = self.phase == "running" and self.committed == self.steps - 1 and self._evaluation is None
+        out: list[Send] = []
+        if idle:
+            self._finish_if_complete()
+        elif self.phase == "holding" or (was_live and self.phase in ("reporting", "running")):
+            out += self._regroup()
+        return out + self._find_donors()
+
+    def receive(self, worker: Worker, message: Json) -> list[Send]:
+        """A message from a worker. What belongs to an old generation, or comes from the dead, is ignored."""
+        kind = message["type"]
+        if kind == "synced":
+            return self._synced(worker, message["step"])
+        if kind == "finished" and worker in self.live:  # its parameters are final, whatever generation this is
+            self.finished.add(worker)
+            self._finish_if_complete()
+        if worker not in self.live or message.get("generation", self.generation) != self.generation:
+            return []
+        if kind == "report" and self.phase == "reporting":
+            self._reports[worker] = message
+            return self._adopt() if len(self._reports) == len(self.live) else []
+        if kind == "vote" and self.phase == "running" and message["step"] == self.committed + 1:
+            vote = Vote(*(_tuple(message[k]) for k in ("squares", "finite", "counts", "losses")))
+            self._ballot.cast(worker, vote)
+            return self._commit() if self._ballot.complete(self.live) else []
+        if kind == "evaluated" and message["step"] == self._evaluation:
+            self._losses |= {int(g): x for g, x in message["losses"].items()}
+            self._evaluated()
+        return []
+
+    def replan(self, problem: Problem) -> None:
+        """New durations or limits (a profile, a slow worker): the next commit carries the new plan."""
+        self.problem, self.plan = problem, None
+
+    def regroup(self) -> list[Send]:
+        """The same members build their links anew: a connection broke and nobody is dead."""
+        return self._regroup() if self.phase in ("reporting", "running") else []
+
+    # -- generations -------------------------------------------------------------------------------------------
+
+    def _regroup(self) -> list[Send]:
+        self.generation += 1
+        self.phase = "reporting"
+        self._reports.clear()
+        self._new_ballot()
+        self._note("announced", members=[str(w) for w in sorted(self.live)])
+        message = {
+            "type": "announce",
+            "generation": self.generation,
+            "members": [list(w) for w in sorted(self.live)],
+            "committed": self.committed,
+        }
+        return [Send(w, message) for w in sorted(self.live)]
+
+    def _adopt(self) -> list[Send]:
+        """All have reported: plan what is left, and say who runs what."""
+        step, problem = self.committed + 1, self._problem_now()
+        busy = {w: float(r["busy"]) for w, r in self._reports.items()}
+        left = remainder(problem, self._records(step), busy)
+        self.remainder_plan = None
+        per_step: list[tuple[int, Actions]] = []
+        if step < self.steps and (left.sources or any(r.done for r in self._records(step).values())):
+            per_step.append((step, self._plan_left(left)))
+            ahead = self._records(step + 1)
+            if not left.revoked and any(r.done for r in ahead.values()):
+                per_step.append((step + 1, self._plan_left(remainder(problem, ahead, {}))))
+        steady, forward = self._steady(problem)
+        self.phase = "running"
+        self._note("plan_adopted", step=step, lost=left.lost, revoked=sorted(left.revoked))
+        out = []
+        for worker in sorted(self.live):
+            out.append(Send(worker, {
+                "type": "adopt",
+                "generation": self.generation,
+                "steps": [{"step": k, "actions": _json(acts.get(worker, []))} for k, acts in per_step],
+                "steady": _json(steady.get(worker, [])),
+                "forward": _json(forward.get(worker, [])),
+                "copy": self._copy_from(worker, left),
+                "revoked": sorted(left.revoked),
+                "evaluate": self._evaluation,
+                "stagger": self._staggers(),
+            }))  # fmt: skip
+        return out + self._find_donors()
+
+    def _records(self, step: int) -> dict[Worker, Record]:
+        found = {w: Record(step) for w in self.live}
+        for worker, report in self._reports.items():
+            for data in report["records"]:
+                if data["step"] == step:
+                    found[worker] = Record.from_json(data)
+        return found
+
+    def _plan_left(self, left: Remainder) -> Actions:
+        if len(left.sources) == self.problem.stages:
+            return {}
+        self.remainder_plan = self.planner(left.problem)
+        return self.derive(self.remainder_plan, left.holders)
+
+    def _steady(self, problem: Problem) -> tuple[Actions, Actions]:
+        if self.plan is None or self.plan.problem != problem:
+            self.plan = self.planner(problem)
+        forward = self.derive(self.plan, forward_only=True)
+        few = self.evaluate_microbatches
+        return self.derive(self.plan), {w: [a for a in acts if a.microbatch[1] < few] for w, acts in forward.items()}
+
+    def _problem_now(self) -> Problem:
+        everyone = {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
+        return self.problem.replace(failed=sorted(everyone - self.live))
+
+    def _copy_from(self, worker: Worker, left: Remainder) -> list[int] | None:
+        """The whole stage takes part in the copy if one of it lacks the sums: a broadcast needs all."""
+        source = left.sources.get(worker.stage)
+        peers = [w for w in self.live if w.stage == worker.stage]
+        records = self._records(self.committed + 1)
+        return None if source is None or all(records[w].reduced for w in peers) else list(source)
+
+    # -- commits -----------------------------------------------------------------------------------------------
+
+    def _commit(self) -> list[Send]:
+        decision = self._ballot.decide()
+        self.committed = decision.step
+        self._new_ballot()
+        problem = self._problem_now()
+        fresh = self.plan is None or self.plan.problem != problem
+        last = decision.step == self.steps - 1
+        took_back = self._staggers() and decision.scale != 1.0
+        self._stagger_pause = 8 if took_back else max(0, self._stagger_pause - 1)
+        joining = self._joining_now()
+        hold = not last and (took_back or bool(joining) or (fresh and self._staggers()))
+        evaluate = self._due(self.evaluate_every, decision.step)
+        then: Json = {"hold": hold, "void": took_back, "finish": last, "evaluate": evaluate,
+                      "savers": self._savers() if last or self._due(self.save_every, decision.step) else [],
+                      "stagger": self._staggers()}  # fmt: skip
+        self._evaluation, self._losses = (decision.step if evaluate else None), {}
+        self._note("committed", step=decision.step, loss=decision.loss, norm=decision.norm, scale=decision.scale,
+                   savers=then["savers"], evaluate=evaluate, last=last)  # fmt: skip
+        steady, forward = self._steady(problem) if fresh and not hold else ({}, {})
+        base = {
+            "type": "commit",
+            "generation": self.generation,
+            "step": decision.step,
+            "scale": decision.scale,
+            "norm": decision.norm,
+        }
+        out = []
+        for worker in sorted(self.live):
+            new = {"steady": _json(steady[worker]), "forward": _json(forward[worker])} if steady else {}
+            out.append(Send(worker, base | {"then": then | new}))
+        if hold and joining:
+            self.phase = "holding"
+        elif hold:
+            out += self._regroup()
+        return out + self._find_donors()
+
+    def _savers(self) -> list[list[int]]:
+        """One live worker a stage."""
+        return [list(min(w for w in self.live if w.stage == s)) for s in range(self.problem.stages)]
+
+    def _due(self, every: int, step: int) -> bool:
+        return every > 0 and ((step + 1) % every == 0 or step == self.steps - 1)
+
+    def _staggers(self) -> bool:
+        return self.stagger and self._stagger_pause == 0
+
+    def _evaluated(self) -> None:
+        if len(self._losses) == self.problem.pipelines * self.evaluate_microbatches:
+            losses = [self._losses[g] for g in sorted(self._losses)]
+            self._note("evaluated", step=self._evaluation, val_loss=sum(losses) / len(losses))
+            self._evaluation = None
+            self._finish_if_complete()
+
+    def _finish_if_complete(self) -> None:
+        if self.live <= self.finished and self._evaluation is None:
+            self.phase = "finished"
+
+    # -- joining -----------------------------------------------------------------------------------------------
+
+    def _find_donors(self) -> list[Send]:
+        """Every joiner without a donor gets the live peer that serves the fewest."""
+        out = []
+        for worker, joiner in sorted(self.joiners.items()):
+            peers = [w for w in self.live if w.stage == worker.stage]
+            soon = self.committed + 3 >= joiner.earliest
+            if joiner.donor is None and peers and soon and self.phase in ("reporting", "running"):
+                serving = [j.donor for j in self.joiners.values()]
+                joiner.donor = min(sorted(peers), key=serving.count)
+                joiner.session += 1
+                out.append(Send(joiner.donor, {"type": "donate", "to": list(worker), "session": joiner.session}))
+        return out
+
+    def _synced(self, worker: Worker, step: int) -> list[Send]:
+        """A joiner has the parameters after `step`. It takes part from the next commit on."""
+        joiner = self.joiners.get(worker)
+        if joiner is None:
+            return []
+        joiner.synced = step
+        if self.phase != "holding" or self._joining_now():
+            return []
+        for w in [
+            w for w, j in self.joiners.items() if j.synced == self.committed and j.earliest <= self.committed + 1
+        ]:
+            del self.joiners[w]
+            self.live.add(w)
+            self._note("rejoined", worker=str(w), step=self.committed + 1)
+        return self._regroup()
+
+    def _joining_now(self) -> set[Worker]:
+        """Joiners that lack only the step that has just been agreed."""
+        due = self.committed + 1
+        return {w for w, j in self.joiners.items() if j.synced == self.committed - 1 and j.earliest <= due}
+
+    # -- small things ------------------------------------------------------------------------------------------
+
+    def _check_stages(self, live: Collection[Worker]) -> None:
+        for stage in range(self.problem.stages):
+            if not any(w.stage == stage for w in live):
+                raise StageLost(stage)
+
+    def _new_ballot(self) -> None:
+        total = len(self.problem.microbatch_keys())
+        self._ballot = Ballot(self.committed + 1, self.problem.stages, total, self.clip)
+
+    def _note(self, name: str, **fields: Any) -> None:
+        self.notes.append({"event": name, "generation": self.generation, **fields})
+
+
+@dataclass
+class Joiner:
+    """A worker on its way back. `synced`: newest step in its parameters, None while the state is on its way."""
+
+    earliest: int = 0
+    donor: Worker | None = None
+    synced: int | None = None
+    session: int = 0
+
+
+def _json(actions: Iterable[Action]) -> list[Any]:
+    return [a.to_json() for a in actions]
+
+
+def _tuple(x: Any) -> Any:
+    return tuple(x) if isinstance(x, list) else x

@@ -1,0 +1,161 @@
+"""The worker's side of the recovery protocol: what it has done, what it may do next, what it answers.
+
+    me = Participant(Worker(1, 2), stages=4)
+    me.announce(message)            # a new generation: returns the report that answers it
+    me.adopt(message)               # the plan of that generation: `me.orders` is what to run
+    me.commit(message)              # the job has agreed on a step: `me.commits` waits to be applied
+
+Pure and not thread-safe: the worker calls it under one lock (control thread and executor share it), the simulator in
+the tests calls it directly. Which optimizer steps are *committed* (agreed by the job) and which are *applied* (in the
+parameters) is kept apart: `applied` runs behind after a commit that still waits for the executor, and one ahead while
+the staggered optimizer speculates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from recycle_schedules import Action, Worker
+
+from .ledger import Record
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The job's decision on a step: apply it with this clip scale (None: skip the update, a gradient was not finite)."""
+
+    step: int
+    scale: float | None
+    norm: float
+    then: Json = field(default_factory=dict)  # what follows: see `Job` for its keys
+
+
+@dataclass
+class Orders:
+    """What one worker runs in a generation.
+
+    steps   per unfinished step, oldest first: (step, actions of its remainder)
+    steady  the actions of every later step
+    forward  those of a validation
+    copy    the stage's reduced gradients come from this peer (a broadcast), they are not summed again
+    evaluate  the validation that has to be (re)done first, or None
+    """
+
+    generation: int
+    steps: dict[int, list[Action]]
+    steady: list[Action]
+    forward: list[Action]
+    copy: Worker | None
+    evaluate: int | None
+    stagger: bool
+
+    def actions(self, step: int) -> list[Action]:
+        return self.steps[step] if step in self.steps else self.steady
+
+
+@dataclass
+class Participant:
+    worker: Worker
+    stages: int
+    generation: int = -1
+    committed: int = -1  # newest step the job has agreed on
+    applied: int = -1  # newest step in the parameters
+    records: dict[int, Record] = field(default_factory=dict)
+    commits: list[Commit] = field(default_factory=list)  # agreed, not yet applied
+    orders: Orders | None = None  # None: wait
+    undo: bool = False  # the executor must take back its speculative step before anything else
+
+    def record(self, step: int) -> Record:
+        return self.records.setdefault(step, Record(step))
+
+    # -- what the coordinator says -----------------------------------------------------------------------------
+
+    def announce(self, message: Json, busy: float = 0.0) -> Json:
+        """A new generation. Everything of the old one is void but what is done; returns the report."""
+        self.generation = message["generation"]
+        self.committed = max(self.committed, message["committed"])  # news only to a worker that has just joined
+        self.orders = None
+        return self.report(busy)
+
+    def report(self, busy: float) -> Json:
+        """`busy`: seconds until this worker can start its next op."""
+        open_steps = [r.to_json() for step, r in sorted(self.records.items()) if step > self.committed]
+        return {
+            "type": "report",
+            "generation": self.generation,
+            "worker": list(self.worker),
+            "committed": self.committed,
+            "records": open_steps,
+            "busy": busy,
+        }
+
+    def adopt(self, message: Json) -> bool:
+        """The plan of a generation; False if it is void already. A revoked stage takes its reduced gradients back."""
+        if message["generation"] != self.generation:
+            return False
+        if message["revoked"]:
+            record = self.records.get(self.committed + 1)
+            if record and self.worker.stage in message["revoked"]:
+                record.reduced = False
+            self._forget_after(self.committed + 1)
+            self.undo = self.undo or self.applied > self.committed
+        self.orders = Orders(
+            generation=message["generation"],
+            steps={s["step"]: _actions(s["actions"]) for s in message["steps"]},
+            steady=_actions(message["steady"]),
+            forward=_actions(message["forward"]),
+            copy=Worker(*message["copy"]) if message["copy"] else None,
+            evaluate=message["evaluate"],
+            stagger=message["stagger"],
+        )
+        return True
+
+    def commit(self, message: Json) -> None:
+        """The job has agreed on a step. Its record is closed: boundary logs and accumulators may go once it is applied."""
+        step = message["step"]
+        assert step == self.committed + 1, (step, self.committed)
+        self.committed = step
+        self.records.pop(step, None)
+        self.commits.append(Commit(step, message["scale"], message["norm"], message["then"]))
+        then = message["then"]
+        if self.orders is not None and "steady" in then:  # a better plan, for the next step on
+            self.orders.steady, self.orders.forward = _actions(then["steady"]), _actions(then["forward"])
+        if self.orders is not None:
+            self.orders.stagger = then["stagger"]
+        if then["hold"]:
+            self.orders = None
+        if then["void"]:  # the update was not what the speculation had assumed
+            self._forget_after(step)
+            self.undo = self.applied == step
+
+    # -- what the executor does --------------------------------------------------------------------------------
+
+    def next_commit(self) -> Commit | None:
+        """The oldest commit that the executor has to apply (or to confirm, if `applied` is there already)."""
+        return self.commits.pop(0) if self.commits else None
+
+    def speculate(self, step: int) -> None:
+        """The executor has applied a step that the job has not agreed on yet."""
+        assert step == self.applied + 1 == self.committed + 1
+        self.applied = step
+
+    def taken_back(self) -> None:
+        """The executor has undone its speculative step."""
+        self.undo = False
+        self.applied -= 1
+
+    def may_accumulate(self, step: int) -> bool:
+        """Gradients of a step may be added once the step before is agreed: until then the sums belong to that one."""
+        return step == self.committed + 1 and not self.commits
+
+    def _forget_after(self, step: int) -> None:
+        """Work on parameters that turned out wrong is worth nothing."""
+        for later in [k for k in self.records if k > step]:
+            del self.records[later]
+
+
+def _actions(data: Any) -> list[Action]:
+    return [Action.from_json(a) for a in data]
