@@ -3,8 +3,8 @@
     from recycle_kernels import rms_norm, rope_qkv, swiglu, head_loss, weight_grad, adamw
 
 One file a kernel: the formula, the public function, its reference in plain torch, the autograd Function, the kernels.
-The package knows torch and Triton only. `deferral` says how a backward splits into I and W; `warm` compiles everything a
-stage needs; `compile` does so for GPUs that are not here; `tuning` finds and keeps the tiles of the matrix kernel.
+The package knows torch and Triton only. `deferral` says how a backward splits into I and W; `warm` compiles everything
+a stage needs; `compile` does so for GPUs that are not here; `tuning` finds and keeps the tiles of the matrix kernel.
 """
 
 from .adamw import adamw, adamw_reference, clip_factor, roll_back, squared_norm, squared_norm_reference
@@ -16,7 +16,7 @@ from .head_loss import (
     head_loss,
     head_loss_reference,
 )
-from .rms_norm import rms_norm, rms_norm_reference
+from .rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from .rope import rope, rope_qkv, rope_qkv_reference, rope_reference, rope_table
 from .swiglu import swiglu, swiglu_reference
 from .weight_grad import Tile, Tiles, weight_grad, weight_grad_fixed, weight_grad_reference
@@ -27,6 +27,8 @@ __all__ = [
     "adamw",
     "adamw_reference",
     "add_head_weight_grad",
+    "add_rms_norm",
+    "add_rms_norm_reference",
     "clip_factor",
     "cross_entropy",
     "cross_entropy_reference",

@@ -6,7 +6,7 @@
     roll_back(param, exp_avg, exp_avg_sq, undo)                        # post-validation said no
 
 All tensors are flat, contiguous, of equal length: a stage's parameters one after another, the `decayed` elements of
-the matrices first (norm weights take no weight decay). param, exp_avg, exp_avg_sq are float32, grad float32 or bfloat16.
+the matrices first (norm weights take no weight decay). param, exp_avg, exp_avg_sq are float32, grad float32 or bf16.
 
 Formula (Loshchilov and Hutter 2019, arXiv:1711.05101, in torch.optim.AdamW's order), g = grad * scale * clip:
 
@@ -54,8 +54,8 @@ def adamw(
     n = param.numel()
     _adamw_kernel[(triton.cdiv(n, BLOCK),)](
         param, grad, exp_avg, exp_avg_sq, clip, *(undo or (None, None, None)), n, n if decayed is None else decayed,
-        scale, 1 - lr * weight_decay, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** 0.5, eps,
-        BLOCK=BLOCK, num_warps=4,
+        scale, 1 - lr * weight_decay, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** 0.5,
+        eps, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def squared_norm_reference(grad: Tensor) -> Tensor:
 
 
 def clip_factor(squares: Tensor, limit: float) -> Tensor:
-    """min(1, limit / norm) of the whole job's squared norm, a float32 scalar tensor (torch.nn.utils.clip_grad_norm_)."""
+    """min(1, limit / norm) from the job's squared norm, a float32 scalar tensor (as torch's clip_grad_norm_)."""
     return (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0).float()
 
 

@@ -1,10 +1,10 @@
 """How a row is cut into blocks: pure functions of the shape, so that every peer launches the same program.
 
-    block, rows, warps = row_tile(width=4096, elements=8192)
+    block, rows, warps = row_tile(width=4096)
 
-The row kernels (norm, rope, SwiGLU, loss, optimizer) are bound by memory: any block that keeps enough bytes in
-flight is as good as another, so theirs follow from the width alone and there is nothing to tune or to agree on.
-The one matrix kernel, `weight_grad`, has a tile table of its own that can be tuned and shared.
+Kernels over rows are bound by memory: any block that keeps enough bytes in flight is as good as another, so theirs
+follow from the width alone and there is nothing to tune or to agree on. The one matrix kernel, `weight_grad`, has
+tiles that can be tuned and shared (tuning.py).
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def row_tile(width: int, elements: int, per_thread: int) -> RowTile:
-    """A tile of about `elements` elements that holds whole rows, `per_thread` elements a thread.
+def row_tile(width: int) -> RowTile:
+    """A tile of whole rows, 4096 elements or one row, 16 elements a thread.
 
     Raises ValueError when a row is wider than MAX_WIDTH.
     """
     if width > MAX_WIDTH:
         raise ValueError(f"a row of {width} elements does not fit one program; the width may be at most {MAX_WIDTH}")
     block = power_of_two(width)
-    rows = max(1, elements // block)
-    return RowTile(block, rows, warps=min(32, max(4, block * rows // (32 * per_thread))))
+    return RowTile(block, rows=max(1, 4096 // block), warps=max(8, block // 512))

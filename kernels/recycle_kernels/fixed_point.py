@@ -7,7 +7,7 @@
 Floating-point addition is not associative, integer addition is: whichever peer ran a micro-batch, and in whatever
 order the parts arrive, the int64 sum has the same bits. The product grad * 2^exponent is exact in float64 and rounds
 half to even, so an element is off by at most 2^-(exponent + 1) per addend. `bad` becomes 1 (and the element counts
-as 0) when an addend is NaN, infinite, or reaches 2^ADDEND_BITS steps; 2^(63 - ADDEND_BITS) = 8192 addends never overflow.
+as 0) when an addend is NaN, infinite, or reaches 2^ADDEND_BITS steps: 2^(63 - ADDEND_BITS) = 8192 never overflow.
 Tensors are contiguous and of equal size; grad float32 or bfloat16; -126 <= exponent <= 126, one per tensor, agreed
 by all peers.
 """

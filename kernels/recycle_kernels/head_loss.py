@@ -152,7 +152,7 @@ def _launch(vocabulary: int) -> dict[str, int]:
 def _loss_kernel(logits, targets, nll, lse, vocabulary, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocabulary
-    # every lane keeps its own running maximum and sum (Milakov and Gimelshein 2018, arXiv:1805.02867); one reduction ends it
+    # every lane keeps a running maximum and sum (Milakov and Gimelshein 2018, arXiv:1805.02867), one reduction ends it
     peak = tl.full([BLOCK], -3.0e38, tl.float32)  # finite: -inf - -inf is no number
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocabulary, BLOCK):

@@ -1,7 +1,7 @@
 """RMSNorm, with the residual addition before it in the same pass.
 
-    y    = rms_norm(x, weight, eps)                      # [..., H]
-    y, h = rms_norm(x, weight, eps, residual=r)          # h = x + r goes on as the residual stream
+    y    = rms_norm(x, weight, eps)                     # [..., H]
+    y, h = add_rms_norm(x, residual, weight, eps)       # h = x + residual goes on as the residual stream
 
 Formula (Zhang and Sennrich 2019, arXiv:1910.07467), row by row, in float32 whatever the dtypes:
 
@@ -31,30 +31,37 @@ GROUPS = 256  # partial sums of the weight gradient: about two programs on each 
 
 
 def rms_norm(
+    x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None, defer: Defer | None = None
+) -> Tensor:
+    """y [..., H]. `dtype` is y's; `defer` takes the weight gradient (see deferral.py)."""
+    return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype, defer)
+
+
+def add_rms_norm(
     x: Tensor,
+    residual: Tensor,
     weight: Tensor,
     eps: float = 1e-5,
-    residual: Tensor | None = None,
+    *,
     dtype: torch.dtype | None = None,
     defer: Defer | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """y, or (y, h) with a residual. `dtype` is y's; `defer` takes the weight gradient (see deferral.py)."""
+) -> tuple[Tensor, Tensor]:
+    """(y, h) [..., H], h = x + residual. `dtype` is y's; `defer` takes the weight gradient (see deferral.py)."""
     return _RMSNorm.apply(x, weight, eps, residual, dtype or x.dtype, defer)
 
 
-def rms_norm_reference(
-    x: Tensor,
-    weight: Tensor,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The same in plain torch, differentiable."""
-    h = x if residual is None else x + residual
-    wide = h if h.dtype == torch.float64 else h.float()
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
-    y = y.to(dtype or x.dtype)
-    return y if residual is None else (y, h)
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None) -> Tensor:
+    """`rms_norm` in plain torch, differentiable."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(dtype or x.dtype)
+
+
+def add_rms_norm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` in plain torch, differentiable."""
+    h = x + residual
+    return rms_norm_reference(h, weight, eps, dtype=dtype or x.dtype), h
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -95,7 +102,7 @@ def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dty
     y = torch.empty_like(x, dtype=dtype)
     h = x if residual is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block, tile, warps = row_tile(width, elements=4096, per_thread=16)
+    block, tile, warps = row_tile(width)
     _forward_kernel[(triton.cdiv(rows, tile),)](
         x, None if residual is None else residual.contiguous(), weight, y, h, rstd, rows, width, eps,
         ROWS=tile, BLOCK=block, num_warps=warps,
@@ -106,7 +113,7 @@ def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dty
 def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, *, want_weight: bool):
     """(dx, dresidual, partial): None for what there is none of; without a weight, only the partial weight gradients."""
     width, rows = h.shape[-1], rstd.numel()
-    block, tile, warps = row_tile(width, elements=4096, per_thread=16)
+    block, tile, warps = row_tile(width)
     tiles = triton.cdiv(rows, tile)
     tiles_a_group = triton.cdiv(tiles, GROUPS) if want_weight else 1
     groups = triton.cdiv(tiles, tiles_a_group)
@@ -149,8 +156,8 @@ def _backward_kernel(
     if weight is not None:
         w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(group * tiles, (group + 1) * tiles):
-        row = tile * ROWS + tl.arange(0, ROWS)
+    for tile in range(tiles):
+        row = (group * tiles + tile) * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         at = row.to(tl.int64)[:, None] * width + column[None, :]
         scale = tl.load(rstd + row, mask=row < rows, other=0.0)[:, None]

@@ -68,7 +68,8 @@ class _Rope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dx):
-        return _turn([dx], [_empty(dx)], *ctx.saved_tensors, back=True)[0], None, None
+        cos, sin = ctx.saved_tensors
+        return _turn([dx], [_empty(dx)], cos, sin, back=True)[0], None, None
 
 
 class _RopeQKV(torch.autograd.Function):
@@ -83,7 +84,8 @@ class _RopeQKV(torch.autograd.Function):
     def backward(ctx, *grads):
         batch, sequence, _, dim = grads[0].shape
         packed = grads[0].new_empty(batch, sequence, sum(ctx.split), dim)
-        _turn(grads, packed.split(ctx.split, dim=2), *ctx.saved_tensors, back=True)
+        cos, sin = ctx.saved_tensors
+        _turn(grads, packed.split(ctx.split, dim=2), cos, sin, back=True)
         return packed, None, None, None
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .adamw import adamw, squared_norm
 from .fixed_point import dequantise, quantise_add
 from .head_loss import cross_entropy, head_loss
-from .rms_norm import rms_norm
+from .rms_norm import add_rms_norm, rms_norm
 from .rope import rope, rope_qkv, rope_table
 from .swiglu import swiglu
 from .weight_grad import Tiles, weight_grad, weight_grad_fixed
@@ -74,14 +74,15 @@ def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -
     wide, tokens, width = torch.float32, shape.tokens, shape.width
 
     def norm() -> None:
-        _backward(rms_norm(zeros(tokens, width, dtype=wide, grad=True), zeros(width, dtype=wide, grad=True)))
+        y = rms_norm(zeros(tokens, width, dtype=wide, grad=True), zeros(width, dtype=wide, grad=True))
+        _backward(y)
 
     def norm_residual() -> None:
         x, residual = zeros(tokens, width, grad=True), zeros(tokens, width, dtype=wide, grad=True)
         weight = zeros(width, dtype=wide, grad=True)
-        _backward(*rms_norm(x, weight, residual=residual))
+        _backward(*add_rms_norm(x, residual, weight))
         queue: list[Callable[[Tensor], None]] = []
-        _backward(*rms_norm(x, weight, residual=residual, defer=lambda _, add: queue.append(add)))
+        _backward(*add_rms_norm(x, residual, weight, defer=lambda _, add: queue.append(add)))
         queue[0](zeros(width, dtype=wide))
 
     def positions() -> None:
@@ -124,7 +125,7 @@ def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -
         adamw(*state[:4], step=1, lr=0.0, clip=clip, undo=(state[4], state[5], state[6]))
 
     named = [norm, norm_residual, positions, activation, products, fixed_point, optimizer]
-    return {call.__name__: call for call in (named + [head] if shape.vocabulary else named)}
+    return {call.__name__: call for call in ([*named, head] if shape.vocabulary else named)}
 
 
 def _backward(*outputs: Tensor) -> None:

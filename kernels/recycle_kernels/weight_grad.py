@@ -22,8 +22,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 from .fixed_point import raise_flag, to_steps
+
+ADDED, ADDED_FIXED = 32, 8  # elements that a thread adds to the buffer at once; more of them spill
 
 
 class Tile(NamedTuple):
@@ -46,7 +49,7 @@ def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None = Non
 
 
 def weight_grad_fixed(q: Tensor, dy: Tensor, x: Tensor, exponent: int, bad: Tensor, tiles: Tiles | None = None) -> None:
-    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); bad (int32 [1]) becomes 1 when an addend does not fit."""
+    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); bad (int32 [1]) becomes 1 when one does not fit."""
     _launch(q, dy, x, tiles, bad, 2.0**exponent)
 
 
@@ -61,25 +64,30 @@ def shape_key(dy: Tensor, x: Tensor) -> str:
     return f"{dy.shape[1]}x{x.shape[1]}x{dy.shape[0]}/{str(x.dtype).removeprefix('torch.')}"
 
 
-def default_tile(out: int, inner: int, dtype: torch.dtype) -> Tile:
-    """The largest tile that still gives every multiprocessor of a large GPU (about 130) work."""
+def default_tile(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
+    """The largest tile that still gives every multiprocessor of a large GPU (about 130) work. `arch`: 80, 90, 100."""
     if dtype == torch.float32:  # no tensor cores: registers are the limit
         return Tile(64, 64, 16)
-    if out * inner >= 130 * 128 * 256:
-        return Tile(128, 256, 64, warps=8)
-    if out * inner >= 130 * 128 * 128:
+    if out * inner < 130 * 128 * 128:
+        return Tile(64, 64, 64)
+    if out * inner < 130 * 128 * 256:
         return Tile(128, 128, 64, warps=8)
-    return Tile(64, 64, 64)
+    if arch < 90:  # operands pass through registers, and 64 tokens of them would not fit beside the product
+        return Tile(128, 256, 32, warps=8, stages=4)
+    return Tile(128, 256, 64, warps=8)
 
 
 def _launch(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Tensor | None, scale: float) -> None:
     dy, x = (t if t.stride(1) == 1 else t.contiguous() for t in (dy, x))
     tokens, out = dy.shape
     inner = x.shape[1]
-    tile = (tiles or {}).get(shape_key(dy, x)) or default_tile(out, inner, x.dtype)
+    arch = 0 if x.device.type == "cpu" else driver.active.get_current_target().arch  # cpu: the interpreter
+    tile = (tiles or {}).get(shape_key(dy, x)) or default_tile(out, inner, x.dtype, arch)
+    a_thread = tile.out * tile.inner // (32 * tile.warps)
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
         buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0), scale, WHOLE=tokens % tile.tokens == 0,
-        OUT=tile.out, INNER=tile.inner, TOKENS=tile.tokens, GROUP=tile.group, num_warps=tile.warps, num_stages=tile.stages,
+        OUT=tile.out, INNER=tile.inner, TOKENS=tile.tokens, GROUP=tile.group,
+        PARTS=max(1, a_thread // (ADDED if bad is None else ADDED_FIXED)), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -87,6 +95,7 @@ def _launch(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Ten
 def _kernel(
     buffer, dy, x, bad, tokens, out, inner, dy_stride, x_stride, scale,
     WHOLE: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     pid, columns = tl.program_id(0), tl.cdiv(inner, INNER)
     tile_out, tile_inner = tl.swizzle2d(pid // columns, pid % columns, tl.cdiv(out, OUT), columns, GROUP)
@@ -101,11 +110,26 @@ def _kernel(
         product = tl.dot(tl.trans(a), b, product, input_precision="ieee")
         dy_at += TOKENS * dy_stride
         x_at += TOKENS * x_stride
-    at = buffer + o.to(tl.int64)[:, None] * inner + k[None, :]
-    mask = (o < out)[:, None] & (k < inner)[None, :]
-    if bad is None:
-        tl.store(at, tl.load(at, mask=mask, other=0.0) + product, mask=mask)
+    _add(buffer, product, bad, scale, out, inner, tile_out * OUT, tile_inner * INNER, OUT, INNER, PARTS)
+
+
+@triton.jit
+def _add(
+    buffer, product, bad, scale, out, inner, first_out, first_inner,
+    OUT: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds the product to its place, PARTS blocks of columns in turn: all at once does not fit the registers."""
+    if PARTS > 1:
+        left, right = tl.split(tl.permute(tl.reshape(product, (OUT, 2, INNER // 2)), (0, 2, 1)))
+        _add(buffer, left, bad, scale, out, inner, first_out, first_inner, OUT, INNER // 2, PARTS // 2)
+        _add(buffer, right, bad, scale, out, inner, first_out, first_inner + INNER // 2, OUT, INNER // 2, PARTS // 2)
     else:
-        steps, fits = to_steps(product, scale)
-        tl.store(at, tl.load(at, mask=mask, other=0) + steps, mask=mask)
-        raise_flag(bad, fits, mask)
+        o, k = first_out + tl.arange(0, OUT), first_inner + tl.arange(0, INNER)
+        at = buffer + o.to(tl.int64)[:, None] * inner + k[None, :]
+        mask = (o < out)[:, None] & (k < inner)[None, :]
+        if bad is None:
+            tl.store(at, tl.load(at, mask=mask, other=0.0) + product, mask=mask)
+        else:
+            steps, fits = to_steps(product, scale)
+            tl.store(at, tl.load(at, mask=mask, other=0) + steps, mask=mask)
+            raise_flag(bad, fits, mask)
