@@ -50,15 +50,14 @@ class GlooGroup:
         if self.size > 1:
             self._kick = self.backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], NOBODY_SENDS)  # type: ignore[attr-defined]
 
-    def abort(self) -> int:
-        """Breaks whatever is connected or waits to be; returns the number of connections shut.
+    def abort(self) -> None:
+        """Breaks whatever is connected or waits to be. What is under way just now may need a second call."""
+        if shutdown_sockets(self._listener, self._peers) < self.size - 1:
+            self.answer_for_the_missing()
 
-        Once is enough for what blocks now. A connection under way can still appear, so a careful undertaker calls it
-        again.
-        """
-        found = shutdown_sockets(self._listener, self._peers)
-        answer_for_the_missing(self._listener, [r for r in range(self.size) if r != self.rank])
-        return found
+    def answer_for_the_missing(self) -> None:
+        """Ends the wait for members that will not connect any more."""
+        answer_for_the_missing(self._listener, [rank for rank in range(self.size) if rank != self.rank])
 
 
 class NcclGroup:
@@ -79,23 +78,22 @@ class NcclGroup:
         """Builds the communicator now instead of in the first operation."""
         self.backend.eager_connect_single_device(self._device)
 
-    def abort(self) -> int:
+    def abort(self) -> None:
         self.backend.abort()
-        return 0
 
 
 Group = GlooGroup | NcclGroup
 
 
-def abort_groups(groups: list[Group]) -> int:
+def abort_groups(groups: list[Group]) -> None:
     """Aborts several groups; NCCL's within one group call, as one after the other can deadlock (pytorch#119797)."""
     nccl = [group for group in groups if isinstance(group, NcclGroup)]
     if nccl:
         nccl[0].backend._group_start()
-    found = sum(group.abort() for group in groups)
+    for group in groups:
+        group.abort()
     if nccl:
         nccl[0].backend._group_end()
-    return found
 
 
 def _device(interface: str) -> ProcessGroupGloo.Device:

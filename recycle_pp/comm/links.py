@@ -239,12 +239,12 @@ class _Generation:
 
 
 def _bury(over: list[_Generation]) -> None:
-    """Shuts what appears late (a connection that was under way), then lets go of the groups, which takes a while."""
-    for pause in (0.002, 0.01, 0.05):
-        time.sleep(pause)
-        for old in over:
-            for group in old.groups():
-                if isinstance(group, GlooGroup):
-                    group.abort()
+    """Breaks what was under way when the generation ended, then lets go of the groups; neither is urgent."""
+    time.sleep(0.1)
+    for old in over:
+        for group in old.groups():
+            if isinstance(group, GlooGroup):
+                group.abort()
+                group.answer_for_the_missing()
     for old in over:
         old.bury()

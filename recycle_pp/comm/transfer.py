@@ -1,0 +1,201 @@
+"""Named tensors from one worker to another over a TCP connection of their own: the state that a rejoining worker needs.
+
+    receiver = Receiver("127.0.0.1", token)                    # listens at once; (host, port) in receiver.address
+    stream = receiver.accept(timeout=60)                       # Stream, authenticated
+    meta, tensors = stream.receive()                           # blocks; TransferError when the other side is gone
+
+    stream = connect(address, token, timeout=10)               # the donor
+    stream.send({"step": 7}, {"layers.0.wq.weight": tensor})   # returns when the kernel has taken all of it
+
+Either side may send, any number of times. `close` from any thread ends what blocks. Frames are a length-limited JSON
+header ({"meta": ..., "tensors": [[name, dtype, shape], ...]}) and then the tensors' raw bytes in that order, in the
+byte order of the machine. Both ends prove with HMAC-SHA256 that they know the job's token, without sending it, before
+anything else is read; nothing that arrives is unpickled or evaluated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import math
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recycle_pp.comm.interface import address_of
+
+MAX_HEADER = 16 << 20  # bytes
+MAX_TENSOR = 1 << 40  # bytes
+CHUNK = 4 << 20  # bytes that one system call is asked to move: `timeout` is the longest pause between two of them
+NONCE = 32  # bytes
+
+_LENGTH = struct.Struct(">I")
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+
+
+class TransferError(ConnectionError):
+    """The stream is of no more use: the other side has died, was too slow, or does not speak this format."""
+
+
+def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 10.0, idle: float = 60.0) -> Stream:
+    """A stream to the receiver at (host, port), within `timeout` seconds. TransferError if nobody is there."""
+    host, port = address
+    try:
+        sock = socket.create_connection((host, port), timeout)
+    except OSError as error:
+        raise TransferError(f"no connection to {host}:{port}: {error}") from error
+    stream = Stream(sock, timeout)
+    stream._authenticate(token, b"donor", b"joiner")
+    stream._socket.settimeout(idle)
+    return stream
+
+
+class Receiver:
+    """Listens on a free port of `interface` (an address, a host name or a network interface's name)."""
+
+    def __init__(self, interface: str, token: str):
+        host = address_of(interface)
+        self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._token = token
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+
+    def accept(self, timeout: float = 60.0, idle: float = 60.0) -> Stream:
+        """The next connection that knows the token; strangers are dropped. TransferError after `timeout` or `close`.
+
+        idle: seconds without a byte after which a receive or send of the stream fails.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+                sock, _ = self._socket.accept()
+            except OSError as error:
+                raise TransferError(f"nobody has connected to {self.address[0]}:{self.address[1]}") from error
+            stream = Stream(sock, min(5.0, timeout))
+            with contextlib.suppress(TransferError):
+                stream._authenticate(self._token, b"joiner", b"donor")
+                stream._socket.settimeout(idle)
+                return stream
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread in `accept`, which `close` alone does not
+        self._socket.close()
+
+
+class Stream:
+    """One end of an authenticated connection. One thread may send while another receives."""
+
+    def __init__(self, sock: socket.socket, timeout: float):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(timeout)
+        self._socket = sock
+
+    def send(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Sends `meta` (JSON) and the tensors, in order; they must not change until it returns."""
+        described = [[name, _name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
+        header = json.dumps({"meta": dict(meta), "tensors": described}).encode()
+        if len(header) > MAX_HEADER:
+            raise ValueError(f"the header of {len(tensors)} tensors has {len(header)} bytes; {MAX_HEADER} are allowed")
+        self._write(memoryview(_LENGTH.pack(len(header)) + header))
+        for tensor in tensors.values():
+            self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
+
+    def receive(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The next `send` of the other side: (meta, tensors on the CPU)."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > MAX_HEADER:
+            raise self._broken(f"a header of {length} bytes; {MAX_HEADER} are allowed")
+        try:
+            header = json.loads(self._read(length))
+            meta, described = header["meta"], header["tensors"]
+            empty = {str(name): _empty(dtype, shape) for name, dtype, shape in described}
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._broken(f"a header that does not read: {error}") from error
+        for tensor in empty.values():
+            self._fill(_bytes_of(tensor))
+        return meta, empty
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _authenticate(self, token: str, me: bytes, other: bytes) -> None:
+        """Both ends prove that they know the token; the roles in the proofs keep one from being sent back as the other."""
+        mine = secrets.token_bytes(NONCE)
+        self._write(memoryview(mine))
+        theirs = self._read(NONCE)
+        self._write(memoryview(_proof(token, me, theirs + mine)))
+        if not hmac.compare_digest(self._read(32), _proof(token, other, mine + theirs)):
+            raise self._broken("the other side does not know the job's token")
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            for start in range(0, len(data), CHUNK):
+                self._socket.sendall(data[start : start + CHUNK])
+        except OSError as error:
+            raise self._broken(str(error)) from error
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray(count)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _fill(self, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            try:
+                count = self._socket.recv_into(data[done : done + CHUNK])
+            except OSError as error:
+                raise self._broken(str(error)) from error
+            if count == 0:
+                raise self._broken("the other side has closed it")
+            done += count
+
+    def _broken(self, reason: str) -> TransferError:
+        self.close()
+        return TransferError(f"transfer of state: {reason}")
+
+
+def _proof(token: str, role: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(token.encode(), b"recycle_pp transfer " + role + nonces, "sha256")
+
+
+def _name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ValueError(f"tensors of {name} cannot be transferred; {', '.join(_DTYPES)} can")
+    return name
+
+
+def _empty(name: str, shape: list[int]) -> Tensor:
+    if name not in _DTYPES or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"a tensor of {name} {shape}")
+    if math.prod(shape) * _DTYPES[name].itemsize > MAX_TENSOR:
+        raise ValueError(f"a tensor of shape {shape}")
+    return torch.empty(shape, dtype=_DTYPES[name])
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")
