@@ -72,7 +72,7 @@ def cause_in_words(record: Mapping[str, Any]) -> str:
         "hang": "no sign of life, so it was killed",
         "eviction": "its node was taken away",
         "node_loss": "its node was lost",
-        "exit": f"it ended by itself ({last})",
+        "exit": f"it ended by itself: {last}",
     }.get(str(cause), f"{cause} {last}".strip())
     return words + (", as asked" if record.get("injected") else "")
 

@@ -1,0 +1,346 @@
+"""The one place that decides: who is live, what runs, what is agreed. It hosts `protocol.Job` on real connections.
+
+    coordinator = Coordinator(settings, run, events, progress)
+    host, port = await coordinator.serve("127.0.0.1", 0, token)
+    code = await coordinator.run()        # 0, or the exit code of a job that had to stop
+
+Two kinds of clients: a supervisor a rank (spawns and watches, decides nothing) and its worker. The coordinator keeps no
+state that workers could not report again, and nothing here depends on where it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from recycle_schedules import Problem, Worker, actions, plan
+
+from ..protocol.commit import ProtocolViolation
+from ..protocol.job import Job, Send, StageLost
+from ..settings import Settings
+from ..telemetry.events import Events
+from ..telemetry.progress import Progress
+from ..telemetry.recorder import Recorder
+from ..telemetry.run_folder import RunFolder
+from .faults import Fault, faults
+from .messages import Message, Peer, serve
+from .saving import Saving
+
+_log = logging.getLogger(__name__)
+_CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
+_BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
+
+
+@dataclass
+class Rank:
+    """One launched process: its supervisor, and the worker it runs at present."""
+
+    role: Worker
+    supervisor: Peer
+    worker: Peer | None = None
+    incarnation: int = -1
+    alive: bool = False  # spawned and not dead
+    respawns: int = 0
+    heard: float = 0.0  # when its worker gave the last sign of life
+    patience: float = 0.0  # seconds of silence after which it counts as hung
+    causes: dict[int, Message] = field(default_factory=dict)  # incarnation -> why it died
+
+
+class Coordinator:
+    def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress) -> None:
+        self._settings = settings
+        self._run = run
+        self._ranks: dict[int, Rank] = {}
+        self._faults: list[Fault] = faults(settings)
+        self._changed = asyncio.Event()
+        self._code: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
+        self._digests: dict[Worker, dict[str, str]] = {}
+        self._saving = Saving(run.checkpoints, settings.parallel.stages)
+        self._job = Job(
+            initial_problem(settings),
+            steps=settings.run.steps,
+            planner=plan,
+            derive=actions,
+            clip=settings.optimizer.clip,
+            stagger=settings.optimizer.stagger,
+            first_step=self._saving.steps_done() if settings.run.resume else 0,
+            evaluate_every=settings.run.validate_every,
+            evaluate_microbatches=min(settings.run.validate_microbatches, settings.parallel.microbatches),
+            save_every=settings.checkpoint.every,
+        )
+        self._recorder = Recorder(settings, run, events, progress, self._job)
+
+    # -- the job's life ----------------------------------------------------------------------------------------
+
+    async def serve(self, host: str, port: int, token: str) -> tuple[str, int]:
+        """Listens for supervisors and workers that know the token; returns the bound address."""
+        self._server = await serve(self._handle, host, port, token)
+        return self._server.sockets[0].getsockname()[:2]
+
+    async def run(self) -> int:
+        """Until the job is finished or has to stop."""
+        watch = asyncio.create_task(self._watch())
+        while self._code is None:
+            await self._changed.wait()
+            self._changed.clear()
+        watch.cancel()
+        for rank in self._ranks.values():
+            if rank.worker is not None:
+                rank.worker.send({"type": "exit"})
+            rank.supervisor.send({"type": "finish", "code": self._code})
+        await self._until_all_have_gone()
+        self._server.close()
+        self._recorder.close()
+        return self._code
+
+    def stop(self, reason: str, code: int = 1) -> None:
+        if self._code is None:
+            self._recorder.stopped(reason)
+            self._end(code)
+
+    def _end(self, code: int) -> None:
+        self._code = code if self._code is None else self._code
+        self._changed.set()
+
+    async def _until_all_have_gone(self, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while any(r.alive for r in self._ranks.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    # -- connections -------------------------------------------------------------------------------------------
+
+    async def _handle(self, peer: Peer) -> None:
+        if peer.hello.get("role") == "supervisor":
+            await self._handle_supervisor(peer)
+        elif peer.hello.get("role") == "worker":
+            await self._handle_worker(peer)
+
+    async def _handle_supervisor(self, peer: Peer) -> None:
+        number = int(peer.hello["rank"])
+        stages = self._settings.parallel.stages
+        rank = self._ranks[number] = Rank(Worker(*divmod(number, stages)), peer)
+        peer.send({
+            "type": "welcome",
+            "settings": asdict(self._settings),
+            "run_dir": str(self._run.path),
+            "now": time.monotonic(),
+        })  # fmt: skip
+        if len(self._ranks) == self._settings.parallel.pipelines * stages:
+            for each in sorted(self._ranks):
+                self._spawn(each)
+        async for message in peer:
+            if message["type"] == "died":
+                rank.causes[message["incarnation"]] = message
+                self._dead(number, message["incarnation"])
+        if rank.alive and self._code is None:  # the node is gone, or its agent: nobody is left to watch the worker
+            rank.causes.setdefault(rank.incarnation, {"cause": "node_loss", "detail": "its supervisor is gone"})
+            self._dead(number, rank.incarnation)
+
+    async def _handle_worker(self, peer: Peer) -> None:
+        number, incarnation = int(peer.hello["rank"]), int(peer.hello["incarnation"])
+        rank = self._ranks[number]
+        if incarnation != rank.incarnation or not rank.alive:
+            return  # given up before it came: its generation is void
+        rank.worker, rank.heard = peer, time.monotonic()
+        peer.send({
+            "type": "welcome",
+            "settings": asdict(self._settings),
+            "worker": list(rank.role),
+            "run_dir": str(self._run.path),
+            "resume": self._job.first_step,
+            "joins": self._job.phase != "starting",
+            "faults": [list(f) for f in self._faults if f.worker == rank.role and f.kind != "rejoin"],
+            "now": time.monotonic(),
+        })  # fmt: skip
+        async for message in peer:
+            rank.heard = time.monotonic()
+            if incarnation == rank.incarnation:
+                self._hear(number, rank, message)
+        if self._code is None:
+            self._dead(number, incarnation)
+
+    def _hear(self, number: int, rank: Rank, message: Message) -> None:
+        kind = message["type"]
+        if kind == "heartbeat":
+            return
+        if kind == "store":
+            for other in self._ranks.values():
+                if other.worker is not None and other is not rank:
+                    other.worker.send(message)
+            return
+        if kind == "broken":
+            self._later(_BROKEN_SECONDS, self._mend, message["generation"])
+            return
+        self._recorder.hear(rank.role, message)
+        if kind == "ready":
+            rank.patience = self._settings.control.suspicion
+            self._drive(self._job.ready, rank.role, self._earliest(rank.role))
+        elif kind == "saved":
+            self._send(self._saving.saved(rank.role, message))
+        elif kind == "assembled":
+            self._saving.assembled(message)
+            self._recorder.event("checkpoint_saved", None, checkpoint=message["step"])
+            self._finish_if_done()
+        else:
+            if kind == "finished":
+                self._digests[rank.role] = message["digests"]
+            self._drive(self._job.receive, rank.role, message)
+
+    # -- the protocol ------------------------------------------------------------------------------------------
+
+    def _drive(self, event: Any, *arguments: Any) -> None:
+        """One event into the job, its messages out; afterwards the recorder reads the job's notes."""
+        if self._code is not None:
+            return
+        try:
+            out = event(*arguments)
+        except StageLost as lost:
+            self._recorder.stage_lost(lost.stage)
+            self.stop(
+                f"stage {lost.stage} has no live worker left and there is no checkpoint to restore it from; "
+                "start the run again with run.resume=true, and set checkpoint.every to lose less"
+            )
+            return
+        except ProtocolViolation as violation:
+            self.stop(str(violation))
+            return
+        self._send(out)
+        for note in self._recorder.read_notes():
+            if note["event"] == "committed":
+                self._respawn_due(note["step"])
+                self._replan()
+                if note["savers"] and not self._settings.emulate.mode:
+                    self._saving.begin(note["step"] + 1, [Worker(*w) for w in note["savers"]], note["last"])
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        if self._job.phase == "finished" and not self._saving.busy and self._code is None:
+            self._recorder.finished(self._digests)
+            self._end(0)
+
+    def _send(self, out: list[Send]) -> None:
+        peers = {r.role: r.worker for r in self._ranks.values()}
+        for to, message in out:
+            peer = peers.get(to)
+            if message["type"] == "donate":
+                joiner = next(r for r in self._ranks.values() if r.role == Worker(*message["to"]))
+                message = message | {"address": self._recorder.address(joiner.role)}
+            if peer is not None:
+                peer.send(message)
+
+    def _replan(self) -> None:
+        """The profile is complete, or it has changed: plan with it from now on."""
+        problem = self._recorder.profiled_problem(self._job.problem)
+        if problem != self._job.problem:
+            self._job.replan(problem)
+
+    # -- deaths and returns ------------------------------------------------------------------------------------
+
+    def _spawn(self, number: int) -> None:
+        rank = self._ranks[number]
+        rank.incarnation += 1
+        rank.alive, rank.worker = True, None
+        rank.heard, rank.patience = time.monotonic(), self._settings.control.lease
+        rank.supervisor.send({"type": "spawn", "rank": number, "incarnation": rank.incarnation})
+
+    def _dead(self, number: int, incarnation: int) -> None:
+        """A worker is dead, whoever saw it first: its own connection, its supervisor, or the watch."""
+        rank = self._ranks[number]
+        if incarnation != rank.incarnation or not rank.alive:
+            return
+        now = time.monotonic()
+        rank.alive, rank.worker = False, None
+        if self._code is not None:
+            return
+        self._recorder.death(rank.role, now)
+        self._faults = [
+            f for f in self._faults if f.worker != rank.role or f.step > self._job.committed + 1 or f.kind == "rejoin"
+        ]
+        self._drive(self._job.died, rank.role)
+        self._send(self._saving.died(rank.role, self._job.live))
+        self._later(0.0 if incarnation in rank.causes else _CAUSE_SECONDS, self._explain, number, incarnation)
+
+    def _explain(self, number: int, incarnation: int) -> None:
+        """The event of a death, with its cause; and what follows from the cause."""
+        rank = self._ranks[number]
+        cause = rank.causes.get(incarnation, {"cause": "node_loss", "detail": "its connection broke"})
+        self._recorder.explain_death(rank.role, cause)
+        if cause["cause"] == "exception":
+            where = str(cause.get("where", cause["detail"]))
+            first = self._exceptions.setdefault(where, rank.role)
+            if first != rank.role:
+                self.stop(
+                    f"workers {first} and {rank.role} both failed in the same op of a micro-batch ({where}):\n{cause['detail']}"
+                )
+        planned = any(f.kind == "rejoin" and f.worker == rank.role for f in self._faults)
+        if cause.get("injected") or cause["cause"] == "node_loss" or planned or self._code is not None:
+            return
+        if rank.respawns < self._settings.run.respawns:
+            rank.respawns += 1
+            self._recorder.event("respawned", rank.role, respawns=rank.respawns)
+            self._spawn(number)
+        else:
+            self._recorder.event("given_up", rank.role, respawns=rank.respawns)
+
+    def _respawn_due(self, committed: int) -> None:
+        """A worker that is to rejoin is started when it is dead, and waits for its step."""
+        for number, rank in self._ranks.items():
+            returns = [f for f in self._faults if f.kind == "rejoin" and f.worker == rank.role]
+            if returns and not rank.alive and rank.incarnation >= 0:
+                self._spawn(number)
+
+    def _earliest(self, role: Worker) -> int:
+        """The step from which a returning worker takes part; asking for it uses the rejoin up."""
+        returns = [f for f in self._faults if f.kind == "rejoin" and f.worker == role]
+        if self._job.phase == "starting" or not returns:
+            return 0
+        self._faults.remove(returns[0])
+        return returns[0].step
+
+    async def _watch(self) -> None:
+        """Heartbeats: a worker that gives no sign of life is killed, and dies like any other."""
+        while True:
+            await asyncio.sleep(self._settings.control.heartbeat)
+            now = time.monotonic()
+            for number, rank in self._ranks.items():
+                if rank.alive and now - rank.heard > rank.patience:
+                    rank.causes[rank.incarnation] = {"cause": "hang", "detail": f"silent for {now - rank.heard:.1f} s"}
+                    self._recorder.event("hang_suspected", rank.role)
+                    rank.supervisor.send({"type": "kill", "rank": number, "incarnation": rank.incarnation})
+                    self._dead(number, rank.incarnation)
+
+    def _mend(self, generation: int) -> None:
+        """A link broke and still nobody has died: the same members build their links anew."""
+        if generation == self._job.generation:
+            self._drive(self._job.regroup)
+
+    def _later(self, seconds: float, function: Any, *arguments: Any) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            function(*arguments)
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def initial_problem(settings: Settings) -> Problem:
+    """The job with nobody dead; durations as far as they are known before the profile."""
+    s, e = settings.schedule, settings.emulate
+    known = {"F": e.F, "I": e.I, "W": e.W, "O": e.O} if e.mode else {"F": 1.0, "I": 1.0, "W": 1.0, "O": 1.0}
+    profiling = s.profile_steps > 0 and not e.mode
+    return Problem(
+        pipelines=settings.parallel.pipelines,
+        stages=settings.parallel.stages,
+        microbatches=settings.parallel.microbatches,
+        durations=known,
+        backward="decoupled" if profiling else s.backward,
+        optimizer="staggered" if settings.optimizer.stagger else "barrier",
+        memory_limit=None if s.memory_extra is None else {"base": "1f1b", "extra": s.memory_extra},
+        reroute=s.reroute,
+    )

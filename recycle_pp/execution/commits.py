@@ -1,0 +1,125 @@
+"""The end of a step on one worker: reduce the stage's gradients, vote, apply what the job agrees on.
+
+commits.reduce(orders, step)          # all-reduce over the stage's live workers, then vote
+commits.speculate(step)               # staggered: step the optimizer before the job has agreed
+commit = commits.settle()             # apply (confirm, undo) what has been agreed since
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from recycle_schedules import Worker
+from torch.profiler import record_function
+
+from recycle_pp.execution.gradients import Reduced
+from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.stage import Stage
+from recycle_pp.protocol.participant import Commit, Orders
+
+from .injection import Injector
+from .session import Session
+from .spans import Spans
+
+
+class Commits:
+    """`reduced` keeps the reduced gradients of steps that are not committed: a peer may need a copy of them."""
+
+    def __init__(
+        self, session: Session, stage: Stage, optimizer: StageOptimizer, faults: Injector, spans: Spans
+    ) -> None:
+        self.reduced: dict[int, Reduced] = {}
+        self._session, self._stage, self._optimizer, self._faults, self._spans = (
+            session,
+            stage,
+            optimizer,
+            faults,
+            spans,
+        )
+
+    def reduce(self, orders: Orders, step: int) -> None:
+        """Out of place: an aborted all-reduce leaves its buffers partly summed, and the accumulators must survive it."""
+        payload = self._stage.gradients.payload()
+        with self._spans.span(step, "R"), record_function("recycle/reduce"):
+            pending = self._session.links.all_reduce(payload)
+            self._faults.fire("allreduce", step)
+            pending.wait()
+        self._hold(orders, step, self._stage.gradients.reduced(payload))
+
+    def copy(self, orders: Orders, step: int, source: Worker) -> None:
+        """A peer has the sums already: take them over. Those who have them take part all the same (a broadcast)."""
+        mine = self.reduced.get(step) if self._session.participant.record(step).reduced else None
+        tensors = (
+            mine.to_tensors() if mine else self._stage.gradients.reduced(self._stage.gradients.payload()).to_tensors()
+        )
+        self._session.links.broadcast(tensors, source).wait()
+        if mine is None:
+            self._hold(orders, step, Reduced.from_tensors(tensors))
+
+    def vote(self, orders: Orders, step: int, logged_bytes: int) -> None:
+        reduced = self.reduced[step]
+        self._faults.fire("vote", step)
+        self._session.send({
+            "type": "vote",
+            "generation": orders.generation,
+            "step": step,
+            "squares": reduced.squares,
+            "finite": reduced.finite,
+            "counts": reduced.counts.tolist(),
+            "losses": reduced.losses.tolist() if self._stage.last else [],
+            "spans": self._spans.take(step),
+            "logged_bytes": logged_bytes,
+            "lr": self._optimizer.lr(step),
+            "cpu": time.process_time(),
+        })  # fmt: skip
+
+    def speculate(self, step: int) -> bool:
+        """Steps ahead of the agreement, if there is something to hope for: not with a gradient that is not finite."""
+        with self._session.lock:
+            participant = self._session.participant
+            if participant.committed != step - 1 or participant.applied != step - 1 or not self.reduced[step].finite:
+                return False
+            participant.speculate(step)  # first: whoever revokes it from now on finds it to be undone
+        self._faults.fire("optimizer", step)
+        with self._spans.span(step + 1, "O"), record_function("recycle/O"):
+            self._optimizer.speculate(self.reduced[step], step)
+        return True
+
+    def settle(self, undone: Callable[[int], None], applied: Callable[[Commit, Reduced], None]) -> None:
+        """Everything that is pending: `undone(step)` after the step was taken back, `applied` after every commit."""
+        while self._session.pending():
+            with self._session.lock:
+                participant = self._session.participant
+                undo, step = participant.undo, participant.applied
+                if undo:
+                    participant.taken_back()
+                commit = participant.next_commit()
+                speculated = commit is not None and participant.applied == commit.step
+                if commit is not None:
+                    participant.applied = commit.step
+            if undo:
+                self._optimizer.undo()
+                undone(step)
+            if commit is not None:
+                self._apply(commit, speculated)
+                self._stage.gradients.clear()
+                applied(commit, self.reduced.pop(commit.step))
+
+    def _apply(self, commit: Commit, speculated: bool) -> None:
+        if commit.scale is None:
+            self._stage.gradients.follow(self.reduced[commit.step])
+            return
+        if speculated:
+            self._optimizer.confirm()
+            return
+        self._faults.fire("optimizer", commit.step)
+        with self._spans.span(commit.step + 1, "O"), record_function("recycle/O"):
+            self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale)
+
+    def _hold(self, orders: Orders, step: int, reduced: Reduced) -> None:
+        """Counts only if the orders still stand: else the report has said that this worker has no sums."""
+        with self._session.lock:
+            self._session.check(orders)
+            self.reduced[step] = reduced
+            self._session.participant.record(step).reduced = True

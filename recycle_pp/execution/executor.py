@@ -1,0 +1,178 @@
+"""Runs a plan's actions on one worker: compute, sends, receives, the stage's reduction, the optimizer.
+
+    executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
+    executor.run()                    # until the job is over
+
+It decides nothing. Orders come from the session; whenever they are void it stops between two ops (an op that runs is
+always completed), keeps everything that is done, and goes on with the next orders. So a recovery costs a survivor the
+waiting and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from recycle_schedules import Action, MicroBatch
+from torch.profiler import record_function
+
+from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.data import Batches
+from recycle_pp.execution.gradients import Reduced
+from recycle_pp.model.stage import Stage
+from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
+from recycle_pp.protocol.participant import Commit, Orders
+from recycle_pp.settings import Settings
+
+from .commits import Commits
+from .injection import Injector
+from .mailbox import Mailbox
+from .session import Session, Superseded
+from .spans import Spans
+from .validation import validate
+
+COMPUTE = frozenset("FIWB")
+
+
+@dataclass
+class Executor:
+    """`on_commit(commit, reduced)` is called with the parameters in the state after the committed step."""
+
+    session: Session
+    stage: Stage
+    commits: Commits
+    mailbox: Mailbox
+    batches: Batches
+    faults: Injector
+    spans: Spans
+    settings: Settings
+    on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
+
+    def run(self) -> str:
+        """Until the job is over; returns why."""
+        self.session.busy = self.spans.left
+        while True:
+            self._settle()
+            orders = self.session.orders()
+            if self.session.over is not None:
+                return self.session.over
+            if orders is None or self.session.pending():
+                continue
+            try:
+                self._follow(orders)
+            except Superseded:
+                pass
+            except LinkBroken as error:
+                self.session.broken(orders, error)
+
+    def _follow(self, orders: Orders) -> None:
+        """From where the job stands to its last step, unless the orders become void before."""
+        self.mailbox.void()
+        step = self.session.participant.committed + 1
+        if orders.evaluate is not None:
+            validate(self.session, orders, self.stage, self.mailbox, self.batches, orders.evaluate)
+        if orders.copy is not None:
+            self.commits.copy(orders, step, orders.copy)
+        if self.session.participant.record(step).reduced:
+            self.commits.vote(orders, step, self.mailbox.log.bytes)
+        while step < self.settings.run.steps:
+            self._run_step(orders, step, orders.actions(step))
+            step += 1
+        self.session.resumed(orders)
+        while True:  # nothing is left but what the coordinator may ask for
+            self.session.wait_commit(orders)
+
+    def _run_step(self, orders: Orders, step: int, actions: list[Action]) -> None:
+        self.faults.arm(step, actions)
+        for action in actions:
+            self._settle(orders)
+            if action.kind in COMPUTE:
+                self._compute(orders, step, action)
+            elif action.kind == "REDUCE":
+                self._await_turn(orders, step)
+                self.commits.reduce(orders, step)
+                self.commits.vote(orders, step, self.mailbox.log.bytes)
+            elif action.kind.startswith("RECV"):
+                self.mailbox.post(step, carried_by(action), action.peer)
+                self.faults.fire("receive", step)
+            elif action.kind.startswith("SEND"):
+                self.mailbox.ship(step, carried_by(action), action.peer)
+                self.faults.fire("send", step)
+        self._await_turn(orders, step)
+        if orders.stagger and not self._is_barrier(step) and self.commits.speculate(step):
+            return
+        if step > self.session.participant.committed:
+            self.session.resumed(orders)
+            self.session.wait_commit(orders)
+        self._settle(orders)
+
+    def _compute(self, orders: Orders, step: int, action: Action) -> None:
+        kind, mb, stage, stages = action.kind, action.microbatch, self.stage.stage, self.settings.parallel.stages
+        if kind != "F":
+            self._await_turn(orders, step)
+        takes, makes = consumed_by(kind, mb, stage, stages), made_by(kind, mb, stage, stages)
+        source = None
+        if takes:
+            with record_function("recycle/wait"):
+                source = self.mailbox.take(step, takes)
+        with self.session.lock:
+            self.session.check(orders)
+            record = self.session.participant.record(step)
+            record.begin(kind, mb)
+        self.session.resumed(orders)
+        with self.spans.span(step, kind, mb), record_function(f"recycle/{kind}"):
+            output = self._apply(kind, step, mb, source)
+            self.faults.fire(kind, step)
+        with self.session.lock:
+            if makes and output is not None:
+                self.mailbox.keep(step, makes, output)
+            if takes:
+                self.mailbox.consume(step, takes)
+            record.finish(takes)
+
+    def _apply(self, kind: str, step: int, mb: MicroBatch, source: torch.Tensor | None) -> torch.Tensor | None:
+        g, stage = mb[0] * self.settings.parallel.microbatches + mb[1], self.stage
+        if kind == "F":
+            inputs, targets = self.batches.batch(step, g) if stage.first or stage.last else (None, None)
+            return stage.forward(step, g, inputs if stage.first else source, targets if stage.last else None)
+        if kind == "I":
+            return stage.backward_input(g, source)
+        if kind == "B":
+            return stage.backward(g, source)
+        return stage.backward_weight(g)
+
+    def _await_turn(self, orders: Orders, step: int) -> None:
+        """Gradients of a step are added once the step before is agreed; until then the sums belong to that one."""
+        while step > self.session.participant.committed + 1:
+            self.session.wait_commit(orders)
+            self._settle(orders)
+        self._settle(orders)
+
+    def _settle(self, orders: Orders | None = None) -> None:
+        """Applies what has been agreed; then the orders in hand must still stand."""
+        validations: list[int] = []
+
+        def undone(step: int) -> None:
+            self.stage.drop_flights()
+            self.mailbox.forget_after(step)
+
+        def applied(commit: Commit, reduced: Reduced) -> None:
+            self.mailbox.close(commit.step)
+            for hook in self.on_commit:
+                hook(commit, reduced)
+            if commit.then["evaluate"]:
+                validations.append(commit.step)
+
+        if self.session.pending():
+            self.commits.settle(undone, applied)
+        if orders is not None:
+            self.session.check(orders)
+            for step in validations:
+                validate(self.session, orders, self.stage, self.mailbox, self.batches, step)
+
+    def _is_barrier(self, step: int) -> bool:
+        """After these steps the job validates, saves or ends: what comes next needs the commit."""
+        s = self.settings
+        every = [n for n in (s.run.validate_every, s.checkpoint.every) if n]
+        return step == s.run.steps - 1 or any((step + 1) % n == 0 for n in every)

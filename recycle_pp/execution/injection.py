@@ -1,0 +1,73 @@
+"""Injected faults on the worker that they strike.
+
+    injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
+    injector.arm(step, actions)                  # at the begin of a step: in the middle of which op?
+    injector.fire("F", step)                     # where the fault may strike; a kill does not return
+    injector.drag(seconds)                       # after an op: a slow worker sleeps
+
+A fault strikes in the middle of its step: at the op, send or receive number n // 2 of the n that the moment names. Where
+a step has none of them (a remainder, an end of the pipeline), it strikes at the vote.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from recycle_schedules import Action
+
+from recycle_pp.control.faults import Fault
+
+_PLACES = {
+    "forward": ("F",),
+    "backward": ("I", "B"),
+    "weight": ("W", "B"),
+    "send": ("SEND_F", "SEND_B"),
+    "receive": ("RECV_F", "RECV_B"),
+    "allreduce": ("REDUCE",),
+    "vote": (),
+    "optimizer": (),
+    "checkpoint": (),
+}
+_SIGNALS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
+
+
+class Injector:
+    def __init__(self, faults: Sequence[Fault], last_words: Callable[..., None]) -> None:
+        self._faults = [f for f in faults if f.kind in _SIGNALS]
+        self._slow = [f for f in faults if f.kind == "slow"]
+        self._last_words = last_words
+        self._armed: Fault | None = None
+        self._countdown = 0
+        self._step = -1
+
+    def arm(self, step: int, actions: Sequence[Action]) -> None:
+        self._step = step
+        self._armed = next((f for f in self._faults if f.step == step), None)
+        if self._armed:
+            self._countdown = sum(a.kind in _PLACES[self._armed.moment] for a in actions) // 2
+
+    def fire(self, place: str, step: int) -> None:
+        """`place`: an action's kind, or a moment. Strikes if that is where the armed fault waits."""
+        fault = self._armed
+        if fault is None or step != fault.step:
+            return
+        if place in _PLACES[fault.moment]:
+            self._countdown -= 1
+            if self._countdown < 0:
+                self._strike(fault)
+        elif place == fault.moment or (place == "vote" and _PLACES[fault.moment]):
+            self._strike(fault)
+
+    def drag(self, seconds: float) -> None:
+        factor = max((f.factor for f in self._slow if f.step <= self._step), default=1.0)
+        if factor > 1:
+            time.sleep(seconds * (factor - 1))
+
+    def _strike(self, fault: Fault) -> None:
+        self._armed = None
+        self._faults.remove(fault)
+        self._last_words(cause="injected", detail=f"{fault.kind}@{fault.moment}")
+        os.kill(os.getpid(), _SIGNALS[fault.kind])

@@ -1,0 +1,89 @@
+"""One worker's boundary tensors: what it has sent (kept until the commit), what it has received, what is on its way.
+
+mailbox.post(step, tensor, peer)      # a receive, ahead of its consumer
+x = mailbox.take(step, tensor)        # the input of an op; blocks until it is here
+mailbox.keep(step, tensor, y)         # the output of an op, into the log
+mailbox.ship(step, tensor, peer)      # from the log, or from what was received
+"""
+
+from __future__ import annotations
+
+import torch
+from recycle_schedules import Tensor, Worker
+
+from recycle_pp.comm.boundary import BoundaryLog
+from recycle_pp.comm.links import Links, Pending
+
+Key = tuple[int, Tensor]  # (step, tensor)
+
+
+class Mailbox:
+    """boundary: shape and dtype of every tensor between stages; problem shape (D, P, M): makes tags unique."""
+
+    def __init__(
+        self,
+        links: Links,
+        boundary: tuple[tuple[int, ...], torch.dtype],
+        device: torch.device,
+        shape: tuple[int, int, int],
+    ) -> None:
+        self.log = BoundaryLog()
+        self._links, self._boundary, self._device, self._shape = links, boundary, device, shape
+        self._posted: dict[Key, tuple[Pending, torch.Tensor]] = {}
+        self._received: dict[Key, torch.Tensor] = {}
+
+    def post(self, step: int, tensor: Tensor, peer: Worker) -> None:
+        self._posted[step, tensor] = self.request(step, tensor, peer)
+
+    def request(
+        self, step: int, tensor: Tensor, peer: Worker, validation: bool = False
+    ) -> tuple[Pending, torch.Tensor]:
+        """Posts a receive: (what to wait for, the buffer that it fills)."""
+        shape, dtype = self._boundary
+        buffer = torch.empty(shape, dtype=dtype, device=self._device)
+        return self._links.receive(buffer, peer, self._tag(step, tensor, validation)), buffer
+
+    def take(self, step: int, tensor: Tensor) -> torch.Tensor:
+        """Blocks until the tensor is here; it stays here until `consume`. Raises LinkBroken."""
+        if (step, tensor) not in self._received:
+            pending, buffer = self._posted.pop((step, tensor))
+            pending.wait()
+            self._received[step, tensor] = buffer
+        return self._received[step, tensor]
+
+    def consume(self, step: int, tensor: Tensor) -> None:
+        """The op that took the tensor in is done: an F's input lives on in the stage as long as it is needed."""
+        del self._received[step, tensor]
+
+    def keep(self, step: int, tensor: Tensor, data: torch.Tensor) -> None:
+        self.log.keep(step, tensor, data)
+
+    def ship(self, step: int, tensor: Tensor, peer: Worker) -> None:
+        data = self._received[step, tensor] if (step, tensor) in self._received else self.log.get(step, tensor)
+        self.push(step, tensor, data, peer)
+
+    def push(self, step: int, tensor: Tensor, data: torch.Tensor, peer: Worker, validation: bool = False) -> None:
+        self._links.send(data, peer, self._tag(step, tensor, validation))
+
+    def void(self) -> None:
+        """A new generation: what was on its way is lost, what is here stays."""
+        self._posted.clear()
+
+    def close(self, step: int) -> None:
+        """The step is committed: none of its tensors will be asked for again."""
+        self.log.drop(step)
+        self._received = {k: v for k, v in self._received.items() if k[0] > step}
+
+    def forget_after(self, step: int) -> None:
+        """Later steps were computed with parameters that have been taken back."""
+        for later in {k[0] for k in self._received} | self.log.steps():
+            if later > step:
+                self.log.drop(later)
+        self._received = {k: v for k, v in self._received.items() if k[0] <= step}
+
+    def _tag(self, step: int, tensor: Tensor, validation: bool) -> int:
+        """Unique among the messages that can be under way in one generation: those of two steps, and a validation."""
+        kind, (d, i), stage = tensor
+        pipelines, stages, microbatches = self._shape
+        lane = 2 if validation else ("F", "B").index(kind)
+        return (((step % 4) * 3 + lane) * pipelines * microbatches + d * microbatches + i) * stages + stage

@@ -1,0 +1,122 @@
+"""A worker comes back: a peer gives it the committed state, then every later step's reduced gradients.
+
+    donations = Donations(optimizer, token)                # on every worker
+    session.handlers["donate"] = donations.asked
+    executor.on_commit.append(donations.committed)         # copies the state, feeds what follows
+
+    joining = Joining(optimizer, participant, stage, token, interface)     # on the returning worker
+    joining.start(synced=lambda step: ...)                 # at joining.address
+
+The donor copies its state between two steps and streams it from a thread of its own while it trains on; what it commits
+meanwhile follows as gradients. The joiner applies the very same updates, so it ends with the same bits. If either side
+dies the stream breaks and nothing else happens: the coordinator finds another donor.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from recycle_pp.comm.transfer import Receiver, TransferError, connect
+from recycle_pp.execution.gradients import Reduced
+from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.stage import Stage
+from recycle_pp.protocol.participant import Commit, Participant
+
+Json = dict[str, Any]
+Parcel = tuple[Json, dict[str, Tensor]]  # what is said about the tensors, and the tensors
+_log = logging.getLogger(__name__)
+PATIENCE = 3600.0  # seconds that a stream may be silent: a step may take long, and heartbeats see to the dead
+
+
+class Donations:
+    """`asked` comes from the listening thread, `committed` from the executor."""
+
+    def __init__(self, optimizer: StageOptimizer, token: str) -> None:
+        self._optimizer, self._token = optimizer, token
+        self._asked: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._lines: list[_Line] = []
+
+    def asked(self, message: Json) -> None:
+        """The coordinator's `donate`: from the next commit on, feed the worker at that address."""
+        self._asked.put(message)
+
+    def committed(self, commit: Commit, reduced: Reduced) -> None:
+        self._lines = [line for line in self._lines if line.alive]
+        gradients = {str(i): tensor for i, tensor in enumerate(reduced.to_tensors())} if self._lines else {}
+        for line in self._lines:
+            line.put(({"kind": "step", "step": commit.step, "scale": commit.scale}, gradients))
+        while not self._asked.empty():
+            message = self._asked.get()
+            state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._optimizer.state().items()}
+            line = _Line(tuple(message["address"]), self._token)
+            line.put(({"kind": "state", "step": commit.step, "session": message["session"]}, state))
+            self._lines.append(line)
+
+
+class _Line(threading.Thread):
+    """A thread that sends parcels to one joiner until the stream breaks."""
+
+    def __init__(self, address: tuple[str, int], token: str) -> None:
+        super().__init__(name="donate", daemon=True)
+        self._address, self._token = address, token
+        self._parcels: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
+        self.alive = True
+        self.start()
+
+    def put(self, parcel: Parcel) -> None:
+        self._parcels.put(parcel)
+
+    def run(self) -> None:
+        try:
+            with connect(self._address, self._token, idle=PATIENCE) as stream:
+                while True:
+                    stream.send(*self._parcels.get())
+        except TransferError as error:
+            _log.info("the joiner at %s takes no more: %s", self._address, error)
+        finally:
+            self.alive = False
+
+
+class Joining:
+    """Listens from the start; `address` is where donors connect."""
+
+    def __init__(
+        self, optimizer: StageOptimizer, participant: Participant, stage: Stage, token: str, interface: str
+    ) -> None:
+        self._optimizer, self._participant, self._stage = optimizer, participant, stage
+        self._receiver = Receiver(interface, token)
+        self.address = self._receiver.address
+
+    def start(self, synced: Callable[[int], None]) -> None:
+        """Takes states and steps in a thread, until this worker is a member; `synced(step)` after each."""
+        threading.Thread(target=self._run, args=(synced,), name="join", daemon=True).start()
+
+    def close(self) -> None:
+        self._receiver.close()
+
+    def _run(self, synced: Callable[[int], None]) -> None:
+        while self._participant.generation < 0:
+            try:
+                with self._receiver.accept(timeout=PATIENCE, idle=PATIENCE) as stream:
+                    while self._participant.generation < 0:
+                        self._take(*stream.receive())
+                        synced(self._participant.applied)
+            except TransferError as error:
+                _log.info("the donor is gone: %s", error)  # the coordinator finds another one
+
+    def _take(self, about: Json, tensors: dict[str, Tensor]) -> None:
+        if about["kind"] == "state":
+            self._optimizer.load(tensors)
+        else:
+            reduced = Reduced.from_tensors(list(tensors.values()))
+            if about["scale"] is None:
+                self._stage.gradients.follow(reduced)
+            else:
+                self._optimizer.step(reduced, about["step"], about["scale"])
+        self._participant.applied = self._participant.committed = about["step"]

@@ -1,0 +1,78 @@
+"""A worker's part of a checkpoint.
+
+    savings = Savings(settings, run_dir, stage, optimizer, batches, session, faults)
+    executor.on_commit.append(savings.committed)          # saves if the commit names this worker
+    session.handlers["assemble"] = savings.assemble       # puts the parts of all stages together
+
+Runs beside training: the state is copied at the commit, threads of their own write it.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from recycle_pp import checkpoint
+from recycle_pp.data import Batches
+from recycle_pp.execution.gradients import Reduced
+from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.stage import Stage
+from recycle_pp.protocol.participant import Commit
+from recycle_pp.settings import Settings
+
+from .injection import Injector
+from .session import Session
+
+Json = dict[str, Any]
+
+
+class Savings:
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: str,
+        stage: Stage,
+        optimizer: StageOptimizer,
+        batches: Batches,
+        session: Session,
+        faults: Injector,
+    ) -> None:
+        self._settings, self._stage, self._optimizer, self._session = settings, stage, optimizer, session
+        self._batches, self._faults = batches, faults
+        self._folder = Path(run_dir) / "checkpoints"
+        self._saver = checkpoint.Saver(self._folder)
+
+    def committed(self, commit: Commit, reduced: Reduced) -> None:
+        if list(self._session.participant.worker) in commit.then["savers"] and not self._settings.emulate.mode:
+            self._save(commit.step + 1)
+            self._faults.fire("checkpoint", commit.step)
+
+    def asked(self, message: Json) -> None:
+        """The end of the run: a saver died, this worker takes its part over. No step follows that could change the state."""
+        self._save(message["step"])
+
+    def assemble(self, message: Json) -> None:
+        threading.Thread(target=self._assemble, args=(message["step"],), name="assemble", daemon=True).start()
+
+    def _save(self, step: int) -> None:
+        self._saver.save(step, self._stage.stage, self._optimizer.state())
+        threading.Thread(target=self._report, args=(step,), name="saved", daemon=True).start()
+
+    def _report(self, step: int) -> None:
+        try:
+            self._saver.wait()
+        except RuntimeError as error:
+            self._session.send({"type": "save_failed", "step": step, "detail": str(error)})
+        else:
+            self._session.send({"type": "saved", "step": step})
+
+    def _assemble(self, step: int) -> None:
+        about = checkpoint.describe(self._settings, self._batches.fingerprint)
+        try:
+            checkpoint.finish(self._folder, step, self._settings.parallel.stages, about)
+            checkpoint.prune(self._folder, self._settings.checkpoint.keep)
+        except OSError as error:
+            self._session.send({"type": "save_failed", "step": step, "detail": str(error)})
+        else:
+            self._session.send({"type": "assembled", "step": step})

@@ -1,0 +1,167 @@
+"""A worker's line to the job: the thread that listens to the coordinator, and what the executor asks of it.
+
+    session = Session(channel, participant, links, store)
+    session.start()
+    orders = session.orders()         # blocks: the plan of the newest generation, its links built; None: the job is over
+    session.check(orders)             # raises Superseded as soon as the generation is void
+    commit = session.wait_commit(orders)
+
+The listening thread does whatever must not wait for compute: it answers an announcement with the report, breaks the
+links so that a blocked executor wakes, and builds the next generation's links in a thread that can be abandoned.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from recycle_schedules import Worker
+
+from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.comm.links import Links
+from recycle_pp.comm.store import ControlStore
+from recycle_pp.control.messages import Channel, ChannelClosed
+from recycle_pp.protocol.participant import Commit, Orders, Participant
+
+Json = dict[str, Any]
+
+
+class Superseded(Exception):
+    """The orders in hand are void: a new generation has been announced, or the job holds."""
+
+
+class Session:
+    """`lock` guards `participant`; every change of it that the executor may wait for notifies `changed`."""
+
+    def __init__(self, channel: Channel, participant: Participant, links: Links, store: ControlStore) -> None:
+        self.participant = participant
+        self.links = links
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.times: dict[str, float] = {}  # of the present generation: announced, unblocked, grouped, adopted
+        self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
+        self.handlers: dict[str, Callable[[Json], None]] = {}  # further messages: donate, receive, save, ...
+        self._channel = channel
+        self._store = store
+        self._built = -1
+        self._resumed = -1
+        self._over: str | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    def send(self, message: Json) -> None:
+        """To the coordinator; a lost connection ends the session, which `orders` reports."""
+        try:
+            self._channel.send({"worker": list(self.participant.worker), **message})
+        except (OSError, ChannelClosed):
+            self._end("the coordinator is gone")
+
+    # -- for the executor --------------------------------------------------------------------------------------
+
+    def orders(self) -> Orders | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self._over is not None or self.participant.commits or self._ready())
+            return None if self._over is not None else self.participant.orders
+
+    def pending(self) -> bool:
+        """A commit waits to be applied, or a speculative step to be taken back."""
+        return bool(self.participant.commits) or self.participant.undo
+
+    def check(self, orders: Orders) -> None:
+        if self.participant.orders is not orders or self._over is not None:
+            raise Superseded
+
+    def wait_commit(self, orders: Orders) -> Commit | None:
+        """Blocks until the job has agreed on the next step; Superseded if it will not in this generation."""
+        with self.changed:
+            while not self.participant.commits:
+                self.check(orders)
+                self.changed.wait()
+            return self.participant.commits[0]
+
+    def broken(self, orders: Orders, error: LinkBroken) -> None:
+        """A link failed. If the coordinator does not know why yet, it will: wait for its word."""
+        with self.lock:
+            if self.participant.orders is not orders:
+                return
+            self.participant.orders = None
+        self.send({"type": "broken", "generation": orders.generation, "detail": str(error)})
+
+    def resumed(self, orders: Orders) -> None:
+        """The executor runs again; the coordinator hears it once a generation, with the times of the phases."""
+        if self._resumed != orders.generation:
+            self._resumed = orders.generation
+            times = {**self.times, "resumed": time.monotonic()}
+            self.send({"type": "resumed", "generation": orders.generation, "times": times})
+
+    @property
+    def over(self) -> str | None:
+        return self._over
+
+    # -- the listening thread ----------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while self._over is None:
+                self._handle(self._channel.recv())
+        except (OSError, ChannelClosed):
+            self._end("the coordinator is gone")
+
+    def _handle(self, message: Json) -> None:
+        kind = message["type"]
+        if kind == "announce":
+            self._announced(message)
+        elif kind == "adopt":
+            with self.changed:
+                self.times["adopted"] = time.monotonic()
+                self.participant.adopt(message)
+                self.changed.notify_all()
+        elif kind == "commit":
+            with self.changed:
+                self.participant.commit(message)
+                self.changed.notify_all()
+        elif kind == "store":
+            self._store.deliver(message["key"], base64.b64decode(message["value"]))
+        elif kind == "exit":
+            self._end("done")
+        else:
+            self.handlers[kind](message)
+
+    def _announced(self, message: Json) -> None:
+        with self.changed:
+            self.times = {"announced": time.monotonic()}
+            report = self.participant.announce(message, self.busy())
+            self.changed.notify_all()
+        self.send(report)
+        self.links.abort()
+        self.times["unblocked"] = time.monotonic()
+        members = [Worker(*w) for w in message["members"]]
+        build = threading.Thread(target=self._build, args=(message["generation"], members), name="build", daemon=True)
+        build.start()
+
+    def _build(self, generation: int, members: list[Worker]) -> None:
+        """Blocks as long as a member is missing: abandoned when the next generation is announced."""
+        try:
+            self.links.rebuild(generation, members, self.participant.worker)
+        except LinkBroken as error:
+            if self.participant.generation == generation:
+                self.send({"type": "broken", "generation": generation, "detail": str(error)})
+            return
+        with self.changed:
+            if self.participant.generation == generation:
+                self._built = generation
+                self.times["grouped"] = time.monotonic()
+                self.changed.notify_all()
+
+    def _ready(self) -> bool:
+        return self.participant.orders is not None and self._built == self.participant.generation
+
+    def _end(self, reason: str) -> None:
+        with self.changed:
+            self._over = self._over or reason
+            self.changed.notify_all()
+        self.links.abort()

@@ -1,0 +1,43 @@
+"""What a worker did when: the measured part of a Trace, and the planner's profile.
+
+with spans.span(step, "F", (1, 0)): ...
+spans.take(step)                      # [kind, pipeline, index, start, end] in seconds of this machine's clock
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from recycle_schedules import MicroBatch
+
+
+class Spans:
+    def __init__(self) -> None:
+        self._spans: dict[int, list[list[str | int | float]]] = {}
+        self._running: tuple[str, float] | None = None
+        self._last: dict[str, float] = {}  # kind -> seconds of the last such span
+
+    @contextmanager
+    def span(self, step: int, kind: str, microbatch: MicroBatch = (0, 0)) -> Iterator[None]:
+        start = time.monotonic()
+        self._running = (kind, start)
+        yield
+        end = time.monotonic()
+        self._running = None
+        self._last[kind] = end - start
+        self._spans.setdefault(step, []).append([kind, *microbatch, start, end])
+
+    def take(self, step: int) -> list[list[str | int | float]]:
+        """All spans of a step so far. They stay until a later step is asked for: a vote may have to be repeated."""
+        self._spans = {k: v for k, v in self._spans.items() if k >= step}
+        return self._spans.get(step, [])
+
+    def left(self) -> float:
+        """Seconds until the running op will be over, from how long the last one of its kind took."""
+        running = self._running
+        if running is None:
+            return 0.0
+        kind, start = running
+        return max(0.0, start + self._last.get(kind, 0.0) - time.monotonic())

@@ -1,0 +1,50 @@
+"""The held-out micro-batches through the live routes, forward only: val_loss.
+
+Nothing of it is kept, so a death in it repeats it; no parameter changes while it runs.
+"""
+
+from __future__ import annotations
+
+import torch
+from recycle_schedules import Tensor
+from torch.profiler import record_function
+
+from recycle_pp.comm.links import Pending
+from recycle_pp.data import Batches
+from recycle_pp.model.stage import Stage
+from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
+from recycle_pp.protocol.participant import Orders
+
+from .mailbox import Mailbox
+from .session import Session
+
+
+def validate(session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, step: int) -> None:
+    """Runs `orders.forward`; the last stage sends its losses to the coordinator. Raises Superseded, LinkBroken."""
+    posted: dict[Tensor, tuple[Pending, torch.Tensor]] = {}
+    made: dict[Tensor, torch.Tensor] = {}
+    losses: dict[int, float] = {}
+    last = stage.settings.parallel.stages
+    for action in orders.forward:
+        session.check(orders)
+        if action.kind == "RECV_F":
+            posted[carried_by(action)] = mailbox.request(step, carried_by(action), action.peer, validation=True)
+        elif action.kind == "SEND_F":
+            mailbox.push(step, carried_by(action), made[carried_by(action)], action.peer, validation=True)
+        else:
+            mb = action.microbatch
+            g = mb[0] * stage.settings.parallel.microbatches + mb[1]
+            inputs, targets = batches.validation(g)
+            source = inputs
+            takes, makes = consumed_by("F", mb, stage.stage, last), made_by("F", mb, stage.stage, last)
+            if takes:
+                pending, source = posted.pop(takes)
+                pending.wait()
+            with record_function("recycle/validate"):
+                output = stage.evaluate(source, targets if stage.last else None)
+            if makes:
+                made[makes] = output
+            else:
+                losses[g] = float(output)
+    if losses:
+        session.send({"type": "evaluated", "generation": orders.generation, "step": step, "losses": losses})

@@ -1,0 +1,164 @@
+"""One worker process: connects to the job, builds its stage, and runs what it is told.
+
+    python -m recycle_pp.execution.worker       # started by a supervisor, with its spec on standard input
+    main(spec)                                  # in a process that was forked from one that has imported torch
+
+Everything that can kill it ends the process with last words to its supervisor; the job goes on without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from recycle_schedules import Worker
+
+from recycle_pp import checkpoint
+from recycle_pp.comm.links import Links
+from recycle_pp.comm.store import ControlStore
+from recycle_pp.control.child import WorkerSpec, last_words
+from recycle_pp.control.faults import Fault
+from recycle_pp.control.messages import Channel
+from recycle_pp.data import Batches
+from recycle_pp.execution.emulate import EmulatedOptimizer, EmulatedStage
+from recycle_pp.execution.gradients import Reduced
+from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.stage import Stage
+from recycle_pp.protocol.participant import Commit, Participant
+from recycle_pp.settings import Settings, load
+
+from .commits import Commits
+from .executor import Executor
+from .injection import Injector
+from .mailbox import Mailbox
+from .rejoin import Donations, Joining
+from .saving import Savings
+from .session import Session
+from .spans import Spans
+
+Json = dict[str, Any]
+
+
+def main(spec: WorkerSpec) -> int:
+    """Until the job is over. Returns the exit code: 0 when the coordinator said so."""
+    try:
+        return Process(spec).run()
+    except torch.OutOfMemoryError:
+        last_words(spec, cause="out_of_memory", detail=traceback.format_exc())
+        raise
+    except BaseException as error:
+        where = getattr(error, "recycle_where", "")
+        last_words(spec, cause="exception", detail=traceback.format_exc(), where=where)
+        raise
+
+
+class Process:
+    def __init__(self, spec: WorkerSpec) -> None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        hello = {
+            "type": "hello",
+            "role": "worker",
+            "rank": spec.rank,
+            "incarnation": spec.incarnation,
+            "pid": os.getpid(),
+        }
+        self._spec = spec
+        self._channel = Channel.connect(spec.host, spec.port, spec.token, hello)
+        self._welcome = self._channel.recv()
+        self._settings = load(self._welcome["settings"], Settings)
+        self._worker = Worker(*self._welcome["worker"])
+        self._started = time.monotonic()
+
+    def run(self) -> int:
+        settings, welcome, worker = self._settings, self._welcome, self._worker
+        self._beat()
+        device = _device(settings, self._spec.rank)
+        emulated = settings.emulate.mode == "sleep"
+        stage = (EmulatedStage if emulated else Stage)(settings, worker.stage, device)
+        optimizer = (EmulatedOptimizer if emulated else StageOptimizer)(settings, stage)
+        batches = Batches(settings)
+        participant = Participant(worker, settings.parallel.stages)
+        if welcome["resume"]:
+            path = checkpoint.newest(self._welcome["run_dir"] + "/checkpoints")
+            optimizer.load(checkpoint.load(path, list(optimizer.state())))
+        participant.committed = participant.applied = welcome["resume"] - 1
+
+        store = ControlStore(self._publish)
+        backend = settings.parallel.backend
+        if backend == "auto":
+            backend = "nccl" if device.type == "cuda" else "gloo"
+        links = Links(store, backend, device, settings.control.interface)
+        session = Session(self._channel, participant, links, store)
+        spans = Spans()
+        faults = Injector(
+            [Fault(kind, step, Worker(*w), moment, factor) for kind, step, w, moment, factor in welcome["faults"]],
+            lambda **words: last_words(self._spec, **words),
+        )
+        shape = (settings.parallel.pipelines, settings.parallel.stages, settings.parallel.microbatches)
+        mailbox = Mailbox(links, stage.boundary, device, shape)
+        commits = Commits(session, stage, optimizer, faults, spans)
+        executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
+
+        donations = Donations(optimizer, self._spec.token)
+        savings = Savings(settings, self._welcome["run_dir"], stage, optimizer, batches, session, faults)
+        joining = Joining(optimizer, participant, stage, self._spec.token, settings.control.interface)
+        executor.on_commit += [donations.committed, savings.committed, self._finish_hook(session, stage)]
+        session.handlers = {"donate": donations.asked, "save": savings.asked, "assemble": savings.assemble}
+        session.start()
+        session.send({"type": "ready", "address": joining.address, "seconds": time.monotonic() - self._started})
+        if welcome["joins"]:
+            joining.start(lambda step: session.send({"type": "synced", "step": step}))
+        try:
+            reason = executor.run()
+        finally:
+            links.close()
+            joining.close()
+        return 0 if reason == "done" else 1
+
+    def _finish_hook(self, session: Session, stage: Stage) -> Any:
+        def hook(commit: Commit, reduced: Reduced) -> None:
+            if commit.then["finish"]:
+                session.send({
+                    "type": "finished",
+                    "generation": session.participant.generation,
+                    "digests": stage.digests(),
+                    "cpu": time.process_time(),
+                })  # fmt: skip
+
+        return hook
+
+    def _publish(self, key: str, value: bytes) -> None:
+        self._channel.send({"type": "store", "key": key, "value": base64.b64encode(value).decode()})
+
+    def _beat(self) -> None:
+        """Heartbeats from a thread of their own: they stop only when the whole process does."""
+
+        def beat() -> None:
+            while True:
+                try:
+                    self._channel.send({"type": "heartbeat"})
+                except OSError:
+                    return
+                time.sleep(self._settings.control.heartbeat)
+
+        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+
+def _device(settings: Settings, rank: int) -> torch.device:
+    wanted = settings.run.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+if __name__ == "__main__":
+    sys.exit(main(WorkerSpec.read()))

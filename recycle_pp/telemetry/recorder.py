@@ -1,0 +1,247 @@
+"""Turns what the job does into files and words: events, metrics, traces, the profile, the summary.
+
+    recorder = Recorder(settings, run, events, progress, job)
+    recorder.hear(worker, message)        # votes bring spans, `resumed` the phases of a recovery
+    recorder.read_notes()                 # after every event of the job
+    recorder.finished(digests)
+
+It reads and never decides; only `profiled_problem` flows back, as the planner's durations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from recycle_schedules import Op, OpArrays, Problem, Trace, Worker
+
+from ..protocol.job import Job
+from ..settings import Settings
+from .events import Events, Lines
+from .profile import Profile
+from .progress import Progress
+from .recovery import Recovery
+from .run_folder import RunFolder, Summary
+
+Json = dict[str, Any]
+
+
+class Recorder:
+    def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job) -> None:
+        self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
+        self._metrics = Lines(run.metrics)
+        self._read = 0  # notes of the job that are done with
+        self._begun = time.monotonic()
+        self._step_ended = self._begun
+        self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
+        self._spans: dict[int, dict[Worker, list[Any]]] = {}
+        self._cpu: dict[Worker, float] = {}
+        self._cpu_steps: list[float] = []
+        self._logged: dict[Worker, int] = {}
+        self._addresses: dict[Worker, tuple[str, int]] = {}
+        self._recovery: Recovery | None = None
+        self._stalls: list[float] = []
+        self._deaths = 0
+        self._traced: dict[int, Recovery] = {}  # steps whose neighbours are traced
+        self._final_loss: float | None = None
+        self._lr = 0.0
+        self.profile = Profile(settings)
+
+    # -- from the workers --------------------------------------------------------------------------------------
+
+    def hear(self, worker: Worker, message: Json) -> None:
+        kind = message["type"]
+        if kind == "ready":
+            self._addresses[worker] = tuple(message["address"])
+        elif kind == "vote":
+            self._spans.setdefault(message["step"], {})[worker] = message["spans"]
+            self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
+            before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
+            if before is not None and len(self._cpu_steps):
+                self._cpu_steps[-1] += message["cpu"] - before
+        elif kind == "resumed" and self._recovery and message["generation"] == self._job.generation:
+            self._recovery.resumed(worker, message["times"])
+            if self._recovery.complete(self._job):
+                self._close_recovery()
+
+    def address(self, worker: Worker) -> tuple[str, int]:
+        """Where a worker takes the state of a donor."""
+        return self._addresses[worker]
+
+    # -- from the coordinator ----------------------------------------------------------------------------------
+
+    def event(self, name: str, worker: Worker | None, **details: Any) -> None:
+        step = self._job.committed + 1
+        self._events.record(name, step=step, generation=self._job.generation, worker=worker, **details)
+
+    def death(self, worker: Worker, now: float) -> None:
+        """At once, before the job plans around it; the cause follows."""
+        self._deaths += 1
+        self._cpu.pop(worker, None)
+        if worker in self._job.live and self._job.phase != "starting":
+            self._recovery = self._recovery or Recovery(self._job.committed + 1)
+            self._recovery.death(worker, now)
+
+    def explain_death(self, worker: Worker, cause: Json) -> None:
+        self.event(
+            "death_detected", worker, cause=cause["cause"], detail=cause["detail"], injected=bool(cause.get("injected"))
+        )
+        if self._recovery and "at" in cause:
+            self._recovery.died(worker, float(cause["at"]))
+
+    def read_notes(self) -> list[Json]:
+        """Records what the job has noted since the last call, and returns it."""
+        new = self._job.notes[self._read :]
+        self._read = len(self._job.notes)
+        for note in new:
+            kind = note["event"]
+            if kind == "committed":
+                self._committed(note)
+            elif kind == "evaluated":
+                self._write_line(val_loss=note["val_loss"])
+            elif kind == "announced":
+                if self._recovery:
+                    self._recovery.announced(time.monotonic())
+            elif kind == "plan_adopted":
+                if note["generation"] == 0:
+                    self.event("started", None, workers=len(self._job.live))
+                if self._recovery:
+                    self._recovery.planned(time.monotonic(), self._job, set(note["lost"]))
+                self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
+            elif kind == "rejoined":
+                self.event("rejoined", Worker.parse(note["worker"]))
+        return new
+
+    def profiled_problem(self, problem: Problem) -> Problem:
+        """The problem with measured durations, once the profile is complete."""
+        return self.profile.problem(problem, self._job.committed + 1)
+
+    def stage_lost(self, stage: int) -> None:
+        self.event("stage_lost", None, stage=stage)
+
+    def stopped(self, reason: str) -> None:
+        self._write_line()
+        self.event("stopped", None, reason=reason)
+
+    def finished(self, digests: Mapping[Worker, Mapping[str, str]]) -> None:
+        self._write_line()
+        self.event("finished", None)
+        self._run.write_json(self._run.summary, self._summary(digests).to_json())
+
+    def close(self) -> None:
+        self._write_line()
+        self._metrics.close()
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _committed(self, note: Json) -> None:
+        self._write_line()
+        step, now = note["step"], time.monotonic()
+        s = self._settings
+        tokens = s.parallel.pipelines * s.parallel.microbatches * s.parallel.microbatch_size * s.model.sequence
+        live = [sum(w.stage == stage for w in self._job.live) for stage in range(s.parallel.stages)]
+        seconds, self._step_ended = now - self._step_ended, now
+        self._final_loss = note["loss"]
+        self._line = {
+            "step": step,
+            "loss": note["loss"],
+            "grad_norm": note["norm"],
+            "clip_scale": note["scale"],
+            "lr": self._lr,
+            "step_seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "live_workers": sum(live),
+            "least_live_stage": live.index(min(live)),
+            "least_live": min(live),
+            "logged_bytes": max(self._logged.values(), default=0),
+        }
+        if not note["evaluate"]:
+            self._write_line()
+        self._cpu_steps.append(0.0)
+        self.profile.add(step, self._spans.get(step, {}))
+        self._trace(step)
+        self._spans.pop(step - 2, None)
+        if self.profile.just_completed(step):
+            self._run.write_json(self._run.profile, self.profile.to_json())
+
+    def _write_line(self, **more: Any) -> None:
+        if self._line is not None:
+            line, self._line = self._line | more, None
+            self._metrics.write(line)
+            self._progress.step(line)
+
+    def _close_recovery(self) -> None:
+        recovery, self._recovery = self._recovery, None
+        assert recovery is not None
+        self._stalls.append(recovery.stall)
+        self._traced[recovery.step] = recovery
+        self.event("resumed", None, **recovery.to_json())
+
+    # -- traces ------------------------------------------------------------------------------------------------
+
+    def _trace(self, step: int) -> None:
+        """The step of a recovery, the one before and the one after."""
+        if step in self._traced:
+            self._write_trace(step - 1)
+        if step in self._traced or step - 1 in self._traced:
+            self._write_trace(step)
+
+    def _write_trace(self, step: int) -> None:
+        spans = self._spans.get(step, {})
+        if not spans:
+            return
+        recovery = self._traced.get(step)
+        origin = min(span[3] for of in spans.values() for span in of if span[0] in "FIWB")
+        lost = recovery.lost if recovery else set()
+        ops, status = [], []
+        for worker, of in spans.items():
+            for kind, d, i, start, end in of:
+                if kind in "FIWB":
+                    ops.append(Op(kind, (d, i), worker.stage, worker, start - origin, end - origin))
+                    key = ("F" if kind == "F" else "B", (d, i), worker.stage)
+                    status.append("redone" if key in lost and kind != "W" else "done")
+        for worker, of in self._spans.get(step + 1, {}).items():
+            ops += [Op("O", None, worker.stage, worker, s - origin, e - origin) for k, _, _, s, e in of if k == "O"]
+        status += ["done"] * (len(ops) - len(status))
+        problem = self._job.problem.replace(failed=sorted(w for w in recovery.dead) if recovery else [])
+        phases = {name: at - origin for name, at in recovery.phases.items()} if recovery else {}
+        trace = Trace(
+            problem,
+            OpArrays.of(problem, ops),
+            time_unit="s",
+            generation=self._job.generation,
+            status=tuple(status),
+            phases=phases,
+        )
+        self._run.write_json(self._run.trace(step), trace.to_json())
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _summary(self, digests: Mapping[Worker, Mapping[str, str]]) -> Summary:
+        s = self._settings
+        steps = self._job.committed + 1
+        samples = steps * s.parallel.pipelines * s.parallel.microbatches * s.parallel.microbatch_size
+        return Summary(
+            steps=steps,
+            samples=samples,
+            tokens=samples * s.model.sequence,
+            deaths=self._deaths,
+            stall_seconds=self._stalls,
+            wall_seconds=time.monotonic() - self._begun,
+            cpu_seconds_per_step=median(self._cpu_steps[2:-1] or self._cpu_steps or [0.0]),
+            final_loss=self._final_loss,
+            weights_sha256=weights_sha256(digests),
+        )
+
+
+def weights_sha256(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
+    """One SHA-256 over the parameters' digests in canonical order; None if peers do not hold the same weights."""
+    by_name: dict[str, str] = {}
+    for _, of in sorted(digests.items(), key=lambda item: (item[0].stage, item[0].pipeline)):
+        for name, digest in of.items():
+            if by_name.setdefault(name, digest) != digest:
+                return None
+    return hashlib.sha256("".join(by_name.values()).encode()).hexdigest()

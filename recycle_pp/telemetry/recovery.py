@@ -1,0 +1,84 @@
+"""The phases of one recovery, on one clock: from the death to the last worker that had to wait for it.
+
+died        the worker died (its supervisor's or its own word), else when it was first noticed
+detected    the coordinator knew
+announced   it announced the new generation
+unblocked   the last survivor was out of whatever had blocked it
+regrouped   the last survivor had its new links
+planned     the plan of the remainder was made
+resumed     the last survivor that had to wait started its next op
+
+A further death before the end starts the later phases anew; the stall counts from the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recycle_schedules import Worker
+
+from ..protocol.job import Job
+
+PROMPT = 0.002  # seconds; a first op planned later than this waits by plan, not for the recovery
+Key = tuple[str, tuple[int, int], int]  # kind, micro-batch, stage
+
+
+class Recovery:
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.dead: dict[Worker, float] = {}
+        self.detected = 0.0
+        self.lost: set[Key] = set()
+        self.phases: dict[str, float] = {}
+        self._resumed: dict[Worker, dict[str, float]] = {}
+        self._prompt: set[Worker] = set()
+
+    @property
+    def stall(self) -> float:
+        """Seconds."""
+        return self.phases["resumed"] - self.phases["died"]
+
+    def death(self, worker: Worker, now: float) -> None:
+        self.dead[worker] = now
+        self.detected = self.detected or now
+        self.phases.setdefault("died", now)
+        self.phases.setdefault("detected", now)
+
+    def died(self, worker: Worker, at: float) -> None:
+        """The time of a death, from who stood nearer."""
+        self.dead[worker] = at
+        self.phases["died"] = min(self.phases["died"], at)
+
+    def announced(self, now: float) -> None:
+        self.phases["announced"] = now
+        self._resumed.clear()
+
+    def planned(self, now: float, job: Job, lost: set[Key]) -> None:
+        self.phases["planned"] = now
+        self.lost |= lost
+        plan = job.remainder_plan
+        first = {} if plan is None else {w: ops[0].start for w in job.live if (ops := plan.of(w))}
+        busy = {} if plan is None else {Worker.parse(w): t for w, t in (plan.problem.busy_until or {}).items()}
+        self._prompt = {w for w, start in first.items() if start <= busy.get(w, 0.0) + PROMPT}
+
+    def resumed(self, worker: Worker, times: dict[str, float]) -> None:
+        self._resumed[worker] = times
+
+    def complete(self, job: Job) -> bool:
+        if not job.live <= self._resumed.keys():
+            return False
+        heard = self._resumed
+        self.phases["unblocked"] = max(t["unblocked"] for t in heard.values())
+        self.phases["regrouped"] = max(t["grouped"] for t in heard.values())
+        # Whoever was still busy with an op of its own when the plan came did not have to wait.
+        self.phases["resumed"] = max(t["resumed" if w in self._prompt else "followed"] for w, t in heard.items())
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        died = self.phases["died"]
+        return {
+            "stall_seconds": self.stall,
+            "dead": [str(w) for w in sorted(self.dead)],
+            "lost_ops": len(self.lost),
+            "phases": {name: at - died for name, at in sorted(self.phases.items(), key=lambda item: item[1])},
+        }
