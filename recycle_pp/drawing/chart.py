@@ -1,0 +1,189 @@
+"""What a picture is drawn from: a Plan's or a Trace's ops as flat arrays, one row a worker.
+
+    chart = Chart.of(plan, title="adapted")
+    for row in range(len(chart.workers)): chart.ops_of(row)     # a slice of the arrays, in the order of time
+
+Rows go pipeline by pipeline; dead workers have theirs too. Times are in the plan's unit from its first op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from recycle_schedules import KINDS, Plan, Problem, Trace, Worker
+
+from .recovery import Recovery
+
+F, I, W, B, O = range(len(KINDS))
+
+REROUTED, CUT, REDONE, LOST = 1, 2, 4, 8
+"""Bits of `marks`. Rerouted: runs outside its own pipeline; cut: ended by a death; redone: repeats a lost op;
+lost: ran to its end on a worker that died, and had to be redone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Ops sorted by row and start. Arrays have shape (n,), `first` (rows + 1,).
+
+    kind uint8 (position in KINDS), microbatch int32 (global id, -1 for O), row int32 (pipeline * P + stage),
+    start and end float64, marks uint8 (bits above); `first[r]:first[r + 1]` are the ops of row r."""
+
+    title: str
+    plan: Plan
+    kind: np.ndarray
+    microbatch: np.ndarray
+    row: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    marks: np.ndarray
+    first: np.ndarray
+    recovery: Recovery | None
+
+    @classmethod
+    def of(cls, plan: Plan, title: str = "") -> Chart:
+        a, problem = plan.arrays, plan.problem
+        row = a.pipeline.astype(np.int32) * problem.stages + a.stage
+        order = np.lexsort((a.end, a.start, row))
+        kind, microbatch, row = a.kind[order], a.microbatch[order].astype(np.int32), row[order]
+        start, end = a.start[order], a.end[order]
+        marks = np.zeros(len(kind), np.uint8)
+        home = np.repeat(np.arange(problem.pipelines), problem.counts)
+        has = microbatch >= 0
+        marks[has] |= np.where(home[microbatch[has]] != row[has] // problem.stages, REROUTED, 0).astype(np.uint8)
+        if isinstance(plan, Trace):
+            marks |= np.array([{"cut": CUT, "redone": REDONE}.get(s, 0) for s in plan.status], np.uint8)[order]
+            marks |= _lost(microbatch * np.int64(problem.stages) + row % problem.stages, kind, marks)
+        origin = 0.0 if problem.remainder or not len(start) else float(start.min())
+        rows = problem.pipelines * problem.stages
+        first = np.searchsorted(row, np.arange(rows + 1))
+        recovery = Recovery.of(plan, origin) if isinstance(plan, Trace) else None
+        return cls(title, plan, kind, microbatch, row, start - origin, end - origin, marks, first, recovery)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def problem(self) -> Problem:
+        return self.plan.problem
+
+    @property
+    def unit(self) -> str:
+        return self.plan.time_unit
+
+    @cached_property
+    def span(self) -> float:
+        """From 0 to the last end."""
+        last = float(self.end.max()) if len(self) else 0.0
+        return max(last, self.recovery.resumed) if self.recovery else last
+
+    @cached_property
+    def workers(self) -> list[Worker]:
+        """The worker of every row."""
+        return [Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)]
+
+    @cached_property
+    def dead_from(self) -> dict[int, float]:
+        """Rows of dead workers -> when they died (0 where they were never there)."""
+        rows = [w.pipeline * self.problem.stages + w.stage for w in sorted(self.problem.dead)]
+        return {r: float(self.end[self.ops_of(r)].max(initial=0.0)) for r in rows} | self._died_here
+
+    @property
+    def _died_here(self) -> dict[int, float]:
+        if not self.recovery:
+            return {}
+        return {w.pipeline * self.problem.stages + w.stage: self.recovery.died for w in self.recovery.workers}
+
+    def ops_of(self, row: int) -> slice:
+        return slice(int(self.first[row]), int(self.first[row + 1]))
+
+    def name(self, op: int) -> str:
+        """Torch's notation with the global micro-batch: 2F7."""
+        microbatch = self.microbatch[op]
+        return f"{self.row[op] % self.problem.stages}{KINDS[self.kind[op]]}{'' if microbatch < 0 else microbatch}"
+
+    @cached_property
+    def links(self) -> tuple[np.ndarray, np.ndarray]:
+        """The boundary tensors as (sending op, receiving op), indices into the arrays: F to the next stage's F, I or B to
+        the stage's before. Where an op ran twice, the link starts at the latest run that ended before its consumer began."""
+        P = self.problem.stages
+        stage = self.row % P
+        key = self.microbatch.astype(np.int64) * P + stage
+        whole = (self.marks & CUT) == 0
+        pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        for kinds, step in (((F,), 1), ((I, B), -1)):
+            ops = np.flatnonzero(np.isin(self.kind, kinds))
+            producers = ops[whole[ops]]
+            producers = producers[np.lexsort((self.end[producers], key[producers]))]
+            consumers = ops[(stage[ops] - step >= 0) & (stage[ops] - step < P)]
+            if not len(producers) or not len(consumers):
+                continue
+            # of the producers with the wanted key, the last that ended in time: keys and ends as one sorted number
+            width = self.span + 1.0
+            have = key[producers] * width + self.end[producers]
+            want = (key[consumers] - step) * width + self.start[consumers]
+            at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
+            late = key[producers[at]] != key[consumers] - step  # measured clocks may differ a little: then the first run
+            at = np.minimum(at + late, len(producers) - 1)
+            found = key[producers[at]] == key[consumers] - step
+            pairs.append((producers[at[found]], consumers[found]))
+        if not pairs:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
+
+    def alike(self) -> list[list[int]]:
+        """The pipelines, those whose rows look the same grouped: a job of 64 pipelines with one death has few kinds."""
+        groups: dict[bytes, list[int]] = {}
+        P, M = self.problem.stages, np.append(np.concatenate([[0], np.cumsum(self.problem.counts)]), 0)
+        for d in range(self.problem.pipelines):
+            ops = slice(int(self.first[d * P]), int(self.first[(d + 1) * P]))
+            local = np.where(self.marks[ops] & REROUTED, -2 - self.microbatch[ops], self.microbatch[ops] - M[d])
+            local[self.microbatch[ops] < 0] = -1
+            dead = [(r - d * P, t) for r, t in sorted(self.dead_from.items()) if d * P <= r < (d + 1) * P]
+            parts = (self.kind[ops], local, self.row[ops] - d * P, self.start[ops], self.end[ops], self.marks[ops])
+            look = b"".join(np.ascontiguousarray(p).tobytes() for p in parts) + repr(dead).encode()
+            groups.setdefault(look, []).append(d)
+        return list(groups.values())
+
+
+def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """LOST for whole ops that a redone op of the same micro-batch, stage and kind repeats."""
+    same = np.where(kind == B, I, kind)  # a redone backward may be split though the first was not, and the other way round
+    ident = key * len(KINDS) + same
+    again = ident[(marks & REDONE) != 0]
+    return np.where(np.isin(ident, again) & ((marks & (REDONE | CUT)) == 0), LOST, 0).astype(np.uint8)
+
+
+def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]:
+    """Which pipelines to draw in at most so many rows, and sentences that say what is left out.
+
+    All if they fit; else one of each kind that looks alike; else the hit ones first."""
+    P, D = chart.problem.stages, chart.problem.pipelines
+    room = max(1, most_rows // P)
+    if room >= D:
+        return list(range(D)), []
+    groups = chart.alike()
+    notes = [
+        f"pipeline {g[0]} stands for {len(g)} that are alike ({_ranges(g)})" for g in groups if len(g) > 1
+    ]
+    hit = {r // P for r in chart.dead_from}
+    kinds = sorted(groups, key=lambda g: (g[0] not in hit, g[0]))
+    shown = sorted(g[0] for g in kinds[:room])
+    left = sorted(d for g in kinds[room:] for d in g)
+    notes = [n for n, g in zip(notes, (g for g in groups if len(g) > 1), strict=True) if g[0] in shown]
+    if left:
+        notes.append(f"{len(left)} of {D} pipelines are not shown ({_ranges(left)})")
+    return shown, notes
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0-3, 5, 7-9"""
+    out: list[list[int]] = []
+    for n in numbers:
+        if out and n == out[-1][-1] + 1:
+            out[-1][1:] = [n]
+        else:
+            out.append([n])
+    return ", ".join("-".join(map(str, part)) for part in out)

@@ -1,0 +1,238 @@
+"""Schedules as figures for papers: svg, png or pdf by the file's ending.
+
+    figure.save([chart], "plan.pdf")
+    figure.save([fault_free, adapted], "both.svg")               # one above the other, one time axis
+    figure.save([fault_free, adapted], "both.svg", beside=True)
+
+Text stays text and fonts are embedded. Groups in the svg carry the ids `<chart>-<kind>` (`0-F`, `1-W-rerouted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from recycle_schedules import KINDS
+
+from . import palette, report
+from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
+from .measures import Measures
+
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "recycle_pp",  # the same ids, and so the same file, every time
+}
+MOST_ROWS = 96
+MOST_NUMBERS = 4000  # more numbers than this nobody reads
+MARKS = {"": 0, "rerouted": REROUTED, "lost": LOST, "redone": REDONE, "cut": CUT}
+
+
+def save(charts: Sequence[Chart], path: str | Path, *, beside: bool = False, width: float | None = None) -> list[str]:
+    """Draw and write; the file's ending (.svg, .png, .pdf) says as what. `width` in inches. Returns what was left out."""
+    with matplotlib.rc_context(STYLE):
+        figure, notes = draw(charts, beside=beside, width=width)
+        suffix = Path(path).suffix.lstrip(".").lower()
+        metadata = {"Date": None} if suffix == "svg" else {"CreationDate": None} if suffix == "pdf" else None
+        figure.savefig(path, dpi=200, metadata=metadata)
+    return notes
+
+
+def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None = None) -> tuple[Figure, list[str]]:
+    """The figure, and sentences about what it leaves out."""
+    picks, notes = [], []
+    for chart in charts:
+        pipelines, left_out = shown_pipelines(chart, MOST_ROWS)
+        picks.append(pipelines)
+        notes += [n for n in left_out if n not in notes]
+    across = len(charts) if beside else 1
+    width = width or (7.2 if not beside else 6.0 * across)
+    rows = [len(p) * c.problem.stages for c, p in zip(charts, picks, strict=True)]
+    row_height = 0.19 if max(rows) <= 48 else 9.0 / max(rows)
+    heights = [max(r * row_height, 0.6) for r in rows]
+    strips = [0.62 if c.recovery and c.recovery.phases else 0.0 for c in charts]
+    # one grid: chart, strip, chart, strip, ... in inches, so that rows are equally high in every picture
+    title, axis, legend = 0.34, 0.38, 0.26 + 0.14 * len(notes)
+    blocks = [title + h + axis + s for h, s in zip(heights, strips, strict=True)]
+    height = (max(blocks) if beside else sum(blocks)) + legend
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    left, right, gap = 0.62, 0.12, 0.45
+    panel = (width - left - right - (across - 1) * (left + gap - 0.3)) / across
+    units = {c.unit for c in charts}
+    span = max(c.span for c in charts) if len(units) == 1 else None
+    top = height
+    for i, (chart, pipelines, h, s) in enumerate(zip(charts, picks, heights, strips, strict=True)):
+        x = left + (i * (panel + left + gap - 0.3) if beside else 0)
+        y = top - title - h
+        axes = figure.add_axes((x / width, y / height, panel / width, h / height), gid=f"chart-{i}")
+        _panel(axes, chart, pipelines, span or chart.span, panel, h, i)
+        if s:
+            strip = figure.add_axes((x / width, (y - axis - s + 0.22) / height, panel / width, 0.24 / height))
+            _phases(strip, chart)
+        if not beside:
+            top -= blocks[i]
+    _legend(figure, charts, (legend - 0.02) / height)
+    for k, note in enumerate(notes):
+        figure.text(left / width, (0.05 + 0.14 * (len(notes) - 1 - k)) / height, note, fontsize=6.5, style="italic")
+    return figure, notes
+
+
+def _panel(axes: Axes, chart: Chart, pipelines: list[int], span: float, width: float, height: float, number: int) -> None:
+    P = chart.problem.stages
+    line = {d * P + s: i * P + s for i, d in enumerate(pipelines) for s in range(P)}  # row -> place from the top
+    axes.set_xlim(0, span * 1.002)
+    axes.set_ylim(len(line), 0)
+    for i in range(0, len(pipelines), 2):
+        axes.axhspan(i * P, (i + 1) * P, color="#F3F4F6", zorder=0, lw=0)
+    if chart.recovery:
+        r = chart.recovery
+        axes.axvspan(r.died, r.resumed, color=palette.STALL, zorder=0.5, lw=0, gid=f"{number}-stall")
+        axes.axvline(r.died, color=palette.ALARM, lw=0.9, zorder=4, gid=f"{number}-death")
+    _dead(axes, chart, line, span, number)
+    _ops(axes, chart, line, width / span, height / len(line), number)
+    _frame(axes, chart, pipelines, height / len(line), number)
+
+
+def _frame(axes: Axes, chart: Chart, pipelines: list[int], row_height: float, number: int) -> None:
+    P = chart.problem.stages
+    names = [str(chart.workers[d * P + s]) for d in pipelines for s in range(P)]
+    if row_height >= 0.09:
+        axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=min(7.0, row_height * 45))
+    else:
+        axes.set_yticks(np.arange(len(pipelines)) * P + P / 2, [f"pipeline {d}" for d in pipelines], fontsize=5.5)
+    axes.tick_params(axis="y", length=0, pad=2)
+    axes.tick_params(axis="x", length=2.5, width=0.6, labelsize=7, pad=2)
+    for i in range(1, len(pipelines)):
+        axes.axhline(i * P, color="#9AA0AA", lw=0.5, zorder=1)
+    if chart.unit == "slots" and chart.span <= 60:
+        axes.set_xticks(np.arange(0, chart.span + 1e-9, 1), minor=True)
+        axes.tick_params(axis="x", which="minor", length=1.5, width=0.4)
+        axes.grid(axis="x", which="both", color="#DADDE3", lw=0.3, zorder=0.2)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.set_xlabel(f"time, {chart.unit}", fontsize=7, labelpad=1)
+    m = Measures.of(chart)
+    figures = [f"makespan {report.number(m.makespan)}"]
+    figures += [f"period {report.number(m.period)}"] if m.period is not None else []
+    figures += [f"bubbles {m.idle:.0%}", f"peak in flight {max(m.peak):g}"]
+    if chart.recovery:
+        figures += [f"stall {report.number(chart.recovery.stall)} {chart.unit}", f"redone {m.redone} ops"]
+    axes.set_title(chart.title, loc="left", fontsize=9, fontweight="bold", pad=5, gid=f"{number}-title")
+    axes.set_title(" · ".join(figures), loc="right", fontsize=7, color="#4A505B", pad=5)
+
+
+def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height: float, number: int) -> None:
+    """One collection for every kind and mark; numbers where they fit. `inch`: inches of a time unit."""
+    place = np.full(len(chart.workers), -1)
+    place[list(line)] = list(line.values())
+    y = place[chart.row]
+    shown = y >= 0
+    pad = 0.06 if row_height >= 0.1 else 0.0
+    edge = 0.5 if row_height >= 0.1 and np.median((chart.end - chart.start)) * inch > 0.03 else 0.0
+    top_mark = np.select([(chart.marks & bit) != 0 for bit in (CUT, REDONE, LOST, REROUTED)], (CUT, REDONE, LOST, REROUTED))
+    for k, kind in enumerate(KINDS):
+        for name, mark in MARKS.items():
+            pick = np.flatnonzero(shown & (chart.kind == k) & (top_mark == mark))
+            if not len(pick):
+                continue
+            x0, x1, y0, y1 = chart.start[pick], chart.end[pick], y[pick] + pad, y[pick] + 1 - pad
+            boxes = np.stack([np.stack([a, b], -1) for a, b in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1)
+            axes.add_collection(
+                PolyCollection(list(boxes), gid=f"{number}-{kind}" + (f"-{name}" if name else ""), **_look(kind, mark, edge))
+            )
+    text = [int(i) for i in np.flatnonzero(shown)]
+    if row_height < 0.09 or len(text) > MOST_NUMBERS:
+        return
+    for i in text:
+        label = "O" if chart.microbatch[i] < 0 else str(chart.microbatch[i])
+        room = (chart.end[i] - chart.start[i]) * inch * 72
+        size = min(7.0, row_height * 40, room / (0.62 * len(label)))
+        if size < 3.5:
+            continue
+        kind, marks = KINDS[chart.kind[i]], int(chart.marks[i])
+        axes.text(
+            (chart.start[i] + chart.end[i]) / 2, y[i] + 0.52, label, ha="center", va="center", fontsize=size, zorder=5,
+            color=palette.ALARM if marks & CUT else palette.text_on(kind),
+            fontweight="bold" if marks & (REROUTED | REDONE) else "normal", clip_on=True,
+        )  # fmt: skip
+
+
+def _look(kind: str, mark: int, edge: float) -> dict[str, object]:
+    """Fill, outline and hatch of an op."""
+    fill = palette.FILL[kind]
+    if mark == CUT:
+        return {"facecolor": palette.PAPER, "edgecolor": palette.ALARM, "hatch": "xxxxx", "lw": 0.8, "zorder": 3.5}
+    if mark == LOST:
+        return {"facecolor": fill, "edgecolor": palette.ALARM, "lw": 0.8, "ls": (0, (2, 1)), "zorder": 3.2, "hatch": "////"}
+    if mark == REDONE:
+        return {"facecolor": fill, "edgecolor": palette.ALARM, "lw": 1.2, "zorder": 3.4}
+    if mark == REROUTED:
+        return {"facecolor": fill, "edgecolor": palette.INK, "lw": 1.0 if edge else 0.0, "zorder": 3.3}
+    return {"facecolor": fill, "edgecolor": palette.PAPER, "lw": edge, "zorder": 3}
+
+
+def _dead(axes: Axes, chart: Chart, line: dict[int, int], span: float, number: int) -> None:
+    for row, since in chart.dead_from.items():
+        if row in line:
+            y = line[row]
+            axes.add_patch(
+                Rectangle((since, y + 0.06), span - since, 0.88, facecolor="none", edgecolor=palette.DEAD, hatch="/////",
+                          lw=0, zorder=2, gid=f"{number}-dead-{chart.workers[row]}")
+            )  # fmt: skip
+            axes.text((since + span) / 2, y + 0.52, f"W({str(chart.workers[row]).replace('.', ',')}) dead", ha="center",
+                      va="center", fontsize=6.5, zorder=2.5, color=palette.INK,
+                      bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.0})  # fmt: skip
+
+
+def _phases(axes: Axes, chart: Chart) -> None:
+    """The recovery, magnified: a segment a phase."""
+    r = chart.recovery
+    assert r is not None
+    axes.set_xlim(0, max(r.stall, 1e-9))
+    axes.set_ylim(0, 1)
+    shades = ("#7A1230", "#B3123A", "#D4587A", "#E08CA3", "#EDB9C6", "#F6D5DC")
+    for i, (name, begin, end) in enumerate(r.spans()):
+        axes.axvspan(begin - r.died, end - r.died, color=shades[min(i, len(shades) - 1)], lw=0)
+        if end - begin > 0.09 * r.stall:
+            axes.text((begin + end) / 2 - r.died, 0.5, name, ha="center", va="center", fontsize=6,
+                      color=palette.PAPER if i < 3 else palette.INK)  # fmt: skip
+    axes.set_yticks([0.5], ["stall"], fontsize=7)
+    axes.tick_params(axis="y", length=0, pad=2)
+    axes.tick_params(axis="x", length=2, width=0.5, labelsize=6, pad=1.5)
+    axes.set_xlabel(f"{chart.unit} since the death", fontsize=6.5, labelpad=1)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(figure: Figure, charts: Sequence[Chart], top: float) -> None:
+    """Only what the charts hold."""
+    kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
+    handles = [Patch(facecolor=palette.FILL[KINDS[k]], label=palette.NAMES[KINDS[k]], lw=0) for k in kinds]
+    marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))
+    for bit, words in ((REROUTED, "re-routed"), (CUT, "cut off"), (LOST, "lost"), (REDONE, "redone")):
+        if marks & bit:
+            look = {k: v for k, v in _look("F", bit, 0.5).items() if k != "zorder"}
+            look["facecolor"] = palette.PAPER
+            handles.append(Patch(label=words, **look))
+    if any(c.dead_from for c in charts):
+        handles.append(Patch(facecolor="none", edgecolor=palette.DEAD, hatch="/////", lw=0, label="dead"))
+    if any(c.recovery for c in charts):
+        handles.append(Patch(facecolor=palette.STALL, label="stall", lw=0))
+    figure.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, top), ncols=len(handles), frameon=False, fontsize=7,
+        handlelength=1.4, handleheight=0.9, columnspacing=1.2, handletextpad=0.5, borderaxespad=0,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Schedules as one self-contained html page: no network, a million ops, zoom and pan.
+
+    page.save([Step("plan", [chart])], "x.html")
+    page.save([Step("step 19", [before]), Step("step 20", [planned, trace])], "run.html", title="runs/demo", first=1)
+
+A step's charts are shown one above the other. The ops travel as deflated typed arrays (about 3 bytes an op) and are
+unpacked when their step is first shown; `page/` holds what draws them. The page says what it shows in text too, takes
+the keyboard, and never interprets a name from a file as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+from recycle_schedules import KINDS, Plan
+
+from . import palette, report
+from .chart import CUT, LOST, REDONE, REROUTED, Chart
+
+SCRIPTS = ("chart.js", "paint.js", "pixels.js", "frame.js", "main.js", "controls.js")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the slider stops at: charts to compare, and a note."""
+
+    name: str
+    charts: Sequence[Chart]
+    note: str = ""
+    fault_free: Plan | None = None
+
+
+def save(steps: Iterable[Step], path: str | Path, *, title: str = "", first: int = 0) -> None:
+    """Write the page; it opens at `steps[first]`."""
+    Path(path).write_text(render(steps, title=title, first=first), encoding="utf-8")
+
+
+def render(steps: Iterable[Step], *, title: str = "", first: int = 0) -> str:
+    described: list[Json] = []
+    blocks: list[str] = []
+    legend: set[str] = set()
+    for step in steps:
+        metas = []
+        for chart in step.charts:
+            name = f"ops-{len(blocks)}"
+            blocks.append(f'<script id="{name}" type="text/plain">{_packed(chart)}</script>')
+            metas.append(_meta(chart, name))
+            legend |= _used(chart)
+        story = [sentence for chart in step.charts for sentence in report.recovery(chart)]
+        figures = report.figures(step.charts, step.fault_free)
+        described.append({"name": step.name, "note": step.note, "charts": metas, "figures": figures, "story": story})
+    job = {
+        "title": title or "recycle_pp schedule", "first": first, "steps": described, "legend": sorted(legend),
+        "fill": palette.FILL, "names": palette.NAMES, "text": {k: palette.text_on(k) for k in KINDS},
+    }  # fmt: skip
+    source = files(__package__) / "page"
+    return Template((source / "page.html").read_text()).substitute(
+        title=html.escape(str(job["title"])),
+        style=(source / "page.css").read_text(),
+        job=json.dumps(job).replace("<", "\\u003c"),
+        data="\n".join(blocks),
+        script="\n".join((source / name).read_text() for name in SCRIPTS),
+    )
+
+
+def _packed(chart: Chart) -> str:
+    """The arrays one after the other, widest first so that each is aligned: zlib, then base64."""
+    parts = (
+        chart.first.astype("<u4"), chart.microbatch.astype("<i4"), chart.start.astype("<f4"), chart.end.astype("<f4"),
+        chart.kind.astype("u1"), chart.marks.astype("u1"),
+    )  # fmt: skip
+    return base64.b64encode(zlib.compress(b"".join(p.tobytes() for p in parts), 6)).decode()
+
+
+def _meta(chart: Chart, data: str) -> Json:
+    r = chart.recovery
+    return {
+        "data": data,
+        "title": chart.title,
+        "unit": chart.unit,
+        "ops": len(chart),
+        "pipelines": chart.problem.pipelines,
+        "stages": chart.problem.stages,
+        "counts": list(chart.problem.counts),
+        "span": max(chart.span, 1e-9),
+        "dead": sorted(chart.dead_from.items()),
+        "recovery": {"died": r.died, "resumed": r.resumed, "spans": r.spans()} if r else None,
+    }
+
+
+def _used(chart: Chart) -> set[str]:
+    """What the legend must explain."""
+    marks = int(np.bitwise_or.reduce(chart.marks, initial=0))
+    names = {"rerouted": REROUTED, "cut": CUT, "lost": LOST, "redone": REDONE}
+    out = {KINDS[int(k)] for k in np.unique(chart.kind)} | {name for name, bit in names.items() if marks & bit}
+    return out | ({"dead"} if chart.dead_from else set()) | ({"stall"} if chart.recovery else set())

@@ -1,0 +1,112 @@
+// What stands around and over the ops: axis, names, the death, the route.
+
+const FONT = '11px system-ui, "Segoe UI", Arial, "DejaVu Sans", sans-serif';
+
+function axis(ctx, chart, pane, view, ink, X) {
+  const length = view.t1 - view.t0, rough = (length / pane.w) * 80, power = 10 ** Math.floor(Math.log10(rough));
+  const apart = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+  ctx.font = FONT;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "alphabetic";
+  ctx.lineWidth = 1;
+  for (let n = Math.ceil(view.t0 / apart); n * apart <= view.t1; n++) {
+    const x = Math.round(X(n * apart)) + 0.5;
+    ctx.strokeStyle = ink.line;
+    ctx.beginPath();
+    ctx.moveTo(x, pane.y - 4);
+    ctx.lineTo(x, pane.y + pane.h);
+    ctx.stroke();
+    ctx.fillStyle = ink.soft;
+    if (x < pane.x + pane.w - 12) ctx.fillText(number(n * apart), x, pane.y - 8);
+  }
+  ctx.textAlign = "left";
+  ctx.fillText(chart.meta.unit, 10, pane.y - 8);
+}
+
+function labels(ctx, chart, pane, view, ink, { Y }) {
+  const P = chart.meta.stages, bottom = pane.y + pane.h;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(0, pane.y, LABELS, pane.h);
+  ctx.clip();
+  ctx.font = FONT;
+  ctx.textAlign = "right";
+  ctx.textBaseline = "middle";
+  if (view.row >= 11) {
+    for (const r of visible(chart, pane, view)) {
+      ctx.fillStyle = chart.deadFrom[r] < Infinity ? ink.alarm : ink.soft;
+      ctx.fillText(`${Math.floor(r / P)}.${r % P}`, LABELS - 8, Y(r) + view.row / 2);
+    }
+  } else {
+    const every = Math.max(1, Math.ceil(14 / (view.row * (P + gapOf(chart)))));
+    for (let d = 0; d < chart.meta.pipelines; d += every) {
+      const y = Y(d * P) + (every === 1 ? (P * view.row) / 2 : 6);
+      if (y < pane.y || y > bottom) continue;
+      ctx.fillStyle = ink.soft;
+      ctx.fillText(`pipe ${d}`, LABELS - 8, y);
+    }
+    for (const [row] of chart.meta.dead) {  // the dead are found from afar
+      ctx.fillStyle = ink.alarm;
+      ctx.fillRect(LABELS - 5, Y(row) + view.row / 2 - 1.5, 5, 3);
+    }
+  }
+  ctx.restore();
+}
+
+function death(ctx, chart, pane, ink, X) {
+  const { recovery } = chart.meta;
+  if (!recovery) return;
+  const x = X(recovery.died);
+  ctx.strokeStyle = ink.alarm;
+  ctx.lineWidth = 1.5;
+  ctx.beginPath();
+  ctx.moveTo(x, pane.y);
+  ctx.lineTo(x, pane.y + pane.h);
+  ctx.stroke();
+  // phases that are wide enough to read stand at the lower edge
+  ctx.font = FONT;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
+  recovery.spans.forEach(([name, begin, end], i) => {
+    const a = X(begin), w = X(end) - a, y = pane.y + pane.h - 15;
+    ctx.globalAlpha = 0.9;
+    ctx.fillStyle = i % 2 ? ink.alarm : ink.ink;
+    ctx.fillRect(a, y, Math.max(w, 1), 14);
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = ink.paper;
+    const text = `${name} +${number(end - recovery.died)}`;
+    if (w > ctx.measureText(text).width + 8) ctx.fillText(text, a + w / 2, y + 7.5);
+    else if (w > ctx.measureText(name).width + 6) ctx.fillText(name, a + w / 2, y + 7.5);
+  });
+}
+
+function drawRoute(ctx, chart, view, ink, { X, Y, kx }, route) {
+  const middle = (i) => Y(route.row.get(i)) + view.row / 2;
+  ctx.lineWidth = 1.75;
+  ctx.strokeStyle = ctx.fillStyle = ink.ink;
+  for (const [a, b] of route.links) {  // from the end of the sender's edge to the begin of the receiver's, up or down
+    const way = middle(b) > middle(a) ? 1 : -1, inset = Math.min(4, (kx * (chart.end[b] - chart.start[b])) / 3);
+    const x0 = X(chart.end[a]) - inset, y0 = middle(a) + (way * view.row) / 2 - way, x1 = X(chart.start[b]) + inset;
+    const y1 = middle(b) - (way * view.row) / 2, half = Math.max(8, Math.abs(y1 - y0) / 2) * way, head = way * Math.min(6, view.row / 2);
+    ctx.setLineDash(KINDS[chart.kind[b]] === "F" ? [] : [5, 3]);
+    ctx.beginPath();
+    ctx.moveTo(x0, y0);
+    ctx.bezierCurveTo(x0, y0 + half, x1, y1 - half, x1, y1);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    ctx.beginPath();
+    ctx.moveTo(x1, y1 + head);
+    ctx.lineTo(x1 - 3.5, y1);
+    ctx.lineTo(x1 + 3.5, y1);
+    ctx.fill();
+  }
+  if (view.row >= 4) return;
+  for (const i of route.ops) {  // from afar the ops themselves are too small
+    ctx.fillStyle = job.fill[KINDS[chart.kind[i]]];
+    ctx.strokeStyle = ink.ink;
+    ctx.beginPath();
+    ctx.arc(X((chart.start[i] + chart.end[i]) / 2), middle(i), 4, 0, 7);
+    ctx.fill();
+    ctx.stroke();
+  }
+}

@@ -1,0 +1,113 @@
+"""The words and figures under a picture.
+
+    console.print(table([chart, other]))
+    for sentence in recovery(chart): print(sentence)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from recycle_schedules import Plan, Worker
+from rich.table import Table
+
+from .chart import CUT, LOST, REDONE, Chart
+from .measures import Measures, overhead
+
+
+def table(charts: Sequence[Chart], fault_free: Plan | None = None) -> Table:
+    """The figures with a column a chart."""
+    out = Table(box=None, pad_edge=False)
+    out.add_column("")
+    for chart in charts:
+        out.add_column(chart.title if len(charts) > 1 else "", justify="right", overflow="fold")
+    for name, cells in figures(charts, fault_free):
+        out.add_row(name, *cells)
+    return out
+
+
+def figures(charts: Sequence[Chart], fault_free: Plan | None = None) -> list[tuple[str, list[str]]]:
+    """(name, one cell a chart). `fault_free`: a plan of the same job with nobody dead, to compare with."""
+    measures = [Measures.of(c) for c in charts]
+    unit, base = charts[0].unit, charts[0]
+    hit = [min(map(len, c.problem.live)) < c.problem.pipelines for c in charts]
+    rows = [
+        (f"makespan, {unit}", [number(m.makespan) for m in measures]),
+        (f"period, {unit}", ["" if m.period is None else number(m.period) for m in measures]),
+        (f"lower bound, {unit}", [number(m.lower_bound) if m.lower_bound else "" for m in measures]),
+        (f"against {base.title}", ["", *(_against(c.plan, base.plan) for c in charts[1:])]),
+        ("against fault-free", [_against(c.plan, fault_free) if fault_free else "" for c in charts]),
+        ("bubbles", [percent(m.idle) for m in measures]),
+        ("  by stage", [_by_stage(m.bubble, lambda x: f"{x:.0%}") for m in measures]),
+        ("peak micro-batches in flight", [number(max(m.peak, default=0.0)) for m in measures]),
+        ("  by stage", [_by_stage(m.peak, number) for m in measures]),
+        ("live workers by stage", [_by_stage([len(p) for p in c.problem.live], str) if h else ""
+                                   for c, h in zip(charts, hit, strict=True)]),
+        ("re-routed ops", [str(m.rerouted) if m.rerouted else "" for m in measures]),
+    ]  # fmt: skip
+    return [(name, cells) for name, cells in rows if any(cells)]
+
+
+def _against(plan: Plan, base: Plan) -> str:
+    """Relative length of a step; nothing where the units differ (slots and measured milliseconds)."""
+    return f"{overhead(plan, base):+.1%}" if plan.time_unit == base.time_unit else "other unit"
+
+
+def _by_stage(values: Sequence[Any], show: Callable[[Any], str]) -> str:
+    """Every value for up to 16 stages, else the extremes."""
+    if len(values) <= 16:
+        return " ".join(map(show, values))
+    return f"{show(min(values))} to {show(max(values))}"
+
+
+def recovery(chart: Chart) -> list[str]:
+    """What happened in a step in which somebody died, in sentences; nothing for other steps."""
+    r = chart.recovery
+    if not r:
+        return []
+    out = [
+        f"{_names(r.workers)} died at {number(r.died)} {chart.unit}; "
+        f"the stall was {number(r.stall)} {chart.unit}: "
+        + ", ".join(f"{name} +{number(end - r.died)}" for name, _, end in r.spans())
+    ]
+    cut, lost = _ops_by_worker(chart, CUT), _ops_by_worker(chart, LOST)
+    if cut:
+        out.append("cut off: " + _listing(cut))
+    if lost:
+        out.append("lost with the dead: " + _listing(lost))
+    redone = _ops_by_worker(chart, REDONE)
+    total = sum(len(v) for v in redone.values())
+    out.append(f"redone: {total} ops" + (f", by {_listing(redone)}" if redone else ""))
+    return out
+
+
+def _ops_by_worker(chart: Chart, bit: int) -> dict[Worker, list[str]]:
+    found: dict[Worker, list[str]] = {}
+    for op in np.flatnonzero(chart.marks & bit):
+        found.setdefault(chart.workers[chart.row[op]], []).append(chart.name(int(op)))
+    return found
+
+
+def _listing(ops: dict[Worker, list[str]], most: int = 12) -> str:
+    def one(worker: Worker, names: list[str]) -> str:
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        return f"{worker} ({' '.join(names[:most])}{more})"
+
+    shown = list(ops.items())[:most]
+    rest = f" and {len(ops) - most} more workers" if len(ops) > most else ""
+    return "; ".join(one(w, n) for w, n in shown) + rest
+
+
+def _names(workers: Sequence[Worker]) -> str:
+    return " and ".join(f"W({w.pipeline},{w.stage})" for w in workers) or "a worker"
+
+
+def number(x: float) -> str:
+    """Four digits, no exponent up to a million."""
+    return f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"
+
+
+def percent(x: float) -> str:
+    return f"{x:.1%}"

@@ -1,0 +1,228 @@
+"""A Gantt chart in the terminal: one row a worker, letters where there is no colour.
+
+    terminal.show([chart], Console())                     # with the figures under it
+    terminal.show([fault_free, adapted], Console(), window=(0, 40), most_rows=1000)
+
+F I W B O are the ops, small letters run outside their own pipeline; the number is the global micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from recycle_schedules import KINDS, Plan
+from rich.console import Console
+from rich.text import Text
+
+from . import palette, report
+from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
+
+LABEL = 6  # columns of "12.15 "
+MOST_FOLDS = 4  # a plan wider than so many terminals is drawn coarsely instead
+WIDEST_SLOT = 4  # columns; more only spreads the chart
+
+
+@dataclass(frozen=True)
+class Scale:
+    """columns of `step` time units each, from `begin`; `folds` of `width` columns."""
+
+    begin: float
+    step: float
+    width: int
+    folds: int
+    exact: bool  # every op covers the middle of a column at least
+
+    @classmethod
+    def of(cls, charts: Sequence[Chart], room: int, window: tuple[float, float] | None) -> Scale:
+        begin, end = window or (0.0, max(c.span for c in charts))
+        length = max(end - begin, 1e-9)
+        lengths = np.concatenate([c.end - c.start for c in charts])
+        shortest = float(lengths[lengths > 1e-9].min(initial=length))
+        # whole columns a slot where slots are whole: every op of a kind then has the same width
+        whole = all(np.all(np.mod(np.concatenate([c.start, c.end]) / shortest, 1) < 1e-9) for c in charts)
+        fit = room * shortest / length  # columns of the shortest op
+        if fit >= 1:
+            columns = min(float(np.floor(fit)) if whole else fit, WIDEST_SLOT)
+            step = shortest / columns
+            return cls(begin, step, int(np.ceil(length / step - 1e-9)), 1, True)
+        folds = int(np.ceil(1 / fit))
+        if folds <= MOST_FOLDS:
+            return cls(begin, shortest, room, folds, True)
+        return cls(begin, length / room, room, 1, False)
+
+    def times(self, fold: int) -> np.ndarray:
+        """The middles of a fold's columns. Shape (width,)."""
+        return self.begin + self.step * (fold * self.width + np.arange(self.width) + 0.5)
+
+
+def show(
+    charts: Sequence[Chart],
+    console: Console,
+    *,
+    window: tuple[float, float] | None = None,
+    most_rows: int = 48,
+    fault_free: Plan | None = None,
+) -> None:
+    """Print the charts one above the other in one scale, a legend, and the figures. Says what is cut."""
+    scale = Scale.of(charts, max(console.width - LABEL, 20), window)
+    notes: list[str] = []
+    for chart in charts:
+        pipelines, left_out = shown_pipelines(chart, most_rows)
+        notes += [note for note in left_out if note not in notes]
+        if chart.title:
+            console.print(Text(chart.title, "bold"))
+        for fold in range(scale.folds):
+            for line in _fold(chart, scale, fold, pipelines, console):
+                console.print(line, no_wrap=True, crop=True, soft_wrap=False)
+    console.print(_legend(charts, console))
+    notes += _cut_notes(charts, scale, window)
+    for note in notes:
+        console.print(Text(note, "italic"))
+    console.print()
+    console.print(report.table(charts, fault_free))
+    for chart in charts:
+        for sentence in report.recovery(chart):
+            console.print(Text(sentence))
+
+
+def _fold(chart: Chart, scale: Scale, fold: int, pipelines: list[int], console: Console) -> list[Text]:
+    """The lines of one stretch of time: axis, rows, a blank line between pipelines."""
+    lines = [_axis(chart, scale, fold)]
+    P = chart.problem.stages
+    for i, d in enumerate(pipelines):
+        if i and P > 1:
+            lines.append(Text())
+        lines += [_row(chart, d * P + s, scale, fold, console) for s in range(P)]
+    return lines
+
+
+def _axis(chart: Chart, scale: Scale, fold: int) -> Text:
+    first = scale.begin + scale.step * scale.width * fold
+    apart = _round_up(scale.step * 8)
+    marks = [" "] * (scale.width + 12)
+    t = abs(np.ceil(first / apart - 1e-9)) * apart  # abs: no -0
+    while t < first + scale.step * scale.width:
+        at = round((t - first) / scale.step)
+        text = f"{t:g}" + (f" {chart.unit}" if t == 0 or (fold and t - first < apart) else "")
+        if at + len(text) < len(marks):
+            marks[at : at + len(text)] = text
+        t = round(t + apart, 9)
+    return Text(" " * LABEL + "".join(marks[: scale.width]).rstrip(), "dim")
+
+
+def _round_up(x: float) -> float:
+    """The next of 1, 2, 5, 10, 20, ..."""
+    power = 10 ** np.floor(np.log10(x))
+    return float(next(m * power for m in (1, 2, 5, 10) if m * power >= x * (1 - 1e-9)))
+
+
+def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> Text:
+    """One worker's line: the op at the middle of every column, runs of one op written as one cell."""
+    ops, times = chart.ops_of(row), scale.times(fold)
+    colour = console.color_system is not None
+    line = Text(f"{chart.workers[row]!s:<{LABEL}}", "bold" if row in chart.dead_from else "")
+    if len(chart) == 0 or ops.start == ops.stop:
+        at = np.full(len(times), -1)
+    else:
+        at = np.searchsorted(chart.start[ops], times, side="right") - 1 + ops.start
+        at = np.where((at >= ops.start) & (times < chart.end[np.maximum(at, 0)]), at, -1)
+    state = np.where(at >= 0, at, [-2 - _gap(chart, row, t) for t in times])  # one number a column: op or kind of gap
+    edges = [0, *(np.flatnonzero(np.diff(state)) + 1), len(state)]
+    plain = not console.options.ascii_only
+    for a, b in zip(edges[:-1], edges[1:], strict=True):
+        width, what = int(b - a), int(state[a])
+        if what >= 0:
+            line.append(_cell(chart, what, width, colour), _style(chart, what) if colour else "")
+        else:
+            line.append(*_gap_cell(-2 - what, width, plain))
+    return line
+
+
+IDLE, DEAD, STALL, OUTSIDE = range(4)
+
+
+def _gap(chart: Chart, row: int, t: float) -> int:
+    if t >= chart.dead_from.get(row, np.inf):
+        return DEAD
+    if t > chart.span:
+        return OUTSIDE
+    r = chart.recovery
+    return STALL if r and r.died <= t < r.resumed else IDLE
+
+
+def _gap_cell(what: int, width: int, unicode: bool) -> tuple[str, str]:
+    if what == DEAD:
+        hatch = ("╱" if unicode else "/") * width
+        side = (width - 6) // 2
+        return (hatch[:side] + " dead " + hatch[: width - 6 - side] if side >= 2 else hatch), "dim"
+    if what == STALL:
+        return ":" * width, f"{palette.ALARM}"
+    return (" " if what == OUTSIDE else "·" if unicode else ".") * width, "dim"
+
+
+def _cell(chart: Chart, op: int, width: int, colour: bool) -> str:
+    """Letter and number in a width; without colour filled up so that one sees how long the op is."""
+    marks, microbatch = int(chart.marks[op]), int(chart.microbatch[op])
+    letter = KINDS[chart.kind[op]]
+    letter = letter.lower() if marks & REROUTED else letter
+    fill = "!" if marks & CUT else "~" if marks & LOST else "+" if marks & REDONE else " " if colour else "-"
+    number = "" if microbatch < 0 else str(microbatch)
+    text = letter + number
+    if len(text) > width:
+        text = letter if not colour or len(number) > width else number
+    if width == 1 and fill in "!~":
+        return fill
+    return text.ljust(width, fill)
+
+
+def _style(chart: Chart, op: int) -> str:
+    kind, marks = KINDS[chart.kind[op]], int(chart.marks[op])
+    if marks & CUT:
+        return f"bold {palette.PAPER} on {palette.ALARM}"
+    style = f"{palette.text_on(kind)} on {palette.FILL[kind]}"
+    if marks & LOST:
+        return f"strike {style}"
+    return f"bold underline {style}" if marks & (REROUTED | REDONE) else style
+
+
+def _legend(charts: Sequence[Chart], console: Console) -> Text:
+    """Only what the charts hold."""
+    kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
+    marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))
+    colour = console.color_system is not None
+    text = Text()
+    for k in kinds:
+        name = KINDS[k]
+        text.append(f" {name} ", f"{palette.text_on(name)} on {palette.FILL[name]}" if colour else "")
+        text.append(f" {palette.NAMES[name]}  ")
+    for bit, sign, words in (
+        (REROUTED, "small letter" + (", underlined" if colour else ""), "re-routed"),
+        (CUT, "!", "cut off by the death"),
+        (LOST, "~", "lost with its worker"),
+        (REDONE, "+", "redone"),
+    ):
+        if marks & bit:
+            text.append(f" {sign}: {words} ")
+    if any(c.dead_from for c in charts):
+        text.append(" ╱: dead " if not console.options.ascii_only else " /: dead ")
+    if any(c.recovery for c in charts):
+        text.append(" :: stall ")
+    return text
+
+
+def _cut_notes(charts: Sequence[Chart], scale: Scale, window: tuple[float, float] | None) -> list[str]:
+    unit = charts[0].unit
+    notes = []
+    if not scale.exact:
+        notes.append(
+            f"a column is {scale.step:.3g} {unit} and shows the op at its middle; "
+            "--from and --to look closer, --out x.html zooms"
+        )
+    longest = max(c.span for c in charts)
+    if window and (window[0] > 0 or window[1] < longest):
+        notes.append(f"shown is {window[0]:g} to {window[1]:g} of {longest:.6g} {unit}")
+    if scale.folds > 1:
+        notes.append(f"folded into {scale.folds} stretches of {scale.width * scale.step:.4g} {unit}")
+    return notes
