@@ -1,0 +1,96 @@
+"""Hypothesis strategies: problems, and remainders cut out of their plans."""
+
+from hypothesis import strategies as st
+from recycle_schedules import Plan, Problem, Worker
+
+TIMES = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 0.0137, 7.3])
+
+
+@st.composite
+def problems(draw, most_pipelines=4, most_stages=4, most_microbatches=5, dead=True, **fixed):
+    """Any whole step: shape, deaths (one worker of a stage lives), durations, memory, latencies, speeds."""
+    D = draw(st.integers(1, most_pipelines))
+    P = draw(st.integers(1, most_stages))
+    counts = st.integers(0, most_microbatches)
+    keys = {
+        "pipelines": D,
+        "stages": P,
+        "microbatches": draw(counts | st.lists(counts, min_size=D, max_size=D)),
+        "failed": draw(deaths(D, P)) if dead else [],
+        "durations": draw(durations(P)),
+        "backward": draw(st.sampled_from(["decoupled", "coupled", "mixed"])),
+        "optimizer": draw(st.sampled_from(["staggered", "barrier", "none"])),
+        "memory_limit": draw(memory(D, P)),
+        "i_release": draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])),
+        "send": draw(st.sampled_from([0.0, 0.0, 0.1, 1.0])),
+        "send_rerouted": draw(st.sampled_from([None, 0.0, 0.7])),
+        "allreduce": draw(st.sampled_from([0.0, 0.5])),
+        "reroute": draw(st.sampled_from(["failed_only", "any"])),
+        "speed": draw(st.dictionaries(worker_keys(D, P), st.sampled_from([0.5, 0.8, 1.25]), max_size=2)),
+    }
+    return Problem.from_json(keys | fixed)
+
+
+@st.composite
+def deaths(draw, D, P):
+    dead = [[d, s] for s in range(P) for d in draw(st.sets(st.integers(0, D - 1), max_size=D - 1))]
+    return draw(st.sampled_from([dead, dead[:1], []]))
+
+
+def worker_keys(D, P):
+    return st.tuples(st.integers(0, D - 1), st.integers(0, P - 1)).map(lambda w: f"{w[0]},{w[1]}")
+
+
+@st.composite
+def durations(draw, P):
+    kinds = draw(st.sets(st.sampled_from("FIWBO")))
+    per_stage = st.lists(TIMES, min_size=P, max_size=P)
+    return {kind: draw(TIMES | per_stage) for kind in sorted(kinds)}
+
+
+@st.composite
+def memory(draw, D, P):
+    limit = st.integers(1, 6)
+    return draw(
+        st.none()
+        | limit
+        | st.lists(limit | st.none(), min_size=P, max_size=P)
+        | st.integers(0, 3).map(lambda k: {"base": "1f1b", "extra": k})
+        | st.dictionaries(worker_keys(D, P), limit, max_size=3).map(lambda m: {"per_worker": m, "default": 3})
+    )
+
+
+@st.composite
+def remainders(draw, plan: Plan):
+    """What is left of a plan at some instant when some workers die, and which tensors the live ones hold.
+
+    A tensor survives where its sender lives (it keeps what it sent); what a dead worker sent survives at random.
+    Returns (problem, holders)."""
+    p = plan.problem
+    now = draw(st.floats(0, max(plan.makespan, 0.1)))
+    alive = {s: draw(st.integers(0, len(p.live[s]) - 1)) for s in range(p.stages)}
+    keep = {Worker(p.live[s][k], s) for s, k in alive.items()}
+    mortal = [w for w in p.workers() if w not in keep]
+    dying = set(draw(st.lists(st.sampled_from(mortal), max_size=2))) if mortal else set()
+    done, busy, holders = [], {}, {}
+    for op in plan.ops:
+        if op.kind == "O" or op.start >= now:
+            continue
+        if op.end > now:
+            if op.worker in dying:
+                continue
+            busy[f"{op.worker.pipeline},{op.worker.stage}"] = op.end - now
+        lives = op.worker not in dying
+        delivered = lives or (op.end <= now and draw(st.booleans()))
+        done.append((op, delivered))
+        step = 1 if op.kind == "F" else -1
+        if op.kind != "W" and delivered and 0 <= op.stage + step < p.stages:
+            tensor = ("F" if op.kind == "F" else "B", op.microbatch, op.stage)
+            others = [w for w in p.workers() if w.stage == op.stage + step and w not in dying]
+            holders[tensor] = {op.worker} if lives else {draw(st.sampled_from(others))}
+    entries = [
+        {"op": o.kind, "microbatch": list(o.microbatch), "stage": o.stage, "worker": list(o.worker), "delivered": d}
+        for o, d in done
+    ]
+    left = p.replace(failed=[*p.dead, *dying], done=entries, busy_until=busy)
+    return left, holders

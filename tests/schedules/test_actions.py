@@ -1,0 +1,148 @@
+"""Action lists cannot deadlock, deliver every tensor in time, and keep the plan's order."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_problems import problems, remainders
+from recycle_schedules import Action, Problem, Worker, actions, plan
+
+relaxed = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def run(lists, holders, stages, done=()):
+    """Execute all lists with one strictly ordered channel per pair of workers: a message travels when it is the oldest
+    one of its pair at both ends. SEND and RECV are posted and do not wait; an op waits for its inputs.
+
+    Returns the ops that ran, by worker. Fails if somebody is stuck or if an input never arrived."""
+    has = defaultdict(set)
+    for tensor, workers in holders.items():
+        for w in workers:
+            has[w].add(tensor)
+    posted, at, ran = defaultdict(list), dict.fromkeys(lists, 0), defaultdict(list)
+    local = {(w, kind, mb) for kind, mb, w in done}
+    moving = True
+    while moving:
+        moving = False
+        for w, todo in lists.items():
+            while at[w] < len(todo):
+                action = todo[at[w]]
+                if action.peer is not None:
+                    posted[w, action.peer].append(action)
+                elif action.kind not in ("O", "REDUCE"):
+                    if not ready(action, w, has, local, stages):
+                        break
+                    local.add((w, action.kind, action.microbatch))
+                    made = {"F": "F", "I": "B", "B": "B"}.get(action.kind)
+                    if made:
+                        has[w].add((made, action.microbatch, action.stage))
+                    ran[w].append((action.kind, action.microbatch))
+                at[w] += 1
+                moving = True
+        for (a, b), queue in list(posted.items()):
+            while queue and posted[b, a]:
+                mine, other = queue[0], posted[b, a][0]
+                if mine.kind.startswith("RECV") or not other.kind.startswith("RECV"):
+                    break
+                kind = mine.kind[-1]
+                assert other.kind == "RECV_" + kind and other.microbatch == mine.microbatch, (mine, other)
+                tensor = (kind, mine.microbatch, mine.stage)
+                assert tensor in has[a], f"{a} sends {tensor} that it does not have"
+                has[b].add(tensor)
+                queue.pop(0)
+                posted[b, a].pop(0)
+                moving = True
+    stuck = {w: todo[at[w]] for w, todo in lists.items() if at[w] < len(todo)}
+    assert not stuck, stuck
+    assert not any(posted.values()), "a message was never matched"
+    return ran
+
+
+def ready(action, w, has, local, stages):
+    kind, s, mb, _ = action
+    if kind == "F":
+        return s == 0 or ("F", mb, s - 1) in has[w]
+    if kind == "W":
+        return (w, "I", mb) in local
+    return (w, "F", mb) in local and (s == stages - 1 or ("B", mb, s + 1) in has[w])
+
+
+def begun(problem):
+    return [(e.op, e.microbatch, e.worker) for e in problem.done or () if e.worker not in problem.dead]
+
+
+@relaxed
+@given(st.data())
+def test_a_whole_step_runs_to_its_end(data):
+    schedule = plan(data.draw(problems()))
+    ran = run(actions(schedule), {}, schedule.problem.stages)
+    for worker in schedule.problem.workers():
+        assert ran[worker] == [(op.kind, op.microbatch) for op in schedule.of(worker) if op.kind != "O"]
+
+
+@relaxed
+@given(st.data())
+def test_a_remainder_runs_to_its_end_from_what_the_live_workers_hold(data):
+    left, holders = data.draw(remainders(plan(data.draw(problems()))))
+    schedule = plan(left)
+    ran = run(actions(schedule, holders), holders, left.stages, begun(left))
+    assert sum(map(len, ran.values())) == sum(op.kind != "O" for op in schedule.ops)
+
+
+@relaxed
+@given(problems())
+def test_validation_runs_only_forwards(problem):
+    lists = actions(plan(problem), forward_only=True)
+    assert {a.kind for todo in lists.values() for a in todo} <= {"F", "SEND_F", "RECV_F"}
+    run(lists, {}, problem.stages)
+
+
+@relaxed
+@given(problems(optimizer="barrier"))
+def test_every_worker_reduces_once_between_its_last_gradient_and_its_optimizer_step(problem):
+    for todo in actions(plan(problem)).values():
+        kinds = [a.kind for a in todo]
+        assert kinds.count("REDUCE") == 1 and kinds[-1] == "O"
+        assert not {"W", "B"} & set(kinds[kinds.index("REDUCE") :])
+
+
+def test_sends_follow_their_producer_and_receives_stand_an_op_ahead():
+    todo = actions(plan(Problem(pipelines=1, stages=2, microbatches=4, backward="coupled")))[Worker(0, 1)]
+    assert [str(a) for a in todo][:3] == ["1RECV_F0.0", "1F0.0", "1RECV_F0.1"]
+    compute = [a for a in todo if a.peer is None]
+    for k, action in enumerate(todo):
+        if action.kind == "F" and action.microbatch[1] > 0:
+            ahead = compute[compute.index(action) - 1]
+            assert todo.index(("RECV_F", 1, action.microbatch, Worker(0, 0))) < todo.index(ahead)
+        if action.kind == "B":
+            assert todo[k + 1][:3] == ("SEND_B", 1, action.microbatch)
+
+
+def test_a_tensor_that_its_consumer_holds_is_not_sent():
+    problem = Problem(
+        pipelines=2, stages=2, microbatches=1, failed=[(0, 0)],
+        done=[{"op": "F", "microbatch": [0, 0], "stage": 0, "worker": [0, 0], "delivered": True}],
+    )  # fmt: skip
+    schedule = plan(problem)
+    lists = actions(schedule, {("F", (0, 0), 0): [Worker(0, 1)]})
+    assert not [a for a in lists[Worker(0, 1)] if a.kind == "RECV_F" and a.microbatch == (0, 0)]
+
+
+def test_a_tensor_that_a_peer_holds_is_sent_again_first_of_all():
+    problem = Problem(
+        pipelines=2, stages=2, microbatches=1, failed=[(0, 1)],
+        done=[{"op": "F", "microbatch": [0, 0], "stage": 0, "worker": [0, 0]}],
+    )  # fmt: skip
+    assert actions(plan(problem))[Worker(0, 0)][0] == Action("SEND_F", 0, (0, 0), Worker(1, 1))
+
+
+def test_actions_survive_json():
+    for todo in actions(plan(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)]))).values():
+        assert [Action.from_json(a.to_json()) for a in todo] == todo
+
+
+def test_a_missing_tensor_is_named():
+    problem = Problem(pipelines=1, stages=2, microbatches=1, committed=[0])
+    with pytest.raises(ValueError, match=r"F of micro-batch \(0, 0\) on 0.1"):
+        actions(plan(problem))
