@@ -90,6 +90,17 @@ def gloo_address(value: bytes) -> Address:
     raise ValueError(f"not the address of a Gloo group: address family {family}, {length} bytes")
 
 
+def nowhere(value: bytes) -> bytes:
+    """Like `value`, for a member that does not exist: the highest of all addresses.
+
+    Of two members the one with the higher address connects, so no socket is ever opened to this one.
+    """
+    start = 16 + struct.unpack_from("=Q", value)[0]
+    family = struct.unpack_from("=H", value, start)[0]
+    where, size = (start + 4, 4) if family == socket.AF_INET else (start + 8, 16)
+    return value[:where] + b"\xff" * size + value[where + size :]
+
+
 def _sockets() -> Iterator[socket.socket]:
     """A duplicate of every socket of this process: an original may be closed, and its number reused, meanwhile."""
     for name in os.listdir("/proc/self/fd"):

@@ -76,7 +76,7 @@ class Rehearsal:
                 self._pipes[member].send(message)
 
     def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Any, Any]]:
-        """The next `count` reports. AssertionError with what came when they do not come in time, or when a node fails."""
+        """The next `count` reports. AssertionError when they do not come in time, or when a scenario raises."""
         got: list[tuple[Any, Any]] = []
         for _ in range(count):
             try:
@@ -101,7 +101,7 @@ class Rehearsal:
         while open_pipes:
             for pipe in wait(list(open_pipes)):
                 try:
-                    kind, *rest = pipe.recv()  # type: ignore[union-attr]
+                    kind, *rest = pipe.recv()  # type: ignore[union-attr, call-arg]
                 except (EOFError, OSError):
                     del open_pipes[pipe]  # type: ignore[arg-type]
                     continue
@@ -132,7 +132,7 @@ class Node:
         self.members, self.me = members, me
         self.inbox: queue.Queue[tuple] = queue.Queue()
         self.store = ControlStore(lambda key, value: self._send("set", key, value))
-        self.links = Links(self.store, "gloo", torch.device("cpu"))
+        self.links = Links(self.store, "gloo", torch.device("cpu"), workers=members)
         self._pipe, self._lock = pipe, threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 

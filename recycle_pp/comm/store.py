@@ -57,6 +57,17 @@ class ControlStore(dist.Store):
             self._values = {k: v for k, v in self._values.items() if not self._is_over(k)}
             self._changed.notify_all()
 
+    def collect(self, keys: Sequence[str], cancelled: Callable[[], bool]) -> list[bytes]:
+        """The values of `keys`; LinkBroken when `cancelled` has become true (somebody calls `wake`)."""
+        with self._changed:
+            self._wait(keys, self._timeout, cancelled)
+            return [self._values[key] for key in keys]
+
+    def wake(self) -> None:
+        """Whoever collects asks again whether it is cancelled."""
+        with self._changed:
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Ends every wait."""
         with self._changed:
@@ -117,12 +128,12 @@ class ControlStore(dist.Store):
     def clone(self) -> ControlStore:
         return self
 
-    def _wait(self, keys: Sequence[str], seconds: float) -> None:
+    def _wait(self, keys: Sequence[str], seconds: float, cancelled: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds
         while not all(key in self._values for key in keys):
             for key in keys:
-                if self._closed or self._is_over(key):
-                    raise LinkBroken(_generation(key), f"nobody will publish {key} any more")
+                if self._closed or cancelled() or self._is_over(key):
+                    raise LinkBroken(_generation(key), f"nobody waits for {key} any more")
             if not self._changed.wait(deadline - time.monotonic()):
                 missing = ", ".join(key for key in keys if key not in self._values)
                 raise TimeoutError(f"{missing}: not published within {seconds:g} s")

@@ -141,7 +141,7 @@ class Stream:
         self.close()
 
     def _authenticate(self, token: str, me: bytes, other: bytes) -> None:
-        """Both ends prove that they know the token; the roles in the proofs keep one from being sent back as the other."""
+        """Both ends prove that they know the token; the role in a proof keeps it from being sent back."""
         mine = secrets.token_bytes(NONCE)
         self._write(memoryview(mine))
         theirs = self._read(NONCE)
@@ -198,4 +198,5 @@ def _empty(name: str, shape: list[int]) -> Tensor:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # memoryview knows NumPy, its type does not say so
+    return memoryview(array)

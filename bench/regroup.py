@@ -1,0 +1,94 @@
+"""How long the groups of a generation take to break and to rebuild, by number of workers.
+
+    python bench/regroup.py [--workers 8 12 16] [--times 20]
+
+Each round one worker counts as dead (none is killed: the number of processes stays), all others abort, rebuild without
+it, and do a first all-reduce and a first message each way round the ring. "death": connections are kept, as after a
+death; "anew": all are made again, as when a worker joins (this process fans the addresses out in the coordinator's
+place). Milliseconds: the slowest worker's, medians over the rounds; `all` is from the announcement to the last message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.comm.rehearsal import Node, Place, Rehearsal, grid
+
+STAGES = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 12, 16], help=f"multiples of {STAGES}")
+    parser.add_argument("--times", type=int, default=20, help="rounds")
+    arguments = parser.parse_args()
+    rows = [measure(n, arguments.times, anew) for n in arguments.workers for anew in (False, True)]
+    columns = list(rows[0])
+    print("  ".join(f"{name:>13}" for name in columns))
+    for row in rows:
+        print("  ".join(f"{v:13.1f}" if isinstance(v, float) else f"{v!s:>13}" for v in row.values()))
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "regroup.json").write_text(json.dumps(rows, indent=1))
+
+
+def measure(workers: int, times: int, anew: bool) -> dict[str, Any]:
+    members = grid(workers // STAGES, STAGES)
+    samples: dict[str, list[float]] = {"abort": [], "rebuild": [], "first sum": [], "first message": [], "all": []}
+    with Rehearsal(members, worker) as play:
+        play.tell("build", 0, members, 0)
+        play.reports(workers)
+        for generation in range(1, times + 1):
+            time.sleep(0.3)  # let the undertakers finish
+            live = [member for k, member in enumerate(members) if k != generation % workers]
+            start = time.perf_counter()
+            play.tell("build", generation, live, generation if anew else 0, to=live)
+            reports = [report for _, report in play.reports(len(live))]
+            samples["all"].append(time.perf_counter() - start)
+            for name, value in zip(samples, zip(*reports, strict=True), strict=False):
+                samples[name].append(max(value))
+    medians = {name: 1e3 * statistics.median(values) for name, values in samples.items()}
+    return {
+        "workers": workers,
+        "connections": "anew" if anew else "death",
+        **medians,
+        "worst": 1e3 * max(samples["all"]),
+    }
+
+
+def worker(node: Node) -> None:
+    import torch
+
+    while True:
+        _, generation, members, base = node.hear()
+        clock = [time.perf_counter()]
+        node.links.abort()
+        clock.append(time.perf_counter())
+        node.links.rebuild(generation, members, node.me, base)
+        clock.append(time.perf_counter())
+        node.links.all_reduce([torch.ones(1000)]).wait()
+        clock.append(time.perf_counter())
+        ring(node, members)
+        clock.append(time.perf_counter())
+        node.report([after - before for before, after in itertools.pairwise(clock)])
+
+
+def ring(node: Node, members: list[Place]) -> None:
+    import torch
+
+    here = members.index(node.me)
+    after, before = members[(here + 1) % len(members)], members[here - 1]
+    works = [node.links.receive(torch.empty(1000), before, 1), node.links.receive(torch.empty(1000), after, 2)]
+    works += [node.links.send(torch.ones(1000), after, 1), node.links.send(torch.ones(1000), before, 2)]
+    for work in works:
+        work.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Collectives among a few workers, made of messages: no group of their own, nothing to rebuild after a death.
+
+    all_reduce(tensors, peers, slot)        # in place; peers[k] is the way to worker k, None for this worker
+    broadcast(tensors, peers, source, slot)
+    barrier(peers, slot)
+
+Every worker calls them with the same shapes, in the same order of workers. They block: run them in a thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Message(Protocol):
+    def wait(self) -> None: ...
+
+
+class Way(Protocol):
+    """To one peer. Messages of one slot arrive in the order in which they were sent."""
+
+    def send(self, tensor: Tensor, slot: int) -> Message: ...
+    def receive(self, tensor: Tensor, slot: int) -> Message: ...
+
+
+def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int) -> None:
+    """Sums contiguous tensors in place: worker k sums part k of each, then everybody gets everybody's sums.
+
+    The least that any all-reduce can send, 2 (n-1)/n of the tensors' bytes a worker, in two exchanges (reduce-scatter
+    and all-gather; Thakur, Rabenseifner and Gropp, 2005). Each element is summed in the order of the workers, whatever
+    arrives first, so that the same workers get the same bits every time.
+    """
+    me = list(peers).index(None)
+    parts = [_parts(tensor, len(peers)) for tensor in tensors]
+    inboxes = [[part[me] if way is None else torch.empty_like(part[me]) for part in parts] for way in peers]
+    _exchange(peers, slot, [[part[k] for part in parts] for k in range(len(peers))], inboxes)
+    for part, *contributions in zip(parts, *inboxes, strict=True):
+        total = contributions[0] + contributions[1]
+        for contribution in contributions[2:]:
+            total += contribution
+        part[me].copy_(total)
+    own = [part[me] for part in parts]
+    _exchange(peers, slot, [own] * len(peers), [[part[k] for part in parts] for k in range(len(peers))])
+
+
+def broadcast(tensors: Sequence[Tensor], peers: Sequence[Way | None], source: int, slot: int) -> None:
+    """Copies the tensors of worker `source` to all others."""
+    way = peers[source]
+    if way is None:
+        _wait([other.send(t, slot) for other in peers if other is not None for t in tensors if t.numel()])
+    else:
+        _wait([way.receive(tensor, slot) for tensor in tensors if tensor.numel()])
+
+
+def barrier(peers: Sequence[Way | None], slot: int) -> None:
+    """Returns when everybody has called it: the first worker hears of all others, then tells them."""
+    byte = torch.zeros(1, dtype=torch.uint8)
+    first = peers[0]
+    if first is None:
+        _wait([way.receive(torch.empty_like(byte), slot) for way in peers if way is not None])
+        _wait([way.send(byte, slot) for way in peers if way is not None])
+    else:
+        _wait([first.send(byte, slot)])
+        _wait([first.receive(byte, slot)])
+
+
+def _parts(tensor: Tensor, count: int) -> list[Tensor]:
+    """`count` views of almost equal length, some of them empty where the tensor is short."""
+    flat = tensor.view(-1)
+    bounds = [flat.numel() * k // count for k in range(count + 1)]
+    return [flat[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def _exchange(
+    peers: Sequence[Way | None], slot: int, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
+) -> None:
+    """outgoing[k] to worker k and incoming[k] from it. Complete at both ends: what was sent may be written to again."""
+    messages = []
+    for way, tensors in zip(peers, incoming, strict=True):
+        messages += [way.receive(tensor, slot) for tensor in tensors if way is not None and tensor.numel()]
+    for way, tensors in zip(peers, outgoing, strict=True):
+        messages += [way.send(tensor, slot) for tensor in tensors if way is not None and tensor.numel()]
+    _wait(messages)
+
+
+def _wait(messages: Sequence[Message]) -> None:
+    for message in messages:
+        message.wait()

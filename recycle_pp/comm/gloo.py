@@ -1,0 +1,178 @@
+"""Links over Gloo: one mesh of connections that a death leaves standing, and slots that tell the generations apart."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from recycle_pp.comm import collectives
+from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.comm.interface import address_of
+from recycle_pp.comm.mesh import Mesh, Message
+from recycle_pp.comm.store import ControlStore
+from recycle_pp.comm.waiting import Generation, Pending, Pool
+
+if TYPE_CHECKING:
+    from recycle_schedules import Worker
+
+RENEWAL = 32  # generations after which the mesh is built anew, and lets go of what aborted ones have left in it
+MAX_TAG = 2**25  # tags of the caller; as many slots above them are for collectives, and 32 such pairs fill 31 bits
+
+
+class GlooTransport:
+    def __init__(self, store: ControlStore, interface: str, timeout: float, workers: Sequence[Worker]):
+        self._store, self._interface, self._timeout = store, address_of(interface), timeout
+        self._workers = list(workers)
+        self._pool = Pool()
+        self._lock = threading.Lock()
+        self._mesh: Mesh | None = None
+        self._number = -1  # the generation in which the mesh was built
+        self._routes: dict[int, Routes] = {}  # of the present generation, by its number
+        self._closing: list[threading.Thread] = []
+
+    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
+        everybody = self._workers or list(members)
+        if unknown := set(members) - set(everybody):
+            raise ValueError(f"members {sorted(unknown)} are not among the workers that Links was made with")
+        if not self._workers:
+            base = generation.number  # ranks follow the members: no connection can be kept
+        rank = {worker: k for k, worker in enumerate(everybody)}
+        number = max(base, generation.number - generation.number % RENEWAL)
+        mesh = self._mesh_of(generation, number, rank[me], len(rank))
+        others = [worker for worker in members if worker != me]
+        if not mesh.is_linked:
+            keys = {rank[worker]: _key(number, rank[worker]) for worker in others}
+            self._store.collect(list(keys.values()), lambda: generation.over)
+            with self._lock:
+                generation.check()
+                if not mesh.is_linked:
+                    mesh.link({k: self._store.get(key) for k, key in keys.items()})
+        for worker in others:
+            link = mesh.linked(rank[worker])
+            if link is None:
+                raise ValueError(f"base {base}: {worker} joined later")
+            generation.wait(link)
+        ways = {worker: Way(generation, mesh, rank[worker]) for worker in others}
+        with self._lock:
+            self._routes = {generation.number: Routes(ways, members, me, generation.number)}
+
+    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
+        routes = self._of(generation)
+        message = generation.attempt(lambda: routes.ways[to].send(tensor, routes.slot(tag)))
+        return Pending(partial(self._finish, generation, message))
+
+    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
+        routes = self._of(generation)
+        message = generation.attempt(lambda: routes.ways[frm].receive(tensor, routes.slot(tag)))
+        return Pending(partial(self._finish, generation, message))
+
+    def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
+        routes = self._of(generation)
+        return self._collective(generation, routes.peers, partial(collectives.all_reduce, tensors, routes.peers.ways))
+
+    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
+        routes = self._of(generation)
+        root = routes.peers.workers.index(source)
+        return self._collective(
+            generation, routes.peers, partial(collectives.broadcast, tensors, routes.peers.ways, root)
+        )
+
+    def barrier(self, generation: Generation) -> Pending:
+        routes = self._of(generation)
+        return self._collective(generation, routes.members, partial(collectives.barrier, routes.members.ways))
+
+    def end(self, over: Sequence[Generation]) -> None:
+        self._store.wake()
+
+    def close(self, timeout: float) -> None:
+        with self._lock:
+            self._replace(None)
+        for thread in self._closing:
+            thread.join(timeout)
+
+    def _of(self, generation: Generation) -> Routes:
+        routes = self._routes.get(generation.number)
+        if routes is None:
+            raise LinkBroken(generation.number, "aborted")
+        return routes
+
+    def _finish(self, generation: Generation, message: Message) -> None:
+        generation.check()
+        generation.wait(self._pool.start(message.wait))
+
+    def _collective(self, generation: Generation, circle: Circle, run: Callable[[int], None]) -> Pending:
+        generation.check()
+        slot = next(circle.slots)
+        if len(circle.ways) == 1:
+            return Pending(None)
+        return Pending(partial(generation.wait, self._pool.start(lambda: run(slot))))
+
+    def _mesh_of(self, generation: Generation, number: int, rank: int, size: int) -> Mesh:
+        with self._lock:
+            generation.check()
+            if self._mesh is not None and self._number == number:
+                return self._mesh
+            mesh = Mesh(rank, size, self._interface, self._timeout, self._pool)
+            self._replace(mesh)
+            self._number = number
+        self._store.set(_key(number, rank), mesh.address)
+        return mesh
+
+    def _replace(self, mesh: Mesh | None) -> None:
+        """Closing takes a while: in a thread."""
+        old, self._mesh = self._mesh, mesh
+        if old is not None:
+            self._store.abandon(self._number)
+            self._closing = [thread for thread in self._closing if thread.is_alive()]
+            self._closing.append(threading.Thread(target=old.close, name="recycle-close", daemon=True))
+            self._closing[-1].start()
+
+
+class Way(NamedTuple):
+    """To one peer, as long as the generation lasts."""
+
+    generation: Generation
+    mesh: Mesh
+    rank: int
+
+    def send(self, tensor: Tensor, slot: int) -> Message:
+        self.generation.check()
+        return self.mesh.send(tensor, self.rank, slot)
+
+    def receive(self, tensor: Tensor, slot: int) -> Message:
+        self.generation.check()
+        return self.mesh.receive(tensor, self.rank, slot)
+
+
+class Routes:
+    """Of one generation: the way to every other member, and its share of the slots."""
+
+    def __init__(self, ways: dict[Worker, Way], members: Sequence[Worker], me: Worker, number: int):
+        self.ways = ways
+        self._first = number % RENEWAL * 2 * MAX_TAG  # no two generations in the life of a mesh share a slot
+        slots = range(self._first + MAX_TAG, self._first + 2 * MAX_TAG - 2)
+        self.members = Circle(list(members), ways, slots[::2])
+        self.peers = Circle([worker for worker in members if worker.stage == me.stage], ways, slots[1::2])
+
+    def slot(self, tag: int) -> int:
+        if not 0 <= tag < MAX_TAG:
+            raise ValueError(f"tag {tag}: 0 to {MAX_TAG - 1} are allowed")
+        return self._first + tag
+
+
+class Circle:
+    """Workers that do collectives together, and a slot for each one: their counts agree as their calls do."""
+
+    def __init__(self, workers: list[Worker], ways: dict[Worker, Way], slots: Sequence[int]):
+        self.workers = workers
+        self.ways = [ways.get(worker) for worker in workers]
+        self.slots = itertools.cycle(slots)
+
+
+def _key(number: int, rank: int) -> str:
+    return f"{number}/mesh/{rank}"

@@ -1,0 +1,141 @@
+"""Waits that another thread can end: Gloo's own cannot be, as long as the connection lives.
+
+    generation = Generation(7)
+    job = workers.start(work.wait)          # a thread of the pool blocks in C++
+    generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation is ended
+    generation.end()                        # from any thread
+
+Whoever is stuck in C++ stays there until its connection closes, in a thread that nobody waits for. It costs one
+hand-over between threads a wait, and no connection between live workers has to be broken to wake one up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeVar
+
+from recycle_pp.comm.abort import LinkBroken
+
+T = TypeVar("T")
+
+
+class Job:
+    """A function under way in a thread of the pool."""
+
+    def __init__(self, function: Callable[[], object]):
+        self.error: BaseException | None = None
+        self._function = function
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self.error = error
+        self.release()
+
+    def wait(self) -> None:
+        """Until the function has returned, or `release`."""
+        self._gate.acquire()
+        self.release()
+
+    def release(self) -> None:
+        with contextlib.suppress(RuntimeError):  # open already
+            self._gate.release()
+
+
+class Pool:
+    """Threads on demand: a job never waits for another one. Idle threads are reused, two of them kept."""
+
+    KEPT = 2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[SimpleQueue[Job]] = []
+        self.threads = 0
+
+    def start(self, function: Callable[[], object]) -> Job:
+        job = Job(function)
+        with self._lock:
+            inbox = self._idle.pop() if self._idle else None
+            self.threads += inbox is None
+        if inbox is None:
+            threading.Thread(target=self._work, args=(job,), name="recycle-wait", daemon=True).start()
+        else:
+            inbox.put(job)
+        return job
+
+    def _work(self, job: Job) -> None:
+        inbox: SimpleQueue[Job] = SimpleQueue()
+        while True:
+            job.run()
+            del job  # and with it the tensors of its function
+            with self._lock:
+                if len(self._idle) == self.KEPT:
+                    self.threads -= 1
+                    return
+                self._idle.append(inbox)
+            job = inbox.get()
+
+
+class Generation:
+    """What the operations of one generation share: that it can end."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.over = False
+        self._awaited: set[Job] = set()
+
+    def end(self) -> None:
+        """Present waits return at once, and raise LinkBroken, as later ones do."""
+        self.over = True
+        for job in list(self._awaited):
+            job.release()
+
+    def check(self) -> None:
+        if self.over:
+            raise LinkBroken(self.number, "aborted")
+
+    def wait(self, job: Job) -> None:
+        """Until the job is done; LinkBroken if it failed, or if the generation has ended."""
+        self._awaited.add(job)
+        if not self.over:
+            job.wait()
+        self._awaited.discard(job)
+        self.check()
+        if job.error is not None:
+            raise self.broken(job.error) from job.error
+
+    def attempt(self, operation: Callable[[], T]) -> T:
+        """Runs an operation of Gloo or NCCL here; LinkBroken if it fails, or if the generation has ended."""
+        self.check()
+        try:
+            return operation()
+        except RuntimeError as error:
+            raise self.broken(error) from error
+
+    def broken(self, error: BaseException) -> BaseException:
+        if self.over:
+            return LinkBroken(self.number, "aborted")
+        if isinstance(error, RuntimeError) and not isinstance(error, LinkBroken):
+            return LinkBroken(self.number, str(error).partition("\n")[0], aborted=False)
+        return error
+
+
+class Pending:
+    """An operation under way. Waiting for it twice is waiting once."""
+
+    __slots__ = ("_finish",)
+
+    def __init__(self, finish: Callable[[], None] | None):
+        self._finish = finish
+
+    def wait(self) -> None:
+        """Blocks until done. LinkBroken when the generation ends first, or when a peer's connection breaks."""
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
