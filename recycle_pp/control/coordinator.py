@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ class Rank:
     supervisor: Peer
     worker: Peer | None = None
     incarnation: int = -1
+    explained: int = -1  # incarnation whose death has its event
     alive: bool = False  # spawned and not dead
     respawns: int = 0
     heard: float = 0.0  # when its worker gave the last sign of life
@@ -115,10 +117,14 @@ class Coordinator:
     # -- connections -------------------------------------------------------------------------------------------
 
     async def _handle(self, peer: Peer) -> None:
-        if peer.hello.get("role") == "supervisor":
-            await self._handle_supervisor(peer)
-        elif peer.hello.get("role") == "worker":
-            await self._handle_worker(peer)
+        """A mistake of ours must end the job with its traceback, not look like the death of whoever was speaking."""
+        try:
+            if peer.hello.get("role") == "supervisor":
+                await self._handle_supervisor(peer)
+            elif peer.hello.get("role") == "worker":
+                await self._handle_worker(peer)
+        except Exception:
+            self.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 
     async def _handle_supervisor(self, peer: Peer) -> None:
         number = int(peer.hello["rank"])
@@ -137,6 +143,7 @@ class Coordinator:
             if message["type"] == "died":
                 rank.causes[message["incarnation"]] = message
                 self._dead(number, message["incarnation"])
+                self._explain(number, message["incarnation"])
         if rank.alive and self._code is None:  # the node is gone, or its agent: nobody is left to watch the worker
             rank.causes.setdefault(rank.incarnation, {"cause": "node_loss", "detail": "its supervisor is gone"})
             self._dead(number, rank.incarnation)
@@ -263,11 +270,14 @@ class Coordinator:
         ]
         self._drive(self._job.died, rank.role)
         self._send(self._saving.died(rank.role, self._job.live))
-        self._later(0.0 if incarnation in rank.causes else _CAUSE_SECONDS, self._explain, number, incarnation)
+        self._later(_CAUSE_SECONDS, self._explain, number, incarnation)
 
     def _explain(self, number: int, incarnation: int) -> None:
-        """The event of a death, with its cause; and what follows from the cause."""
+        """The event of a death, with its cause; and what follows from the cause. Once a death."""
         rank = self._ranks[number]
+        if rank.explained >= incarnation or self._code is not None:
+            return
+        rank.explained = incarnation
         cause = rank.causes.get(incarnation, {"cause": "node_loss", "detail": "its connection broke"})
         self._recorder.explain_death(rank.role, cause)
         if cause["cause"] == "exception":
@@ -278,7 +288,7 @@ class Coordinator:
                     f"workers {first} and {rank.role} both failed in the same op of a micro-batch ({where}):\n{cause['detail']}"
                 )
         planned = any(f.kind == "rejoin" and f.worker == rank.role for f in self._faults)
-        if cause.get("injected") or cause["cause"] == "node_loss" or planned or self._code is not None:
+        if cause.get("injected") or cause["cause"] == "node_loss" or planned:
             return
         if rank.respawns < self._settings.run.respawns:
             rank.respawns += 1

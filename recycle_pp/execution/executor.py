@@ -68,6 +68,7 @@ class Executor:
 
     def _follow(self, orders: Orders) -> None:
         """From where the job stands to its last step, unless the orders become void before."""
+        self.session.followed()
         self.mailbox.void()
         step = self.session.participant.committed + 1
         if orders.evaluate is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recycle_pp.data import Batches
 from recycle_pp.execution import reproducible as fixed
+from recycle_pp.execution.gradients import squared_norm
 from recycle_pp.execution.optimizer import clip_scale, learning_rate
 from recycle_pp.model.transformer import Transformer
 from recycle_pp.settings import Settings
@@ -46,8 +47,8 @@ def train(
             parameter.grad = total.float() * 2.0**-e
         if totals:
             exponents = [fixed.exponent(gradient(p).abs().max().item(), G) for p in parameters]
-        norms = [torch.linalg.vector_norm(gradient(p), dtype=torch.float64) for p in parameters]
-        norm, scale = clip_scale(torch.stack(norms).square().tolist(), settings.optimizer.clip)
+        squares = [squared_norm(gradient(parameter)).item() for parameter in parameters]
+        norm, scale = clip_scale(squares, settings.optimizer.clip)
         if scale != 1.0:
             for parameter in parameters:
                 gradient(parameter).mul_(scale)

@@ -104,8 +104,11 @@ class Joining:
         while self._participant.generation < 0:
             try:
                 with self._receiver.accept(timeout=PATIENCE, idle=PATIENCE) as stream:
-                    while self._participant.generation < 0:
-                        self._take(*stream.receive())
+                    while True:
+                        about, tensors = stream.receive()
+                        if self._participant.generation >= 0:
+                            return  # a member by now: it has these gradients itself
+                        self._take(about, tensors)
                         synced(self._participant.applied)
             except TransferError as error:
                 _log.info("the donor is gone: %s", error)  # the coordinator finds another one

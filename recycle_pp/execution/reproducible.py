@@ -20,7 +20,7 @@ from torch import Tensor
 GROWTH = 12  # bits: a gradient may be 4096 times the last step's before a step is refused
 FIRST = 1.0  # the largest gradient to expect before any was seen
 COARSER = 24  # bits that the quantum grows after a sum that did not fit
-BLOCK = 1 << 15  # elements: what stays in a core's cache while it is scaled, rounded, checked and added
+BLOCK = 1 << 16  # elements: what stays in a core's cache while it is scaled, rounded and added
 
 
 def exponent(largest: float, terms: int) -> int:
@@ -34,12 +34,11 @@ def accumulate(total: Tensor, grad: Tensor, e: int, terms: int, bad: Tensor) -> 
 
     `bad` (float64 scalar) rises if an element is NaN, infinite or too large for `terms` terms; total is void then.
     """
-    limit = 2.0 ** (62 - _log2(terms))
+    limit = 2.0 ** (62 - _log2(terms) - e)
+    low, high = torch.aminmax(grad)
+    bad += ~((high < limit) & (low > -limit))  # NaN fails every comparison
     for sums, values in zip(total.view(-1).split(BLOCK), grad.view(-1).split(BLOCK), strict=True):
-        values.mul_(2.0**e).round_()
-        low, high = torch.aminmax(values)
-        bad += ~((high < limit) & (low > -limit))  # NaN fails every comparison
-        sums += values.to(torch.int64)
+        sums += values.mul_(2.0**e).round_().to(torch.int64)
 
 
 def restore(total: Tensor, e: int, out: Tensor) -> None:

@@ -83,6 +83,10 @@ class Session:
                 self.changed.wait()
             return self.participant.commits[0]
 
+    def followed(self) -> None:
+        """The executor has taken the orders up: what it waits for from now on, it waits for by plan."""
+        self.times["followed"] = time.monotonic()
+
     def broken(self, orders: Orders, error: LinkBroken) -> None:
         """A link failed. If the coordinator does not know why yet, it will: wait for its word."""
         with self.lock:
@@ -95,7 +99,8 @@ class Session:
         """The executor runs again; the coordinator hears it once a generation, with the times of the phases."""
         if self._resumed != orders.generation:
             self._resumed = orders.generation
-            times = {**self.times, "resumed": time.monotonic()}
+            now = time.monotonic()
+            times = {"followed": now, **self.times, "resumed": now}
             self.send({"type": "resumed", "generation": orders.generation, "times": times})
 
     @property

@@ -98,9 +98,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "given_up": lambda e: f"step {e['step']}: worker {e['worker']} is given up after {e.get('respawns', '?')} respawns",
     "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
     "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",
-    "checkpoint_saved": lambda e: f"step {e['step']}: checkpoint saved",
+    "checkpoint_saved": lambda e: f"step {e['step']}: checkpoint of step {e.get('checkpoint', e['step'])} saved",
     "stopped": lambda e: f"step {e['step']}: stopped: {e.get('reason')}",
-    "finished": lambda e: f"finished after step {e['step']}",
+    "finished": lambda e: f"finished after {_plural(e['step'], 'step')}",
 }
 
 
