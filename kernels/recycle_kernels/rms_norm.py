@@ -28,6 +28,7 @@ from .blocks import row_tile
 from .deferral import Defer
 
 GROUPS = 256  # partial sums of the weight gradient: about two programs on each multiprocessor
+FUSED_WIDTH = 8192  # wider rows get two passes: both gradients at once would not fit the registers
 
 
 def rms_norm(
@@ -113,6 +114,9 @@ def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dty
 def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, *, want_weight: bool):
     """(dx, dresidual, partial): None for what there is none of; without a weight, only the partial weight gradients."""
     width, rows = h.shape[-1], rstd.numel()
+    if weight is not None and want_weight and width > FUSED_WIDTH:
+        dx, dresidual, _ = _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, want_weight=False)
+        return dx, dresidual, _backward(dy, h, None, rstd, None, None, None, want_weight=True)[2]
     block, tile, warps = row_tile(width)
     tiles = triton.cdiv(rows, tile)
     tiles_a_group = triton.cdiv(tiles, GROUPS) if want_weight else 1

@@ -1,0 +1,69 @@
+"""Every kernel of a stage, compiled for GPUs that are not here: it compiles, nothing spills, tensor cores are used."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from recycle_kernels.compile import SHAPE, SHARED_LIMIT, compile_stage
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the value tests run the compiled kernels"),
+    pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="Triton interprets in this process"),
+]
+
+KERNELS = {
+    "adamw._adamw_kernel",
+    "adamw._norm_kernel",
+    "fixed_point._dequantise_kernel",
+    "fixed_point._quantise_kernel",
+    "head_loss._grad_kernel",
+    "head_loss._loss_kernel",
+    "rms_norm._backward_kernel",
+    "rms_norm._forward_kernel",
+    "rope._rope_kernel",
+    "swiglu._backward_kernel",
+    "swiglu._forward_kernel",
+    "weight_grad._kernel",
+}
+# widths that are no power of two, tiles that are not full, one head, float32
+ODD = replace(SHAPE, batch=1, sequence=100, width=1000, heads=5, kv_heads=1, ffn=1111, vocabulary=50257)
+ODD = replace(ODD, parameters=12345, dtype=torch.float32)
+WIDE = replace(SHAPE, width=16384, heads=128, ffn=512, vocabulary=0)  # the widest rows there are
+MATRIX = {80: "HMMA.16816.F32.BF16", 90: "HGMMA", 100: "UTCHMMA"}  # tensor-core instructions in the machine code
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """A compile cache that lasts for the test run: nothing is taken from an earlier one, nothing stays."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
+
+
+def fits(binaries):
+    """Names what does not fit, so that a failure reads as a list."""
+    return [
+        (b.kernel, b.spills, b.shared, b.signature) for b in binaries if b.spills or b.shared > SHARED_LIMIT[b.arch]
+    ]
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_every_kernel_of_a_large_stage_fits_the_registers(arch):
+    binaries = compile_stage(arch)
+    assert {b.kernel for b in binaries} == KERNELS
+    assert fits(binaries) == []
+    products = [b for b in binaries if b.kernel == "weight_grad._kernel"]
+    assert len(products) == 2  # float32 and fixed point
+    assert all(MATRIX[arch] in b.sass() for b in products)
+
+
+@pytest.mark.parametrize("shape", [ODD, WIDE], ids=["odd", "wide"])
+def test_odd_and_wide_stages_fit_too(shape):
+    assert fits(compile_stage(90, shape)) == []
+
+
+def test_the_gate_sees_a_spill(monkeypatch):
+    from importlib import import_module
+
+    module = import_module("recycle_kernels.weight_grad")
+    monkeypatch.setattr(module, "ADDED", 1 << 20)  # the whole tile at once
+    assert "weight_grad._kernel" in [name for name, *_ in fits(compile_stage(90, replace(SHAPE, vocabulary=0)))]

@@ -1,0 +1,19 @@
+"""Runs the value tests where there is no GPU: in Triton's interpreter, which needs a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the value tests run on the GPU")
+@pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="they run in this process")
+def test_the_values_of_all_kernels_are_right_in_the_interpreter():
+    folder = Path(__file__).parent / "values"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", folder, "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,93 @@
+"""Head projection with cross-entropy: values, gradients, memory, the split of its backward."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from compare import DEVICE, close, double, error, grads, randn
+from recycle_kernels import cross_entropy, head_loss, head_loss_reference
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def problem(tokens, vocabulary, width, dtype=torch.float32, scale=1.0):
+    x, weight = randn(tokens, width, dtype=dtype, scale=scale, grad=True), randn(vocabulary, width, grad=True)
+    return x, weight, torch.randint(vocabulary, (tokens,), device=DEVICE)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """128 rows a chunk, the least there is."""
+    monkeypatch.setattr(import_module("recycle_kernels.head_loss"), "CHUNK_BYTES", 1)
+
+
+@pytest.mark.parametrize(("tokens", "vocabulary", "scale"), [(1, 2, 0.1), (300, 130, 1e-3), (5, 9000, 4.0)])
+def test_loss_and_gradients_agree_with_float64(tokens, vocabulary, scale, dtype, small_chunks):
+    x, weight, targets = problem(tokens, vocabulary, 48, dtype, scale)
+    inputs, dloss = double(x, weight), [torch.tensor(0.3, device=DEVICE)]
+    loss, exact = head_loss(x, weight, targets), head_loss_reference(*inputs, targets)
+    assert loss.dtype == torch.float32
+    assert abs((loss - exact).item()) < (1e-6 if dtype == torch.float32 else 3e-3) * max(1.0, exact.item())
+    for value, reference in zip(grads(loss, [x, weight], dloss), grads(exact, inputs, dloss), strict=True):
+        assert error(value, reference) < (1e-5 if dtype == torch.float32 else 2e-2)  # of logits rounded to the dtype
+
+
+def test_the_weight_gradient_can_wait_and_has_the_same_bits(dtype, small_chunks):
+    x, weight, targets = problem(200, 130, 48, dtype)
+    quarter = [torch.tensor(0.25, device=DEVICE)]  # a power of two: scaling before or after rounding is the same
+    dx, dw = grads(head_loss(x, weight, targets), [x, weight], quarter)
+    queue = []
+    loss = head_loss(x, weight, targets, defer=lambda w, add: queue.append((w, add)))
+    assert torch.equal(grads(loss, [x], quarter)[0], dx)
+    ((parameter, add),) = queue
+    buffer = torch.zeros_like(weight)
+    with torch.no_grad():
+        add(buffer)
+    assert parameter is weight
+    assert torch.equal(buffer, dw)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any torch operation returns."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.bytes = max(self.bytes, out.nbytes)
+        return out
+
+
+def test_no_tensor_ever_holds_all_logits(small_chunks):
+    x, weight, targets = problem(512, 400, 16)
+    with Largest() as largest:
+        head_loss(x, weight, targets).backward()
+    assert largest.bytes == 128 * 400 * 4
+    with Largest() as largest:
+        head_loss_reference(x, weight, targets).backward()
+    assert largest.bytes == 512 * 400 * 4  # the measure sees them where they are
+
+
+def test_evaluation_computes_no_gradient():
+    x, weight, targets = problem(20, 60, 16)
+    with torch.no_grad():
+        loss = head_loss(x, weight, targets)
+    assert not loss.requires_grad
+    assert close(loss, head_loss_reference(*double(x, weight), targets))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+def test_cross_entropy_holds_its_precision_far_from_zero(offset):
+    logits = (randn(6, 9000) + offset).requires_grad_()
+    targets = torch.randint(9000, (6,), device=DEVICE)
+    (exact_logits,) = double(logits)
+    loss, exact = cross_entropy(logits, targets), torch.nn.functional.cross_entropy(exact_logits, targets)
+    assert abs((loss - exact).item()) < 1e-6 * max(1.0, abs(offset))
+    one = [torch.ones((), device=DEVICE)]
+    assert error(*grads(loss, [logits], one), *grads(exact, [exact_logits], one)) < (1e-5 if offset == 0 else 2e-3)
+
+
+def test_not_a_number_reaches_the_loss():
+    logits = randn(2, 50)
+    logits[1, 7] = float("nan")
+    assert cross_entropy(logits, torch.zeros(2, dtype=torch.int64, device=DEVICE)).isnan()

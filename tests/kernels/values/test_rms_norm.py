@@ -1,0 +1,76 @@
+"""RMSNorm: values, gradients, and the split of its backward."""
+
+import pytest
+import torch
+from compare import close, double, grads, randn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recycle_kernels import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+
+
+@settings(max_examples=12, deadline=None)
+@given(rows=st.integers(1, 150), width=st.sampled_from([1, 7, 64, 100, 257]), exponent=st.integers(-15, 15))
+def test_any_shape_and_magnitude_agrees_with_float64(rows, width, exponent):
+    x, weight = randn(rows, width, scale=10.0**exponent, grad=True), randn(width, grad=True)
+    y, exact_inputs = rms_norm(x, weight), double(x, weight)
+    exact = rms_norm_reference(*exact_inputs)
+    dy = randn(rows, width)
+    assert close(y, exact)
+    (dx, dw), (exact_dx, exact_dw) = grads(y, [x, weight], [dy]), grads(exact, exact_inputs, [dy])
+    assert close(dw, exact_dw)
+    # dx is a difference that can cancel (in a row of one element it does): its error is one of the terms' size
+    terms = (dy * weight).detach().double() * torch.rsqrt(x.detach().double().square().mean(-1, keepdim=True) + 1e-5)
+    assert (dx - exact_dx).norm() < 1e-6 * terms.norm()
+
+
+@pytest.mark.parametrize("width", [96, 5000])
+def test_the_residual_stream_carries_its_gradient_through(width, dtype):
+    x, residual = randn(70, width, dtype=dtype, grad=True), randn(70, width, grad=True)
+    weight = randn(width, grad=True)
+    outputs, inputs = add_rms_norm(x, residual, weight), double(x, residual, weight)
+    exact = add_rms_norm_reference(*inputs)
+    upstream = [randn(70, width, dtype=dtype), randn(70, width)]
+    assert close(outputs, exact, dtype)
+    assert [y.dtype for y in outputs] == [dtype, torch.float32]
+    computed = grads(outputs, [x, residual, weight], upstream)
+    assert [g.dtype for g in computed] == [dtype, torch.float32, torch.float32]
+    assert close(computed, grads(exact, inputs, upstream), dtype)
+
+
+def test_input_gradient_first_and_weight_gradient_later_give_the_bits_of_both_at_once(dtype):
+    x, residual, weight = randn(300, 96, dtype=dtype, grad=True), randn(300, 96, grad=True), randn(96, grad=True)
+    upstream = [randn(300, 96, dtype=dtype), randn(300, 96)]
+    both = grads(add_rms_norm(x, residual, weight), [x, residual, weight], upstream)
+    queue = []
+    y, h = add_rms_norm(x, residual, weight, defer=lambda w, add: queue.append((w, add)))
+    first = grads([y, h], [x, residual], upstream)
+    assert all(torch.equal(a, b) for a, b in zip(first, both[:2], strict=True))
+    ((parameter, add),) = queue
+    buffer = torch.zeros_like(weight)
+    add(buffer)
+    assert parameter is weight
+    assert torch.equal(buffer, both[2])
+
+
+def test_an_unused_norm_passes_the_residual_gradient_on():
+    x, residual, weight = randn(5, 32, grad=True), randn(5, 32, grad=True), randn(32, grad=True)
+    _, h = add_rms_norm(x, residual, weight)
+    upstream = randn(5, 32)
+    dx, dresidual = grads(h, [x, residual], [upstream])
+    assert torch.equal(dx, upstream)
+    assert torch.equal(dresidual, upstream)
+
+
+def test_strided_and_broadcast_tensors_give_the_values_of_dense_ones():
+    wide, weight = randn(40, 192), randn(96, grad=True)
+    x = wide[:, ::2].detach().requires_grad_()
+    y, dense = rms_norm(x, weight), rms_norm(x.detach().contiguous(), weight)
+    assert torch.equal(y, dense)
+    (exact_x,) = double(x)
+    ones = torch.ones((), device=x.device).expand(40, 96)  # the gradient of a sum
+    assert close(grads(y, [x], [ones]), grads(rms_norm_reference(exact_x, weight.double()), [exact_x], [ones]))
+
+
+def test_a_row_too_wide_for_one_program_is_refused_in_words():
+    with pytest.raises(ValueError, match="at most 16384"):
+        rms_norm(randn(1, 20000), randn(20000))

@@ -1,0 +1,91 @@
+"""The accumulated weight gradient: values, determinism, the fixed-point form."""
+
+import pytest
+import torch
+from compare import DEVICE, error, randn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recycle_kernels import Tile, dequantise, weight_grad, weight_grad_fixed, weight_grad_reference
+from recycle_kernels.weight_grad import shape_key
+
+
+def exact_product(buffer, dy, x):
+    result = buffer.double()
+    weight_grad_reference(result, dy, x)
+    return result
+
+
+@settings(max_examples=10, deadline=None)
+@given(tokens=st.integers(1, 90), out=st.integers(1, 150), inner=st.integers(1, 150), exponent=st.integers(-12, 12))
+def test_any_shape_and_magnitude_agrees_with_float64(tokens, out, inner, exponent):
+    dy, x = randn(tokens, out, scale=10.0**exponent), randn(tokens, inner)
+    buffer = randn(out, inner, scale=10.0**exponent)
+    exact = exact_product(buffer, dy, x)
+    weight_grad(buffer, dy, x)
+    assert error(buffer, exact) < 1e-6
+
+
+def test_operands_of_any_dtype_are_summed_in_float32(dtype):
+    dy, x, buffer = randn(256, 130, dtype=dtype), randn(256, 70, dtype=dtype), randn(130, 70)
+    exact = exact_product(buffer, dy, x)
+    weight_grad(buffer, dy, x)
+    assert error(buffer, exact) < 1e-6
+
+
+def test_slices_and_transposes_are_taken_as_they_are(dtype):
+    packed, flipped = randn(64, 200, dtype=dtype), randn(70, 64, dtype=dtype)
+    dy, x = packed[:, 40:170], flipped.T
+    strided, dense = torch.zeros(130, 70, device=DEVICE), torch.zeros(130, 70, device=DEVICE)
+    weight_grad(strided, dy, x)
+    weight_grad(dense, dy.contiguous(), x.contiguous())
+    assert torch.equal(strided, dense)
+
+
+def test_the_same_product_has_the_same_bits_every_time(dtype):
+    dy, x = randn(512, 192, dtype=dtype), randn(512, 192, dtype=dtype)
+    results = []
+    for _ in range(3):
+        buffer = torch.zeros(192, 192, device=DEVICE)
+        weight_grad(buffer, dy, x)
+        results.append(buffer)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_a_chosen_tile_is_used():
+    dy, x = randn(40, 96), randn(40, 64)
+    chosen, default = torch.zeros(96, 64, device=DEVICE), torch.zeros(96, 64, device=DEVICE)
+    weight_grad(chosen, dy, x, tiles={shape_key(dy, x): Tile(32, 16, 16)})
+    weight_grad(default, dy, x)
+    assert error(chosen, default) < 1e-6
+    with pytest.raises(Exception, match="power of 2"):
+        weight_grad(chosen, dy, x, tiles={shape_key(dy, x): Tile(24, 16, 16)})
+
+
+@settings(max_examples=5, deadline=None)
+@given(order=st.permutations(range(4)))
+def test_micro_batches_add_up_to_the_same_bits_in_any_order(order):
+    torch.manual_seed(1)
+    parts = [(randn(30, 130, scale=10.0**-i), randn(30, 70)) for i in range(4)]
+    bad = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    sums = []
+    for sequence in (range(4), order):
+        q = torch.zeros(130, 70, dtype=torch.int64, device=DEVICE)
+        for i in sequence:
+            weight_grad_fixed(q, *parts[i], 40, bad)
+        sums.append(q)
+    assert torch.equal(*sums)
+    assert not bad.item()
+    exact = sum(dy.double().T @ x.double() for dy, x in parts)
+    assert error(dequantise(sums[0], 40), exact) < 1e-6
+
+
+def test_a_product_that_does_not_fit_raises_the_flag():
+    q = torch.zeros(130, 70, dtype=torch.int64, device=DEVICE)
+    bad = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    dy, x = randn(30, 130), randn(30, 70)
+    dy[3, 5] = float("inf")
+    weight_grad_fixed(q, dy, x, 40, bad)
+    assert bad.item() == 1
+    assert not q[5].any()  # what does not fit counts as nothing
+    assert q[6].all()
