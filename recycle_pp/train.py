@@ -52,14 +52,15 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     from .compose import compose
 
     settings = compose(arguments)
+    if launch.rank == 0:
+        from .validation import validate
+
+        validate(settings, launch.world)
     address = None
     if not launch.one_node or settings.control.address is not None:
         address = Address.of_cluster(launch, settings.control.address)
     if launch.rank > 0:
         return None, None, address
-    from .validation import validate
-
-    validate(settings, launch.world)
     return settings, RunFolder.create(settings), address
 
 

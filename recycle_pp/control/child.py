@@ -121,6 +121,7 @@ class Child:
         words = _read_words(self._words)
         os.close(self._words)
         os.close(self.pidfd)
+        self.pidfd = -1
         return self._classify(status, words, seen)
 
     def _classify(self, status: int, words: dict[str, Any], seen: float) -> Death:

@@ -7,7 +7,7 @@
 
 A job runs what torchrun would run (supervisors, their workers, the coordinator, the private file), only the launcher is
 a small stand-in. It lives in a new temporary folder unless the overrides set run.dir. Leaving a `with` block ends every
-process of it, and so does the death of the process that made the Zygote.
+process of it and removes that folder, and so does the death of the process that made the Zygote.
 """
 
 from __future__ import annotations
@@ -102,12 +102,13 @@ class Zygote:
     """A process that has imported what jobs need, and forks them."""
 
     def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="recycle-jobs-"))
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # One thread in every library: fork copies no other thread.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "recycle_pp.control.local", str(theirs.fileno())],
+                [sys.executable, "-m", "recycle_pp.control.local", str(theirs.fileno()), str(self._folder)],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **threads},
             )
@@ -118,7 +119,7 @@ class Zygote:
         environment: variables that its processes get beside those of the zygote.
         """
         settings = compose(list(overrides))
-        folder = Path(tempfile.mkdtemp(prefix="recycle-job-"))
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
         arguments = list(overrides)
         if not any(text.lstrip("+").startswith("run.dir=") for text in arguments):
             arguments.append(f"run.dir={folder / 'run'}")
@@ -155,24 +156,34 @@ class Zygote:
 # ------------------------------------------------------------------------------------------------- in the zygote
 
 
-def _serve(descriptor: int) -> None:
-    """Forks a launcher for every request, until the other end of the socket is closed."""
+def _serve(descriptor: int, folder: str) -> None:
+    """Forks a launcher for every request, until the other end of the socket is closed; then nothing of them stays."""
     _preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for who made us, and closes the socket
+    launchers = []
     with socket.socket(fileno=descriptor) as requests:
         while True:
             data, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 2)
             if not data:
-                return
+                break
             parent = os.getpid()
             pid = os.fork()
             if pid == 0:
                 requests.close()
                 _launch(parent, json.loads(data), *descriptors)
+            launchers.append(os.pidfd_open(pid))
             requests.send(str(pid).encode())
             for number in descriptors:
                 os.close(number)
+    for launcher in launchers:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(launcher, signal.SIGKILL)
+    for _ in range(50):  # their workers take a moment to be gone, and may still write
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            break
+        time.sleep(0.02)
 
 
 def _preload() -> None:
@@ -250,4 +261,4 @@ def _children(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    _serve(int(sys.argv[1]), sys.argv[2])

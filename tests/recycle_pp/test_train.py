@@ -1,0 +1,160 @@
+"""What a user sees of the entry point: one sentence and exit code 2 for every mistake, before any worker starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recycle_pp import train
+from recycle_pp.control.launch import Launch
+
+pytestmark = pytest.mark.timeout(120)
+
+# (overrides, what the sentence must say): the launch has 12 processes.
+MISTAKES = [
+    # keys
+    (["run.stepz=3"], "run.stepz is no key of the configuration; did you mean run.steps?"),
+    (["+fish=3"], "fish is no key of the configuration; allowed: model, data, "),
+    (["++model.fish=3"], "model.fish is no key of the configuration"),
+    (["model=big"], "model=big: there is no such file in configs/model/; allowed: bench17m, "),
+    (["emulate=null"], "emulate takes the name of a file in configs/emulate/: none, sleep; not 'null'"),
+    (["run.steps.x=3"], "run.steps must be a whole number"),
+    (["~model"], "~model: a setting cannot be deleted"),
+    (["steps"], "'steps' is no setting; allowed: KEY=VALUE"),
+    (["--frobnicate"], "--frobnicate is no option; allowed: --help, --config-dir DIR"),
+    (["--config-dir=/no/such/folder"], "--config-dir must name a folder"),
+    # types
+    (["run.steps=many"], "run.steps must be a whole number, not 'many'"),
+    (["run.steps=1.5"], "run.steps must be a whole number, not 1.5"),
+    (["run.steps=null"], "run.steps must be a whole number, not null"),
+    (["run.steps=1,2"], "run.steps=1,2 has several values; a list goes in brackets"),
+    (["run.resume=3"], "run.resume must be true or false, not 3"),
+    (["optimizer.lr=fast"], "optimizer.lr must be a number, not 'fast'"),
+    (["model.split=[1,a]"], "model.split must be a list of whole numbers or null"),
+    (["model.split=[2,2"], "model.split=[2,2: no such value"),
+    (["run.dir=${nowhere}"], "run.dir: Interpolation key 'nowhere' not found"),
+    # ranges
+    (["run.steps=0"], "run.steps must be at least 1, not 0"),
+    (["parallel.microbatches=-6"], "parallel.microbatches must be at least 1, not -6"),
+    (["optimizer.lr=-0.1"], "optimizer.lr must be above 0, not -0.1"),
+    (["optimizer.lr=nan"], "optimizer.lr must be finite, not nan"),
+    (["optimizer.min_lr=1"], "optimizer.min_lr must be at most optimizer.lr"),
+    (["optimizer.clip=0"], "optimizer.clip must be above 0, not 0.0"),
+    (["model.dropout=1"], "model.dropout must be at least 0 and below 1, not 1.0"),
+    (["numerics.precision=fp8"], "numerics.precision must be one of fp32, bf16, not fp8"),
+    (["schedule.backward=both"], "schedule.backward must be one of decoupled, coupled, mixed"),
+    (["emulate.mode=nap"], "emulate.mode must be one of null, sleep, not nap"),
+    (["parallel.backend=mpi"], "parallel.backend must be one of auto, gloo, nccl"),
+    (["parallel.backend=nccl", "run.device=cpu"], "parallel.backend=nccl needs GPUs"),
+    (["control.address=somewhere"], "control.address must be HOST:PORT or null"),
+    (["control.suspicion=0.1"], "control.suspicion must be above control.heartbeat = 0.5"),
+    # shapes
+    (["parallel.stages=5"], "3 * 5 = 15 workers, but 12 processes were launched; use torchrun --nproc-per-node=15"),
+    (["model.layers=3"], "model.layers must be at least parallel.stages = 4"),
+    (["model.split=[2,2,2]"], "model.split must be null or parallel.stages = 4 numbers above 0"),
+    (["model.split=[2,2,4,0]"], "model.split must be null or parallel.stages = 4 numbers above 0"),
+    (["model.split=[2,2,2,3]"], "model.split must add up to model.layers = 8; [2, 2, 2, 3] adds up to 9"),
+    (["model.heads=3"], "model.heads must divide model.width = 64, and 3 does not"),
+    (["model.kv_heads=3"], "model.kv_heads must divide model.heads = 4, and 3 does not"),
+    (["model.heads=64", "model.kv_heads=1"], "model.width / model.heads must be even"),
+    (["model.vocabulary=100"], "model.vocabulary must be at least 256 for text"),
+    # faults
+    (
+        ["+fail_at=20:3.2"],
+        "there is no worker 3.2; with parallel.pipelines=3 and parallel.stages=4 the workers are 0.0",
+    ),
+    (["+fail_at=[20:1.2,21:0.4]"], "there is no worker 0.4"),
+    (["+hang_at=60:1.2"], "there is no such step; with run.steps=60 the steps are 0 to 59"),
+    (["+fail_at=20:1.2@lunch"], "there is no moment 'lunch'; allowed: forward, backward, weight"),
+    (["+fail_at=W12"], "fail_at must be STEP:D.S or STEP:D.S@MOMENT, for instance 20:1.2, not 'W12'"),
+    (["+fail_at=20:1.2,31:0.1"], "a list goes in brackets, 'fail_at=[20:1.2,31:0.1]'"),
+    (["+fail_at=20:1.2", "+fail_at=31:0.1"], "fail_at is given twice; several faults go in one list"),
+    (["+rejoin_at=40:1.2"], "rejoin_at=40:1.2 needs an earlier fail_at or hang_at of worker 1.2"),
+    (["+rejoin_at=40:9.9"], "there is no worker 9.9"),
+    (["+slow_at=3:1.2@x"], "the factor must be a number of at least 1"),
+    # data
+    (["data.path="], "data.path must name a text file, a folder of text or a .bin file; '' is none"),
+    (["data.path=/no/such/file"], "'/no/such/file' is none"),
+    (["data.path=EMPTY_FILE"], "data.path must hold data"),
+    (["data.path=EMPTY_FOLDER"], "data.path must hold data"),
+    # the run folder
+    (["run.dir="], "run.dir must name a folder, not nothing"),
+    (["run.dir=EMPTY_FILE"], "is a file"),
+    (["run.dir=OTHER_RUN"], "holds another run; go on with it by run.resume=true"),
+    (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a run to go on with"),
+    (["run.dir=OTHER_RUN", "run.resume=true", "run.seed=1"], "run.seed must stay 0 when"),
+    (["run.dir=OTHER_RUN", "run.resume=true", "model.width=128"], "model.width must stay 64 when"),
+    (["run.dir=OTHER_RUN", "run.resume=true", "parallel.microbatches=5"], "microbatches must stay 18 when"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Files and folders that the mistakes above speak of."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "EMPTY_FILE").touch()
+    (folder / "EMPTY_FOLDER").mkdir()
+    train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
+    return folder
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), MISTAKES, ids=[" ".join(mistake[0]) for mistake in MISTAKES])
+def test_a_mistake_is_named_in_one_sentence_with_exit_code_2(overrides, sentence, places, monkeypatch, capsys):
+    monkeypatch.chdir(places)
+    monkeypatch.setattr(train, "supervise", lambda *_: pytest.fail("a worker would have been started"))
+    for name, value in {"RANK": 0, "WORLD_SIZE": 12, "LOCAL_WORLD_SIZE": 12, "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    before = sorted(places.rglob("*"))
+    assert train.main(overrides) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("recycle_pp: ")
+    assert printed.err.count("\n") == 1
+    assert sentence in printed.err
+    assert sorted(places.rglob("*")) == before, "a refused run leaves nothing behind"
+
+
+def run_alone(*arguments, cwd, **environment):
+    clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, "-m", "recycle_pp.train", *arguments],
+        env=clean | environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_help_needs_no_torchrun(tmp_path):
+    done = run_alone("--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: torchrun --nproc-per-node=WORKERS" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_alone_a_job_of_many_workers_says_how_to_launch_it(tmp_path):
+    done = run_alone("parallel=2x2", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "recycle_pp: parallel.pipelines * parallel.stages = 2 * 2 = 4 workers, but 1 process was launched; "
+        "use torchrun --nproc-per-node=4, or other numbers of pipelines and stages\n"
+    )
+
+
+def test_several_nodes_need_a_token(tmp_path):
+    two_nodes = {"RANK": "0", "WORLD_SIZE": "12", "LOCAL_WORLD_SIZE": "6", "MASTER_ADDR": "node0", "MASTER_PORT": "1"}
+    done = run_alone(cwd=tmp_path, **two_nodes)
+    assert done.returncode == 2
+    assert done.stderr.startswith("recycle_pp: a job on several nodes needs its secret in the environment")
+
+
+@pytest.mark.torchrun
+def test_torchrun_reports_a_mistake_once_and_ends(tmp_path):
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=4", "-m", "recycle_pp.train"]
+    done = subprocess.run(
+        [*torchrun, "parallel=2x3"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("recycle_pp: ")]
+    assert len(sentences) == 1
+    assert "exitcode  : 2" in done.stderr
+    assert list(tmp_path.iterdir()) == []
