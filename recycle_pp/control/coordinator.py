@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from recycle_schedules import Problem, Worker, actions, plan
 
 from ..protocol.commit import ProtocolViolation
 from ..protocol.job import Job, Send, StageLost
+from ..protocol.roles import fill_stages
 from ..settings import Settings
 from ..telemetry.events import Events
 from ..telemetry.progress import Progress
@@ -43,7 +45,8 @@ class Rank:
     supervisor: Peer
     worker: Peer | None = None
     incarnation: int = -1
-    explained: int = -1  # incarnation whose death has its event
+    died: int = -1  # newest incarnation that has died (rather than been replaced)
+    explained: int = -1  # newest incarnation whose death has its event
     alive: bool = False  # spawned and not dead
     respawns: int = 0
     heard: float = 0.0  # when its worker gave the last sign of life
@@ -63,19 +66,26 @@ class Coordinator:
         self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
         self._digests: dict[Worker, dict[str, str]] = {}
         self._saving = Saving(run.checkpoints, settings.parallel.stages)
-        self._job = Job(
-            initial_problem(settings),
-            steps=settings.run.steps,
+        self._restored = -1  # steps done of the checkpoint that was restored last
+        self._job = self._new_job(self._saving.steps_done() if settings.run.resume else 0)
+        self._recorder = Recorder(settings, run, events, progress, self._job)
+
+    def _new_job(self, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
+        s = self._settings
+        return Job(
+            initial_problem(s),
+            steps=s.run.steps,
             planner=plan,
             derive=actions,
-            clip=settings.optimizer.clip,
-            stagger=settings.optimizer.stagger,
-            first_step=self._saving.steps_done() if settings.run.resume else 0,
-            evaluate_every=settings.run.validate_every,
-            evaluate_microbatches=min(settings.run.validate_microbatches, settings.parallel.microbatches),
-            save_every=settings.checkpoint.every,
+            clip=s.optimizer.clip,
+            stagger=s.optimizer.stagger,
+            first_step=first_step,
+            evaluate_every=s.run.validate_every,
+            evaluate_microbatches=min(s.run.validate_microbatches, s.parallel.microbatches),
+            save_every=s.checkpoint.every,
+            generation=generation,
+            waiting=set(waiting),
         )
-        self._recorder = Recorder(settings, run, events, progress, self._job)
 
     # -- the job's life ----------------------------------------------------------------------------------------
 
@@ -207,11 +217,8 @@ class Coordinator:
         try:
             out = event(*arguments)
         except StageLost as lost:
-            self._recorder.stage_lost(lost.stage)
-            self.stop(
-                f"stage {lost.stage} has no live worker left and there is no checkpoint to restore it from; "
-                "start the run again with run.resume=true, and set checkpoint.every to lose less"
-            )
+            self._recorder.event("stage_lost", None, stage=lost.stage)
+            self._later(_CAUSE_SECONDS, self._restore, lost.stage)  # who has died by itself can be started again
             return
         except ProtocolViolation as violation:
             self.stop(str(violation))
@@ -248,6 +255,33 @@ class Coordinator:
 
     # -- deaths and returns ------------------------------------------------------------------------------------
 
+    def _restore(self, stage: int) -> None:
+        """A stage has lost its last worker: fill it with others, and let everybody begin at the newest checkpoint."""
+        step, started = self._saving.steps_done(), self._job.phase != "starting"
+        present = [n for n, r in self._ranks.items() if r.alive]
+        reason = ""
+        if started and not step:
+            reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
+        elif step == self._restored:
+            reason = f"once more since the checkpoint of step {step}, from which the job was restored before"
+        elif len(present) < self._settings.parallel.stages:
+            reason = f"and {len(present)} workers are left for {self._settings.parallel.stages} stages"
+        if reason:
+            self.stop(
+                f"stage {stage} has no live worker left, {reason}. Start the run again with enough workers and "
+                f"run.dir={self._run.path} run.resume=true: it goes on after step {step}"
+            )
+            return
+        self._restored = step
+        roles = fill_stages({n: r.role for n, r in self._ranks.items()}, present, self._settings.parallel.stages)
+        for number, role in roles.items():
+            self._ranks[number].role = role
+        self._saving.abandon()
+        self._job = self._new_job(step, self._job.generation, [roles[n] for n in present])
+        self._recorder.restored(self._job)
+        for number in present:
+            self._spawn(number)
+
     def _spawn(self, number: int) -> None:
         rank = self._ranks[number]
         rank.incarnation += 1
@@ -261,7 +295,7 @@ class Coordinator:
         if incarnation != rank.incarnation or not rank.alive:
             return
         now = time.monotonic()
-        rank.alive, rank.worker = False, None
+        rank.alive, rank.worker, rank.died = False, None, incarnation
         if self._code is not None:
             return
         self._recorder.death(rank.role, now)
@@ -275,18 +309,15 @@ class Coordinator:
     def _explain(self, number: int, incarnation: int) -> None:
         """The event of a death, with its cause; and what follows from the cause. Once a death."""
         rank = self._ranks[number]
-        if rank.explained >= incarnation or self._code is not None:
+        if incarnation != rank.died or rank.explained >= incarnation or self._code is not None:
             return
         rank.explained = incarnation
         cause = rank.causes.get(incarnation, {"cause": "node_loss", "detail": "its connection broke"})
         self._recorder.explain_death(rank.role, cause)
-        if cause["cause"] == "exception":
-            where = str(cause.get("where", cause["detail"]))
+        if where := cause.get("where"):
             first = self._exceptions.setdefault(where, rank.role)
             if first != rank.role:
-                self.stop(
-                    f"workers {first} and {rank.role} both failed in the same op of a micro-batch ({where}):\n{cause['detail']}"
-                )
+                self.stop(f"workers {first} and {rank.role} both failed in {where}:\n{cause['detail']}")
         planned = any(f.kind == "rejoin" and f.worker == rank.role for f in self._faults)
         if cause.get("injected") or cause["cause"] == "node_loss" or planned:
             return

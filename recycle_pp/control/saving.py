@@ -40,6 +40,9 @@ class Saving:
         self._step, self._final, self._assembler = step, final, None
         self._missing = {w.stage: w for w in savers}
 
+    def abandon(self) -> None:
+        self._missing, self._assembler = {}, None
+
     def saved(self, worker: Worker, message: Message) -> list[Send]:
         if message["step"] != self._step or self._missing.get(worker.stage) != worker:
             return []
@@ -54,7 +57,7 @@ class Saving:
         if worker not in (*self._missing.values(), self._assembler):
             return []
         if not self._final:
-            self._missing, self._assembler = {}, None
+            self.abandon()
             return []
         peers = sorted(w for w in live if w.stage == worker.stage)
         if self._assembler == worker:

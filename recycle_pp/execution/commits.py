@@ -39,7 +39,7 @@ class Commits:
         )
 
     def reduce(self, orders: Orders, step: int) -> None:
-        """Out of place: an aborted all-reduce leaves its buffers partly summed, and the accumulators must survive it."""
+        """Out of place: an aborted all-reduce leaves its buffers partly summed; the accumulators must survive it."""
         payload = self._stage.gradients.payload()
         with self._spans.span(step, "R"), record_function("recycle/reduce"):
             pending = self._session.links.all_reduce(payload)

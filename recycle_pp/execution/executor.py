@@ -10,7 +10,9 @@ waiting and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -94,12 +96,13 @@ class Executor:
                 self._await_turn(orders, step)
                 self.commits.reduce(orders, step)
                 self.commits.vote(orders, step, self.mailbox.log.bytes)
-            elif action.kind.startswith("RECV"):
-                self.mailbox.post(step, carried_by(action), action.peer)
-                self.faults.fire("receive", step)
-            elif action.kind.startswith("SEND"):
-                self.mailbox.ship(step, carried_by(action), action.peer)
-                self.faults.fire("send", step)
+            elif action.kind != "O":  # the optimizer steps when the job has agreed, or by speculation
+                assert action.peer is not None
+                if action.kind.startswith("RECV"):
+                    self.mailbox.post(step, carried_by(action), action.peer)
+                else:
+                    self.mailbox.ship(step, carried_by(action), action.peer)
+                self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
         if orders.stagger and not self._is_barrier(step) and self.commits.speculate(step):
             return
@@ -110,6 +113,7 @@ class Executor:
 
     def _compute(self, orders: Orders, step: int, action: Action) -> None:
         kind, mb, stage, stages = action.kind, action.microbatch, self.stage.stage, self.settings.parallel.stages
+        assert mb is not None
         if kind != "F":
             self._await_turn(orders, step)
         takes, makes = consumed_by(kind, mb, stage, stages), made_by(kind, mb, stage, stages)
@@ -122,8 +126,9 @@ class Executor:
             record = self.session.participant.record(step)
             record.begin(kind, mb)
         self.session.resumed(orders)
-        with self.spans.span(step, kind, mb), record_function(f"recycle/{kind}"):
+        with self.spans.span(step, kind, mb), record_function(f"recycle/{kind}"), _named(kind, step, mb):
             output = self._apply(kind, step, mb, source)
+            self.faults.drag(time.monotonic() - self.spans.begun)
             self.faults.fire(kind, step)
         with self.session.lock:
             if makes and output is not None:
@@ -136,12 +141,15 @@ class Executor:
         g, stage = mb[0] * self.settings.parallel.microbatches + mb[1], self.stage
         if kind == "F":
             inputs, targets = self.batches.batch(step, g) if stage.first or stage.last else (None, None)
-            return stage.forward(step, g, inputs if stage.first else source, targets if stage.last else None)
+            taken = inputs if stage.first else source
+            assert taken is not None
+            return stage.forward(step, g, taken, targets if stage.last else None)
         if kind == "I":
             return stage.backward_input(g, source)
         if kind == "B":
             return stage.backward(g, source)
-        return stage.backward_weight(g)
+        stage.backward_weight(g)
+        return None
 
     def _await_turn(self, orders: Orders, step: int) -> None:
         """Gradients of a step are added once the step before is agreed; until then the sums belong to that one."""
@@ -157,6 +165,7 @@ class Executor:
         def undone(step: int) -> None:
             self.stage.drop_flights()
             self.mailbox.forget_after(step)
+            self.spans.forget_after(step)
 
         def applied(commit: Commit, reduced: Reduced) -> None:
             self.mailbox.close(commit.step)
@@ -177,3 +186,13 @@ class Executor:
         s = self.settings
         every = [n for n in (s.run.validate_every, s.checkpoint.every) if n]
         return step == s.run.steps - 1 or any((step + 1) % n == 0 for n in every)
+
+
+@contextmanager
+def _named(kind: str, step: int, mb: MicroBatch) -> Iterator[None]:
+    """An exception in an op knows which one: the same op failing on two workers is no fault of theirs."""
+    try:
+        yield
+    except Exception as error:
+        error.recycle_where = f"{kind} of micro-batch {mb[0]}.{mb[1]} in step {step}"  # type: ignore[attr-defined]
+        raise

@@ -5,8 +5,8 @@
     injector.fire("F", step)                     # where the fault may strike; a kill does not return
     injector.drag(seconds)                       # after an op: a slow worker sleeps
 
-A fault strikes in the middle of its step: at the op, send or receive number n // 2 of the n that the moment names. Where
-a step has none of them (a remainder, an end of the pipeline), it strikes at the vote.
+A fault strikes in the middle of its step: at the op, send or receive number n // 2 of the n that the moment names.
+Where a step has none of them (a remainder, an end of the pipeline), it strikes at the vote.
 """
 
 from __future__ import annotations

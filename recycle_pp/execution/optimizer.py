@@ -52,21 +52,8 @@ class StageOptimizer:
         self._undo: list[Tensor] = []  # allocated at the first speculation, then reused
         self._undo_exponents: list[int] | None = None  # not None while a speculation is open
 
-        parameters = list(stage.parameters.values())
-        self._sizes = [parameter.numel() for parameter in parameters]
-        self._groups = []  # per weight decay: parameters, positions, states
-        for decay in (True, False):
-            chosen = [i for i, parameter in enumerate(parameters) if (parameter.dim() >= 2) == decay]
-            self._groups.append(
-                (
-                    settings.optimizer.weight_decay if decay else 0.0,
-                    chosen,
-                    [parameters[i] for i in chosen],
-                    self._pieces(self._mean, chosen),
-                    self._pieces(self._square, chosen),
-                    [torch.zeros((), device=stage.device) for _ in chosen],
-                )
-            )
+        self._sizes = [parameter.numel() for parameter in stage.parameters.values()]
+        self._count = torch.zeros((), device=stage.device)  # what the kernel takes for the number of the step, from 1
 
     def lr(self, step: int) -> float:
         return learning_rate(self._settings, step, self._steps)
@@ -74,26 +61,29 @@ class StageOptimizer:
     @torch.no_grad()
     def step(self, reduced: Reduced, step: int, scale: float = 1.0) -> None:
         """One AdamW step (number `step`, from 0) with the gradient times `scale`; `reduced` is not changed."""
-        flat = reduced.flat if scale == 1.0 else reduced.flat * scale
-        for decay, chosen, parameters, means, squares, counts in self._groups:
-            for count in counts:
-                count.fill_(step + 1)
+        o, lr = self._settings, self.lr(step)
+        self._count.fill_(step + 1)
+        parameters = list(self._stage.parameters.values())
+        flats = (reduced.flat, self._mean, self._square)
+        pieces = zip(*(flat.split(self._sizes) for flat in flats), strict=True)
+        for parameter, (grad, mean, square) in zip(parameters, pieces, strict=True):
+            shape = parameter.shape
             torch._fused_adamw_(
-                parameters,  # type: ignore[arg-type]
-                self._pieces(flat, chosen),
-                means,
-                squares,
+                [parameter],
+                [(grad if scale == 1.0 else grad * scale).view(shape)],
+                [mean.view(shape)],
+                [square.view(shape)],
                 [],
-                counts,
-                lr=self.lr(step),
-                beta1=self._settings.beta1,
-                beta2=self._settings.beta2,
-                weight_decay=decay,
-                eps=self._settings.eps,
+                [self._count],
+                lr=lr,
+                beta1=o.beta1,
+                beta2=o.beta2,
+                weight_decay=o.weight_decay if parameter.dim() >= 2 else 0.0,
+                eps=o.eps,
                 amsgrad=False,
                 maximize=False,
             )
-            torch.autograd.graph.increment_version(parameters)  # the kernel does not; bf16 copies look at it
+        torch.autograd.graph.increment_version(parameters)  # the kernel does not; bf16 copies look at it
         self._stage.gradients.follow(reduced)
 
     def skip(self, reduced: Reduced) -> None:
@@ -131,12 +121,11 @@ class StageOptimizer:
         `exponent.NAME` (int64 scalars).
         """
         state: dict[str, Tensor] = {}
-        for index, (name, parameter) in enumerate(self._stage.parameters.items()):
-            state[f"model.{name}"] = parameter.detach()
-            state[f"exp_avg.{name}"] = self._pieces(self._mean, [index])[0].view_as(parameter)
-            state[f"exp_avg_sq.{name}"] = self._pieces(self._square, [index])[0].view_as(parameter)
-            if self._stage.gradients.exponents:
-                state[f"exponent.{name}"] = torch.tensor(self._stage.gradients.exponents[index])
+        for prefix, flat in zip(("model", "exp_avg", "exp_avg_sq"), self._live, strict=True):
+            for (name, parameter), piece in zip(self._stage.parameters.items(), flat.split(self._sizes), strict=True):
+                state[f"{prefix}.{name}"] = piece.view(parameter.shape)
+        for name, exponent in zip(self._stage.names, self._stage.gradients.exponents, strict=False):
+            state[f"exponent.{name}"] = torch.tensor(exponent)
         return state
 
     @torch.no_grad()
@@ -147,7 +136,3 @@ class StageOptimizer:
                 tensor.copy_(state[key])
         if self._stage.gradients.reproducible:
             self._stage.gradients.exponents = [int(state[f"exponent.{name}"]) for name in self._stage.names]
-
-    def _pieces(self, flat: Tensor, chosen: Sequence[int]) -> list[Tensor]:
-        pieces = flat.split(self._sizes)
-        return [pieces[i].view_as(p) for i, p in ((i, list(self._stage.parameters.values())[i]) for i in chosen)]

@@ -49,7 +49,7 @@ class Savings:
             self._faults.fire("checkpoint", commit.step)
 
     def asked(self, message: Json) -> None:
-        """The end of the run: a saver died, this worker takes its part over. No step follows that could change the state."""
+        """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state."""
         self._save(message["step"])
 
     def assemble(self, message: Json) -> None:

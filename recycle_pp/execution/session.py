@@ -2,7 +2,7 @@
 
     session = Session(channel, participant, links, store)
     session.start()
-    orders = session.orders()         # blocks: the plan of the newest generation, its links built; None: the job is over
+    orders = session.orders()         # blocks: the newest generation's plan, its links built; None: the job is over
     session.check(orders)             # raises Superseded as soon as the generation is void
     commit = session.wait_commit(orders)
 

@@ -34,6 +34,16 @@ class Spans:
         self._spans = {k: v for k, v in self._spans.items() if k >= step}
         return self._spans.get(step, [])
 
+    @property
+    def begun(self) -> float:
+        """When the running span began."""
+        assert self._running is not None
+        return self._running[1]
+
+    def forget_after(self, step: int) -> None:
+        """Work on later steps was void."""
+        self._spans = {k: v for k, v in self._spans.items() if k <= step}
+
     def left(self) -> float:
         """Seconds until the running op will be over, from how long the last one of its kind took."""
         running = self._running

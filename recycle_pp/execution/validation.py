@@ -27,12 +27,9 @@ def validate(session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, b
     last = stage.settings.parallel.stages
     for action in orders.forward:
         session.check(orders)
-        if action.kind == "RECV_F":
-            posted[carried_by(action)] = mailbox.request(step, carried_by(action), action.peer, validation=True)
-        elif action.kind == "SEND_F":
-            mailbox.push(step, carried_by(action), made[carried_by(action)], action.peer, validation=True)
-        else:
-            mb = action.microbatch
+        mb, peer = action.microbatch, action.peer
+        assert mb is not None
+        if peer is None:
             g = mb[0] * stage.settings.parallel.microbatches + mb[1]
             inputs, targets = batches.validation(g)
             source = inputs
@@ -46,5 +43,9 @@ def validate(session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, b
                 made[makes] = output
             else:
                 losses[g] = float(output)
+        elif action.kind == "RECV_F":
+            posted[carried_by(action)] = mailbox.request(step, carried_by(action), peer, validation=True)
+        else:
+            mailbox.push(step, carried_by(action), made[carried_by(action)], peer, validation=True)
     if losses:
         session.send({"type": "evaluated", "generation": orders.generation, "step": step, "losses": losses})

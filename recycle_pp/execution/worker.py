@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,6 +86,7 @@ class Process:
         participant = Participant(worker, settings.parallel.stages)
         if welcome["resume"]:
             path = checkpoint.newest(self._welcome["run_dir"] + "/checkpoints")
+            assert path is not None
             optimizer.load(checkpoint.load(path, list(optimizer.state())))
         participant.committed = participant.applied = welcome["resume"] - 1
 

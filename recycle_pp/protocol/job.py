@@ -64,7 +64,7 @@ class Job:
     generation: int = -1
     committed: int = -1
     live: set[Worker] = field(default_factory=set)
-    waiting: set[Worker] = field(default_factory=set)  # expected to take part in the first generation
+    waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default everybody
     joiners: dict[Worker, Joiner] = field(default_factory=dict)
     notes: list[Json] = field(default_factory=list)
     plan: Plan | None = None  # what the steps run that nothing has broken
@@ -74,7 +74,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
-        self.waiting = {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
+        self.waiting = self.waiting or self._everybody()
         self._reports: dict[Worker, Json] = {}
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
         self._evaluation: int | None = None  # the validation that is not complete
@@ -210,12 +210,14 @@ class Job:
         if self.plan is None or self.plan.problem != problem:
             self.plan = self.planner(problem)
         forward = self.derive(self.plan, forward_only=True)
-        few = self.evaluate_microbatches
-        return self.derive(self.plan), {w: [a for a in acts if a.microbatch[1] < few] for w, acts in forward.items()}
+        few = {(d, i) for d in range(problem.pipelines) for i in range(self.evaluate_microbatches)}
+        return self.derive(self.plan), {w: [a for a in acts if a.microbatch in few] for w, acts in forward.items()}
 
     def _problem_now(self) -> Problem:
-        everyone = {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
-        return self.problem.replace(failed=sorted(everyone - self.live))
+        return self.problem.replace(failed=sorted(self._everybody() - self.live))
+
+    def _everybody(self) -> set[Worker]:
+        return {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
 
     def _copy_from(self, worker: Worker, left: Remainder) -> list[int] | None:
         """The whole stage takes part in the copy if one of it lacks the sums: a broadcast needs all."""

@@ -20,7 +20,7 @@ the dead. An op is missing exactly if no live worker has done it and its gradien
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,7 +167,7 @@ def _revoked(
             if stage in reduced - revoked:
                 continue
             for mb in problem.microbatch_keys():
-                kinds = ran.get((mb, stage), (None, frozenset()))[1]
+                kinds = ran[mb, stage][1] if (mb, stage) in ran else set()
                 for tensor in _missing_inputs(kinds, mb, stage, problem.stages):
                     if tensor[2] in reduced - revoked and not holders.get(tensor):
                         more.add(tensor[2])
@@ -176,13 +176,12 @@ def _revoked(
         revoked |= more
 
 
-def _missing_inputs(kinds: Iterable[str], mb: MicroBatch, stage: int, stages: int) -> list[Tensor]:
+def _missing_inputs(kinds: Collection[str], mb: MicroBatch, stage: int, stages: int) -> list[Tensor]:
     """The boundary tensors that the ops still missing from `kinds` take in."""
-    kinds = set(kinds)
     need: list[Tensor] = []
     if stage > 0 and "F" not in kinds:
         need.append(("F", mb, stage - 1))
-    if stage < stages - 1 and not kinds & {"I", "B"}:
+    if stage < stages - 1 and "I" not in kinds and "B" not in kinds:
         need.append(("B", mb, stage + 1))
     return need
 

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Commit:
-    """The job's decision on a step: apply it with this clip scale (None: skip the update, a gradient was not finite)."""
+    """The job's decision on a step: apply it with this clip scale (None: skip it, a gradient was not finite)."""
 
     step: int
     scale: float | None
@@ -53,7 +53,7 @@ class Orders:
     stagger: bool
 
     def actions(self, step: int) -> list[Action]:
-        return self.steps[step] if step in self.steps else self.steady
+        return self.steps.get(step, self.steady)
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Participant:
         return True
 
     def commit(self, message: Json) -> None:
-        """The job has agreed on a step. Its record is closed: boundary logs and accumulators may go once it is applied."""
+        """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
         step = message["step"]
         assert step == self.committed + 1, (step, self.committed)
         self.committed = step

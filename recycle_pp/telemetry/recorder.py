@@ -48,6 +48,7 @@ class Recorder:
         self._traced: dict[int, Recovery] = {}  # steps whose neighbours are traced
         self._final_loss: float | None = None
         self._lr = 0.0
+        self._started = False
         self.profile = Profile(settings)
 
     # -- from the workers --------------------------------------------------------------------------------------
@@ -106,7 +107,8 @@ class Recorder:
                 if self._recovery:
                     self._recovery.announced(time.monotonic())
             elif kind == "plan_adopted":
-                if note["generation"] == 0:
+                if not self._started:
+                    self._started = True
                     self.event("started", None, workers=len(self._job.live))
                 if self._recovery:
                     self._recovery.planned(time.monotonic(), self._job, set(note["lost"]))
@@ -119,8 +121,13 @@ class Recorder:
         """The problem with measured durations, once the profile is complete."""
         return self.profile.problem(problem, self._job.committed + 1)
 
-    def stage_lost(self, stage: int) -> None:
-        self.event("stage_lost", None, stage=stage)
+    def restored(self, job: Job) -> None:
+        """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
+        self._write_line()
+        self._job, self._read, self._recovery = job, 0, None
+        self._spans.clear()
+        self._cpu.clear()
+        self.event("restored", None, checkpoint=job.first_step)
 
     def stopped(self, reason: str) -> None:
         self._write_line()

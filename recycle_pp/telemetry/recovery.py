@@ -30,6 +30,7 @@ class Recovery:
         self.detected = 0.0
         self.lost: set[Key] = set()
         self.phases: dict[str, float] = {}
+        self.redone = 0  # lost ops that the plan runs again
         self._resumed: dict[Worker, dict[str, float]] = {}
         self._prompt: set[Worker] = set()
 
@@ -57,6 +58,12 @@ class Recovery:
         self.phases["planned"] = now
         self.lost |= lost
         plan = job.remainder_plan
+        planned = (
+            {("F" if op.kind == "F" else "B", op.microbatch, op.stage) for op in plan.ops if op.kind in "FIB"}
+            if plan
+            else set()
+        )
+        self.redone = len(self.lost & planned)
         first = {} if plan is None else {w: ops[0].start for w in job.live if (ops := plan.of(w))}
         busy = {} if plan is None else {Worker.parse(w): t for w, t in (plan.problem.busy_until or {}).items()}
         self._prompt = {w for w, start in first.items() if start <= busy.get(w, 0.0) + PROMPT}
@@ -80,5 +87,6 @@ class Recovery:
             "stall_seconds": self.stall,
             "dead": [str(w) for w in sorted(self.dead)],
             "lost_ops": len(self.lost),
+            "redone_ops": self.redone,
             "phases": {name: at - died for name, at in sorted(self.phases.items(), key=lambda item: item[1])},
         }
