@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,9 @@ class Summary:
     cpu_seconds_per_step: float  # user + system time of all processes
     final_loss: float | None
     weights_sha256: str | None  # over the full model's parameters in canonical order
-    extra: dict[str, Any] = field(default_factory=dict)  # further keys, beside the others in the file
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        return data | data.pop("extra")
+        return asdict(self)
 
 
 class RunFolder:

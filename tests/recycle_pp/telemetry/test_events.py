@@ -1,0 +1,63 @@
+"""Events and metrics on disk, and in words."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recycle_schedules import Worker
+
+from recycle_pp.telemetry.events import _WORDS, Events, Lines, describe
+
+
+def test_an_event_is_on_disk_as_soon_as_it_is_recorded(tmp_path):
+    said = []
+    events = Events(tmp_path / "events.jsonl", said.append)
+    events.record("death_detected", step=20, generation=3, worker=Worker(1, 2), cause="signal", detail="SIGKILL")
+    events.record("plan_adopted", step=20, generation=4, makespan=1.5)
+    first, second = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert {"event", "time", "step", "generation", "worker"} <= first.keys() & second.keys()
+    assert (first["event"], first["step"], first["generation"], first["worker"]) == ("death_detected", 20, 3, "1.2")
+    assert (second["worker"], second["makespan"]) == (None, 1.5)
+    assert said == ["step 20: worker 1.2 died (killed by SIGKILL)"]
+    events.close()
+
+
+@pytest.mark.parametrize(
+    ("details", "sentence"),
+    [
+        ({"cause": "signal", "detail": "SIGKILL", "injected": True}, "killed by SIGKILL, as asked"),
+        ({"cause": "exception", "detail": "Traceback ...\nValueError: no such token\n"}, "ValueError: no such token"),
+        ({"cause": "out_of_memory", "detail": "SIGKILL by the kernel"}, "out of memory"),
+        ({"cause": "hang", "detail": "silent for 10.2 s"}, "no sign of life"),
+        ({"cause": "node_loss", "detail": "its supervisor is gone"}, "its node was lost"),
+        ({"cause": "exit", "detail": "exit code 7"}, "it ended by itself: exit code 7"),
+        ({"cause": "something new", "detail": "x"}, "something new x"),
+        ({}, "died"),
+    ],
+)
+def test_causes_are_told_in_words(details, sentence):
+    event = {"event": "death_detected", "step": 20, "worker": "1.2", **details}
+    assert sentence in describe(event)
+
+
+@pytest.mark.parametrize("event", sorted(_WORDS))
+def test_every_sentence_can_do_without_details(event):
+    sentence = describe({"event": event, "step": 3, "generation": 1, "worker": "0.1", "time": 0.0})
+    assert sentence.startswith(("step 3: ", "? workers ready", "finished after 3 steps"))
+
+
+@given(st.floats())
+def test_lines_are_json_whatever_number_they_hold(value):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Lines(Path(folder) / "metrics.jsonl")
+        lines.write({"loss": value, "list": [value, {"deep": value}]})
+        lines.close()
+        text = (Path(folder) / "metrics.jsonl").read_text()
+    record = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    expected = value if math.isfinite(value) else None
+    assert record == {"loss": expected, "list": [expected, {"deep": expected}]}

@@ -1,0 +1,66 @@
+"""The lines that a person reads while a run goes."""
+
+import io
+
+import pytest
+
+from recycle_pp.telemetry import progress as module
+from recycle_pp.telemetry.progress import Progress
+
+RECORD = {"step": 20, "loss": 2.30594, "tokens_per_second": 51234.5, "live_workers": 12}
+HURT = RECORD | {"live_workers": 11, "least_live_stage": 2, "least_live": 2}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_text_where_the_output_is_no_terminal():
+    stream = io.StringIO()
+    progress = Progress(steps=60, workers=12, stream=stream)
+    progress.step(RECORD)
+    progress.say("step 20: worker 1.2 died")
+    progress.step(HURT)
+    assert stream.getvalue().splitlines()[0] == "step 20/60  loss 2.3059  51,234 tokens/s  12 workers"
+    assert stream.getvalue().splitlines()[1] == "step 20: worker 1.2 died"
+    assert "  11 of 12 workers, fewest in stage 2 (2)  ETA " in stream.getvalue().splitlines()[2]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_colour_and_a_bar_on_a_terminal_unless_the_user_wants_none(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured, plain = Terminal(), Terminal()
+    Progress(60, 12, coloured).step(RECORD)
+    assert "█" * 7 + "░" * 13 in coloured.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    Progress(60, 12, plain).step(RECORD)
+    assert "\x1b" not in plain.getvalue()
+
+
+def test_the_time_left_follows_the_recent_steps(monkeypatch):
+    clock = iter([0.0, 2.0, 4.0, 6.0, 100.0])  # one step stalls
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    progress = Progress(steps=3605, workers=1, stream=stream)
+    for step in range(5):
+        progress.step({"step": step})
+    assert stream.getvalue().splitlines()[-1].endswith("ETA 2:00:00")
+
+
+@pytest.mark.parametrize("absent", list(RECORD)[1:])
+def test_what_was_not_measured_is_left_out(absent):
+    stream = io.StringIO()
+    Progress(60, 12, stream).step({key: value for key, value in RECORD.items() if key != absent} | {"val_loss": None})
+    assert "None" not in stream.getvalue()
+    assert "val" not in stream.getvalue()
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_run():
+    class Pipe(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    progress = Progress(60, 12, Pipe())
+    progress.step(RECORD)
+    progress.say("nobody hears this")

@@ -1,0 +1,84 @@
+"""The report of a run, from its folder alone."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from recycle_pp.settings import load
+from recycle_pp.telemetry.report import report
+from recycle_pp.telemetry.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder.create(load({"run": {"dir": str(tmp_path / "runs" / "mine")}}))
+    steps = [{"step": step, "loss": 5.5 - step / 10, "val_loss": 3.0 if step == 29 else None} for step in range(30)]
+    run.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return run
+
+
+def write_events(run, *events):
+    run.events.write_text("".join(json.dumps({"generation": 1, "worker": None, **event}) + "\n" for event in events))
+
+
+DEATH = {
+    "event": "death_detected",
+    "step": 20,
+    "worker": "1.2",
+    "cause": "signal",
+    "detail": "SIGKILL",
+    "injected": True,
+}
+RESUMED = {"event": "resumed", "step": 20, "stall_seconds": 0.0512, "lost_ops": 9, "redone_ops": 7}
+
+
+def test_it_tells_of_a_death_the_loss_around_it_its_stall_and_what_was_redone(run):
+    write_events(
+        run, DEATH, {"event": "plan_adopted", "step": 20}, RESUMED, {"event": "rejoined", "step": 25, "worker": "1.2"}
+    )
+    run.write_json(
+        run.summary, {"steps": 30, "samples": 1080, "tokens": 69120, "wall_seconds": 12.34, "weights_sha256": "ab12"}
+    )
+    assert report(run).splitlines()[1:] == [
+        "  loss 5.5000 in step 0, 2.6000 in step 29, 3.0000 on held-out text",
+        "  step 20: worker 1.2 died (killed by SIGKILL, as asked): "
+        "loss 3.6000 (step 19), 3.5000 (step 20), 3.4000 (step 21)",
+        "    stalled 51 ms; 9 ops were lost, 7 were done again on peers",
+        "  step 25: worker 1.2 is back: loss 3.1000 (step 24), 3.0000 (step 25), 2.9000 (step 26)",
+        "  30 steps, 1,080 samples, 69,120 tokens in 12.3 s",
+        "  weights sha256 ab12",
+    ]
+
+
+def test_a_run_without_deaths_says_so(run):
+    assert "  nobody died" in report(run).splitlines()
+
+
+def test_a_job_that_did_not_survive_says_so(run):
+    write_events(run, DEATH)
+    assert "    the job did not go on after it" in report(run).splitlines()
+
+
+def test_each_death_has_its_own_stall(run):
+    write_events(
+        run, DEATH, RESUMED, DEATH | {"step": 25, "worker": "0.0"}, RESUMED | {"step": 25, "stall_seconds": 0.2}
+    )
+    text = report(run)
+    assert text.index("worker 1.2 died") < text.index("stalled 51 ms") < text.index("worker 0.0 died")
+    assert text.index("worker 0.0 died") < text.index("stalled 200 ms")
+
+
+def test_the_command_takes_a_folder_or_the_newest_and_refuses_what_is_no_run(run, tmp_path):
+    def command(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "recycle_pp.telemetry.report", *arguments],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert command(str(run.path)).stdout == report(run) + "\n"
+    assert "nobody died" in command().stdout
+    nothing = command("runs/nothing")
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert nothing.stderr == "recycle_pp: runs/nothing holds no run: there is no config.yaml\n"

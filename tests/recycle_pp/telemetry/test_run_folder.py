@@ -1,0 +1,78 @@
+"""What a run leaves behind, and who may take it up."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from recycle_pp.settings import Settings, load
+from recycle_pp.telemetry.run_folder import RunFolder, Summary
+
+
+def settings_for(path, **groups):
+    return load({**groups, "run": {"dir": str(path), **groups.get("run", {})}})
+
+
+def test_the_resolved_configuration_can_be_read_back_as_it_was(tmp_path):
+    settings = settings_for(tmp_path / "run", fail_at="20:1.2", model={"split": [1, 2, 2, 3]})
+    run = RunFolder.create(settings)
+    assert load(run.read_config()) == settings
+    assert load(RunFolder(tmp_path / "run").read_config()).fail_at == ["20:1.2"]
+    assert run.log(7).parent.is_dir() and run.trace(20).name == "step-000020.json"
+
+
+def test_another_run_is_refused_and_a_resume_takes_it_up(tmp_path):
+    RunFolder.create(settings_for(tmp_path))
+    with pytest.raises(ValueError, match=r"holds another run; go on with it by run\.resume=true"):
+        RunFolder.create(settings_for(tmp_path))
+    resumed = settings_for(tmp_path, run={"resume": True, "steps": 100})
+    assert load(RunFolder.create(resumed).read_config()) == resumed
+
+
+def test_a_resume_may_change_the_workers_but_not_what_is_computed(tmp_path):
+    RunFolder.create(settings_for(tmp_path))  # 3 x 4 workers, 18 micro-batches
+    again = {"run": {"resume": True}}
+    RunFolder.create(settings_for(tmp_path, **again, parallel={"pipelines": 2, "stages": 8, "microbatches": 9}))
+    RunFolder.create(settings_for(tmp_path, **again, model={"split": [2, 2, 2, 2], "recompute": True}))
+    for change in (
+        {"parallel": {"microbatches": 5}}, {"parallel": {"microbatch_size": 3}}, {"model": {"layers": 9}},
+        {"model": {"dropout": 0.1}}, {"data": {"path": "/another"}},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="must stay"):
+            RunFolder.create(settings_for(tmp_path, **again, **change))
+    with pytest.raises(ValueError, match=r"run.seed must stay 0"):
+        RunFolder.create(settings_for(tmp_path, run={"resume": True, "seed": 1}))
+
+
+def test_a_folder_with_files_that_are_no_run_may_be_used(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    RunFolder.create(settings_for(tmp_path))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_line_that_a_dying_process_left_unfinished_is_left_out(tmp_path):
+    run = RunFolder(tmp_path)
+    assert run.lines(run.metrics) == []
+    run.metrics.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    run = RunFolder(tmp_path)
+    run.write_json(run.profile, {"F": 1.0})
+    with pytest.raises(TypeError):
+        run.write_json(run.profile, {"F": object()})
+    assert json.loads(run.profile.read_text()) == {"F": 1.0}
+    assert list(tmp_path.iterdir()) == [run.profile]
+
+
+def test_the_summary_has_the_fields_that_are_promised():
+    summary = Summary(60, 2160, 138240, 1, [0.05], 30.0, 0.4, 2.3, "ab" * 32)
+    assert list(summary.to_json()) == [
+        "steps", "samples", "tokens", "deaths", "stall_seconds", "wall_seconds", "cpu_seconds_per_step", "final_loss",
+        "weights_sha256",
+    ]  # fmt: skip
+
+
+def test_plain_data_of_the_defaults_is_valid_settings():
+    assert load(asdict(Settings())) == Settings()
