@@ -3,7 +3,8 @@
     chart = Chart.of(plan, title="adapted")
     for row in range(len(chart.workers)): chart.ops_of(row)     # a slice of the arrays, in the order of time
 
-Rows go pipeline by pipeline; dead workers have theirs too. Times are in the plan's unit from its first op.
+Rows go pipeline by pipeline; dead workers have theirs too. Times are in the plan's unit (seconds are shown as
+milliseconds) from its first op.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from recycle_schedules import KINDS, Plan, Problem, Trace, Worker
 
 from .recovery import Recovery
+from .units import in_milliseconds
 
 F, I, W, B, O = range(len(KINDS))
 
@@ -44,6 +46,7 @@ class Chart:
 
     @classmethod
     def of(cls, plan: Plan, title: str = "") -> Chart:
+        plan = in_milliseconds(plan) if plan.time_unit == "s" else plan
         a, problem = plan.arrays, plan.problem
         row = a.pipeline.astype(np.int32) * problem.stages + a.stage
         order = np.lexsort((a.end, a.start, row))
@@ -106,8 +109,9 @@ class Chart:
 
     @cached_property
     def links(self) -> tuple[np.ndarray, np.ndarray]:
-        """The boundary tensors as (sending op, receiving op), indices into the arrays: F to the next stage's F, I or B to
-        the stage's before. Where an op ran twice, the link starts at the latest run that ended before its consumer began."""
+        """The boundary tensors as (sending op, receiving op), indices into the arrays: F to the next stage's F, I or B
+        to the stage's before. Where an op ran twice, the link starts at the latest run that ended before its consumer
+        began."""
         P = self.problem.stages
         stage = self.row % P
         key = self.microbatch.astype(np.int64) * P + stage
@@ -125,7 +129,9 @@ class Chart:
             have = key[producers] * width + self.end[producers]
             want = (key[consumers] - step) * width + self.start[consumers]
             at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
-            late = key[producers[at]] != key[consumers] - step  # measured clocks may differ a little: then the first run
+            late = (
+                key[producers[at]] != key[consumers] - step
+            )  # measured clocks may differ a little: then the first run
             at = np.minimum(at + late, len(producers) - 1)
             found = key[producers[at]] == key[consumers] - step
             pairs.append((producers[at[found]], consumers[found]))
@@ -150,7 +156,9 @@ class Chart:
 
 def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
     """LOST for whole ops that a redone op of the same micro-batch, stage and kind repeats."""
-    same = np.where(kind == B, I, kind)  # a redone backward may be split though the first was not, and the other way round
+    same = np.where(
+        kind == B, I, kind
+    )  # a redone backward may be split though the first was not, and the other way round
     ident = key * len(KINDS) + same
     again = ident[(marks & REDONE) != 0]
     return np.where(np.isin(ident, again) & ((marks & (REDONE | CUT)) == 0), LOST, 0).astype(np.uint8)
@@ -165,9 +173,7 @@ def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]
     if room >= D:
         return list(range(D)), []
     groups = chart.alike()
-    notes = [
-        f"pipeline {g[0]} stands for {len(g)} that are alike ({_ranges(g)})" for g in groups if len(g) > 1
-    ]
+    notes = [f"pipeline {g[0]} stands for {len(g)} that are alike ({_ranges(g)})" for g in groups if len(g) > 1]
     hit = {r // P for r in chart.dead_from}
     kinds = sorted(groups, key=lambda g: (g[0] not in hit, g[0]))
     shown = sorted(g[0] for g in kinds[:room])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -19,13 +20,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 from recycle_schedules import KINDS
 
 from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
 from .measures import Measures
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 8,
     "axes.linewidth": 0.6,
@@ -41,7 +43,7 @@ MARKS = {"": 0, "rerouted": REROUTED, "lost": LOST, "redone": REDONE, "cut": CUT
 
 
 def save(charts: Sequence[Chart], path: str | Path, *, beside: bool = False, width: float | None = None) -> list[str]:
-    """Draw and write; the file's ending (.svg, .png, .pdf) says as what. `width` in inches. Returns what was left out."""
+    """Draw and write, as what the ending (.svg, .png, .pdf) says. `width` in inches. Returns what is left out."""
     with matplotlib.rc_context(STYLE):
         figure, notes = draw(charts, beside=beside, width=width)
         suffix = Path(path).suffix.lstrip(".").lower()
@@ -62,7 +64,7 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
     rows = [len(p) * c.problem.stages for c, p in zip(charts, picks, strict=True)]
     row_height = 0.19 if max(rows) <= 48 else 9.0 / max(rows)
     heights = [max(r * row_height, 0.6) for r in rows]
-    strips = [0.62 if c.recovery and c.recovery.phases else 0.0 for c in charts]
+    strips = [0.72 if c.recovery and c.recovery.phases else 0.0 for c in charts]
     # one grid: chart, strip, chart, strip, ... in inches, so that rows are equally high in every picture
     title, axis, legend = 0.34, 0.38, 0.26 + 0.14 * len(notes)
     blocks = [title + h + axis + s for h, s in zip(heights, strips, strict=True)]
@@ -80,7 +82,7 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
         axes = figure.add_axes((x / width, y / height, panel / width, h / height), gid=f"chart-{i}")
         _panel(axes, chart, pipelines, span or chart.span, panel, h, i)
         if s:
-            strip = figure.add_axes((x / width, (y - axis - s + 0.22) / height, panel / width, 0.24 / height))
+            strip = figure.add_axes((x / width, (y - axis - s + 0.36) / height, panel / width, 0.2 / height))
             _phases(strip, chart)
         if not beside:
             top -= blocks[i]
@@ -90,7 +92,9 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
     return figure, notes
 
 
-def _panel(axes: Axes, chart: Chart, pipelines: list[int], span: float, width: float, height: float, number: int) -> None:
+def _panel(
+    axes: Axes, chart: Chart, pipelines: list[int], span: float, width: float, height: float, number: int
+) -> None:
     P = chart.problem.stages
     line = {d * P + s: i * P + s for i, d in enumerate(pipelines) for s in range(P)}  # row -> place from the top
     axes.set_xlim(0, span * 1.002)
@@ -142,8 +146,10 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
     y = place[chart.row]
     shown = y >= 0
     pad = 0.06 if row_height >= 0.1 else 0.0
-    edge = 0.5 if row_height >= 0.1 and np.median((chart.end - chart.start)) * inch > 0.03 else 0.0
-    top_mark = np.select([(chart.marks & bit) != 0 for bit in (CUT, REDONE, LOST, REROUTED)], (CUT, REDONE, LOST, REROUTED))
+    edge = 0.5 if row_height >= 0.1 and np.median(chart.end - chart.start) * inch > 0.03 else 0.0
+    top_mark = np.select(
+        [(chart.marks & bit) != 0 for bit in (CUT, REDONE, LOST, REROUTED)], (CUT, REDONE, LOST, REROUTED)
+    )
     for k, kind in enumerate(KINDS):
         for name, mark in MARKS.items():
             pick = np.flatnonzero(shown & (chart.kind == k) & (top_mark == mark))
@@ -152,7 +158,9 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
             x0, x1, y0, y1 = chart.start[pick], chart.end[pick], y[pick] + pad, y[pick] + 1 - pad
             boxes = np.stack([np.stack([a, b], -1) for a, b in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1)
             axes.add_collection(
-                PolyCollection(list(boxes), gid=f"{number}-{kind}" + (f"-{name}" if name else ""), **_look(kind, mark, edge))
+                PolyCollection(
+                    list(boxes), gid=f"{number}-{kind}" + (f"-{name}" if name else ""), **_look(kind, mark, edge)
+                )
             )
     text = [int(i) for i in np.flatnonzero(shown)]
     if row_height < 0.09 or len(text) > MOST_NUMBERS:
@@ -168,16 +176,24 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
             (chart.start[i] + chart.end[i]) / 2, y[i] + 0.52, label, ha="center", va="center", fontsize=size, zorder=5,
             color=palette.ALARM if marks & CUT else palette.text_on(kind),
             fontweight="bold" if marks & (REROUTED | REDONE) else "normal", clip_on=True,
+            path_effects=[withStroke(linewidth=1.6, foreground=palette.PAPER)] if marks & CUT else None,
         )  # fmt: skip
 
 
-def _look(kind: str, mark: int, edge: float) -> dict[str, object]:
+def _look(kind: str, mark: int, edge: float) -> dict[str, Any]:
     """Fill, outline and hatch of an op."""
     fill = palette.FILL[kind]
     if mark == CUT:
-        return {"facecolor": palette.PAPER, "edgecolor": palette.ALARM, "hatch": "xxxxx", "lw": 0.8, "zorder": 3.5}
+        return {"facecolor": palette.PAPER, "edgecolor": palette.ALARM, "hatch": "xxxx", "lw": 0.8, "zorder": 3.5}
     if mark == LOST:
-        return {"facecolor": fill, "edgecolor": palette.ALARM, "lw": 0.8, "ls": (0, (2, 1)), "zorder": 3.2, "hatch": "////"}
+        return {
+            "facecolor": fill,
+            "edgecolor": palette.ALARM,
+            "lw": 0.8,
+            "ls": (0, (2, 1)),
+            "zorder": 3.2,
+            "hatch": "////",
+        }
     if mark == REDONE:
         return {"facecolor": fill, "edgecolor": palette.ALARM, "lw": 1.2, "zorder": 3.4}
     if mark == REROUTED:
@@ -190,8 +206,8 @@ def _dead(axes: Axes, chart: Chart, line: dict[int, int], span: float, number: i
         if row in line:
             y = line[row]
             axes.add_patch(
-                Rectangle((since, y + 0.06), span - since, 0.88, facecolor="none", edgecolor=palette.DEAD, hatch="/////",
-                          lw=0, zorder=2, gid=f"{number}-dead-{chart.workers[row]}")
+                Rectangle((since, y + 0.06), span - since, 0.88, facecolor="none", edgecolor=palette.DEAD, lw=0,
+                          hatch="/////", zorder=2, gid=f"{number}-dead-{chart.workers[row]}")
             )  # fmt: skip
             axes.text((since + span) / 2, y + 0.52, f"W({str(chart.workers[row]).replace('.', ',')}) dead", ha="center",
                       va="center", fontsize=6.5, zorder=2.5, color=palette.INK,
@@ -210,6 +226,8 @@ def _phases(axes: Axes, chart: Chart) -> None:
         if end - begin > 0.09 * r.stall:
             axes.text((begin + end) / 2 - r.died, 0.5, name, ha="center", va="center", fontsize=6,
                       color=palette.PAPER if i < 3 else palette.INK)  # fmt: skip
+    words = ", ".join(f"{name} +{report.number(end - r.died)}" for name, _, end in r.spans())
+    axes.set_title(words, loc="right", fontsize=6, color="#4A505B", pad=2)
     axes.set_yticks([0.5], ["stall"], fontsize=7)
     axes.tick_params(axis="y", length=0, pad=2)
     axes.tick_params(axis="x", length=2, width=0.5, labelsize=6, pad=1.5)

@@ -22,7 +22,7 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from recycle_schedules import KINDS, Plan
+from recycle_schedules import KINDS
 
 from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart
@@ -38,7 +38,7 @@ class Step:
     name: str
     charts: Sequence[Chart]
     note: str = ""
-    fault_free: Plan | None = None
+    baselines: report.Baselines = ()
 
 
 def save(steps: Iterable[Step], path: str | Path, *, title: str = "", first: int = 0) -> None:
@@ -58,7 +58,7 @@ def render(steps: Iterable[Step], *, title: str = "", first: int = 0) -> str:
             metas.append(_meta(chart, name))
             legend |= _used(chart)
         story = [sentence for chart in step.charts for sentence in report.recovery(chart)]
-        figures = report.figures(step.charts, step.fault_free)
+        figures = report.figures(step.charts, step.baselines)
         described.append({"name": step.name, "note": step.note, "charts": metas, "figures": figures, "story": story})
     job = {
         "title": title or "recycle_pp schedule", "first": first, "steps": described, "legend": sorted(legend),

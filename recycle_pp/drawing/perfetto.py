@@ -17,9 +17,9 @@ from typing import Any
 from recycle_schedules import KINDS
 
 from . import palette
-from .chart import CUT, LOST, REDONE, REROUTED, Chart
+from .chart import CUT, LOST, REDONE, REROUTED, Chart, F
 
-MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "slots": 1e3}
+MICROSECONDS = {"ms": 1e3, "us": 1.0, "slots": 1e3}
 BITS = {"rerouted": REROUTED, "cut": CUT, "redone": REDONE, "lost": LOST}
 Event = dict[str, Any]
 
@@ -28,8 +28,9 @@ def save(charts: Sequence[Chart], path: str | Path) -> None:
     """Written event by event: a million ops need no second copy in memory."""
     with open(path, "w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
         for i, event in enumerate(events(charts)):
-            file.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
+            file.write((",\n" if i else "") + encode(event))
         file.write("\n]}\n")
 
 
@@ -57,26 +58,45 @@ def _names(chart: Chart, process: int) -> Iterator[Event]:
 
 
 def _slices(chart: Chart, process: int) -> Iterator[Event]:
-    micro = MICROSECONDS.get(chart.unit, 1e3)
-    columns = (chart.kind, chart.microbatch, chart.row, chart.start, chart.end, chart.marks)
-    for op, (k, g, row, start, end, marks) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+    micro, P = MICROSECONDS.get(chart.unit, 1e3), chart.problem.stages
+    columns = (
+        chart.kind,
+        chart.microbatch,
+        chart.row,
+        chart.start * micro,
+        (chart.end - chart.start) * micro,
+        chart.marks,
+    )
+    for k, g, row, start, length, marks in zip(*(c.tolist() for c in columns), strict=True):
         args: Event = {"microbatch": g} if g >= 0 else {}
-        args |= {name: True for name, bit in BITS.items() if marks & bit}
+        category = palette.NAMES[KINDS[k]]
+        if marks:
+            marked = [name for name, bit in BITS.items() if marks & bit]
+            args |= dict.fromkeys(marked, True)
+            category = ",".join([category, *marked])
         yield {
-            "ph": "X", "name": chart.name(op), "cat": ",".join([palette.NAMES[KINDS[k]], *(n for n in BITS if marks & BITS[n])]),
-            **_place(chart, row, process), "ts": start * micro, "dur": (end - start) * micro, "args": args,
+            "ph": "X", "name": f"{row % P}{KINDS[k]}{g if g >= 0 else ''}", "cat": category,
+            "pid": process + row // P, "tid": row % P + 1, "ts": start, "dur": length, "args": args,
         }  # fmt: skip
 
 
 def _flows(chart: Chart, process: int, first: int) -> Iterator[Event]:
     """A flow event belongs to the slice around it, so both ends lie just inside their ops."""
-    micro = MICROSECONDS.get(chart.unit, 1e3)
+    micro, P = MICROSECONDS.get(chart.unit, 1e3), chart.problem.stages
+    a, b = chart.links
     inside = (chart.end - chart.start) * 1e-3
-    for i, (a, b) in enumerate(zip(*(x.tolist() for x in chart.links), strict=True), start=first):
-        about = {"name": "gradient" if KINDS[chart.kind[a]] in "IB" else "activation", "cat": "send", "id": i}
-        yield {"ph": "s", **about, **_place(chart, int(chart.row[a]), process), "ts": float(chart.end[a] - inside[a]) * micro}
-        yield {"ph": "f", "bp": "e", **about, **_place(chart, int(chart.row[b]), process),
-               "ts": float(chart.start[b] + inside[b]) * micro}  # fmt: skip
+    columns = (
+        chart.row[a],
+        chart.row[b],
+        (chart.end - inside)[a] * micro,
+        (chart.start + inside)[b] * micro,
+        chart.kind[b] == F,
+    )
+    rows = zip(*(c.tolist() for c in columns), strict=True)
+    for i, (sender, receiver, sent, received, forward) in enumerate(rows, start=first):
+        about = {"name": "activation" if forward else "gradient", "cat": "send", "id": i}
+        yield {"ph": "s", **about, "pid": process + sender // P, "tid": sender % P + 1, "ts": sent}
+        yield {"ph": "f", "bp": "e", **about, "pid": process + receiver // P, "tid": receiver % P + 1, "ts": received}
 
 
 def _recovery(chart: Chart, process: int) -> Iterator[Event]:
@@ -86,11 +106,13 @@ def _recovery(chart: Chart, process: int) -> Iterator[Event]:
     place = {"pid": process + chart.problem.pipelines, "tid": 1}
     yield {"ph": "M", **place, "name": "process_name", "args": {"name": "recovery"}}
     for w in r.workers:
-        row = w.pipeline * chart.problem.stages + w.stage
-        yield {"ph": "i", "s": "g", "name": f"W({w.pipeline},{w.stage}) dies", **_place(chart, row, process), "ts": r.died * micro}
+        yield {
+            "ph": "i",
+            "s": "g",
+            "name": f"W({w.pipeline},{w.stage}) dies",
+            "pid": process + w.pipeline,
+            "tid": w.stage + 1,
+            "ts": r.died * micro,
+        }
     for name, begin, end in r.spans():
         yield {"ph": "X", "name": name, "cat": "recovery", **place, "ts": begin * micro, "dur": (end - begin) * micro}
-
-
-def _place(chart: Chart, row: int, process: int) -> Event:
-    return {"pid": process + row // chart.problem.stages, "tid": row % chart.problem.stages + 1}

@@ -1,7 +1,7 @@
 """A death inside a step and what followed it, read from a Trace.
 
-    recovery = Recovery.of(trace, origin)      # None if nobody died in this step
-    recovery.stall, recovery.phases["announced"], recovery.sentences(...)
+recovery = Recovery.of(trace, origin)      # None if nobody died in this step
+recovery.stall, recovery.phases["announced"]
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from recycle_schedules import Trace, Worker
-
-PHASES = ("detected", "announced", "unblocked", "regrouped", "planned", "resumed")
-SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6}
-"""A second in a trace's time unit."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +23,19 @@ class Recovery:
 
     @classmethod
     def of(cls, trace: Trace, origin: float) -> Recovery | None:
-        """None where no phases were measured. They are kept in seconds from the death; the death is at the last end
-        of the dead workers' ops, or where the trace says `died` (in its own unit, like the ops)."""
+        """None where no phases were measured. A trace that does not say when its worker `died` has that at the last end
+        of the dead workers' ops."""
         if not trace.phases:
             return None
-        a = trace.arrays
-        cut = np.array([s == "cut" for s in trace.status], bool)
-        ran = {w for w in trace.problem.dead if ((a.pipeline == w.pipeline) & (a.stage == w.stage)).any()}
-        gone = ran or {Worker(int(d), int(s)) for d, s in zip(a.pipeline[cut], a.stage[cut], strict=True)}
-        mine = np.isin(a.pipeline.astype(np.int64) * trace.problem.stages + a.stage,
-                       [w.pipeline * trace.problem.stages + w.stage for w in gone])  # fmt: skip
-        died = trace.phases.get("died", float(a.end[mine].max(initial=origin))) - origin
-        second = SECOND.get(trace.time_unit, 1.0)
-        phases = {k: died + t * second for k, t in trace.phases.items() if k != "died"}
-        return cls(tuple(sorted(gone)), died, dict(sorted(phases.items(), key=lambda item: item[1])))
+        a, P = trace.arrays, trace.problem.stages
+        worker = a.pipeline.astype(np.int64) * P + a.stage
+        cut = set(worker[np.array([s == "cut" for s in trace.status], bool)].tolist())
+        dead = {w.pipeline * P + w.stage for w in trace.problem.dead}
+        gone = sorted((cut & dead or cut) | (dead & set(worker.tolist())) or dead)
+        died = trace.phases.get("died", float(a.end[np.isin(worker, gone)].max(initial=origin))) - origin
+        phases = {name: t - origin for name, t in trace.phases.items() if name != "died"}
+        workers = tuple(Worker(*divmod(row, P)) for row in gone)
+        return cls(workers, died, dict(sorted(phases.items(), key=lambda item: item[1])))
 
     @property
     def resumed(self) -> float:

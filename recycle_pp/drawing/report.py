@@ -1,7 +1,7 @@
 """The words and figures under a picture.
 
-    console.print(table([chart, other]))
-    for sentence in recovery(chart): print(sentence)
+console.print(table([chart, other]))
+for sentence in recovery(chart): print(sentence)
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from rich.table import Table
 from .chart import CUT, LOST, REDONE, Chart
 from .measures import Measures, overhead
 
+Baselines = Sequence[tuple[str, Plan]]
+"""(name, plan): further plans of the same job to compare with, "fault-free" for instance."""
 
-def table(charts: Sequence[Chart], fault_free: Plan | None = None) -> Table:
+
+def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
     """The figures with a column a chart."""
     out = Table(box=None, pad_edge=False)
-    out.add_column("")
+    out.add_column("", overflow="fold")
     for chart in charts:
         out.add_column(chart.title if len(charts) > 1 else "", justify="right", overflow="fold")
-    for name, cells in figures(charts, fault_free):
+    for name, cells in figures(charts, baselines):
         out.add_row(name, *cells)
     return out
 
 
-def figures(charts: Sequence[Chart], fault_free: Plan | None = None) -> list[tuple[str, list[str]]]:
-    """(name, one cell a chart). `fault_free`: a plan of the same job with nobody dead, to compare with."""
+def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[str, list[str]]]:
+    """(name, one cell a chart)."""
     measures = [Measures.of(c) for c in charts]
     unit, base = charts[0].unit, charts[0]
     hit = [min(map(len, c.problem.live)) < c.problem.pipelines for c in charts]
@@ -38,7 +41,7 @@ def figures(charts: Sequence[Chart], fault_free: Plan | None = None) -> list[tup
         (f"period, {unit}", ["" if m.period is None else number(m.period) for m in measures]),
         (f"lower bound, {unit}", [number(m.lower_bound) if m.lower_bound else "" for m in measures]),
         (f"against {base.title}", ["", *(_against(c.plan, base.plan) for c in charts[1:])]),
-        ("against fault-free", [_against(c.plan, fault_free) if fault_free else "" for c in charts]),
+        *((f"against {name}", [_against(c.plan, plan) for c in charts]) for name, plan in baselines),
         ("bubbles", [percent(m.idle) for m in measures]),
         ("  by stage", [_by_stage(m.bubble, lambda x: f"{x:.0%}") for m in measures]),
         ("peak micro-batches in flight", [number(max(m.peak, default=0.0)) for m in measures]),

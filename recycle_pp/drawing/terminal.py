@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from recycle_schedules import KINDS, Plan
+from recycle_schedules import KINDS
 from rich.console import Console
 from rich.text import Text
 
@@ -63,10 +64,10 @@ def show(
     *,
     window: tuple[float, float] | None = None,
     most_rows: int = 48,
-    fault_free: Plan | None = None,
+    baselines: report.Baselines = (),
 ) -> None:
     """Print the charts one above the other in one scale, a legend, and the figures. Says what is cut."""
-    scale = Scale.of(charts, max(console.width - LABEL, 20), window)
+    scale = Scale.of(charts, max(console.width - LABEL, 8), window)
     notes: list[str] = []
     for chart in charts:
         pipelines, left_out = shown_pipelines(chart, most_rows)
@@ -81,7 +82,7 @@ def show(
     for note in notes:
         console.print(Text(note, "italic"))
     console.print()
-    console.print(report.table(charts, fault_free))
+    console.print(report.table(charts, baselines))
     for chart in charts:
         for sentence in report.recovery(chart):
             console.print(Text(sentence))
@@ -121,23 +122,52 @@ def _round_up(x: float) -> float:
 def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> Text:
     """One worker's line: the op at the middle of every column, runs of one op written as one cell."""
     ops, times = chart.ops_of(row), scale.times(fold)
-    colour = console.color_system is not None
+    colour, plain = console.color_system is not None, not console.options.ascii_only
     line = Text(f"{chart.workers[row]!s:<{LABEL}}", "bold" if row in chart.dead_from else "")
-    if len(chart) == 0 or ops.start == ops.stop:
-        at = np.full(len(times), -1)
-    else:
-        at = np.searchsorted(chart.start[ops], times, side="right") - 1 + ops.start
-        at = np.where((at >= ops.start) & (times < chart.end[np.maximum(at, 0)]), at, -1)
+    at = np.searchsorted(chart.start[ops], times, side="right") - 1 + ops.start
+    at = np.where((at >= ops.start) & (times < np.append(chart.end, 0.0)[at]), at, -1)
+    if not scale.exact:
+        at = np.where(at >= 0, np.arange(len(at)), -1)  # every column by itself
     state = np.where(at >= 0, at, [-2 - _gap(chart, row, t) for t in times])  # one number a column: op or kind of gap
     edges = [0, *(np.flatnonzero(np.diff(state)) + 1), len(state)]
-    plain = not console.options.ascii_only
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    shares = None if scale.exact else _shares(chart, ops, scale)
+    for a, b in pairwise(edges):
         width, what = int(b - a), int(state[a])
-        if what >= 0:
-            line.append(_cell(chart, what, width, colour), _style(chart, what) if colour else "")
-        else:
+        if what < 0 and (shares is None or not shares[a].any()):
             line.append(*_gap_cell(-2 - what, width, plain))
+        elif shares is not None:
+            for column in range(a, b):
+                line.append(*_coarse_cell(shares[column], colour, plain))
+        else:
+            line.append(_cell(chart, what, width, colour), _style(chart, what) if colour else "")
     return line
+
+
+def _shares(chart: Chart, ops: slice, scale: Scale) -> np.ndarray:
+    """What part of each column each kind takes, and, last, the re-routed ops. Shape (columns, kinds + 1)."""
+    edges = scale.begin + scale.step * np.arange(scale.width + 1)
+    out = np.zeros((scale.width, len(KINDS) + 1))
+    for k in range(len(KINDS) + 1):
+        pick = chart.kind[ops] == k if k < len(KINDS) else (chart.marks[ops] & REROUTED) != 0
+        start, end = chart.start[ops][pick], chart.end[ops][pick]
+        if len(start):  # time taken before each edge: whole ops, and the begun one's part
+            done = np.concatenate([[0.0], np.cumsum(end - start)])
+            begun = np.searchsorted(start, edges, side="right")
+            part = np.maximum(np.append(end, 0.0)[begun - 1] - edges, 0.0) * (begun > 0)
+            out[:, k] = np.diff(done[begun] - part) / scale.step
+    return np.clip(out, 0.0, 1.0)
+
+
+def _coarse_cell(shares: np.ndarray, colour: bool, unicode: bool) -> tuple[str, str]:
+    """How full a column is as the height of a block (or a digit), in the mixed colour of its ops; r where most are re-routed."""
+    busy = float(shares[:-1].sum())
+    mixed = "r" if shares[-1] > busy / 2 > 0 else ""
+    block = mixed or ("▁▂▃▄▅▆▇█"[min(7, int(busy * 8))] if unicode else str(min(9, int(busy * 10))))
+    if not colour:
+        return block, ""
+    fills = np.array([[int(palette.FILL[k][i : i + 2], 16) for i in (1, 3, 5)] for k in KINDS])
+    r, g, b = (shares[:-1] @ fills / max(busy, 1e-9)).round().astype(int).tolist()
+    return block, f"{palette.INK} on rgb({r},{g},{b})" if mixed else f"rgb({r},{g},{b})"
 
 
 IDLE, DEAD, STALL, OUTSIDE = range(4)
@@ -217,7 +247,7 @@ def _cut_notes(charts: Sequence[Chart], scale: Scale, window: tuple[float, float
     notes = []
     if not scale.exact:
         notes.append(
-            f"a column is {scale.step:.3g} {unit} and shows the op at its middle; "
+            f"a column is {scale.step:.3g} {unit}; its block's height is how busy the worker is, r: re-routed; "
             "--from and --to look closer, --out x.html zooms"
         )
     longest = max(c.span for c in charts)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from recycle_schedules import KINDS
+
 from .chart import Chart, O
 
 
@@ -21,5 +23,13 @@ def save(chart: Chart, path: str | Path) -> None:
 
 
 def lines(chart: Chart) -> list[list[str]]:
-    rows = (range(chart.first[r], chart.first[r + 1]) for r in range(len(chart.workers)))
-    return [[chart.name(op) for op in row if chart.kind[op] != O] for row in rows]
+    stage = chart.row % chart.problem.stages
+    ops = [
+        f"{s}{KINDS[k]}{g}"
+        for s, k, g in zip(stage.tolist(), chart.kind.tolist(), chart.microbatch.tolist(), strict=True)
+    ]
+    keep = chart.kind != O
+    return [
+        [op for op, kept in zip(ops[part], keep[part], strict=True) if kept]
+        for part in map(chart.ops_of, range(len(chart.workers)))
+    ]

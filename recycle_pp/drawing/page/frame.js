@@ -53,30 +53,31 @@ function labels(ctx, chart, pane, view, ink, { Y }) {
   ctx.restore();
 }
 
-function death(ctx, chart, pane, ink, X) {
-  const { recovery } = chart.meta;
-  if (!recovery) return;
-  const x = X(recovery.died);
+function deathLine(ctx, chart, pane, ink, X) {
+  if (!chart.meta.recovery) return;
   ctx.strokeStyle = ink.alarm;
   ctx.lineWidth = 1.5;
   ctx.beginPath();
-  ctx.moveTo(x, pane.y);
-  ctx.lineTo(x, pane.y + pane.h);
+  ctx.moveTo(X(chart.meta.recovery.died), pane.y);
+  ctx.lineTo(X(chart.meta.recovery.died), pane.y + pane.h);
   ctx.stroke();
-  // phases that are wide enough to read stand at the lower edge
+}
+
+// The phases of the recovery in the margin below; their names once zooming gives them room.
+function phases(ctx, chart, pane, ink, X) {
+  const { recovery } = chart.meta, y = pane.y + pane.h + 1, edge = pane.x + pane.w;
+  if (!recovery) return;
   ctx.font = FONT;
   ctx.textAlign = "center";
   ctx.textBaseline = "middle";
   recovery.spans.forEach(([name, begin, end], i) => {
-    const a = X(begin), w = X(end) - a, y = pane.y + pane.h - 15;
-    ctx.globalAlpha = 0.9;
-    ctx.fillStyle = i % 2 ? ink.alarm : ink.ink;
-    ctx.fillRect(a, y, Math.max(w, 1), 14);
-    ctx.globalAlpha = 1;
+    const a = Math.max(pane.x, X(begin)), w = Math.min(edge, X(end)) - a, text = `${name} +${number(end - recovery.died)}`;
+    if (w <= 0) return;
+    ctx.fillStyle = i % 2 ? ink.alarm : ink.soft;
+    ctx.fillRect(a, y, Math.max(w - 1, 1), PHASES - 3);
     ctx.fillStyle = ink.paper;
-    const text = `${name} +${number(end - recovery.died)}`;
-    if (w > ctx.measureText(text).width + 8) ctx.fillText(text, a + w / 2, y + 7.5);
-    else if (w > ctx.measureText(name).width + 6) ctx.fillText(name, a + w / 2, y + 7.5);
+    const fits = [text, name].find((t) => w > ctx.measureText(t).width + 8);
+    if (fits) ctx.fillText(fits, a + w / 2, y + PHASES / 2 - 1);
   });
 }
 

@@ -40,8 +40,8 @@ const inView = () => (state.shown === null ? state.charts.map((_, i) => i) : [st
 function panes() {
   const box = stage.getBoundingClientRect(), list = inView(), each = box.height / list.length;
   return list.map((i, n) => {
-    const title = state.charts.length > 1 ? 18 : 0;
-    return { chart: i, x: LABELS, y: n * each + title + AXIS, w: Math.max(50, box.width - LABELS - 10), h: Math.max(20, each - title - AXIS - 8), top: n * each };
+    const title = state.charts.length > 1 ? 18 : 0, foot = state.charts.some((c) => c.meta.recovery) ? PHASES : 8;
+    return { chart: i, x: LABELS, y: n * each + title + AXIS, w: Math.max(50, box.width - LABELS - 10), h: Math.max(20, each - title - AXIS - foot), top: n * each };
   });
 }
 

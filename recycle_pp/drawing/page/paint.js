@@ -1,7 +1,7 @@
 // One chart into one rectangle of the canvas. Two levels of detail: boxes with numbers, and rows of pixels in which
 // every op counts by the share of the pixel that it covers (so nothing flickers when ops are smaller than pixels).
 
-const LABELS = 64, AXIS = 24, MOST_BOXES = 12000;
+const LABELS = 64, AXIS = 24, PHASES = 18, MOST_BOXES = 12000;
 
 function colours() {
   const css = getComputedStyle(document.documentElement);
@@ -50,7 +50,6 @@ function paint(ctx, chart, pane, view, ink, route, cursor) {
   if (boxed) boxes(ctx, chart, view, ink, place, rows, route);
   else pixels(ctx, chart, pane, view, ink, place, rows, route);
   if (boxed) hatching(ctx, chart, pane, view, ink, place, rows);
-  death(ctx, chart, pane, ink, X);
   if (route) drawRoute(ctx, chart, view, ink, place, route);
   if (cursor !== EMPTY) {
     const r = rowOf(chart, cursor);
@@ -58,7 +57,9 @@ function paint(ctx, chart, pane, view, ink, route, cursor) {
     ctx.lineWidth = 2;
     ctx.strokeRect(X(chart.start[cursor]) - 1, Y(r) - 1, Math.max(3, (chart.end[cursor] - chart.start[cursor]) * kx) + 2, Math.max(3, view.row) + 1);
   }
+  deathLine(ctx, chart, pane, ink, X);
   ctx.restore();
+  phases(ctx, chart, pane, ink, X);
   labels(ctx, chart, pane, view, ink, place);
   return boxed;
 }

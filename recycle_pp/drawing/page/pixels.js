@@ -1,6 +1,6 @@
 // The far view: rows of pixels, made off screen and stretched to the height of a row.
 
-let sheet = null, sheetInk = null;
+let sheet = null, sheetInk = null, image = null, out = null, sums = null;
 
 function pixels(ctx, chart, pane, view, ink, { Y }, rows, route) {
   const ratio = view.ratio, w = Math.max(1, Math.round(pane.w * ratio));
@@ -8,22 +8,23 @@ function pixels(ctx, chart, pane, view, ink, { Y }, rows, route) {
   if (!sheet || sheet.width !== w || sheet.height < lines.length) {
     sheet = new OffscreenCanvas(w, Math.max(lines.length, 64));
     sheetInk = sheet.getContext("2d");
+    image = sheetInk.createImageData(w, sheet.height);
+    out = new Uint32Array(image.data.buffer);
+    sums = new Float32Array(w * 4);
   }
-  const image = sheetInk.createImageData(w, Math.max(1, lines.length));
-  const out = new Uint32Array(image.data.buffer), hatch = word(rgb(ink.hatch));
-  const sums = new Float32Array(w * 4), kx = w / (view.t1 - view.t0);
+  const hatch = word(rgb(ink.hatch)), kx = w / (view.t1 - view.t0), looks = Float32Array.from([...ink.looks, ...ink.dim].flat());
   lines.forEach(([row], n) => {
-    cover(chart, row, view, kx, w, sums, ink, route);
+    cover(chart, row, view, kx, w, sums, looks, route);
     const dead = (chart.deadFrom[row] - view.t0) * kx, base = n * w;
     for (let x = 0, s = 0; x < w; x++, s += 4) {
       const a = sums[s + 3];
       if (a > 0.004) {
         out[base + x] = (Math.min(255, a * 255) << 24) | ((sums[s + 2] / a) << 16) | ((sums[s + 1] / a) << 8) | (sums[s] / a);
-      } else if (x >= dead && (x + n * 2) % 8 < 3) out[base + x] = hatch;
+      } else out[base + x] = x >= dead && (x + n * 2) % 8 < 3 ? hatch : 0;
     }
     sums.fill(0);
   });
-  sheetInk.putImageData(image, 0, 0);
+  sheetInk.putImageData(image, 0, 0, 0, 0, w, lines.length);
   ctx.imageSmoothingEnabled = false;
   if (view.row * ratio < 1) ctx.drawImage(sheet, 0, 0, w, lines.length, pane.x, pane.y, pane.w, lines.length / ratio);
   else for (let n = 0; n < lines.length; n++) ctx.drawImage(sheet, 0, n, w, 1, pane.x, lines[n][1], pane.w, Math.max(lines[n][2] - (view.row > 3 ? 1 : 0), 1 / ratio));
@@ -45,14 +46,18 @@ function crowded(chart, pane, view, rows, Y) {
 }
 
 // Adds the colours of a row's ops, weighted by the share of each pixel that they cover. sums: r, g, b, share.
-function cover(chart, row, view, kx, w, sums, ink, route) {
-  const { start, end, kind, marks, microbatch, first } = chart, stop = first[row + 1];
-  for (let i = firstAfter(chart, row, view.t0); i < stop && start[i] < view.t1; i++) {
-    const look = kind[i] + 5 * lookOf(marks[i]);
-    const [r, g, b] = route && microbatch[i] !== route.microbatch ? ink.dim[look] : ink.looks[look];
-    const a = Math.max(0, (start[i] - view.t0) * kx), z = Math.min(w, (end[i] - view.t0) * kx);
-    for (let x = Math.floor(a); x < z; x++) {
-      const share = Math.min(z, x + 1) - Math.max(a, x), s = x * 4;
+// looks: 3 numbers for every kind and look; the second half is for ops beside the selected route.
+function cover(chart, row, view, kx, w, sums, looks, route) {
+  const { start, end, kind, marks, microbatch, first } = chart, stop = first[row + 1], { t0, t1 } = view;
+  const chosen = route ? route.microbatch : EMPTY, faint = looks.length / 2;
+  for (let i = firstAfter(chart, row, t0); i < stop && start[i] < t1; i++) {
+    let c = 3 * kind[i];
+    if (marks[i]) c += 15 * lookOf(marks[i]);
+    if (chosen !== EMPTY && microbatch[i] !== chosen) c += faint;
+    const r = looks[c], g = looks[c + 1], b = looks[c + 2], a = (start[i] - t0) * kx, z = (end[i] - t0) * kx;
+    const last = z < w ? z : w;
+    for (let x = a > 0 ? Math.floor(a) : 0; x < last; x++) {
+      const share = (z < x + 1 ? z : x + 1) - (a > x ? a : x), s = x * 4;
       sums[s] += r * share;
       sums[s + 1] += g * share;
       sums[s + 2] += b * share;

@@ -1,0 +1,30 @@
+"""Measured seconds as milliseconds, which read better: `in_milliseconds(trace)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from recycle_schedules import Plan, Trace
+
+
+def in_milliseconds(plan: Plan) -> Plan:
+    """The same plan or trace, all its times and its problem's multiplied by 1000."""
+    a, p = plan.arrays, plan.problem
+    problem = p.replace(
+        **{key: _scaled(getattr(p, key)) for key in ("durations", "send", "send_rerouted", "allreduce", "busy_until")}
+    )
+    arrays = replace(a, start=a.start * 1e3, end=a.end * 1e3)
+    out = replace(plan, problem=problem, arrays=arrays, lower_bound=plan.lower_bound * 1e3, time_unit="ms")
+    return replace(out, phases=_scaled(out.phases)) if isinstance(out, Trace) else out
+
+
+def _scaled(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {k: _scaled(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_scaled(v) for v in value]
+    return value * 1e3

@@ -1,0 +1,126 @@
+"""What every picture is drawn from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recycle_schedules import KINDS, Trace, Worker, plan
+
+from recycle_pp.drawing.chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
+from recycle_pp.drawing.measures import Measures, overhead
+
+from .examples import DEAD, one_f_one_b, recovered, shape
+
+JUDGE = Path(__file__).parents[4] / "shared" / "tools"
+
+
+def names(chart: Chart, bit: int) -> list[tuple[str, str]]:
+    return [(str(chart.workers[chart.row[i]]), chart.name(int(i))) for i in np.flatnonzero(chart.marks & bit)]
+
+
+def test_ops_that_leave_their_pipeline_are_marked_rerouted_and_no_others() -> None:
+    chart = Chart.of(one_f_one_b(shape((DEAD,))))
+    moved = names(chart, REROUTED)
+    assert {worker for worker, _ in moved} == {"2.2"}
+    assert {op for _, op in moved} == {f"2{kind}{g}" for kind in "FIW" for g in range(6, 12)}
+    assert not Chart.of(one_f_one_b(shape())).marks.any()
+
+
+def test_a_trace_shows_what_was_cut_lost_and_redone_and_by_whom() -> None:
+    chart = Chart.of(recovered())
+    lost, redone = names(chart, LOST), names(chart, REDONE)
+    assert names(chart, CUT) == [("1.2", "2W7")]
+    assert {w for w, _ in lost} == {"1.2"} and {w for w, _ in redone} == {"0.2", "2.2"}
+    assert sorted(op for _, op in lost) == sorted(op for _, op in redone) != []
+
+
+def test_the_death_and_every_phase_lie_on_the_ops_time_axis() -> None:
+    chart = Chart.of(recovered(death=213.0, stall=40.0))
+    r = chart.recovery
+    assert r and r.workers == (DEAD,) and r.died == 213.0 and r.stall == pytest.approx(40.0)
+    assert [name for name, _, _ in r.spans()] == [
+        *("detected", "announced", "unblocked", "regrouped", "planned", "resumed")
+    ]
+    assert r.spans()[0][1] == 213.0 and r.spans()[-1][2] == 253.0
+    assert chart.dead_from == {6: 213.0}
+
+
+def test_without_the_instant_of_the_death_it_is_the_last_end_on_the_dead_worker() -> None:
+    trace = recovered(death=213.0)
+    phases = {k: t for k, t in trace.phases.items() if k != "died"}
+    again = Trace(trace.problem, trace.arrays, 0.0, "ms", 1, trace.status, phases)
+    r = Chart.of(again).recovery
+    assert r and r.died == 213.0
+
+
+def test_seconds_are_shown_as_milliseconds_in_every_figure() -> None:
+    slots = one_f_one_b(shape())
+    a = slots.arrays
+    seconds = type(a)(a.kind, a.microbatch, a.stage, a.pipeline, 7 + a.start * 0.02, 7 + a.end * 0.02)
+    chart = Chart.of(Trace(shape(scale=0.02), seconds, 0.5, "s"))
+    assert chart.unit == "ms" and chart.start.min() == 0
+    assert chart.span == pytest.approx(20 * slots.makespan) == pytest.approx(chart.plan.makespan)
+    assert chart.plan.lower_bound == 500 and chart.problem.per_stage("F")[0] == 20
+
+
+def test_every_boundary_tensor_is_a_link_from_an_earlier_op_of_the_stage_beside() -> None:
+    chart = Chart.of(one_f_one_b(shape((DEAD,))))
+    sender, receiver = chart.links
+    assert len(sender) == 2 * 18 * 3  # F and I of 18 micro-batches over 3 boundaries
+    assert (chart.microbatch[sender] == chart.microbatch[receiver]).all()
+    way = np.where(chart.kind[receiver] == 0, 1, -1)
+    assert (chart.row[receiver] % 4 - chart.row[sender] % 4 == way).all()
+
+
+def test_a_link_starts_at_the_run_that_came_before_its_consumer() -> None:
+    chart = Chart.of(recovered())
+    sender, receiver = chart.links
+    for a, b in zip(sender, receiver, strict=True):
+        if chart.marks[b] & REDONE and KINDS[chart.kind[b]] == "F":
+            assert chart.workers[chart.row[a]] == Worker(1, 1)
+    lost = [a for a in sender if chart.marks[a] & LOST]
+    assert lost, "what the dead worker had delivered went on from there"
+
+
+def test_pipelines_that_look_alike_are_drawn_once_and_it_is_said() -> None:
+    chart = Chart.of(one_f_one_b(shape((Worker(4, 1),), (64, 4, 8))))
+    assert sorted(map(len, chart.alike())) == [1, 1, 62]
+    shown, notes = shown_pipelines(chart, 12)
+    assert shown == [0, 4, 5] and notes == ["pipeline 0 stands for 62 that are alike (0-3, 6-63)"]
+    shown, notes = shown_pipelines(chart, 4)
+    assert shown == [4] and notes == ["63 of 64 pipelines are not shown (0-3, 5-63)"]
+    assert shown_pipelines(chart, 64 * 4) == (list(range(64)), [])
+
+
+def test_figures_of_1f1b_are_those_of_the_formula() -> None:
+    m = Measures.of(Chart.of(one_f_one_b(shape())))
+    assert m.makespan == 3 * (6 + 4 - 1)
+    assert m.bubble == pytest.approx((1 / 3,) * 4) and m.peak == (4, 3, 2, 1)
+
+
+def test_an_overhead_compares_periods_or_makespans_but_never_mixes_them() -> None:
+    fast, slow = one_f_one_b(shape()), one_f_one_b(shape((DEAD,)))
+    assert overhead(slow, fast) == pytest.approx(slow.makespan / fast.makespan - 1)
+    trace = recovered()
+    assert overhead(trace, trace) == 0
+
+
+@pytest.mark.skipif(not JUDGE.is_dir(), reason="the judge of schedules is not beside this repository")
+@pytest.mark.parametrize("failed", [(), (DEAD,), (Worker(0, 0), Worker(2, 3))])
+def test_bubbles_and_peaks_are_those_of_the_independent_judge(failed: tuple[Worker, ...]) -> None:
+    sys.path.insert(0, str(JUDGE))
+    from validate_schedule import validate  # type: ignore[import-not-found]
+
+    made = plan(shape(failed).replace(memory_limit={"base": "1f1b", "extra": 2}, i_release=0.25))
+    m, data = Measures.of(Chart.of(made)), made.to_json()
+    judged = validate(json.loads(json.dumps(data["problem"])), data["ops"])
+    assert judged["ok"], judged["errors"]
+    assert list(m.peak) == pytest.approx(judged["metrics"]["peak_by_stage"])
+    assert m.period == pytest.approx(judged["metrics"]["period"])
+    live = [len(p) for p in made.problem.live]
+    busy = 1 - np.average(m.bubble, weights=live) - sum(3 * n for n in live) / (m.period or 0) / sum(live)
+    assert 1 - busy == pytest.approx(judged["metrics"]["bubble_ratio_period"])  # the judge counts O as idle

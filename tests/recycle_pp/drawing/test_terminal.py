@@ -1,0 +1,103 @@
+"""The Gantt chart in the terminal, read as a person reads it."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from recycle_schedules import Worker, plan
+from rich.console import Console
+
+from recycle_pp.drawing import terminal
+from recycle_pp.drawing.chart import Chart
+
+from .examples import DEAD, one_f_one_b, recovered, shape
+
+
+def drawn(*charts: Chart, width: int = 100, colour: bool = False, **options: object) -> str:
+    console = Console(width=width, force_terminal=colour, color_system="truecolor" if colour else None, highlight=False)
+    with console.capture() as got:
+        terminal.show(charts, console, **options)  # type: ignore[arg-type]
+    return got.get()
+
+
+def row(text: str, worker: str) -> str:
+    return next(line[6:].rstrip() for line in text.splitlines() if line.startswith(f"{worker} "))
+
+
+def test_a_row_reads_as_the_workers_ops_in_their_order_and_length() -> None:
+    text = drawn(Chart.of(one_f_one_b(shape())), width=6 + 27 * 3)
+    assert row(text, "1.3") == "·" * 9 + "F6-I6-W6-F7-I7-W7-F8-I8-W8-F9-I9-W9-F10I10W10F11I11W11" + "·" * 18
+    assert row(text, "0.0").startswith("F0-F1-F2-F3-······")
+
+
+def test_rerouted_ops_are_small_letters_and_the_dead_are_hatched() -> None:
+    text = drawn(Chart.of(plan(shape((DEAD,)))), width=120)
+    assert re.search(r"╱+ dead ╱+", row(text, "1.2"))
+    small = re.findall(r"[fiwb](\d+)", row(text, "0.2") + row(text, "2.2"))
+    assert {int(g) for g in small} == set(range(6, 12))
+    assert not re.search(r"[fiwb]", row(text, "0.1") + row(text, "1.3"))
+    assert "small letter: re-routed" in text and "╱: dead" in text
+
+
+def test_a_recovered_step_shows_cut_lost_redone_ops_and_the_stall_and_says_so_in_words() -> None:
+    text = drawn(Chart.of(recovered()), width=140)
+    assert re.search(r"[FIW]\d*~+.*(!|W!).*╱ dead ╱", row(text, "1.2"))
+    assert "::::" in row(text, "0.0") and re.search(r"f6\++", row(text, "0.2"))
+    words = " ".join(text.split())
+    assert "W(1,2) died at 213 ms; the stall was 40 ms: detected +2.1, announced +3.4" in words
+    assert "cut off: 1.2 (2W7)" in words and "redone: 6 ops, by 0.2 (2F6" in words
+
+
+def test_colour_never_changes_what_stands_where() -> None:
+    coloured = drawn(Chart.of(one_f_one_b(shape())), colour=True)
+    assert "\x1b[" in coloured
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert re.findall(r"[FIW]\d+", row(plain, "2.1")) == re.findall(
+        r"[FIW]\d+", row(drawn(Chart.of(one_f_one_b(shape()))), "2.1")
+    )
+
+
+def test_a_plan_wider_than_the_terminal_folds_and_says_so() -> None:
+    text = drawn(Chart.of(one_f_one_b(shape())), width=20)
+    assert "folded into 2 stretches of 14 slots" in " ".join(text.split())
+    assert len([line for line in text.splitlines() if line.startswith("1.2 ")]) == 2
+
+
+def test_a_plan_far_wider_shows_how_busy_each_worker_is() -> None:
+    text = drawn(Chart.of(one_f_one_b(shape((Worker(0, 1),), (3, 4, 128)))), width=60)
+    assert "a column is" in text and "█" in row(text, "2.0")
+    assert row(text, "1.1").endswith("r")
+
+
+def test_a_window_shows_its_part_and_says_so() -> None:
+    text = drawn(Chart.of(one_f_one_b(shape())), window=(3, 9))
+    assert row(text, "0.3").startswith("F0--I0--W0--F1--") and "shown is 3 to 9 of 27 slots" in text
+
+
+def test_too_many_rows_are_left_out_by_name() -> None:
+    chart = Chart.of(one_f_one_b(shape((Worker(7, 3),), (64, 4, 8))))
+    text = drawn(chart, most_rows=12)
+    assert "pipeline 0 stands for 62 that are alike (0-6, 9-63)" in text and "5.0 " not in text
+    assert "63.3  " in drawn(chart, most_rows=1000)
+
+
+def test_comparing_puts_both_in_one_scale_and_gives_the_difference() -> None:
+    first, second = Chart.of(one_f_one_b(shape()), "whole"), Chart.of(one_f_one_b(shape((DEAD,))), "hit")
+    text = drawn(first, second, width=120)
+    assert text.index("whole") < text.index("hit")
+    ratio = second.plan.makespan / first.plan.makespan - 1
+    assert re.search(rf"against whole +\+{ratio:.1%}".replace(".", r"\."), text)
+
+
+@pytest.mark.parametrize("width", [20, 33, 80, 250])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, drawn(Chart.of(recovered()), width=width).splitlines())) <= width
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    terminal.show([Chart.of(recovered())], Console(file=out, width=90, color_system=None))
+    out.flush()
+    assert b"///" in out.buffer.getvalue()  # type: ignore[attr-defined]
