@@ -7,7 +7,16 @@ The package knows torch and Triton only. `deferral` says how a backward splits i
 a stage needs; `compile` does so for GPUs that are not here; `tuning` finds and keeps the tiles of the matrix kernel.
 """
 
-from .adamw import adamw, adamw_reference, clip_factor, roll_back, squared_norm, squared_norm_reference
+from .adamw import (
+    Chunks,
+    adamw,
+    adamw_reference,
+    clip_factor,
+    make_chunks,
+    roll_back,
+    squared_norm,
+    squared_norm_reference,
+)
 from .fixed_point import dequantise, dequantise_reference, quantise_add, quantise_add_reference
 from .head_loss import (
     add_head_weight_grad,
@@ -22,6 +31,7 @@ from .swiglu import swiglu, swiglu_reference
 from .weight_grad import Tile, Tiles, weight_grad, weight_grad_fixed, weight_grad_reference
 
 __all__ = [
+    "Chunks",
     "Tile",
     "Tiles",
     "adamw",
@@ -36,6 +46,7 @@ __all__ = [
     "dequantise_reference",
     "head_loss",
     "head_loss_reference",
+    "make_chunks",
     "quantise_add",
     "quantise_add_reference",
     "rms_norm",

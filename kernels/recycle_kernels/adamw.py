@@ -2,11 +2,13 @@
 
     squares = squared_norm(grad)                                       # float64 scalar on the device, the vote
     clip = clip_factor(total_squares, 1.0)                             # float32 scalar on the device
-    adamw(param, grad, exp_avg, exp_avg_sq, step=1, lr=1e-3, decayed=n, clip=clip, undo=undo)
+    chunks = make_chunks(sizes, decays, device)                        # once: which parameters take weight decay
+    adamw(param, grad, exp_avg, exp_avg_sq, chunks, step=1, lr=1e-3, clip=clip, undo=undo)
     roll_back(param, exp_avg, exp_avg_sq, undo)                        # post-validation said no
 
-All tensors are flat, contiguous, of equal length: a stage's parameters one after another, the `decayed` elements of
-the matrices first (norm weights take no weight decay). param, exp_avg, exp_avg_sq are float32, grad float32 or bf16.
+All tensors are flat, contiguous, of equal length: a stage's parameters one after another. Each program takes a chunk
+that lies in one parameter, so that matrices decay and norm weights do not without a mask. param, exp_avg and
+exp_avg_sq are float32, grad float32 or bfloat16.
 
 Formula (Loshchilov and Hutter 2019, arXiv:1711.05101, in torch.optim.AdamW's order), g = grad * scale * clip:
 
@@ -22,6 +24,10 @@ Division and square root are correctly rounded. `squared_norm` sums in float64, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -33,11 +39,29 @@ NORM_BLOCK = 8192
 Undo = tuple[Tensor, Tensor, Tensor]  # param, exp_avg, exp_avg_sq
 
 
+class Chunks(NamedTuple):
+    """Where the parameters lie in the flat tensors, cut into chunks of at most BLOCK elements."""
+
+    starts: Tensor  # int64 [chunks + 1], the last is the number of elements
+    decayed: Tensor  # float32 [chunks]: 1.0 where weight decay applies
+    aligned: bool  # all starts are multiples of 4: elements are loaded four at a time
+
+
+def make_chunks(sizes: Sequence[int], decayed: Sequence[bool], device: torch.device | str) -> Chunks:
+    """The chunks of parameters of `sizes` elements, one after another; `decayed` says which take weight decay."""
+    firsts = np.cumsum([0, *sizes])
+    pieces = [np.arange(first, first + size, BLOCK) for first, size in zip(firsts, sizes, strict=False)]
+    starts = np.concatenate([*pieces, firsts[-1:]])
+    flags = np.repeat(np.array(decayed, dtype=np.float32), [len(piece) for piece in pieces])
+    return Chunks(torch.from_numpy(starts).to(device), torch.from_numpy(flags).to(device), not (starts % 4).any())
+
+
 def adamw(
     param: Tensor,
     grad: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
+    chunks: Chunks,
     *,
     step: int,
     lr: float,
@@ -45,17 +69,15 @@ def adamw(
     beta2: float = 0.95,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    decayed: int | None = None,
     scale: float = 1.0,
     clip: Tensor | None = None,
     undo: Undo | None = None,
 ) -> None:
-    """One step in place. `step` counts from 1; `decayed` defaults to all; `clip` is a float32 scalar tensor."""
-    n = param.numel()
-    _adamw_kernel[(triton.cdiv(n, BLOCK),)](
-        param, grad, exp_avg, exp_avg_sq, clip, *(undo or (None, None, None)), n, n if decayed is None else decayed,
-        scale, 1 - lr * weight_decay, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** 0.5,
-        eps, BLOCK=BLOCK, num_warps=4,
+    """One step in place. `step` counts from 1; `clip` is a float32 scalar tensor."""
+    _adamw_kernel[(len(chunks.decayed),)](
+        param, grad, exp_avg, exp_avg_sq, clip, *(undo or (None, None, None)), chunks.starts, chunks.decayed,
+        scale, lr * weight_decay, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** 0.5,
+        eps, ALIGN=4 if chunks.aligned else 1, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -64,6 +86,7 @@ def adamw_reference(
     grad: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
+    chunks: Chunks,
     *,
     step: int,
     lr: float,
@@ -71,7 +94,6 @@ def adamw_reference(
     beta2: float = 0.95,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    decayed: int | None = None,
     scale: float = 1.0,
     clip: Tensor | None = None,
     undo: Undo | None = None,
@@ -83,7 +105,7 @@ def adamw_reference(
     g = grad.to(param.dtype) * scale
     if clip is not None:
         g *= clip
-    param[:decayed].mul_(1 - lr * weight_decay)
+    param.mul_(1 - lr * weight_decay * chunks.decayed.repeat_interleave(chunks.starts.diff()).to(param.dtype))
     exp_avg.lerp_(g, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     denominator = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(eps)
@@ -116,11 +138,13 @@ def clip_factor(squares: Tensor, limit: float) -> Tensor:
 
 @triton.jit
 def _adamw_kernel(
-    param, grad, exp_avg, exp_avg_sq, clip, undo_param, undo_avg, undo_sq, n, decayed,
-    scale, decay, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, BLOCK: tl.constexpr,
+    param, grad, exp_avg, exp_avg_sq, clip, undo_param, undo_avg, undo_sq, starts, decayed,
+    scale, decay, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < n
+    chunk = tl.program_id(0)
+    at = tl.multiple_of(tl.load(starts + chunk), ALIGN) + tl.arange(0, BLOCK)
+    mask = at < tl.multiple_of(tl.load(starts + chunk + 1), ALIGN)
     p = tl.load(param + at, mask=mask, other=0.0)
     g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32) * scale
     m = tl.load(exp_avg + at, mask=mask, other=0.0)
@@ -131,7 +155,7 @@ def _adamw_kernel(
         tl.store(undo_sq + at, v, mask=mask)
     if clip is not None:
         g *= tl.load(clip)
-    p *= tl.where(at < decayed, decay, 1.0)
+    p *= 1.0 - decay * tl.load(decayed + chunk)
     m += one_minus_beta1 * (g - m)
     v = beta2 * v + one_minus_beta2 * g * g
     p -= step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root_correction) + eps)

@@ -1,15 +1,15 @@
 """Sums that do not depend on their order: gradients in fixed point, for `numerics.reproducible`.
 
-    q = torch.zeros(n, dtype=torch.int64); bad = torch.zeros(1, dtype=torch.int32)
-    quantise_add(q, grad, exponent, bad)         # q += rint(grad * 2^exponent), in any order, on any peer
-    total = dequantise(q, exponent)              # float32, after the integer all-reduce
+    q = torch.zeros(n, dtype=torch.int64); bad = torch.zeros((), dtype=torch.float64)
+    quantise_add(q, grad, exponent, terms, bad)      # q += rint(grad * 2^exponent), in any order, on any peer
+    total = dequantise(q, exponent)                  # float32, after the integer all-reduce
 
 Floating-point addition is not associative, integer addition is: whichever peer ran a micro-batch, and in whatever
-order the parts arrive, the int64 sum has the same bits. The product grad * 2^exponent is exact in float64 and rounds
-half to even, so an element is off by at most 2^-(exponent + 1) per addend. `bad` becomes 1 (and the element counts
-as 0) when an addend is NaN, infinite, or reaches 2^ADDEND_BITS steps: 2^(63 - ADDEND_BITS) = 8192 never overflow.
-Tensors are contiguous and of equal size; grad float32 or bfloat16; -126 <= exponent <= 126, one per tensor, agreed
-by all peers.
+order the parts arrive, the int64 sum has the same bits. An addend is rounded once, half to even, to a multiple of
+2^-exponent. `bad` becomes 1 (and the element counts as 0) when an addend is NaN, infinite, or so large that `terms`
+such addends could overflow: 2^62 / terms steps, terms rounded up to a power of two. Tensors are contiguous and of
+equal size; grad is float32 or bfloat16, bad a scalar or one element of any dtype; -126 <= exponent <= 126, one for a
+tensor, agreed by all peers.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-ADDEND_BITS = 50
-_LIMIT = tl.constexpr(2.0**ADDEND_BITS)
 _ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it pushes the fraction of a float64 below 2^51 out of the mantissa
+_WHOLE = tl.constexpr(2.0**51)  # a float32 above 2^23 is whole anyway
 
 
-def quantise_add(q: Tensor, grad: Tensor, exponent: int, bad: Tensor) -> None:
-    """q (int64) += rint(grad * 2^exponent); bad (int32 [1]) becomes 1 when an addend does not fit."""
+def quantise_add(q: Tensor, grad: Tensor, exponent: int, terms: int, bad: Tensor) -> None:
+    """q (int64) += rint(grad * 2^exponent), one of at most `terms` addends; bad becomes 1 when it does not fit."""
     n = grad.numel()
-    _quantise_kernel[(triton.cdiv(n, BLOCK),)](q, grad, bad, n, 2.0**exponent, BLOCK=BLOCK, num_warps=4)
+    _quantise_kernel[(triton.cdiv(n, BLOCK),)](
+        q, grad, bad, n, 2.0**exponent, addend_limit(terms), BLOCK=BLOCK, num_warps=4
+    )
 
 
-def quantise_add_reference(q: Tensor, grad: Tensor, exponent: int, bad: Tensor) -> None:
+def quantise_add_reference(q: Tensor, grad: Tensor, exponent: int, terms: int, bad: Tensor) -> None:
     """The same in plain torch, equal in every bit."""
     steps = grad.double() * 2.0**exponent
-    fits = steps.abs() < 2.0**ADDEND_BITS  # false for NaN
+    fits = steps.abs() < addend_limit(terms)  # false for NaN
     q += torch.where(fits, steps.round(), 0.0).long()
-    bad |= (~fits).any().int()
+    bad.masked_fill_(~fits.all(), 1)
 
 
 def dequantise(q: Tensor, exponent: int) -> Tensor:
-    """q * 2^-exponent as float32, rounded through float64."""
+    """q * 2^-exponent, rounded once to float32."""
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     n = q.numel()
     _dequantise_kernel[(triton.cdiv(n, BLOCK),)](q, out, n, 2.0**-exponent, BLOCK=BLOCK, num_warps=4)
@@ -49,16 +50,21 @@ def dequantise(q: Tensor, exponent: int) -> Tensor:
 
 def dequantise_reference(q: Tensor, exponent: int) -> Tensor:
     """The same in plain torch, equal in every bit."""
-    return (q.double() * 2.0**-exponent).float()
+    return q.float() * 2.0**-exponent
+
+
+def addend_limit(terms: int) -> float:
+    """Steps that an addend stays below so that `terms` of them fit an int64."""
+    return 2.0 ** (62 - (terms - 1).bit_length())
 
 
 @triton.jit
-def to_steps(grad, scale):
-    """(int64 steps, whether each fits) of a float32 block; `scale` is a power of two."""
+def to_steps(grad, scale, limit):
+    """(int64 steps, whether each fits) of a float32 block; `scale` and `limit` are powers of two."""
     steps = grad.to(tl.float64) * scale
-    fits = tl.abs(steps) < _LIMIT
+    fits = tl.abs(steps) < limit
     steps = tl.where(fits, steps, 0.0)
-    return ((steps + _ROUND) - _ROUND).to(tl.int64), fits
+    return tl.where(tl.abs(steps) < _WHOLE, (steps + _ROUND) - _ROUND, steps).to(tl.int64), fits
 
 
 @triton.jit
@@ -69,10 +75,10 @@ def raise_flag(bad, fits, mask):
 
 
 @triton.jit
-def _quantise_kernel(q, grad, bad, n, scale, BLOCK: tl.constexpr):
+def _quantise_kernel(q, grad, bad, n, scale, limit, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
-    steps, fits = to_steps(tl.load(grad + at, mask=mask, other=0.0).to(tl.float32), scale)
+    steps, fits = to_steps(tl.load(grad + at, mask=mask, other=0.0).to(tl.float32), scale, limit)
     tl.store(q + at, tl.load(q + at, mask=mask, other=0) + steps, mask=mask)
     raise_flag(bad, fits, mask)
 
@@ -81,4 +87,4 @@ def _quantise_kernel(q, grad, bad, n, scale, BLOCK: tl.constexpr):
 def _dequantise_kernel(q, out, n, scale, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     steps = tl.load(q + at, mask=at < n, other=0)
-    tl.store(out + at, (steps.to(tl.float64) * scale).to(tl.float32), mask=at < n)
+    tl.store(out + at, steps.to(tl.float32) * scale, mask=at < n)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .adamw import adamw, squared_norm
+from .adamw import adamw, make_chunks, squared_norm
 from .fixed_point import dequantise, quantise_add
 from .head_loss import cross_entropy, head_loss
 from .rms_norm import add_rms_norm, rms_norm
@@ -99,8 +99,8 @@ def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -
     def products() -> None:
         for o, k, t in shape.products():
             weight_grad(zeros(o, k, dtype=wide), zeros(t, o), zeros(t, k), tiles)
-            bad = zeros(1, dtype=torch.int32)
-            weight_grad_fixed(zeros(o, k, dtype=torch.int64), zeros(t, o), zeros(t, k), 40, bad, tiles)
+            bad = zeros(dtype=torch.float64)
+            weight_grad_fixed(zeros(o, k, dtype=torch.int64), zeros(t, o), zeros(t, k), 40, 16, bad, tiles)
 
     def head() -> None:
         x, weight = zeros(tokens, width, grad=True), zeros(shape.vocabulary, width, dtype=wide, grad=True)
@@ -114,15 +114,15 @@ def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -
     def fixed_point() -> None:
         for dtype in {wide, shape.dtype}:
             q, grad = zeros(shape.parameters, dtype=torch.int64), zeros(shape.parameters, dtype=dtype)
-            quantise_add(q, grad, 40, zeros(1, dtype=torch.int32))
+            quantise_add(q, grad, 40, 16, zeros(dtype=torch.float64))
             dequantise(q, 40)
 
     def optimizer() -> None:
-        state = [zeros(shape.parameters, dtype=wide) for _ in range(7)]
-        squared_norm(state[1])
-        clip = zeros(dtype=wide)
-        adamw(*state[:4], step=1, lr=0.0, clip=clip)
-        adamw(*state[:4], step=1, lr=0.0, clip=clip, undo=(state[4], state[5], state[6]))
+        param, grad, mean, square, *undo = (zeros(shape.parameters, dtype=wide) for _ in range(7))
+        squared_norm(grad)
+        chunks, clip = make_chunks([shape.parameters], [True], device), zeros(dtype=wide)
+        adamw(param, grad, mean, square, chunks, step=1, lr=0.0, clip=clip)
+        adamw(param, grad, mean, square, chunks, step=1, lr=0.0, clip=clip, undo=(undo[0], undo[1], undo[2]))
 
     named = [norm, norm_residual, positions, activation, products, fixed_point, optimizer]
     return {call.__name__: call for call in ([*named, head] if shape.vocabulary else named)}

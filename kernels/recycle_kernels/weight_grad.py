@@ -1,7 +1,7 @@
 """The weight gradient of a linear layer, accumulated where the product is made: the heart of a deferred W.
 
     weight_grad(buffer, dy, x)                              # buffer [O, K] float32 += dy^T x
-    weight_grad_fixed(q, dy, x, exponent, bad)              # q [O, K] int64 += rint(dy^T x * 2^exponent)
+    weight_grad_fixed(q, dy, x, exponent, terms, bad)       # q [O, K] int64 += rint(dy^T x * 2^exponent)
 
 dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row; the product is summed in
 float32 (float32 operands are multiplied as such, not as tf32) and added to the buffer in the epilogue, so the gradient
@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from .fixed_point import raise_flag, to_steps
+from .fixed_point import addend_limit, raise_flag, to_steps
 
 ADDED, ADDED_FIXED = 32, 8  # elements that a thread adds to the buffer at once; more of them spill
 
@@ -45,12 +45,14 @@ Tiles = Mapping[str, Tile]
 
 def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None = None) -> None:
     """buffer [O, K] (float32, contiguous) += dy^T x."""
-    _launch(buffer, dy, x, tiles, None, 1.0)
+    _launch(buffer, dy, x, tiles, None, 1.0, 1.0)
 
 
-def weight_grad_fixed(q: Tensor, dy: Tensor, x: Tensor, exponent: int, bad: Tensor, tiles: Tiles | None = None) -> None:
-    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); bad (int32 [1]) becomes 1 when one does not fit."""
-    _launch(q, dy, x, tiles, bad, 2.0**exponent)
+def weight_grad_fixed(
+    q: Tensor, dy: Tensor, x: Tensor, exponent: int, terms: int, bad: Tensor, tiles: Tiles | None = None
+) -> None:
+    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); for `terms` and `bad` see fixed_point.py."""
+    _launch(q, dy, x, tiles, bad, 2.0**exponent, addend_limit(terms))
 
 
 def weight_grad_reference(buffer: Tensor, dy: Tensor, x: Tensor) -> None:
@@ -77,7 +79,9 @@ def default_tile(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
     return Tile(128, 256, 64, warps=8)
 
 
-def _launch(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Tensor | None, scale: float) -> None:
+def _launch(
+    buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Tensor | None, scale: float, limit: float
+) -> None:
     dy, x = (t if t.stride(1) == 1 else t.contiguous() for t in (dy, x))
     tokens, out = dy.shape
     inner = x.shape[1]
@@ -85,7 +89,8 @@ def _launch(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Ten
     tile = (tiles or {}).get(shape_key(dy, x)) or default_tile(out, inner, x.dtype, arch)
     a_thread = tile.out * tile.inner // (32 * tile.warps)
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
-        buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0), scale, WHOLE=tokens % tile.tokens == 0,
+        buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0), scale, limit,
+        WHOLE=tokens % tile.tokens == 0,
         OUT=tile.out, INNER=tile.inner, TOKENS=tile.tokens, GROUP=tile.group,
         PARTS=max(1, a_thread // (ADDED if bad is None else ADDED_FIXED)), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -93,7 +98,7 @@ def _launch(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Ten
 
 @triton.jit
 def _kernel(
-    buffer, dy, x, bad, tokens, out, inner, dy_stride, x_stride, scale,
+    buffer, dy, x, bad, tokens, out, inner, dy_stride, x_stride, scale, limit,
     WHOLE: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -110,19 +115,20 @@ def _kernel(
         product = tl.dot(tl.trans(a), b, product, input_precision="ieee")
         dy_at += TOKENS * dy_stride
         x_at += TOKENS * x_stride
-    _add(buffer, product, bad, scale, out, inner, tile_out * OUT, tile_inner * INNER, OUT, INNER, PARTS)
+    _add(buffer, product, bad, scale, limit, out, inner, tile_out * OUT, tile_inner * INNER, OUT, INNER, PARTS)
 
 
 @triton.jit
 def _add(
-    buffer, product, bad, scale, out, inner, first_out, first_inner,
+    buffer, product, bad, scale, limit, out, inner, first_out, first_inner,
     OUT: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds the product to its place, PARTS blocks of columns in turn: all at once does not fit the registers."""
     if PARTS > 1:
-        left, right = tl.split(tl.permute(tl.reshape(product, (OUT, 2, INNER // 2)), (0, 2, 1)))
-        _add(buffer, left, bad, scale, out, inner, first_out, first_inner, OUT, INNER // 2, PARTS // 2)
-        _add(buffer, right, bad, scale, out, inner, first_out, first_inner + INNER // 2, OUT, INNER // 2, PARTS // 2)
+        half: tl.constexpr = INNER // 2
+        left, right = tl.split(tl.permute(tl.reshape(product, (OUT, 2, half)), (0, 2, 1)))
+        _add(buffer, left, bad, scale, limit, out, inner, first_out, first_inner, OUT, half, PARTS // 2)
+        _add(buffer, right, bad, scale, limit, out, inner, first_out, first_inner + half, OUT, half, PARTS // 2)
     else:
         o, k = first_out + tl.arange(0, OUT), first_inner + tl.arange(0, INNER)
         at = buffer + o.to(tl.int64)[:, None] * inner + k[None, :]
@@ -130,6 +136,6 @@ def _add(
         if bad is None:
             tl.store(at, tl.load(at, mask=mask, other=0.0) + product, mask=mask)
         else:
-            steps, fits = to_steps(product, scale)
+            steps, fits = to_steps(product, scale, limit)
             tl.store(at, tl.load(at, mask=mask, other=0) + steps, mask=mask)
             raise_flag(bad, fits, mask)

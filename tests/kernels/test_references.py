@@ -8,6 +8,7 @@ from recycle_kernels import (
     add_rms_norm_reference,
     cross_entropy_reference,
     head_loss_reference,
+    make_chunks,
     rms_norm_reference,
     rope_qkv_reference,
     rope_reference,
@@ -63,11 +64,12 @@ def test_adamw_follows_torchs_optimizer_step_by_step():
     optimizer = torch.optim.AdamW([decayed, rest], lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
     flat = torch.cat([matrices, vectors]).detach().clone()
     moments = [torch.zeros(25, dtype=torch.float64) for _ in range(2)]
+    chunks = make_chunks([20, 5], [True, False], "cpu")
     for step in range(1, 6):
         grad = randn(25).detach()
         matrices.grad, vectors.grad = grad[:20] * 0.5, grad[20:] * 0.5
         optimizer.step()
-        adamw_reference(flat, grad, *moments, step=step, lr=1e-2, weight_decay=0.1, decayed=20, scale=0.5)
+        adamw_reference(flat, grad, *moments, chunks, step=step, lr=1e-2, weight_decay=0.1, scale=0.5)
         assert torch.allclose(flat, torch.cat([matrices, vectors]), rtol=1e-12)
 
 

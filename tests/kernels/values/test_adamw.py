@@ -3,10 +3,25 @@
 import pytest
 import torch
 from compare import DEVICE, close, error, randn
-from recycle_kernels import adamw, adamw_reference, clip_factor, roll_back, squared_norm, squared_norm_reference
+from recycle_kernels import (
+    adamw,
+    adamw_reference,
+    clip_factor,
+    make_chunks,
+    roll_back,
+    squared_norm,
+    squared_norm_reference,
+)
 
-N = 2500  # two full blocks and a part of one
+SIZES = [1111, 9, 1380]  # a matrix of more than one chunk, a norm weight, a matrix
+N = sum(SIZES)
 HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+
+
+@pytest.fixture(params=["odd", "aligned"])
+def chunks(request):
+    sizes = SIZES if request.param == "odd" else [1112, 8, 1380]
+    return make_chunks(sizes, [True, False, True], DEVICE)
 
 
 def state(scale=1.0):
@@ -15,30 +30,30 @@ def state(scale=1.0):
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 @pytest.mark.parametrize("step", [1, 1000])
-def test_a_step_agrees_with_float64(scale, step):
+def test_a_step_agrees_with_float64(scale, step, chunks):
     tensors = state(scale)
     exact = [t.double() for t in tensors]
     clip = torch.tensor(0.37, device=DEVICE)
-    adamw(*tensors, step=step, decayed=1111, scale=0.125, clip=clip, **HYPER)
-    adamw_reference(*exact, step=step, decayed=1111, scale=0.125, clip=clip, **HYPER)
+    adamw(*tensors, chunks, step=step, scale=0.125, clip=clip, **HYPER)
+    adamw_reference(*exact, chunks, step=step, scale=0.125, clip=clip, **HYPER)
     assert close(tensors, exact)
 
 
-def test_roll_back_restores_every_bit():
+def test_roll_back_restores_every_bit(chunks):
     tensors = state()
     before = [t.clone() for t in tensors]
     undo = tuple(torch.empty_like(tensors[0]) for _ in range(3))
-    adamw(*tensors, step=3, undo=undo, **HYPER)
+    adamw(*tensors, chunks, step=3, undo=undo, **HYPER)
     assert not torch.equal(tensors[0], before[0])
     roll_back(tensors[0], tensors[2], tensors[3], undo)
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
-def test_keeping_an_undo_copy_does_not_change_the_step():
-    plain, kept = state(), None
+def test_keeping_an_undo_copy_does_not_change_the_step(chunks):
+    plain = state()
     kept = [t.clone() for t in plain]
-    adamw(*plain, step=3, **HYPER)
-    adamw(*kept, step=3, undo=tuple(torch.empty_like(kept[0]) for _ in range(3)), **HYPER)
+    adamw(*plain, chunks, step=3, **HYPER)
+    adamw(*kept, chunks, step=3, undo=tuple(torch.empty_like(kept[0]) for _ in range(3)), **HYPER)
     assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
 
 

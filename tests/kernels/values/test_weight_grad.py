@@ -67,12 +67,12 @@ def test_a_chosen_tile_is_used():
 def test_micro_batches_add_up_to_the_same_bits_in_any_order(order):
     torch.manual_seed(1)
     parts = [(randn(30, 130, scale=10.0**-i), randn(30, 70)) for i in range(4)]
-    bad = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    bad = torch.zeros((), dtype=torch.float64, device=DEVICE)
     sums = []
     for sequence in (range(4), order):
         q = torch.zeros(130, 70, dtype=torch.int64, device=DEVICE)
         for i in sequence:
-            weight_grad_fixed(q, *parts[i], 40, bad)
+            weight_grad_fixed(q, *parts[i], 40, 4, bad)
         sums.append(q)
     assert torch.equal(*sums)
     assert not bad.item()
@@ -82,10 +82,10 @@ def test_micro_batches_add_up_to_the_same_bits_in_any_order(order):
 
 def test_a_product_that_does_not_fit_raises_the_flag():
     q = torch.zeros(130, 70, dtype=torch.int64, device=DEVICE)
-    bad = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    bad = torch.zeros((), dtype=torch.float64, device=DEVICE)
     dy, x = randn(30, 130), randn(30, 70)
     dy[3, 5] = float("inf")
-    weight_grad_fixed(q, dy, x, 40, bad)
+    weight_grad_fixed(q, dy, x, 40, 4, bad)
     assert bad.item() == 1
     assert not q[5].any()  # what does not fit counts as nothing
     assert q[6].all()
