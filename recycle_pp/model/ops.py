@@ -21,7 +21,7 @@ class Operations(NamedTuple):
     """One implementation of every operation; shapes and dtypes are those of the references below."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rope_qkv: Callable[[Tensor, int, int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
     swiglu: Callable[[Tensor], Tensor]
     cross_entropy: Callable[[Tensor, Tensor], Tensor]
 
@@ -59,31 +59,41 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _RMSNorm.apply(x, weight, eps)
 
 
-class _Rope(torch.autograd.Function):
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864): the pair (i, i + d/2) of a head turns by its angle."""
+class _RopeQKV(torch.autograd.Function):
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864): the pair (i, i + d/2) of a head turns by its angle.
+
+    Takes the packed projection apart in the same pass; left to autograd, backward would fill three zeroed gradients
+    of the whole projection and add them up.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.cos, ctx.sin = cos, sin
-        return _rotate(x, cos, sin)
+    def forward(ctx: Any, qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        ctx.cos, ctx.sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
+        turned = torch.empty_like(qkv[:, :, : heads + kv_heads], memory_format=torch.contiguous_format)
+        _turn(qkv[:, :, : heads + kv_heads], ctx.cos, ctx.sin, turned)
+        return turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, heads + kv_heads :]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return _rotate(dy, ctx.cos, -ctx.sin), None, None
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        heads, kv_heads = dq.shape[2], dk.shape[2]
+        out = dq.new_empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3])
+        q, k, v = out.split([heads, kv_heads, kv_heads], dim=2)
+        _turn(dq, ctx.cos, -ctx.sin, q)
+        _turn(dk, ctx.cos, -ctx.sin, k)
+        v.copy_(dv)
+        return out, None, None, None, None
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
-    return out
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (b, T, heads, d), cos and sin (T, 1, d/2) in x's dtype -> (b, T, heads, d), contiguous."""
-    return _Rope.apply(x, cos, sin)
+def rope_qkv(qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(q turned, k turned, v) of a packed projection (b, T, heads + 2 kv_heads, d); cos and sin (T, 1, d/2)."""
+    return _RopeQKV.apply(qkv, heads, kv_heads, cos, sin)
 
 
 def rope_tables(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -123,4 +133,4 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets)
 
 
-REFERENCE = Operations(rms_norm, rope, swiglu, cross_entropy)
+REFERENCE = Operations(rms_norm, rope_qkv, swiglu, cross_entropy)

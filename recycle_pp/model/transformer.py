@@ -92,15 +92,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads, kv_heads = self.model.heads, self.model.kv_heads
         qkv = self.wqkv(x).view(-1, self.model.sequence, heads + 2 * kv_heads, self.dim)
-        rope = operations(self.model.kernels, x.device).rope
-        turned = rope(qkv[:, :, : heads + kv_heads], cos.to(qkv.dtype), sin.to(qkv.dtype))
-        y = F.scaled_dot_product_attention(
-            turned[:, :, :heads].transpose(1, 2),
-            turned[:, :, heads:].transpose(1, 2),
-            qkv[:, :, heads + kv_heads :].transpose(1, 2),
-            is_causal=True,
-            enable_gqa=heads != kv_heads,
-        )
+        q, k, v = operations(self.model.kernels, x.device).rope_qkv(qkv, heads, kv_heads, cos, sin)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
         return self.wo(y.transpose(1, 2).reshape(x.shape[0], -1))
 
 
