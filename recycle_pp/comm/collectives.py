@@ -40,10 +40,10 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int
     inboxes = [[part[me] if way is None else torch.empty_like(part[me]) for part in parts] for way in peers]
     _exchange(peers, slot, [[part[k] for part in parts] for k in range(len(peers))], inboxes)
     for part, *contributions in zip(parts, *inboxes, strict=True):
-        total = contributions[0] + contributions[1]
-        for contribution in contributions[2:]:
+        total = contributions[0]  # its own inbox, or the worker's part: either may be overwritten by now
+        for contribution in contributions[1:-1]:
             total += contribution
-        part[me].copy_(total)
+        torch.add(total, contributions[-1], out=part[me])
     own = [part[me] for part in parts]
     _exchange(peers, slot, [own] * len(peers), [[part[k] for part in parts] for k in range(len(peers))])
 

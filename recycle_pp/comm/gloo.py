@@ -6,8 +6,9 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm import collectives
@@ -16,9 +17,6 @@ from recycle_pp.comm.interface import address_of
 from recycle_pp.comm.mesh import Mesh, Message
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending, Pool
-
-if TYPE_CHECKING:
-    from recycle_schedules import Worker
 
 RENEWAL = 32  # generations after which the mesh is built anew, and lets go of what aborted ones have left in it
 MAX_TAG = 2**25  # tags of the caller; as many slots above them are for collectives, and 32 such pairs fill 31 bits

@@ -10,19 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.abort import Address, LinkBroken, answer_for_the_missing, gloo_address, shutdown_sockets
 from recycle_pp.comm.mesh import gloo_backend
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending
-
-if TYPE_CHECKING:
-    from recycle_schedules import Worker
 
 
 class NcclGroup:

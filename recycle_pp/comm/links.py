@@ -15,9 +15,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.abort import LinkBroken
@@ -25,9 +26,6 @@ from recycle_pp.comm.gloo import GlooTransport
 from recycle_pp.comm.groups import GroupTransport
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending
-
-if TYPE_CHECKING:
-    from recycle_schedules import Worker
 
 __all__ = ["LinkBroken", "Links", "Pending"]
 

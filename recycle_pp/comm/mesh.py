@@ -48,6 +48,7 @@ class Mesh:
         self._backend: Any = gloo_backend(self._store, rank, size, interface, timeout)
         self.address: bytes = self._store.get(f"0/{rank}")
         self._listener = gloo_address(self.address)
+        self._kick: dist.Work | None = None
         self._links: dict[int, Job] | None = None
         self._peers: set[tuple[str, int]] = set()
         self._works: dict[int, dist.Work] = {}
@@ -89,7 +90,7 @@ class Mesh:
         """Breaks all connections and lets go of everything that was under way. Takes tens of milliseconds."""
         shutdown_sockets(self._listener, self._peers)
         answer_for_the_missing(self._listener, [rank for rank in range(self.size) if rank != self.rank])
-        self._backend = None
+        self._backend = self._kick = None
         self._works.clear()
 
     def _gloo(self) -> Any:

@@ -24,38 +24,32 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
+
+from recycle_schedules import Worker
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
-class Place(NamedTuple):
-    """Stands for a worker: what Links wants to know of one."""
-
-    pipeline: int
-    stage: int
-
-
-def grid(pipelines: int, stages: int) -> list[Place]:
-    return [Place(d, s) for d in range(pipelines) for s in range(stages)]
+def grid(pipelines: int, stages: int) -> list[Worker]:
+    return [Worker(d, s) for d in range(pipelines) for s in range(stages)]
 
 
 class Rehearsal:
     """Starts one process per member. Every process it started is gone when the `with` block ends."""
 
-    def __init__(self, members: Sequence[Any], scenario: Callable[[Node], None]):
+    def __init__(self, members: Sequence[Worker], scenario: Callable[[Node], None]):
         CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "recycle_pp.comm.links", "pytest"])
         self.members = list(members)
-        self._pipes: dict[Any, Connection] = {}
-        self._processes = {}
-        self._reports: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        source = (sys.modules[scenario.__module__].__file__, scenario.__name__)
-        for me in self.members:
-            ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_work, args=(source, theirs, self.members, me), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes[me], self._processes[me] = ours, process
+        self._source = (sys.modules[scenario.__module__].__file__, scenario.__name__)
+        self._pipes: dict[Worker, Connection] = {}
+        self._processes: dict[Worker, BaseProcess] = {}
+        self._gone: list[BaseProcess] = []
+        self._reports: queue.Queue[tuple[Worker, Any]] = queue.Queue()
+        self._over = threading.Event()
+        for member in self.members:
+            self.start(member)
         self._mail = threading.Thread(target=self._carry, daemon=True)
         self._mail.start()
 
@@ -63,55 +57,67 @@ class Rehearsal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.join()
+        self._over.set()
         self._mail.join()
+        for process in [*self._processes.values(), *self._gone]:
+            process.kill()
+            process.join()
+        for pipe in self._pipes.values():
+            pipe.close()
 
-    def tell(self, *message: Any, to: Sequence[Any] | None = None) -> None:
+    def start(self, member: Worker) -> None:
+        """Starts the member's process, again if it was killed."""
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=_work, args=(self._source, theirs, self.members, member), daemon=True)
+        process.start()
+        theirs.close()
+        if member in self._processes:
+            self._gone.append(self._processes[member])
+        self._pipes[member], self._processes[member] = ours, process
+
+    def tell(self, *message: Any, to: Sequence[Worker] | None = None) -> None:
         """Puts a message into the inbox of each node; "abort" also aborts its links."""
         for member in self.members if to is None else to:
             with contextlib.suppress(OSError):
                 self._pipes[member].send(message)
 
-    def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Any, Any]]:
+    def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Worker, Any]]:
         """The next `count` reports. AssertionError when they do not come in time, or when a scenario raises."""
-        got: list[tuple[Any, Any]] = []
+        got: list[tuple[Worker, Any]] = []
         for _ in range(count):
             try:
                 got.append(self._reports.get(timeout=timeout))
             except queue.Empty:
                 raise AssertionError(f"{count} reports expected, came: {got}") from None
-            assert not isinstance(got[-1][1], Failure), got[-1]
+            assert not isinstance(got[-1][1], Failure), f"{got[-1][0]}: {got[-1][1].traceback}"
         return got
 
-    def kill(self, member: Any) -> None:
+    def kill(self, member: Worker) -> None:
         """SIGKILL, and waits until the process is gone."""
         self._processes[member].kill()
         self._processes[member].join()
 
-    def exit_code(self, member: Any, timeout: float = 30.0) -> int | None:
+    def wait_for_exit(self, member: Worker, timeout: float = 30.0) -> int | None:
+        """The exit code; None when the process goes on."""
         self._processes[member].join(timeout)
         return self._processes[member].exitcode
 
     def _carry(self) -> None:
         """The coordinator's part: what one node sets goes to all others."""
-        open_pipes = {pipe: me for me, pipe in self._pipes.items()}
-        while open_pipes:
-            for pipe in wait(list(open_pipes)):
+        closed: set[Connection] = set()
+        while not self._over.is_set():
+            pipes = {pipe: member for member, pipe in list(self._pipes.items()) if pipe not in closed}
+            for pipe in wait(list(pipes), timeout=0.05):
+                assert isinstance(pipe, Connection)
                 try:
-                    kind, *rest = pipe.recv()  # type: ignore[union-attr, call-arg]
+                    kind, *rest = pipe.recv()
                 except (EOFError, OSError):
-                    del open_pipes[pipe]  # type: ignore[arg-type]
+                    closed.add(pipe)
                     continue
                 if kind == "set":
-                    for other in open_pipes:
-                        if other is not pipe:
-                            with contextlib.suppress(OSError):
-                                other.send((kind, *rest))
+                    self.tell(kind, *rest, to=[member for member in self.members if member != pipes[pipe]])
                 else:
-                    self._reports.put((open_pipes[pipe], rest[0]))  # type: ignore[index]
+                    self._reports.put((pipes[pipe], rest[0]))
 
 
 class Failure(NamedTuple):
@@ -123,7 +129,7 @@ class Failure(NamedTuple):
 class Node:
     """A worker's side: its links, an inbox for the messages told to it, and `report`."""
 
-    def __init__(self, pipe: Connection, members: list[Any], me: Any):
+    def __init__(self, pipe: Connection, members: list[Worker], me: Worker):
         import torch
 
         from recycle_pp.comm.links import Links
@@ -161,10 +167,11 @@ class Node:
             os._exit(1)  # the rehearsal is over
 
 
-def _work(source: tuple[str, str], pipe: Connection, members: list[Any], me: Any) -> None:
+def _work(source: tuple[str | None, str], pipe: Connection, members: list[Worker], me: Worker) -> None:
     import traceback
 
     node = Node(pipe, members, me)
+    assert source[0] is not None
     spec = importlib.util.spec_from_file_location("scenario", source[0])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

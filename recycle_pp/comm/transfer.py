@@ -57,9 +57,10 @@ def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 1
         sock = socket.create_connection((host, port), timeout)
     except OSError as error:
         raise TransferError(f"no connection to {host}:{port}: {error}") from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream = Stream(sock, timeout)
     stream._authenticate(token, b"donor", b"joiner")
-    stream._socket.settimeout(idle)
+    sock.settimeout(idle)
     return stream
 
 
@@ -84,10 +85,11 @@ class Receiver:
                 sock, _ = self._socket.accept()
             except OSError as error:
                 raise TransferError(f"nobody has connected to {self.address[0]}:{self.address[1]}") from error
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = Stream(sock, min(5.0, timeout))
             with contextlib.suppress(TransferError):
                 stream._authenticate(self._token, b"joiner", b"donor")
-                stream._socket.settimeout(idle)
+                sock.settimeout(idle)
                 return stream
 
     def close(self) -> None:
@@ -100,7 +102,6 @@ class Stream:
     """One end of an authenticated connection. One thread may send while another receives."""
 
     def __init__(self, sock: socket.socket, timeout: float):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(timeout)
         self._socket = sock
 

@@ -27,13 +27,18 @@ class Job:
 
     def __init__(self, function: Callable[[], object]):
         self.error: BaseException | None = None
-        self._function = function
+        self._function: Callable[[], object] | None = function
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def run(self) -> None:
+        """Once; what the function holds is let go of."""
+        function, self._function = self._function, None
+        assert function is not None
         try:
-            self._function()
+            function()
+        except RuntimeError as error:
+            self.error = error.with_traceback(None)  # whose frames would keep Gloo's objects alive
         except BaseException as error:
             self.error = error
         self.release()

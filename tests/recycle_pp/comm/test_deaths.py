@@ -1,0 +1,227 @@
+"""Deaths at bad moments, and many of them: SIGKILL for real."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.comm.mesh import Mesh
+from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def build(node: Node, generation: int, members, base: int) -> str:
+    """Builds the generation and sums over the stage and around the ring."""
+    try:
+        node.links.rebuild(generation, members, node.me, base)
+        here = members.index(node.me)
+        buffer = torch.empty(10)
+        receiving = node.links.receive(buffer, members[here - 1], 7)
+        node.links.send(torch.full((10,), float(generation)), members[(here + 1) % len(members)], 7)
+        total = torch.ones(1000)
+        node.links.all_reduce([total]).wait()
+        receiving.wait()
+        assert buffer.tolist() == [float(generation)] * 10
+        assert total[0].item() == sum(worker.stage == node.me.stage for worker in members)
+    except LinkBroken as error:
+        return "aborted" if error.aborted else "broken"
+    return "built"
+
+
+def obey(node: Node) -> None:
+    while True:
+        word, *rest = node.hear()
+        if word == "build":
+            node.report((rest[0], build(node, *rest)))
+
+
+def test_a_worker_that_comes_back_is_linked_anew():
+    members = grid(2, 2)
+    with Rehearsal(members, obey) as play:
+        play.tell("build", 0, members, 0)
+        play.reports(4)
+        play.kill(members[2])
+        live = [worker for worker in members if worker != members[2]]
+        play.tell("build", 1, live, 0, to=live)
+        assert [report for _, report in play.reports(3)] == [(1, "built")] * 3
+        play.start(members[2])
+        play.tell("build", 2, members, 2)
+        assert [report for _, report in play.reports(4)] == [(2, "built")] * 4
+
+
+def die_while_linking(node: Node) -> None:
+    """The second worker of each pipeline publishes where it listens, and dies before it connects to anybody."""
+    if node.me.stage == 1:
+        Mesh.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    obey_in_threads(node)
+
+
+def obey_in_threads(node: Node) -> None:
+    while True:
+        word, *rest = node.hear()
+        if word == "build":
+
+            def run(rest=rest):
+                node.report((rest[0], build(node, *rest)))
+
+            threading.Thread(target=run, daemon=True).start()
+
+
+def test_members_that_die_while_the_connections_are_made_hold_nobody_up():
+    """Some survivors wait to be connected by the dead, others are refused; either way the next generation stands."""
+    members = grid(3, 2)
+    with Rehearsal(members, die_while_linking) as play:
+        play.tell("build", 0, members, 0)
+        doomed = [worker for worker in members if worker.stage == 1]
+        for worker in doomed:
+            assert play.wait_for_exit(worker) == -signal.SIGKILL
+        live = [worker for worker in members if worker.stage == 0]
+        time.sleep(0.2)
+        start = time.monotonic()
+        play.tell("abort", to=live)
+        play.tell("build", 1, live, 0, to=live)
+        reports = [report for _, report in play.reports(6)]
+        assert time.monotonic() - start < 5
+        assert [report for report in reports if report[0] == 1] == [(1, "built")] * 3
+        assert all(outcome in ("aborted", "broken") for generation, outcome in reports if generation == 0)
+
+
+def abort_while_building(node: Node) -> None:
+    """The first worker builds with one that never comes; its control thread aborts."""
+    if node.me == node.members[0]:
+        start = time.monotonic()
+        threading.Timer(0.2, node.links.abort).start()
+        with pytest.raises(LinkBroken):
+            node.links.rebuild(0, node.members, node.me)
+        node.report(time.monotonic() - start)
+        with pytest.raises(LinkBroken, match="not rebuilt yet"):
+            node.links.barrier()
+        node.links.rebuild(1, [node.me], node.me)
+        node.report("alone and well")
+    node.hear()
+
+
+def test_an_abort_ends_a_rebuild():
+    with Rehearsal(grid(2, 1), abort_while_building) as play:
+        (_, seconds), (_, word) = play.reports(2)
+        assert 0.1 < seconds < 1.5 and word == "alone and well"
+
+
+def large_message(node: Node) -> None:
+    """The first worker is in the midst of receiving much from the second."""
+    node.links.rebuild(0, node.members, node.me, 0)
+    data = torch.zeros(60_000_000)  # 240 MB
+    if node.me == node.members[1]:
+        node.links.send(data, node.members[0], 1)
+        node.report("sending")
+        node.hear()
+    pending = node.links.receive(data, node.members[1], 1)
+    node.report("receiving")
+    try:
+        pending.wait()
+        node.report("too fast")
+    except LinkBroken:
+        node.report("woken")
+    node.hear()
+
+
+def test_a_death_in_the_midst_of_a_large_message_does_not_hold_the_receiver():
+    """Gloo forgets to tell the operation whose bytes were just arriving: only the abort ends this wait."""
+    members = grid(2, 1)
+    with Rehearsal(members, large_message) as play:
+        play.reports(2)
+        time.sleep(0.02)
+        play.kill(members[1])
+        play.tell("abort", to=members[:1])
+        assert play.reports(1, timeout=10)[0][1] in ("woken", "too fast")
+
+
+def hundred_generations(node: Node) -> None:
+    """In each one a thread is left waiting, a receive and a send are dropped, and a sum works."""
+    process = psutil.Process()
+    other = next(worker for worker in node.members if worker != node.me)
+
+    def wait_in_vain() -> None:
+        with pytest.raises(LinkBroken):
+            node.links.receive(torch.empty(1000), other, 1).wait()
+
+    def usage() -> tuple[int, int, int]:
+        return process.num_threads(), process.num_fds(), process.memory_info().rss
+
+    def generation(number: int, base: int) -> None:
+        node.links.rebuild(number, node.members, node.me, base)
+        total = torch.ones(100_000)
+        node.links.all_reduce([total]).wait()
+        assert total[0] == 2
+        node.links.receive(torch.empty(100_000), other, 2)
+        node.links.send(torch.empty(100_000), other, 3)
+        waiting = threading.Thread(target=wait_in_vain)
+        waiting.start()
+        node.links.barrier().wait()
+        node.links.abort()
+        waiting.join(5)
+        assert not waiting.is_alive()
+
+    kept = node.hear()[1]
+    for number in range(0, 40):
+        generation(number, 0 if kept else number)
+    before = usage()
+    for number in range(40, 140):
+        generation(number, 0 if kept else number)
+    time.sleep(0.5)
+    node.report((before, usage()))
+    node.links.rebuild(200, node.members, node.me, 200)
+    node.links.barrier().wait()
+    deadline = time.monotonic() + 10
+    while process.num_threads() > 10 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    node.report(process.num_threads())
+    node.hear()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "connections anew"])
+def test_a_hundred_generations_leave_nothing_behind(kept):
+    """Between renewals of the mesh an abandoned wait keeps its thread and its buffers, and no longer."""
+    with Rehearsal(grid(2, 1), hundred_generations) as play:
+        play.tell("kept", kept)
+        reports = [report for _, report in play.reports(4)]
+        for before, after in (report for report in reports if isinstance(report, tuple)):
+            assert after[0] <= before[0] + 40 and after[1] <= before[1] + 20
+            assert after[2] - before[2] < 60e6
+        assert all(report <= 10 for report in reports if isinstance(report, int))
+
+
+def test_random_deaths_and_returns_in_quick_succession():
+    """Every announcement supersedes the one before, built or not; the last one always stands."""
+    chance = random.Random(5)
+    members = grid(3, 2)
+    with Rehearsal(members, obey_in_threads) as play:
+        live, base, generation = list(members), 0, 0
+        play.tell("build", 0, members, 0)
+        for _ in range(25):
+            time.sleep(chance.choice([0.0, 0.002, 0.02, 0.1]))
+            generation += 1
+            dead = [worker for worker in members if worker not in live]
+            if dead and chance.random() < 0.5:
+                play.start(dead[0])
+                live, base = sorted([*live, dead[0]]), generation
+            elif len(live) > 2:
+                victim = chance.choice(live)
+                play.kill(victim)
+                live.remove(victim)
+            play.tell("abort", to=live)
+            play.tell("build", generation, live, base, to=live)
+        standing: set = set()
+        while len(standing) < len(live):
+            ((worker, (number, outcome)),) = play.reports(1, timeout=30)
+            assert outcome == "built" or number < generation
+            if number == generation:
+                standing.add(worker)
+        assert standing == set(live)

@@ -1,0 +1,251 @@
+"""Links between real processes: messages, sums, deaths, and generations that follow each other."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.comm.groups import GlooGroup, GroupTransport
+from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def neighbours(node: Node, members):
+    """The members after and before this one, in a ring."""
+    here = members.index(node.me)
+    return members[(here + 1) % len(members)], members[here - 1]
+
+
+def number_of(worker) -> float:
+    return 10.0 * worker.pipeline + worker.stage
+
+
+def exchange(node: Node, members) -> str:
+    """One message to the next member, one from the one before, and a sum over the stage; raises if any is wrong."""
+    after, before = neighbours(node, members)
+    buffer = torch.empty(1000)
+    receiving = node.links.receive(buffer, before, 5)
+    sending = node.links.send(torch.full((1000,), number_of(node.me)), after, 5)
+    total = torch.full((100,), number_of(node.me))
+    node.links.all_reduce([total]).wait()
+    receiving.wait()
+    sending.wait()
+    assert buffer.unique().tolist() == [number_of(before)]
+    assert total.unique().tolist() == [sum(number_of(peer) for peer in members if peer.stage == node.me.stage)]
+    return "exchanged"
+
+
+def build_and_exchange(node: Node) -> None:
+    """Builds each generation it is told and exchanges; reports what became of it."""
+    while True:
+        word, *rest = node.hear()
+        if word == "build":
+            generation, members, base = rest
+            try:
+                node.links.rebuild(generation, members, node.me, base)
+                node.report(exchange(node, members))
+            except LinkBroken as error:
+                node.report(("broken", error.aborted))
+        elif word == "use groups":
+            node.links._transport = GroupTransport(node.store, torch.device("cpu"), 1800.0, GlooGroup)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "connections anew"])
+@pytest.mark.parametrize("transport", ["mesh", "groups"])
+def test_survivors_go_on_after_deaths_in_a_row(transport, kept):
+    members = grid(3, 2)
+    with Rehearsal(members, build_and_exchange) as play:
+        if transport == "groups":
+            play.tell("use groups")
+        play.tell("build", 0, members, 0)
+        assert {report for _, report in play.reports(6)} == {"exchanged"}
+        live = list(members)
+        for generation, dead in enumerate([members[3], members[0], members[5], members[4]], 1):
+            play.kill(dead)
+            live.remove(dead)
+            play.tell("abort", to=live)
+            play.tell("build", generation, live, 0 if kept else generation, to=live)
+            assert {report for _, report in play.reports(len(live))} == {"exchanged"}
+
+
+def test_a_generation_that_is_superseded_while_it_waits_for_the_dead_leaves_nothing_behind():
+    members = grid(2, 2)
+    with Rehearsal(members, build_in_threads) as play:
+        play.kill(members[1])
+        live = [members[0], *members[2:]]
+        play.tell("build", 0, members, 0, to=live)  # the dead one has not said where it listens, and never will
+        time.sleep(0.2)
+        play.tell("build", 1, live, 1, to=live)
+        reports = [report for _, report in play.reports(6)]
+        assert sorted(reports) == [(0, "broken")] * 3 + [(1, "exchanged")] * 3
+
+
+def build_in_threads(node: Node) -> None:
+    """As the session does: every announcement is built in a thread of its own, whatever the one before does."""
+
+    def build(generation, members, base):
+        try:
+            node.links.rebuild(generation, members, node.me, base)
+            node.report((generation, exchange(node, members)))
+        except LinkBroken:
+            node.report((generation, "broken"))
+
+    while True:
+        _, *build_arguments = node.hear()
+        threading.Thread(target=build, args=build_arguments, daemon=True).start()
+
+
+def block(node: Node) -> None:
+    """Blocks in the operation it is told, and reports when and how that ended."""
+    members = node.members
+    node.links.rebuild(0, members, node.me, 0)
+    node.report("built")
+    _, where = node.hear()
+    after, before = neighbours(node, members)
+    try:
+        if where == "receive":
+            node.links.receive(torch.empty(10), before, 1).wait()
+        elif where == "send":
+            node.links.send(torch.empty(10), after, 2).wait()
+        elif where == "all_reduce":
+            if node.me.pipeline:
+                node.links.all_reduce([torch.ones(1000)]).wait()
+            else:
+                node.links.receive(torch.empty(10), before, 1).wait()
+        elif where == "barrier":
+            if node.me != members[1]:
+                node.links.barrier().wait()
+            else:
+                node.links.receive(torch.empty(10), before, 1).wait()
+        node.report("done")
+    except LinkBroken as error:
+        node.report((time.monotonic(), error.aborted, error.generation))
+    for operation in (
+        lambda: node.links.receive(torch.empty(10), before, 3),
+        lambda: node.links.send(torch.empty(10), after, 4),
+        lambda: node.links.all_reduce([torch.ones(3)]),
+        node.links.barrier,
+    ):
+        start = time.monotonic()
+        with pytest.raises(LinkBroken):
+            operation().wait()
+        assert time.monotonic() - start < 1
+    node.report("later operations raise")
+    node.hear()
+
+
+@pytest.mark.parametrize("where", ["receive", "send", "all_reduce", "barrier"])
+def test_an_abort_ends_what_blocks_on_live_workers(where):
+    members = grid(2, 2)
+    with Rehearsal(members, block) as play:
+        play.reports(4)
+        play.tell("block", where)
+        time.sleep(0.3)
+        start = time.monotonic()
+        play.tell("abort")
+        reports = play.reports(8)
+        times = [report[0] - start for _, report in reports if report != "later operations raise"]
+        assert len(times) == 4 and max(times) < 1.0
+        assert all(report[1:] == (True, 0) for _, report in reports if report != "later operations raise")
+
+
+def test_a_death_is_seen_by_who_waits_for_the_dead_before_anybody_says_so():
+    members = grid(1, 2)
+    with Rehearsal(members, wait_for_the_other) as play:
+        play.reports(2)
+        play.kill(members[1])
+        ((_, report),) = play.reports(1, timeout=10)
+        assert report == "peer gone, not aborted"
+
+
+def wait_for_the_other(node: Node) -> None:
+    node.links.rebuild(0, node.members, node.me, 0)
+    node.report("built")
+    other = next(worker for worker in node.members if worker != node.me)
+    try:
+        node.links.receive(torch.empty(10), other, 1).wait()
+    except LinkBroken as error:
+        node.report("aborted" if error.aborted else "peer gone, not aborted")
+
+
+def many_messages(node: Node) -> None:
+    """Everybody receives from everybody, posted in another order than sent, sizes from nothing to megabytes."""
+    node.links.rebuild(0, node.members, node.me, 0)
+    others = [worker for worker in node.members if worker != node.me]
+    sizes = [1, 7, 1000, 300_000, 2, 64]
+    buffers = {(frm, tag): torch.empty(sizes[tag % 6]) for frm in others for tag in range(30)}
+    receives = [node.links.receive(buffer, frm, tag) for (frm, tag), buffer in reversed(buffers.items())]
+    sends = [
+        node.links.send(torch.full((sizes[tag % 6],), number_of(node.me) * 100 + tag), to, tag)
+        for tag in range(30)
+        for to in others
+    ]
+    for work in [*receives, *sends]:
+        work.wait()
+    for (frm, tag), buffer in buffers.items():
+        assert buffer.unique().tolist() == [number_of(frm) * 100 + tag]
+    node.links.barrier().wait()
+    node.report("all here")
+
+
+def test_many_messages_are_outstanding_between_all_workers_at_once():
+    members = grid(2, 2)
+    with Rehearsal(members, many_messages) as play:
+        assert [report for _, report in play.reports(4)] == ["all here"] * 4
+
+
+def sums(node: Node) -> None:
+    node.links.rebuild(0, node.members, node.me, 0)
+    k = node.me.pipeline
+    tensors = [
+        torch.full((3, 5), 0.1 * (k + 1)),
+        torch.full((7,), 2**40 + k, dtype=torch.int64),
+        torch.tensor([[float(k)], [0.5]], dtype=torch.float64),
+    ]
+    pending = node.links.all_reduce(tensors)
+    again = node.links.all_reduce([torch.ones(2)])  # a second one may start before the first is done
+    again.wait()
+    pending.wait()
+    copied = [torch.full((4,), float(k)), torch.tensor([k])]
+    node.links.broadcast(copied, node.members[2]).wait()
+    node.report([tensor.tolist() for tensor in (*tensors, *copied)])
+
+
+def test_sums_and_broadcasts_of_several_types_in_place():
+    with Rehearsal(grid(3, 1), sums) as play:
+        for _, (floats, integers, doubles, copied, source) in play.reports(3):
+            assert torch.tensor(floats).allclose(torch.full((3, 5), 0.6))
+            assert integers == [3 * 2**40 + 3] * 7
+            assert doubles == [[3.0], [1.5]]
+            assert copied == [2.0] * 4 and source == [2]
+
+
+def alone(node: Node) -> None:
+    node.links.rebuild(0, [node.me], node.me)
+    total = torch.ones(3)
+    node.links.all_reduce([total]).wait()
+    node.links.broadcast([total], node.me).wait()
+    node.links.barrier().wait()
+    node.report(total.tolist())
+
+
+def test_a_worker_that_is_alone_has_nothing_to_wait_for():
+    with Rehearsal(grid(1, 1), alone) as play:
+        assert play.reports(1)[0][1] == [1.0] * 3
+
+
+def test_a_generation_that_is_not_newer_is_refused_and_a_tag_out_of_range_too():
+    with Rehearsal(grid(2, 1), refuse) as play:
+        assert [report for _, report in play.reports(2)] == ["refused"] * 2
+
+
+def refuse(node: Node) -> None:
+    node.links.rebuild(5, node.members, node.me)
+    with pytest.raises(LinkBroken, match="superseded by generation 5"):
+        node.links.rebuild(5, node.members, node.me)
+    with pytest.raises(ValueError, match="tag 33554432"):
+        node.links.send(torch.ones(1), neighbours(node, node.members)[0], 1 << 25)
+    node.report("refused")

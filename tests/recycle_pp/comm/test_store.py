@@ -1,0 +1,139 @@
+"""The control store: rendezvous that C++ drives, and that ends when the generation does."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo
+
+from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.comm.store import ControlStore
+
+
+def connected(count: int) -> list[ControlStore]:
+    """Stores of `count` workers, and a coordinator that brings what one publishes to the others."""
+    stores: list[ControlStore] = []
+
+    def publisher(k: int):
+        return lambda key, value: [store.deliver(key, value) for j, store in enumerate(stores) if j != k]
+
+    stores += [ControlStore(publisher(k)) for k in range(count)]
+    return stores
+
+
+def in_thread(function, *arguments):
+    """Runs it; the result's `outcome` is what it returned or raised."""
+    thread = threading.Thread(target=lambda: setattr(thread, "outcome", attempt(function, *arguments)), daemon=True)
+    thread.start()
+    return thread
+
+
+def attempt(function, *arguments):
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        return error
+
+
+def test_what_one_worker_sets_every_worker_gets():
+    first, second = connected(2)
+    waiting = in_thread(second.get, "3/address")
+    first.set("3/address", b"\x00\xff")
+    waiting.join(5)
+    assert waiting.outcome == first.get("3/address") == b"\x00\xff"
+    assert second.check(["3/address"]) and not second.check(["3/address", "3/other"])
+
+
+def test_a_batch_is_one_message():
+    published = []
+    store = ControlStore(lambda key, value: published.append((key, value)))
+    with store.one_message():
+        store.set("1/a", b"x")
+        store.set("1/b", b"y")
+        assert store.get("1/a") == b"x" and not published
+    assert len(published) == 1
+    other = ControlStore(lambda key, value: None)
+    other.deliver(*published[0])
+    assert other.multi_get(["1/a", "1/b"]) == [b"x", b"y"]
+
+
+def test_abandoning_a_generation_ends_its_waits_and_those_of_older_ones():
+    (store,) = connected(1)
+    waits = [in_thread(store.wait, [f"{generation}/address"]) for generation in (3, 4, 5)]
+    time.sleep(0.05)
+    store.abandon(4)
+    for wait in waits[:2]:
+        wait.join(5)
+        assert isinstance(wait.outcome, LinkBroken)
+    assert waits[2].is_alive()
+    store.close()
+    waits[2].join(5)
+    assert isinstance(waits[2].outcome, LinkBroken)
+
+
+def test_late_values_of_an_abandoned_generation_are_dropped():
+    (store,) = connected(1)
+    store.set("4/address", b"x")
+    store.abandon(4)
+    store.deliver("4/late", b"x")
+    store.deliver("5/address", b"x")
+    assert store.num_keys() == 1
+
+
+def test_a_cancelled_collector_gives_up_when_it_is_woken():
+    (store,) = connected(1)
+    cancelled = threading.Event()
+    collecting = in_thread(store.collect, ["7/mesh/0"], cancelled.is_set)
+    time.sleep(0.02)
+    store.wake()
+    time.sleep(0.02)
+    assert collecting.is_alive()
+    cancelled.set()
+    store.wake()
+    collecting.join(5)
+    assert isinstance(collecting.outcome, LinkBroken)
+
+
+def test_a_wait_that_takes_too_long_names_what_is_missing():
+    (store,) = connected(1)
+    store.set("1/here", b"")
+    with pytest.raises(TimeoutError, match="1/away: not published"):
+        store.wait(["1/here", "1/away"], timedelta(seconds=0.01))
+
+
+def gloo(store: ControlStore, rank: int, size: int, lazy: bool) -> ProcessGroupGloo:
+    options = ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=30)
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=lazy)]
+    return ProcessGroupGloo(dist.PrefixStore("7/world", store), rank, size, options)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_gloo_finds_its_members_through_it(lazy):
+    building = [in_thread(gloo, store, rank, 3, lazy) for rank, store in enumerate(connected(3))]
+    for thread in building:
+        thread.join(20)
+    groups = [thread.outcome for thread in building]
+    sums = [torch.full((4,), float(rank)) for rank in range(3)]
+    for work in [group.allreduce([x]) for group, x in zip(groups, sums, strict=True)]:
+        work.wait()
+    assert all(torch.equal(x, torch.full((4,), 3.0)) for x in sums)
+
+
+def test_gloos_constructor_that_waits_for_a_dead_member_is_abandoned():
+    store = connected(2)[0]  # the other one never comes
+    building = in_thread(gloo, store, 0, 2, False)
+    time.sleep(0.2)
+    assert building.is_alive()
+    store.abandon(7)
+    building.join(5)
+    assert isinstance(building.outcome, LinkBroken)
+
+
+def test_nccl_may_clone_it():
+    (store,) = connected(1)
+    store.set("1/prefix/key", b"value")
+    assert dist.PrefixStore("1/prefix", store).clone().get("key") == b"value"

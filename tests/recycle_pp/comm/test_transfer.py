@@ -1,0 +1,189 @@
+"""State streams: what a donor sends is what the joiner has, and neither outlives the other."""
+
+import json
+import socket
+import struct
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
+
+TOKEN = "token of this job"
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.fixture
+def streams():
+    """A donor's end and a joiner's end."""
+    receiver = Receiver("127.0.0.1", TOKEN)
+    accepted: list[Stream] = []
+    accepting = threading.Thread(target=lambda: accepted.append(receiver.accept(10)))
+    accepting.start()
+    donor = connect(receiver.address, TOKEN)
+    accepting.join(10)
+    receiver.close()
+    yield donor, accepted[0]
+    donor.close()
+    accepted[0].close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    meta=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+)
+def test_every_bit_arrives(shapes, dtype, meta):
+    tensors = {f"layers.{k}.weight": (torch.randn(shape) * 9).to(dtype) for k, shape in enumerate(shapes)}
+    left, right = socket.socketpair()
+    donor, joiner = Stream(left, 5), Stream(right, 5)
+    donor.send(meta, tensors)
+    got_meta, got = joiner.receive()
+    assert got_meta == meta and list(got) == list(tensors)
+    assert all(got[name].dtype == dtype and torch.equal(got[name], tensors[name]) for name in tensors)
+    donor.close()
+    joiner.close()
+
+
+def test_a_big_tensor_streams_both_ways_at_once(streams):
+    donor, joiner = streams
+    tensor = torch.arange(6_000_000, dtype=torch.float32)
+    sending = [threading.Thread(target=end.send, args=({}, {"x": tensor})) for end in streams]
+    for thread in sending:
+        thread.start()
+    for end in (donor, joiner):
+        assert torch.equal(end.receive()[1]["x"], tensor)
+    for thread in sending:
+        thread.join(10)
+
+
+def test_a_tensor_that_is_not_contiguous_arrives_as_it_is(streams):
+    donor, joiner = streams
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    donor.send({}, {"x": tensor})
+    assert torch.equal(joiner.receive()[1]["x"], tensor)
+
+
+@pytest.mark.parametrize("when", ["before", "in the midst"])
+def test_a_receiver_learns_at_once_that_its_donor_is_gone(streams, when):
+    donor, joiner = streams
+    if when == "in the midst":
+        header = json.dumps({"meta": {}, "tensors": [["x", "float32", [1000]]]}).encode()
+        donor._socket.sendall(struct.pack(">I", len(header)) + header + bytes(100))
+    donor.close()
+    start = time.monotonic()
+    with pytest.raises(TransferError, match=r"closed|reset"):
+        joiner.receive()
+    assert time.monotonic() - start < 2
+
+
+def test_a_donor_learns_that_its_joiner_is_gone(streams):
+    donor, joiner = streams
+    joiner.close()
+    with pytest.raises(TransferError):
+        for _ in range(50):
+            donor.send({}, {"x": torch.zeros(100_000)})
+
+
+def test_closing_wakes_the_thread_that_receives(streams):
+    _, joiner = streams
+    errors: list[BaseException] = []
+
+    def receive():
+        try:
+            joiner.receive()
+        except TransferError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    time.sleep(0.05)
+    joiner.close()
+    thread.join(5)
+    assert len(errors) == 1
+
+
+def test_closing_the_receiver_wakes_the_thread_that_accepts():
+    receiver = Receiver("127.0.0.1", TOKEN)
+    threading.Timer(0.05, receiver.close).start()
+    start = time.monotonic()
+    with pytest.raises(TransferError, match="nobody has connected"):
+        receiver.accept(30)
+    assert time.monotonic() - start < 5
+
+
+def test_who_does_not_know_the_token_is_refused_and_disturbs_nobody():
+    receiver = Receiver("127.0.0.1", TOKEN)
+    accepted: list[Stream] = []
+    accepting = threading.Thread(target=lambda: accepted.append(receiver.accept(20)))
+    accepting.start()
+    with pytest.raises(TransferError):
+        connect(receiver.address, "another token").receive()
+    with socket.create_connection(receiver.address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
+    with connect(receiver.address, TOKEN) as donor:
+        accepting.join(10)
+        donor.send({"step": 3}, {})
+        assert accepted[0].receive() == ({"step": 3}, {})
+    accepted[0].close()
+    receiver.close()
+
+
+def test_a_proof_cannot_be_sent_back_to_its_sender():
+    """Whoever only mirrors what the joiner says has not shown that it knows the token."""
+    receiver = Receiver("127.0.0.1", TOKEN)
+    refused: list[BaseException] = []
+
+    def accept():
+        try:
+            receiver.accept(2)
+        except TransferError as error:
+            refused.append(error)
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    with socket.create_connection(receiver.address) as mirror:
+        while data := mirror.recv(64):
+            try:
+                mirror.sendall(data)
+            except OSError:
+                break
+    accepting.join(10)
+    assert len(refused) == 1
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"no json",
+        b"{}",
+        json.dumps({"meta": {}, "tensors": [["x", "object", [1]]]}).encode(),
+        json.dumps({"meta": {}, "tensors": [["x", "float32", [-1]]]}).encode(),
+        json.dumps({"meta": {}, "tensors": [["x", "float32", [1 << 50]]]}).encode(),
+        json.dumps({"meta": {}, "tensors": [["x", "float32", ["1"]]]}).encode(),
+    ],
+)
+def test_a_header_that_does_not_read_ends_the_stream(streams, header):
+    donor, joiner = streams
+    donor._socket.sendall(struct.pack(">I", len(header)) + header)
+    with pytest.raises(TransferError, match="does not read"):
+        joiner.receive()
+
+
+def test_an_oversize_header_is_not_read(streams):
+    donor, joiner = streams
+    donor._socket.sendall(struct.pack(">I", 1 << 31))
+    with pytest.raises(TransferError, match="2147483648 bytes"):
+        joiner.receive()
+
+
+def test_a_type_that_cannot_travel_is_named():
+    left, right = socket.socketpair()
+    with Stream(left, 5) as donor, right, pytest.raises(ValueError, match="complex64 cannot be transferred"):
+        donor.send({}, {"x": torch.zeros(2, dtype=torch.complex64)})

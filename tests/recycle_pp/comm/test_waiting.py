@@ -1,0 +1,85 @@
+"""Waits that another thread can end."""
+
+import threading
+import time
+
+import pytest
+
+from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.comm.waiting import Generation, Pending, Pool
+
+
+def stuck(release: threading.Event):
+    """What Gloo does while its peer lives and says nothing."""
+    assert release.wait(30)
+
+
+def test_whoever_waits_goes_on_when_the_generation_ends_though_the_operation_does_not():
+    pool, generation, release = Pool(), Generation(3), threading.Event()
+    job = pool.start(lambda: stuck(release))
+    threading.Timer(0.05, generation.end).start()
+    start = time.monotonic()
+    with pytest.raises(LinkBroken, match="generation 3: aborted") as caught:
+        generation.wait(job)
+    assert time.monotonic() - start < 5 and caught.value.aborted
+    release.set()
+
+
+def test_a_wait_that_begins_after_the_end_does_not_block():
+    pool, generation, release = Pool(), Generation(3), threading.Event()
+    generation.end()
+    with pytest.raises(LinkBroken):
+        generation.wait(pool.start(lambda: stuck(release)))
+    release.set()
+
+
+def test_a_broken_connection_is_told_from_an_abort():
+    generation = Generation(3)
+
+    def fails():
+        raise RuntimeError("Connection closed by peer\nand much more")
+
+    for attempt in (lambda: generation.wait(Pool().start(fails)), lambda: generation.attempt(fails)):
+        with pytest.raises(LinkBroken, match=r"^generation 3: Connection closed by peer$") as caught:
+            attempt()
+        assert not caught.value.aborted
+
+
+def test_a_mistake_stays_the_error_that_it_is():
+    def mistaken():
+        raise TypeError("no tensor")
+
+    with pytest.raises(TypeError, match="no tensor"):
+        Generation(3).wait(Pool().start(mistaken))
+
+
+def test_a_job_never_waits_for_another_and_idle_threads_are_reused():
+    pool, release = Pool(), threading.Event()
+    blocked = [pool.start(lambda: stuck(release)) for _ in range(8)]
+    quick = pool.start(lambda: None)
+    quick.wait()
+    assert quick.error is None
+    release.set()
+    for job in blocked:
+        job.wait()
+    for _ in range(50):
+        pool.start(lambda: None).wait()
+    assert pool.threads <= Pool.KEPT + 1
+
+
+def test_waiting_twice_is_waiting_once():
+    finished = []
+    pending = Pending(lambda: finished.append(1))
+    pending.wait()
+    pending.wait()
+    assert finished == [1]
+
+
+def test_a_finished_job_can_be_waited_for_by_many():
+    job = Pool().start(lambda: None)
+    threads = [threading.Thread(target=job.wait) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
