@@ -82,40 +82,38 @@ class Gradients:
         index = self._index[index] if isinstance(index, str) else index
         total = self._sums[index]
         if self.reproducible:
-            scratch = self._scratch[: total.numel()].view_as(total)
-            self._quantise(index, scratch.copy_(grad))
-        elif self._empty[index]:
+            self._quantise(index, self._scratch_like(total).copy_(grad))
+        elif self._fresh(index):
             total.copy_(grad)
         else:
             total.add_(grad)
-        self._empty[index] = False
 
     def add_product(self, index: int, dy: Tensor, x: Tensor) -> None:
         """The gradient dy^T x of a matrix: dy (N, O), x (N, K), float32 or bfloat16."""
         total = self._sums[index]
         if dy.dtype != torch.float32:
             self.add(index, dy.t().mm(x))
-            return
-        if self.reproducible:
-            scratch = self._scratch[: total.numel()].view_as(total)
-            self._quantise(index, torch.mm(dy.t(), x, out=scratch))
-        elif self._empty[index]:
+        elif self.reproducible:
+            self._quantise(index, torch.mm(dy.t(), x, out=self._scratch_like(total)))
+        elif self._fresh(index):
             torch.mm(dy.t(), x, out=total)
         else:
             total.addmm_(dy.t(), x)
-        self._empty[index] = False
 
     def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None:
         """The gradient of an embedding: dy (N, H) float32 added to the rows `rows` (N,) int64."""
         total = self._sums[index]
-        if self.reproducible:
-            # Equal rows are summed in float32 first, as autograd does, then quantised.
-            self.add(index, torch.ops.aten.embedding_dense_backward(dy, rows, total.shape[0], -1, False))
-            return
-        if self._empty[index]:
+        if self._fresh(index):
             total.zero_()
-        total.index_add_(0, rows, dy)
-        self._empty[index] = False
+        if not self.reproducible:
+            total.index_add_(0, rows, dy)
+            return
+        # Equal rows are summed in float32 first, as autograd does; only the rows that occur are touched.
+        rows, position = torch.unique(rows, return_inverse=True)
+        grad = torch.ops.aten.embedding_dense_backward(dy, position, len(rows), -1, False)
+        sums = total[rows]
+        fixed.accumulate(sums, grad, self.exponents[index], self.microbatches, self._bad)
+        total[rows] = sums
 
     def close(self, g: int, loss: Tensor | float | None) -> None:
         """Micro-batch g's gradient is complete here; its loss at the last stage."""
@@ -131,8 +129,6 @@ class Gradients:
         self._empty = [True] * len(self._sums)  # the first gradient of a tensor is written, not added to zeros
         self._book.zero_()
         self._bad.zero_()
-        if self.reproducible:
-            self._flat.zero_()
 
     # --- the sum over the peers
 
@@ -141,10 +137,9 @@ class Gradients:
 
         Copies, because an aborted all-reduce leaves its buffers partly summed.
         """
-        if not self.reproducible:
-            for total, empty in zip(self._sums, self._empty, strict=True):
-                if empty:
-                    total.zero_()
+        for index, total in enumerate(self._sums):
+            if self._fresh(index):
+                total.zero_()
         return [self._flat.clone(), self._book.clone()]
 
     def reduced(self, payload: Sequence[Tensor]) -> Reduced:
@@ -173,8 +168,17 @@ class Gradients:
             for value, e in zip(largest, self.exponents, strict=True)
         ]
 
+    def _fresh(self, index: int) -> bool:
+        """Whether nothing was added to the tensor yet; from now on something was."""
+        fresh, self._empty[index] = self._empty[index], False
+        return fresh
+
+    def _scratch_like(self, total: Tensor) -> Tensor:
+        return self._scratch[: total.numel()].view(total.shape)
+
     def _quantise(self, index: int, grad: Tensor) -> None:
-        fixed.accumulate(self._sums[index], grad, self.exponents[index], self.microbatches, self._bad)
+        e, first = self.exponents[index], self._fresh(index)
+        fixed.accumulate(self._sums[index], grad, e, self.microbatches, self._bad, first)
 
 
 def squared_norm(grad: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from recycle_pp.data import Batches
 from recycle_pp.execution import reproducible as fixed
 from recycle_pp.execution.gradients import squared_norm
 from recycle_pp.execution.optimizer import clip_scale, learning_rate
-from recycle_pp.model.transformer import Transformer
+from recycle_pp.model.transformer import Build, Transformer
 from recycle_pp.settings import Settings
 
 
@@ -61,7 +61,8 @@ def train(
 
 def whole(settings: Settings) -> Transformer:
     """The full model with ordinary autograd layers."""
-    return Transformer(settings.model, range(settings.model.layers), settings.run.seed)
+    build = Build(settings.model, settings.run.seed, torch.device("cpu"))
+    return Transformer(build, range(settings.model.layers))
 
 
 def adamw(settings: Settings, model: Transformer) -> torch.optim.Optimizer:

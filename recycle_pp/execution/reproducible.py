@@ -29,8 +29,8 @@ def exponent(largest: float, terms: int) -> int:
     return max(-126, min(126, 62 - GROWTH - _log2(terms) - bits))  # so that 2^e is an ordinary float32
 
 
-def accumulate(total: Tensor, grad: Tensor, e: int, terms: int, bad: Tensor) -> None:
-    """total += round(grad 2^e). `grad` (float32, same number of elements) is destroyed.
+def accumulate(total: Tensor, grad: Tensor, e: int, terms: int, bad: Tensor, first: bool = False) -> None:
+    """total (int64) += round(grad 2^e), or = for the first term. `grad` (float32, equal size) is destroyed.
 
     `bad` (float64 scalar) rises if an element is NaN, infinite or too large for `terms` terms; total is void then.
     """
@@ -38,7 +38,11 @@ def accumulate(total: Tensor, grad: Tensor, e: int, terms: int, bad: Tensor) -> 
     low, high = torch.aminmax(grad)
     bad += ~((high < limit) & (low > -limit))  # NaN fails every comparison
     for sums, values in zip(total.view(-1).split(BLOCK), grad.view(-1).split(BLOCK), strict=True):
-        sums += values.mul_(2.0**e).round_().to(torch.int64)
+        values.mul_(2.0**e).round_()
+        if first:
+            sums.copy_(values)
+        else:
+            sums += values.to(torch.int64)
 
 
 def restore(total: Tensor, e: int, out: Tensor) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from recycle_pp.execution.gradients import Gradients
 from recycle_pp.model.deferred import Queue, Sink
 from recycle_pp.model.split import canonical_names, layers_of
-from recycle_pp.model.transformer import Transformer
+from recycle_pp.model.transformer import Build, Transformer
 from recycle_pp.settings import Model, Settings
 
 
@@ -58,7 +58,7 @@ class Stage:
 
         self._sink = Sink()
         layers = layers_of(model, parallel.stages)[stage]
-        self._part = Transformer(model, layers, settings.run.seed, self._sink).to(device)
+        self._part = Transformer(Build(model, settings.run.seed, device, self._sink), layers)
         self.flat = flatten(self._part)
         self.parameters = dict(self._part.named_parameters())
         self.names = list(self.parameters)

@@ -1,30 +1,50 @@
 """A Llama-style decoder, or any contiguous part of one.
 
-    whole = Transformer(settings.model, range(settings.model.layers), seed=0)            # plain PyTorch
+    whole = Transformer(Build(settings.model, seed=0, device=device), range(settings.model.layers))   # plain PyTorch
     loss = whole(tokens, targets, key=(seed, step, g))
-    part = Transformer(settings.model, range(2, 4), seed=0, sink=Sink(gradients))        # a pipeline stage
+    part = Transformer(Build(settings.model, 0, device, sink), range(2, 4))                           # a pipeline stage
 
 RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. Activations travel as (b T, H) matrices; the
 residual stream is float32, under bf16 autocast only the matrices are multiplied in bf16. Everything random is keyed:
-initial weights by (seed, name of the module), dropout by (seed, step, g, layer), so neither depends on the split,
-on the worker, or on whether a layer is recomputed.
+initial weights by (seed, module), dropout by (seed, step, g, layer), so neither depends on the split, on the worker,
+or on whether a layer is recomputed.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from recycle_pp.model import deferred
 from recycle_pp.model.deferred import Sink
-from recycle_pp.model.ops import operations, rope_tables
+from recycle_pp.model.ops import Operations, operations, rope_tables
+from recycle_pp.model.recompute import recomputed
 from recycle_pp.settings import Model
 
 Key = tuple[int, int, int]  # seed, step, g: what dropout is drawn from
+STD = 0.02  # of initial weights
+
+
+@dataclass
+class Build:
+    """What every module of a model is built from. Without a sink the layers are ordinary autograd layers."""
+
+    model: Model
+    seed: int
+    device: torch.device
+    sink: Sink | None = None
+
+    def __post_init__(self) -> None:
+        self.ops: Operations = operations(self.model.kernels, self.device)
+
+    def normal(self, rows: int, columns: int, std: float, *name: object) -> nn.Parameter:
+        """Drawn on the CPU whatever the device, from (seed, name) alone."""
+        random = generator(torch.device("cpu"), self.seed, *name)
+        return nn.Parameter(torch.empty(rows, columns).normal_(0, std, generator=random).to(self.device))
 
 
 def generator(device: torch.device, *key: object) -> torch.Generator:
@@ -34,91 +54,84 @@ def generator(device: torch.device, *key: object) -> torch.Generator:
 
 
 class Linear(nn.Module):
-    """A bias-free linear layer; under autocast it multiplies in the autocast dtype and keeps that copy of its weight
-    until the weight changes."""
+    """A bias-free linear layer; under autocast it keeps the bf16 copy of its weight until the weight changes."""
 
-    def __init__(self, inputs: int, outputs: int, std: float, key: tuple[object, ...], sink: Sink | None):
+    def __init__(self, build: Build, inputs: int, outputs: int, std: float, *name: object):
         super().__init__()
-        weight = torch.empty(outputs, inputs).normal_(0, std, generator=generator(torch.device("cpu"), *key))
-        self.weight = nn.Parameter(weight)
-        self.sink, self.index = sink, 0
+        self.weight = build.normal(outputs, inputs, std, *name)
+        self.sink, self.index = build.sink, -1
+        self._copy, self._copied = torch.empty(0), -1
 
     def forward(self, x: Tensor) -> Tensor:
         if self.sink is None or not torch.is_autocast_enabled(x.device.type):
             return deferred.linear(x, self.weight, self.sink, self.index)
         dtype = torch.get_autocast_dtype(x.device.type)
-        return deferred.linear(x.to(dtype), self._lowered(dtype), self.sink, self.index)
-
-    def _lowered(self, dtype: torch.dtype) -> Tensor:
-        version = self.weight._version
-        if getattr(self, "_version", None) != version:
-            self._version, self._copy = version, self.weight.detach().to(dtype)
-        return self._copy
+        if self._copied != self.weight._version:
+            self._copy, self._copied = self.weight.detach().to(dtype), self.weight._version
+        return deferred.linear(x.to(dtype), self._copy, self.sink, self.index)
 
 
 class Norm(nn.Module):
     """RMSNorm in float32."""
 
-    def __init__(self, model: Model, sink: Sink | None):
+    def __init__(self, build: Build):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(model.width))
-        self.eps, self.kernels = model.norm_eps, model.kernels
-        self.sink, self.index = sink, 0
+        self.weight = nn.Parameter(torch.ones(build.model.width, device=build.device))
+        self.rms_norm, self.eps = build.ops.rms_norm, build.model.norm_eps
+        self.sink, self.index = build.sink, -1
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = deferred.norm_weight(self.weight, self.sink, self.index)
-        return operations(self.kernels, x.device).rms_norm(x, weight, self.eps)
+        return self.rms_norm(x, deferred.norm_weight(self.weight, self.sink, self.index), self.eps)
 
 
 class Embedding(nn.Module):
-    def __init__(self, model: Model, seed: int, sink: Sink | None):
+    def __init__(self, build: Build):
         super().__init__()
-        random = generator(torch.device("cpu"), seed, "embedding")
-        self.weight = nn.Parameter(torch.empty(model.vocabulary, model.width).normal_(0, 0.02, generator=random))
-        self.sink, self.index = sink, 0
+        self.weight = build.normal(build.model.vocabulary, build.model.width, STD, "embedding")
+        self.sink, self.index = build.sink, -1
 
     def forward(self, tokens: Tensor) -> Tensor:
         return deferred.embedding(tokens, self.weight, self.sink, self.index)
 
 
 class Attention(nn.Module):
-    def __init__(self, model: Model, std: float, key: tuple[object, ...], sink: Sink | None):
+    """Causal attention of `heads` query heads, each `heads / kv_heads` of which share keys and values."""
+
+    def __init__(self, build: Build, std: float, layer: int):
         super().__init__()
-        self.model, self.dim = model, model.width // model.heads
-        rows = (model.heads + 2 * model.kv_heads) * self.dim
-        self.wqkv = Linear(model.width, rows, 0.02, (*key, "wqkv"), sink)
-        self.wo = Linear(model.width, model.width, std, (*key, "wo"), sink)
+        model = build.model
+        self.shape = (model.sequence, model.heads + 2 * model.kv_heads, model.width // model.heads)
+        self.heads, self.kv_heads, self.rope_qkv = model.heads, model.kv_heads, build.ops.rope_qkv
+        self.wqkv = Linear(build, model.width, self.shape[1] * self.shape[2], STD, "layer", layer, "wqkv")
+        self.wo = Linear(build, model.width, model.width, std, "layer", layer, "wo")
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        heads, kv_heads = self.model.heads, self.model.kv_heads
-        qkv = self.wqkv(x).view(-1, self.model.sequence, heads + 2 * kv_heads, self.dim)
-        q, k, v = operations(self.model.kernels, x.device).rope_qkv(qkv, heads, kv_heads, cos, sin)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
-        return self.wo(y.transpose(1, 2).reshape(x.shape[0], -1))
+        qkv = self.wqkv(x).view(-1, *self.shape)
+        q, k, v = (part.transpose(1, 2) for part in self.rope_qkv(qkv, self.heads, self.kv_heads, cos, sin))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        return self.wo(y.transpose(1, 2).reshape(x.shape))
 
 
 class FeedForward(nn.Module):
-    def __init__(self, model: Model, std: float, key: tuple[object, ...], sink: Sink | None):
+    def __init__(self, build: Build, std: float, layer: int):
         super().__init__()
-        self.kernels = model.kernels
-        self.w_gate_up = Linear(model.width, 2 * model.ffn, 0.02, (*key, "w_gate_up"), sink)
-        self.w_down = Linear(model.ffn, model.width, std, (*key, "w_down"), sink)
+        model, self.swiglu = build.model, build.ops.swiglu
+        self.w_gate_up = Linear(build, model.width, 2 * model.ffn, STD, "layer", layer, "w_gate_up")
+        self.w_down = Linear(build, model.ffn, model.width, std, "layer", layer, "w_down")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w_down(operations(self.kernels, x.device).swiglu(self.w_gate_up(x)))
+        return self.w_down(self.swiglu(self.w_gate_up(x)))
 
 
 class Layer(nn.Module):
-    def __init__(self, model: Model, layer: int, seed: int, sink: Sink | None):
+    def __init__(self, build: Build, layer: int):
         super().__init__()
-        self.layer, self.dropout = layer, model.dropout
-        std = 0.02 / (2 * model.layers) ** 0.5  # GPT-2: the residual branches start smaller, the deeper the model
-        key = (seed, "layer", layer)
-        self.attention_norm = Norm(model, sink)
-        self.attention = Attention(model, std, key, sink)
-        self.ffn_norm = Norm(model, sink)
-        self.ffn = FeedForward(model, std, key, sink)
+        self.layer, self.dropout = layer, build.model.dropout
+        std = STD / (2 * build.model.layers) ** 0.5  # GPT-2: the residual branches start smaller, the deeper the model
+        self.attention_norm = Norm(build)
+        self.attention = Attention(build, std, layer)
+        self.ffn_norm = Norm(build)
+        self.ffn = FeedForward(build, std, layer)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, key: Key | None) -> Tensor:
         random = generator(x.device, *key, self.layer) if key and self.dropout else None
@@ -141,17 +154,18 @@ class Transformer(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, model: Model, layers: range, seed: int, sink: Sink | None = None):
+    def __init__(self, build: Build, layers: range):
         super().__init__()
-        self.model = model
-        self.embedding = Embedding(model, seed, sink) if layers.start == 0 else None
-        self.layers = nn.ModuleDict({str(layer): Layer(model, layer, seed, sink) for layer in layers})
+        model = build.model
+        self.recompute, self.cross_entropy = model.recompute, build.ops.cross_entropy
+        self.embedding = Embedding(build) if layers.start == 0 else None
+        self.layers = nn.ModuleDict({str(layer): Layer(build, layer) for layer in layers})
         last = layers.stop == model.layers
-        self.norm = Norm(model, sink) if last else None
-        self.head = Linear(model.width, model.vocabulary, 0.02, (seed, "head"), sink) if last else None
+        self.norm = Norm(build) if last else None
+        self.head = Linear(build, model.width, model.vocabulary, STD, "head") if last else None
         for index, (name, _) in enumerate(self.named_parameters()):
             self.get_submodule(name.rpartition(".")[0]).index = index  # type: ignore[assignment]
-        cos, sin = rope_tables(model.sequence, model.width // model.heads, model.rope_theta, torch.device("cpu"))
+        cos, sin = rope_tables(model.sequence, model.width // model.heads, model.rope_theta, build.device)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -164,11 +178,11 @@ class Transformer(nn.Module):
         shape = source.shape[:2]
         x = source.flatten(0, 1) if self.embedding is None else self.embedding(source.flatten())
         for layer in self.layers.values():
-            if self.model.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, self.cos, self.sin, key, use_reentrant=False, preserve_rng_state=False)
+            if self.recompute and torch.is_grad_enabled():
+                x = recomputed(layer, x, self.cos, self.sin, key)
             else:
                 x = layer(x, self.cos, self.sin, key)
         if self.norm is None or self.head is None:
             return x.view(*shape, -1)
         assert targets is not None
-        return operations(self.model.kernels, x.device).cross_entropy(self.head(self.norm(x)), targets.flatten())
+        return self.cross_entropy(self.head(self.norm(x)), targets.flatten())

@@ -1,0 +1,39 @@
+"""Activation checkpointing: keep a layer's input, run the layer again in backward (Chen et al. 2016, arXiv:1604.06174).
+
+    y = recomputed(layer, x, *arguments)        # layer: a function of x that is deterministic given its arguments
+
+`torch.utils.checkpoint` does the same and more; it also imports torch's compiler, a second in every worker's start.
+Here nothing random needs to be saved: dropout is keyed, so the second run draws the first one's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def recomputed(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
+    """function(x, *arguments), of which only x is kept until backward; gradients flow to x and to what the function's
+    own layers do with theirs."""
+    return _Recomputed.apply(x, function, arguments)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.function, ctx.arguments = function, arguments
+        kind = x.device.type
+        ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        return function(x, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad(), torch.autocast(*ctx.autocast):
+            y = ctx.function(x, *ctx.arguments)
+        torch.autograd.backward(y, dy)
+        return x.grad, None, None
