@@ -3,15 +3,16 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-SMALL := parallel=3x4 model=small +fail_at=20:1.2 +rejoin_at=40:1.2
+FAULTS ?= +fail_at=20:1.2 +rejoin_at=40:1.2
 
 # One thread a process: 12 workers share the machine. Your own value stands.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: train help test lint types quick test-all
 
-train: $(BIN)/torchrun  ## ARGS="run.steps=100 ..." adds settings
-	$(BIN)/torchrun --nproc-per-node=12 -m recycle_pp.train $(SMALL) $(ARGS)
+# ARGS="run.steps=100 model=tiny" adds settings, FAULTS= takes the faults away
+train: $(BIN)/torchrun
+	$(BIN)/torchrun --nproc-per-node=12 -m recycle_pp.train $(FAULTS) $(ARGS)
 
 help: $(BIN)/torchrun
 	@$(BIN)/python -m recycle_pp.train --help
