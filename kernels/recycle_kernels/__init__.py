@@ -28,6 +28,7 @@ from .head_loss import (
 from .rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from .rope import rope, rope_qkv, rope_qkv_reference, rope_reference, rope_table
 from .swiglu import swiglu, swiglu_reference
+from .tuning import from_json, to_json, tune
 from .weight_grad import Tile, Tiles, weight_grad, weight_grad_fixed, weight_grad_reference
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "cross_entropy_reference",
     "dequantise",
     "dequantise_reference",
+    "from_json",
     "head_loss",
     "head_loss_reference",
     "make_chunks",
@@ -61,6 +63,8 @@ __all__ = [
     "squared_norm_reference",
     "swiglu",
     "swiglu_reference",
+    "to_json",
+    "tune",
     "weight_grad",
     "weight_grad_fixed",
     "weight_grad_reference",
