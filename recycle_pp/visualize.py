@@ -66,12 +66,14 @@ def _once(a: argparse.Namespace) -> int:
         raise ValueError(f"--step needs a run folder, and {a.source} is a file")
     charts = _charts(a, folder, step if folder else 0)
     against = [] if a.compare else baselines(charts[-1].plan, folder, step if folder else 0)
+    against = [b for b in against if b[0] not in {c.title for c in charts}]
     for out in a.out:
         if not (folder and Path(out).suffix.lower() == ".html"):
             _write(charts, against, out, a)
     if not a.out:
-        window = None if a.begin is None and a.end is None else (a.begin or 0.0, a.end or max(c.span for c in charts))
-        terminal.show(charts, _console(a), window=window, most_rows=10**6 if a.all else 48, baselines=against)
+        terminal.show(
+            charts, _console(a), window=_window(a, charts), most_rows=10**6 if a.all else 48, baselines=against
+        )
     return 0
 
 
@@ -97,12 +99,21 @@ def _charts(a: argparse.Namespace, folder: Run | None, step: int) -> list[Chart]
     return [Chart.of(known[name], name), Chart.of(chosen, title_of(chosen))]
 
 
+def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] | None:
+    if a.begin is None and a.end is None:
+        return None
+    begin, end = a.begin or 0.0, max(c.span for c in charts) if a.end is None else a.end
+    if begin >= end:
+        raise ValueError(f"--to must be later than --from; from {begin:g} to {end:g} is nothing")
+    return begin, end
+
+
 def _named(name: str, step: int | None) -> Chart:
     """A chart whose title is its source."""
     if Path(name).is_dir():
         run = Run(name)
         at = run.newest if step is None else step
-        return Chart.of(run.trace(at), f"{name}, step {at}")
+        return Chart.of(run.trace(at), f"{Path(name).resolve().name}, step {at}")
     return Chart.of(read(name), Path(name).name)
 
 
@@ -178,8 +189,13 @@ def _say(out: str, notes: list[str]) -> None:
     print(f"wrote {out}" + "".join(f"; {note}" for note in notes))
 
 
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would leave with 1
+
+
 def _console(a: argparse.Namespace) -> Console:
-    return Console(width=a.width, highlight=False)
+    return _Terminal(width=a.width, highlight=False)
 
 
 def _follow(a: argparse.Namespace) -> int:
@@ -190,7 +206,7 @@ def _follow(a: argparse.Namespace) -> int:
     while True:
         ended, steps = run.ended, run.steps
         if steps and steps[-1] != drawn:
-            drawn = steps[-1]
+            drawn = a.step = steps[-1]
             if console.is_terminal and not a.out:
                 console.clear()
             _once(a)

@@ -78,8 +78,8 @@ class Chart:
 
     @cached_property
     def span(self) -> float:
-        """From 0 to the last end."""
-        last = float(self.end.max()) if len(self) else 0.0
+        """From 0 to the last end; 1 if there is nothing."""
+        last = float(self.end.max()) if len(self) else 1.0
         return max(last, self.recovery.resumed) if self.recovery else last
 
     @cached_property

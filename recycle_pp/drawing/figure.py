@@ -21,7 +21,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
-from recycle_schedules import KINDS
+from recycle_schedules import KINDS, Trace
 
 from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
@@ -66,7 +66,10 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
     heights = [max(r * row_height, 0.6) for r in rows]
     strips = [0.72 if c.recovery and c.recovery.phases else 0.0 for c in charts]
     # one grid: chart, strip, chart, strip, ... in inches, so that rows are equally high in every picture
-    title, axis, legend = 0.34, 0.38, 0.26 + 0.14 * len(notes)
+    title, axis = 0.34, 0.38
+    handles = _legend(charts)
+    columns = min(len(handles), max(1, int((width - 0.2) / 0.78)))
+    legend = 0.1 + 0.16 * -(-len(handles) // columns) + 0.14 * len(notes)
     blocks = [title + h + axis + s for h, s in zip(heights, strips, strict=True)]
     height = (max(blocks) if beside else sum(blocks)) + legend
     figure = Figure(figsize=(width, height))
@@ -86,7 +89,11 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
             _phases(strip, chart)
         if not beside:
             top -= blocks[i]
-    _legend(figure, charts, (legend - 0.02) / height)
+    figure.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, (legend - 0.02) / height), ncols=columns,
+        frameon=False, fontsize=7, handlelength=1.4, handleheight=0.9, columnspacing=1.2, handletextpad=0.5,
+        borderaxespad=0,
+    )  # fmt: skip
     for k, note in enumerate(notes):
         figure.text(left / width, (0.05 + 0.14 * (len(notes) - 1 - k)) / height, note, fontsize=6.5, style="italic")
     return figure, notes
@@ -146,7 +153,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
     y = place[chart.row]
     shown = y >= 0
     pad = 0.06 if row_height >= 0.1 else 0.0
-    edge = 0.5 if row_height >= 0.1 and np.median(chart.end - chart.start) * inch > 0.03 else 0.0
+    edge = 0.5 if len(chart) and row_height >= 0.1 and np.median(chart.end - chart.start) * inch > 0.03 else 0.0
     top_mark = np.select(
         [(chart.marks & bit) != 0 for bit in (CUT, REDONE, LOST, REROUTED)], (CUT, REDONE, LOST, REROUTED)
     )
@@ -155,12 +162,18 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
             pick = np.flatnonzero(shown & (chart.kind == k) & (top_mark == mark))
             if not len(pick):
                 continue
-            x0, x1, y0, y1 = chart.start[pick], chart.end[pick], y[pick] + pad, y[pick] + 1 - pad
-            boxes = np.stack([np.stack([a, b], -1) for a, b in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1)
+            gid = f"{number}-{kind}" + (f"-{name}" if name else "")
+            axes.add_collection(PolyCollection(_boxes(chart, pick, y, pad), gid=gid, **_look(kind, mark, edge)))
+        if period := _next_step(chart):
+            pick = np.flatnonzero(shown & (chart.kind == k) & (chart.start + period < chart.span))
+            look: dict[str, Any] = {
+                "facecolor": palette.FILL[kind],
+                "edgecolor": palette.PAPER,
+                "lw": edge,
+                "alpha": 0.35,
+            }
             axes.add_collection(
-                PolyCollection(
-                    list(boxes), gid=f"{number}-{kind}" + (f"-{name}" if name else ""), **_look(kind, mark, edge)
-                )
+                PolyCollection(_boxes(chart, pick, y, pad, period), gid=f"{number}-{kind}-next", **look)
             )
     text = [int(i) for i in np.flatnonzero(shown)]
     if row_height < 0.09 or len(text) > MOST_NUMBERS:
@@ -178,6 +191,18 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
             fontweight="bold" if marks & (REROUTED | REDONE) else "normal", clip_on=True,
             path_effects=[withStroke(linewidth=1.6, foreground=palette.PAPER)] if marks & CUT else None,
         )  # fmt: skip
+
+
+def _next_step(chart: Chart) -> float | None:
+    """The period, if the next step begins before this one has ended everywhere."""
+    period = None if isinstance(chart.plan, Trace) else chart.plan.period
+    return period if period and period < chart.span * (1 - 1e-9) else None
+
+
+def _boxes(chart: Chart, ops: np.ndarray, y: np.ndarray, pad: float, later: float = 0.0) -> list[np.ndarray]:
+    """Corners of the ops' rectangles, each of shape (4, 2)."""
+    x0, x1, y0, y1 = chart.start[ops] + later, chart.end[ops] + later, y[ops] + pad, y[ops] + 1 - pad
+    return list(np.stack([np.stack([a, b], -1) for a, b in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1))
 
 
 def _look(kind: str, mark: int, edge: float) -> dict[str, Any]:
@@ -236,7 +261,7 @@ def _phases(axes: Axes, chart: Chart) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _legend(figure: Figure, charts: Sequence[Chart], top: float) -> None:
+def _legend(charts: Sequence[Chart]) -> list[Patch]:
     """Only what the charts hold."""
     kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
     handles = [Patch(facecolor=palette.FILL[KINDS[k]], label=palette.NAMES[KINDS[k]], lw=0) for k in kinds]
@@ -246,11 +271,10 @@ def _legend(figure: Figure, charts: Sequence[Chart], top: float) -> None:
             look = {k: v for k, v in _look("F", bit, 0.5).items() if k != "zorder"}
             look["facecolor"] = palette.PAPER
             handles.append(Patch(label=words, **look))
+    if any(_next_step(c) for c in charts):
+        handles.append(Patch(facecolor=palette.FILL["F"], alpha=0.35, label="next step", lw=0))
     if any(c.dead_from for c in charts):
         handles.append(Patch(facecolor="none", edgecolor=palette.DEAD, hatch="/////", lw=0, label="dead"))
     if any(c.recovery for c in charts):
         handles.append(Patch(facecolor=palette.STALL, label="stall", lw=0))
-    figure.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, top), ncols=len(handles), frameon=False, fontsize=7,
-        handlelength=1.4, handleheight=0.9, columnspacing=1.2, handletextpad=0.5, borderaxespad=0,
-    )  # fmt: skip
+    return handles

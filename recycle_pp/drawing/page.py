@@ -93,7 +93,7 @@ def _meta(chart: Chart, data: str) -> Json:
         "pipelines": chart.problem.pipelines,
         "stages": chart.problem.stages,
         "counts": list(chart.problem.counts),
-        "span": max(chart.span, 1e-9),
+        "span": chart.span,
         "dead": sorted(chart.dead_from.items()),
         "recovery": {"died": r.died, "resumed": r.resumed, "spans": r.spans()} if r else None,
     }

@@ -159,7 +159,7 @@ def _shares(chart: Chart, ops: slice, scale: Scale) -> np.ndarray:
 
 
 def _coarse_cell(shares: np.ndarray, colour: bool, unicode: bool) -> tuple[str, str]:
-    """How full a column is as the height of a block (or a digit), in the mixed colour of its ops; r where most are re-routed."""
+    """How full a column is: the height of a block (or a digit) in the mixed colour of its ops; r: mostly re-routed."""
     busy = float(shares[:-1].sum())
     mixed = "r" if shares[-1] > busy / 2 > 0 else ""
     block = mixed or ("▁▂▃▄▅▆▇█"[min(7, int(busy * 8))] if unicode else str(min(9, int(busy * 10))))

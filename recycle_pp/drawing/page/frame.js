@@ -85,10 +85,11 @@ function drawRoute(ctx, chart, view, ink, { X, Y, kx }, route) {
   const middle = (i) => Y(route.row.get(i)) + view.row / 2;
   ctx.lineWidth = 1.75;
   ctx.strokeStyle = ctx.fillStyle = ink.ink;
-  for (const [a, b] of route.links) {  // from the end of the sender's edge to the begin of the receiver's, up or down
-    const way = middle(b) > middle(a) ? 1 : -1, inset = Math.min(4, (kx * (chart.end[b] - chart.start[b])) / 3);
-    const x0 = X(chart.end[a]) - inset, y0 = middle(a) + (way * view.row) / 2 - way, x1 = X(chart.start[b]) + inset;
-    const y1 = middle(b) - (way * view.row) / 2, half = Math.max(8, Math.abs(y1 - y0) / 2) * way, head = way * Math.min(6, view.row / 2);
+  for (const [a, b] of route.links) {  // from inside the sender's end to inside the receiver's begin, up or down
+    const way = middle(b) > middle(a) ? 1 : -1, inset = Math.min(5, (kx * (chart.end[b] - chart.start[b])) / 3);
+    const x0 = X(chart.end[a]) - inset, y0 = middle(a) + way * view.row * 0.15, x1 = X(chart.start[b]) + inset;
+    const head = way * Math.min(6, view.row / 2), y1 = middle(b) - way * view.row * 0.1 - head;
+    const half = Math.max(8, Math.abs(y1 - y0) / 2) * way;
     ctx.setLineDash(KINDS[chart.kind[b]] === "F" ? [] : [5, 3]);
     ctx.beginPath();
     ctx.moveTo(x0, y0);

@@ -106,7 +106,8 @@ function draw() {
         ctx.fillStyle = ink.ink;
         ctx.fillText(chart.meta.title, 10, pane.top + 5);
       }
-      near = paint(ctx, chart, pane, viewOf(pane.chart), ink, state.route?.[pane.chart], pane.chart === state.pane ? state.cursor : EMPTY);
+      const filled = { ...pane, h: Math.min(pane.h, (heightOf(chart) - state.view.top) * state.view.row) };
+      near = paint(ctx, chart, filled, viewOf(pane.chart), ink, state.route?.[pane.chart], pane.chart === state.pane ? state.cursor : EMPTY);
     }
     // for tests and for the curious: when the first picture stood, how long the last took, how near it is
     document.body.dataset.painted ??= performance.now().toFixed(0);

@@ -68,7 +68,7 @@ def test_png_and_pdf_are_what_they_say(tmp_path: Path, ending: str, magic: bytes
 
 
 def test_a_figure_of_a_large_job_shows_each_kind_of_pipeline_once_and_says_so(tmp_path: Path) -> None:
-    notes = figure.save([Chart.of(one_f_one_b(shape((Worker(9, 3),), (256, 16, 4))))], tmp_path / "x.png")
+    notes = figure.save([Chart.of(one_f_one_b(shape((Worker(9, 3),), (256, 4, 4))))], tmp_path / "x.png")
     assert notes == ["pipeline 0 stands for 254 that are alike (0-8, 11-255)"]
 
 

@@ -1,0 +1,165 @@
+"""The command line: sources, files, sentences."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from recycle_schedules import plan
+
+from recycle_pp.visualize import main
+
+from .examples import DEAD, recovered, run_folder, shape
+
+FLAGS = ["--pipelines", "3", "--stages", "4", "--microbatches", "6", "--fail", "1.2"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_folder(tmp_path / "demo")
+
+
+def test_a_problem_on_flags_is_planned_and_drawn_in_one_go(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--width", "120"]) == 0
+    out = capsys.readouterr().out
+    assert " dead ╱" in out and "against fault-free 1F1B" in out and "peak micro-batches in flight" in out
+
+
+@pytest.mark.parametrize("what", ["plan", "trace", "problem"])
+def test_a_file_may_hold_a_plan_a_trace_or_a_problem(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.json"
+    if what == "problem":
+        path.write_text(json.dumps(shape((DEAD,)).to_json()))
+    else:
+        (plan(shape((DEAD,))) if what == "plan" else recovered()).save(path)
+    assert main([str(path), "--width", "140"]) == 0
+    assert ("died at 213 ms" in capsys.readouterr().out) == (what == "trace")
+
+
+def test_a_run_folder_shows_the_step_in_which_somebody_died(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--width", "140"]) == 0
+    out = capsys.readouterr().out
+    assert "step 20, as it went" in out and "W(1,2) died" in out and "against step 19" in out
+    assert main([str(run), "--step", "19", "--width", "140"]) == 0
+    assert "died" not in capsys.readouterr().out
+
+
+def test_every_kind_of_file_comes_out(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [str(tmp_path / f"x.{ending}") for ending in ("svg", "png", "pdf", "html", "json", "csv")]
+    assert main([str(run), "--with-plan", *(word for name in names for word in ("--out", name))]) == 0
+    assert all(Path(name).stat().st_size > 500 for name in names)
+    assert sorted(capsys.readouterr().out.split()) == sorted([*["wrote"] * 6, *names])
+
+
+def test_two_sources_are_compared(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recovered().save(tmp_path / "b.json")
+    assert main(["--compare", str(run), str(tmp_path / "b.json"), "--step", "19", "--width", "140"]) == 0
+    out = capsys.readouterr().out
+    assert "against demo, step 19" in " ".join(out.split()) and "b.json" in out
+
+
+@pytest.mark.parametrize("name", ["1f1b", "fault-free"])
+def test_a_plan_stands_under_its_fault_free_twin(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--against", name, "--width", "120"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("fault-free") < out.index("W(1,2) dead") and out.count("1.2   ") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "what to draw? a file, a run folder, --compare A B, or --pipelines, --stages and --microbatches"),
+        (["missing.json"], "missing.json: No such file or directory"),
+        (["{run}", "--step", "7"], "{run} has no trace of step 7; there are 19, 20, 21"),
+        (["{run}", "--out", "x.gif"], "--out x.gif: the ending must be one of .svg, .png, .pdf, .html, .json, .csv"),
+        (["{run}", "--out", "{run}/no/such/x.png"], "{run}/no/such/x.png: No such file or directory"),
+        (["{run}", "--out", "{run}/no/such/x.html"], "{run}/no/such/x.html: No such file or directory"),
+        (
+            [*FLAGS, "--step", "3", "{run}/metrics.jsonl"],
+            "--step needs a run folder, and {run}/metrics.jsonl is a file",
+        ),
+        (["{run}/metrics.jsonl"], "{run}/metrics.jsonl: a plan has the keys problem and ops"),
+        ([*FLAGS, "--fail", "9.9"], "failed: "),
+        ([*FLAGS, "--fail", "x"], "a worker is written PIPELINE.STAGE, like 1.2, not 'x'"),
+        ([*FLAGS, "--memory", "lots"], "--memory lots: write none, a number of micro-batches, or 1f1b+2"),
+        ([*FLAGS, "--durations", "F1"], "--durations F1: write them as F=1,I=1,W=1,O=3"),
+        ([*FLAGS, "--from", "5", "--to", "5"], "--to must be later than --from"),
+        (["--follow"], "--follow needs a run folder"),
+        (["--stages", "four"], "argument --stages: invalid int value: 'four'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    arguments: list[str], sentence: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([a.format(run=run) for a in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("visualize: " + sentence.format(run=run)) and said.count("\n") == 1
+
+
+PROBLEM = '"problem": {"pipelines": 1, "stages": 1, "microbatches": 1}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "3", "null", "{", "\x00\xff", "[" * 100000),
+        '{"problem": 1, "ops": []}',
+        f'{{{PROBLEM}, "ops": 5}}',
+        f'{{{PROBLEM}, "ops": [5]}}',
+        f'{{{PROBLEM}, "ops": [], "generation": "x"}}',
+        '{"pipelines": "x", "stages": 2, "microbatches": 1}',
+    ],
+)
+def test_a_broken_file_is_named_in_one_sentence(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content.encode("latin-1"))
+    assert main([str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"visualize: {path}: ") and said.count("\n") == 1
+
+
+def test_a_plan_without_ops_is_drawn_as_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"problem": {"pipelines": 2, "stages": 2, "microbatches": 0}, "ops": []}))
+    assert (
+        main([str(path), *(w for e in ("svg", "html", "json", "csv") for w in ("--out", str(tmp_path / f"y.{e}")))])
+        == 0
+    )
+    assert main([str(path)]) == 0
+
+
+def test_following_draws_each_new_step_until_the_run_ends(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later = run / "traces" / "step-000021.json"
+    shutil.move(later, run / "kept")
+
+    def go_on() -> None:
+        time.sleep(0.7)
+        shutil.move(run / "kept", later)
+        time.sleep(0.7)
+        (run / "summary.json").write_text("{}")
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    assert main([str(run), "--follow", "--width", "140"]) == 0
+    thread.join()
+    out = capsys.readouterr().out
+    assert out.index("step 20, as it went") < out.index("step 21, as it went") < out.index("the run has ended")
+    assert "step 21, loss 2.5000, 1,000 tokens/s, 11 live workers" in out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "recycle_pp.visualize", *FLAGS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait(30) == 0
