@@ -56,15 +56,15 @@ class LocalJob:
         return self._code
 
     def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
-        """The first event of that name, as soon as it is in events.jsonl."""
+        """The first event of that name, as soon as it is in events.jsonl; TimeoutError where it does not come."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while True:
+            over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
             for record in self.run.lines(self.run.events):
                 if record["event"] == event:
                     return record
-            if self._code is None and select.select([self._status], [], [], 0.02)[0]:
-                self.wait(0)
-        raise TimeoutError(f"no event {event} in {seconds} s; the job printed:\n{self.output}")
+            if over:
+                raise TimeoutError(f"no event {event} in {seconds} s or to the end; the job printed:\n{self.output}")
 
     def supervisors(self) -> list[int]:
         """Process ids by rank, while none has ended."""

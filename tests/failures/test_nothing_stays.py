@@ -1,0 +1,128 @@
+"""Whatever ends a job, no process, file or socket of it stays: after success, Ctrl-C, SIGTERM, kills, a crash."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+SMALL = ["parallel=2x2", "model=tiny", "run.validate_every=0"]
+ENDLESS = [*SMALL, "run.steps=1000000"]
+PRIVATE = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
+
+
+@pytest.fixture
+def nothing_stays():
+    """Call it with the job's processes while it runs; checked at the end of the test."""
+    before = set(os.listdir("/dev/shm"))
+    seen: list[psutil.Process] = []
+
+    def watch(pid):
+        seen.extend([psutil.Process(pid), *psutil.Process(pid).children(recursive=True)])
+        return seen
+
+    yield watch
+    assert seen, "the test watched nothing"
+    _, alive = psutil.wait_procs(seen, 15)
+    try:
+        assert alive == []
+        assert set(os.listdir("/dev/shm")) <= before
+        assert not PRIVATE.exists() or not any(
+            f"-{process.pid}-" in name.name for process in seen for name in PRIVATE.iterdir()
+        )
+    finally:
+        for process in alive:
+            process.kill()
+
+
+def test_after_success(zygote, nothing_stays):
+    with zygote.run([*SMALL, "run.steps=3"]) as job:
+        job.wait_for_event("started", 60)
+        nothing_stays(job.pid)
+        assert job.wait(60) == 0, job.output
+        assert "Traceback" not in job.output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_after_a_signal_which_also_ends_it_quickly_and_quietly(number, code, zygote, nothing_stays):
+    with zygote.run(ENDLESS) as job:
+        job.wait_for_event("started", 60)
+        nothing_stays(job.pid)
+        begun = time.monotonic()
+        job.signal(number)
+        assert job.wait(30) == code, job.output
+        assert time.monotonic() - begun < 10
+        assert "Traceback" not in job.output
+        assert f"stopped: {signal.Signals(number).name}" in job.output
+        assert "died" not in job.output
+
+
+def test_after_the_coordinators_supervisor_is_killed(zygote, nothing_stays):
+    with zygote.run(ENDLESS) as job:
+        job.wait_for_event("started", 60)
+        nothing_stays(job.pid)
+        os.kill(job.supervisors()[0], signal.SIGKILL)
+        assert job.wait(30) != 0
+        assert "Traceback" not in job.output
+        assert "lost the coordinator" in job.output
+
+
+def test_after_the_launcher_is_killed(zygote, nothing_stays):
+    with zygote.run(ENDLESS) as job:
+        job.wait_for_event("started", 60)
+        nothing_stays(job.pid)
+        os.kill(job.pid, signal.SIGKILL)
+
+
+def test_after_whoever_started_it_is_killed(nothing_stays, tmp_path):
+    script = f"""
+import sys, time
+from recycle_pp.control.local import Zygote
+with Zygote() as zygote, zygote.run({ENDLESS!r}) as job:
+    job.wait_for_event("started", 60)
+    print(job.run.path, flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as process:
+        try:
+            run = Path(process.stdout.readline().strip())
+            assert run.is_dir()
+            processes = nothing_stays(process.pid)
+            assert len(processes) == 1 + 1 + 1 + 4 + 4  # itself, zygote, launcher, supervisors, workers
+        finally:
+            process.kill()
+    psutil.wait_procs(processes, 15)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.torchrun
+def test_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=4", "-m", "recycle_pp.train"]
+    output = open(tmp_path / "output", "w+")  # noqa: SIM115 (a pipe would fill up)
+    process = subprocess.Popen(
+        [*torchrun, *ENDLESS, f"run.dir={tmp_path / 'run'}"],
+        stdout=output, stderr=output, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while "step " not in (tmp_path / "output").read_text():
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output").read_text()
+            time.sleep(0.05)
+        nothing_stays(process.pid)
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to torchrun and every supervisor
+        assert process.wait(30) != 0
+    finally:
+        process.kill()
+        output.close()
+    text = (tmp_path / "output").read_text()
+    assert "stopped: SIGINT" in text
+    assert "died" not in text
+    assert text.count("Traceback") <= 1  # torchrun's own
