@@ -1,11 +1,12 @@
 """The inner loops as machine code, without making anybody wait for the compiler.
 
-    loops = Loops()
-    loops.load(timeout=1.0)       # True: machine code, from the cache on disk in a fraction of a second
-    loops.simulate(...)           # the same function, compiled if it is ready, else plain Python
+    from .compiled import LOOPS, load
+    LOOPS.improve(...)            # machine code if it is there, else the same function in plain Python
+    load()                        # wait until it is there
 
-The first use on a machine compiles, which takes many seconds and happens in a thread; the result is kept beside the
-source files (or where NUMBA_CACHE_DIR says). Until then plans are made by the same loops in plain Python.
+Machine code comes from the cache on disk (beside the source files, or where NUMBA_CACHE_DIR says) in a fraction of a
+second. The first use on a machine compiles instead, for half a minute, in a thread; until then plans are made by the same
+loops in plain Python.
 """
 
 from __future__ import annotations
@@ -16,36 +17,57 @@ from typing import Any
 
 import numba
 
-from . import list_schedule
+from . import local_search, portfolio, timing
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"simulate": list_schedule.simulate}
+Function = Callable[..., Any]
+
+PROBLEM = "todo u1[::1], sent u1[::1], duration i8[:,::1]"
+LAGS = "send i8, send_rerouted i8"
+SEQUENCES = "first i8[::1], length i8[::1], codes i8[::1], starts i8[::1], order i8[::1]"
+MEMORY = f"cap f8[::1], held f8[::1], release i8[::1], {LAGS}, i_release f8"
+SIGNATURES: dict[Function, str] = {
+    portfolio.try_policies: "stages i8, hosts i8[:,::1], keys i8[:,::1], windows i8[:,::1], fuses b1[:,::1], "
+    f"table i8[:,::1], {PROBLEM}, {MEMORY}, lag i8[::1], steady b1, target i8",
+    local_search.improve: f"stages i8, host i8[::1], free b1[::1], {PROBLEM}, {MEMORY}, mixed b1, lag i8[::1], "
+    f"target i8, {SEQUENCES}, iterations i8, heat f8, weight f8, state i8[::1]",
+    timing.earliest: f"stages i8, host i8[::1], {PROBLEM}, release i8[::1], {LAGS}, {SEQUENCES}",
+    timing.latest: f"stages i8, host i8[::1], {PROBLEM}, {LAGS}, codes i8[::1], order i8[::1], placed i8, "
+    "deadline i8[::1], starts i8[::1]",
+}
+"""Names and types of all arguments: with types given, the code is made or fetched at once and never again."""
 
 
 class Loops:
-    """The inner loops as attributes. Reading one never blocks."""
+    """The inner loops as attributes."""
 
-    simulate: Callable[..., Any]
-
-    def __init__(self) -> None:
+    def __init__(self, wrap: Callable[[Function], Function] = lambda function: function) -> None:
         self.compiled = False
-        self._thread: threading.Thread | None = None
-        for name, function in FUNCTIONS.items():
-            setattr(self, name, function)
+        self.try_policies = wrap(portfolio.try_policies)
+        self.improve = wrap(local_search.improve)
+        self.earliest = wrap(timing.earliest)
+        self.latest = wrap(timing.latest)
 
-    def load(self, warm: Callable[[Any], None], timeout: float | None = None) -> bool:
-        """Fetch or make the machine code; `warm(loops)` calls every loop once. False if that takes longer than
-        `timeout` seconds: it goes on in the background, and the loops change over when it is done."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._compile, args=(warm,), name="recycle-schedules-compile")
-            self._thread.start()
-        self._thread.join(timeout)
-        return self.compiled
 
-    def _compile(self, warm: Callable[[Any], None]) -> None:
-        fast = Loops()
-        for name, function in FUNCTIONS.items():
-            setattr(fast, name, numba.njit(cache=True, nogil=True)(function))
-        warm(fast)
-        for name in FUNCTIONS:
-            setattr(self, name, getattr(fast, name))
-        self.compiled = True
+LOOPS = Loops()
+_thread: list[threading.Thread] = []
+
+
+def load(timeout: float | None = None) -> bool:
+    """Fetch or make the machine code. False if that takes longer than `timeout` seconds: then it goes on in the
+    background, and the loops change over when it is done."""
+    if not _thread:
+        _thread.append(threading.Thread(target=_load, name="recycle-schedules-compile"))
+        _thread[0].start()
+    _thread[0].join(timeout)
+    return LOOPS.compiled
+
+
+def _load() -> None:
+    fast = Loops(_compile)
+    fast.compiled = True
+    LOOPS.__dict__.update(fast.__dict__)
+
+
+def _compile(function: Function) -> Function:
+    types = [argument.split()[-1] for argument in SIGNATURES[function].split(", ")]
+    return numba.njit(f"({','.join(types)})", cache=True, nogil=True)(function)

@@ -40,6 +40,16 @@ def value(x: Instance, draft: Draft) -> int:
     return int(max(step.max(initial=0), ends.max(initial=0)))
 
 
+def stage_ends(x: Instance, draft: Draft) -> np.ndarray:
+    """(P,) int64: end of each stage's last gradient, 0 where it has none."""
+    kind, node = draft.codes & 3, draft.codes >> 2
+    gradient = kind >= 2
+    ends = draft.starts[gradient] + x.duration[kind[gradient], draft.host[node[gradient]]]
+    last = np.zeros(x.stages, dtype=np.int64)
+    np.maximum.at(last, node[gradient] % x.stages, ends)
+    return last
+
+
 def times(x: Instance, draft: Draft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ends of the ops; when each stage may step (P,); first start on each worker (w,)."""
     P, codes, starts = x.stages, draft.codes, draft.starts

@@ -39,7 +39,7 @@ class Instance:
     send_rerouted: int  # between pipelines
     todo: np.ndarray  # (n,) uint8: NEED_* bits; 0 for finished stages
     sent: np.ndarray  # (n,) uint8: bit 1: the output of F, bit 2: of I or B is there from time 0
-    host: np.ndarray  # (n,) int32: the worker that must run it, -1 where there is a choice
+    host: np.ndarray  # (n,) int64: the worker that must run it, -1 where there is a choice
 
     @property
     def stages(self) -> int:
@@ -72,7 +72,7 @@ class Instance:
         pipeline = np.repeat(np.arange(D, dtype=np.int32), p.counts)
         index = (np.arange(N) - offsets(p)[pipeline]).astype(np.int32)
         own = pipeline[:, None] * P + np.arange(P, dtype=np.int32)[None, :]
-        host = np.full((N, P), -1, dtype=np.int32) if p.reroute == "any" else np.where(alive[own], own, -1)
+        host = np.full((N, P), -1) if p.reroute == "any" else np.where(alive[own], own, -1)
         todo = np.full((N, P), NEED_F | NEED_G | NEED_W, dtype=np.uint8)
         sent = np.zeros((N, P), dtype=np.uint8)
         first = offsets(p)
@@ -95,7 +95,7 @@ class Instance:
             problem, ticks, pipeline, index, alive, duration, limits(p), held, release,
             np.array([up(t) for t in p.per_stage("allreduce")], dtype=np.int64),
             up(p.send), up(p.send if p.send_rerouted is None else p.send_rerouted),
-            todo.reshape(-1), sent.reshape(-1), host.reshape(-1).astype(np.int32),
+            todo.reshape(-1), sent.reshape(-1), host.reshape(-1).astype(np.int64),
         )  # fmt: skip
 
 

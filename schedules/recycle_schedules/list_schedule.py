@@ -1,6 +1,6 @@
 """List scheduling: run the step in simulated time; whenever a worker is free it takes the ready op with the best key.
 
-    ops, starts = simulate(...)     # plain Python, or compiled (compiled.py)
+    codes, starts = simulate(...)
 
 The loops here are written for numba but are ordinary Python too. All times are whole ticks, all events of one instant
 are handled before anybody chooses, so the result does not depend on rounding or on the order of events.
@@ -81,16 +81,19 @@ def pop_event(times, codes, size):
     times[i], codes[i] = time, code
 
 
+@register_jitable
 def simulate(
     stages, host, todo, sent, duration, cap, held, release, send, send_rerouted, i_release,
-    key_f, key_g, g_first, patience, fuse,
+    key_f, key_g, g_first, window, patience, rush, fuse,
 ):  # fmt: skip
     """The ops in the order in which they start: (codes int64, starts int64), ticks.
 
     host (n,) worker of each node; cap, held, release, duration as in Instance
     key_f, key_g (n,)  who goes first among the ready F and among the ready I: least key
-    g_first (w,)   does a ready I go before a ready F?
-    patience (w,)  pending W from which on a W goes before an F; a W always goes where nothing else can
+    g_first        does a ready I go before a ready F?
+    window (w,)    most micro-batches between F and I (or B); the others in flight wait for their W
+    patience       pending W from which on a W goes before an F; a W always goes where nothing else can
+    rush           when no more F than this are left, F goes before I, and W before I where it makes room for an F
     fuse (w,)      run B instead of I and W
     """
     n, workers = len(host), len(cap)
@@ -111,6 +114,8 @@ def simulate(
     w_in = np.zeros(workers, dtype=np.int64)
     w_out = np.zeros(workers, dtype=np.int64)
     flying = held.copy()
+    left = np.zeros(workers, dtype=np.int64)  # F still to start
+    away = np.zeros(workers, dtype=np.int64)  # micro-batches between F and I
     idle = np.ones(workers, dtype=np.uint8)
     wait_g = np.zeros(n, dtype=np.uint8)  # what the backward of a node still waits for: its F, the stage after it
     codes = np.empty(total, dtype=np.int64)
@@ -123,10 +128,12 @@ def simulate(
 
     for v in range(n):  # what is ready at time 0
         s, w = v % stages, host[v]
+        left[w] += todo[v] & 1
         if todo[v] & 1 and (s == 0 or sent[v - 1] & 1):
             push(ready_f[first[w] : first[w + 1]], size_f[w], (key_f[v] << 32) | v)
             size_f[w] += 1
         if todo[v] & 2:
+            away[w] += 1 - (todo[v] & 1)
             wait_g[v] = todo[v] & 1
             if s < stages - 1 and not sent[v + 1] & 2:
                 wait_g[v] += 1
@@ -171,6 +178,7 @@ def simulate(
                             push_event(times, events, n_events, now + lag, u * 8 + 4)
                             n_events += 1
                     elif what != OP_W:
+                        away[w] -= 1
                         if what == OP_I:
                             flying[w] -= i_release
                             pending[first[w] + w_in[w]] = v
@@ -197,13 +205,18 @@ def simulate(
             is_touched[w] = 0
             if not idle[w]:
                 continue
-            can_f = size_f[w] > 0 and flying[w] + 1.0 <= cap[w] + 1e-6
+            can_f = size_f[w] > 0 and flying[w] + 1.0 <= cap[w] + 1e-6 and away[w] < window[w]
+            hurry = size_f[w] > 0 and left[w] <= rush and away[w] < window[w]
             can_g = size_g[w] > 0
             n_pending = w_in[w] - w_out[w]
             kind = -1
-            if can_g and (g_first[w] or not can_f):
+            if hurry and can_f:
+                kind = OP_F
+            elif hurry and n_pending > 0:
+                kind = OP_W
+            elif can_g and (g_first or not can_f):
                 kind = OP_I
-            elif can_f and n_pending < patience[w]:
+            elif can_f and n_pending < patience:
                 kind = OP_F
             elif can_g:
                 kind = OP_I
@@ -218,6 +231,8 @@ def simulate(
                 v = pop(ready_f[first[w] : first[w + 1]], size_f[w]) & 0xFFFFFFFF
                 size_f[w] -= 1
                 flying[w] += 1.0
+                away[w] += 1
+                left[w] -= 1
             elif kind == OP_I:
                 v = pop(ready_g[first[w] : first[w + 1]], size_g[w]) & 0xFFFFFFFF
                 size_g[w] -= 1

@@ -29,11 +29,13 @@ def one_f_one_b(problem: Problem) -> Plan:
         for s in range(P):
             sequences.append([((g0 + i) * P + s) * 4 + kind for kind, i in order(P, s, m)])
         g0 += m
-    first = np.cumsum([0, *map(len, sequences)])
+    length = np.array([len(sequence) for sequence in sequences])
     codes = np.array([c for sequence in sequences for c in sequence], dtype=np.int64)
-    starts, topological, _ = earliest(
-        P, x.host, x.todo, x.sent, x.duration, x.release, x.send, x.send_rerouted, first, codes
-    )
+    starts, topological = np.empty_like(codes), np.empty_like(codes)
+    earliest(
+        P, x.host, x.todo, x.sent, x.duration, x.release, x.send, x.send_rerouted,
+        np.cumsum(length) - length, length, codes, starts, topological,
+    )  # fmt: skip
     return finish(x, Draft(codes[topological], starts[topological], x.host), lower_bound(problem))
 
 

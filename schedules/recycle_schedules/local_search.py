@@ -1,0 +1,289 @@
+"""Local search on the workers' sequences: small changes to what delays the end, kept if they help.
+
+    best = improve(...)
+
+A step of the search takes an op that nothing but its neighbours delays (a critical one), moves it within its worker's
+sequence, or exchanges two micro-batches of a stage, or gives one to a peer, or splits a B (joins an I and its W), times all
+sequences again and accepts by simulated annealing. The energy is the value to be minimised plus the mean lateness of
+the workers against the target, which shows the way across plateaus.
+
+Written for numba, but ordinary Python too. Sequences lie in one array: worker w has codes[first[w] : first[w] + length[w]].
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba.extending import register_jitable
+
+from .timing import earliest, latest
+
+
+@register_jitable
+def draw(state, n):
+    """The next random number in 0..n-1; state (1,) int64 moves on."""
+    state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
+    high = state[0] >> 12
+    state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
+    return ((high << 16) ^ (state[0] >> 12)) % n
+
+
+@register_jitable
+def fits(codes, begin, end, flying, cap, i_release):
+    """Does the sequence codes[begin:end] keep to its worker's memory limit? `flying` micro-batches are held before."""
+    for k in range(begin, end):
+        kind = codes[k] & 3
+        if kind == 0:
+            flying += 1.0
+            if flying > cap + 1e-6:
+                return False
+        else:
+            flying -= i_release if kind == 1 else 1.0 - i_release if kind == 2 else 1.0
+    return True
+
+
+@register_jitable
+def move(codes, i, j):
+    """Move the op at position i to position j; False, and nothing moved, if that passes another op of its node."""
+    x = codes[i]
+    step = 1 if j > i else -1
+    for k in range(i + step, j + step, step):
+        if codes[k] >> 2 == x >> 2:
+            return False
+    for k in range(i, j, step):
+        codes[k] = codes[k + step]
+    codes[j] = x
+    return True
+
+
+@register_jitable
+def positions(codes, begin, end, v, where):
+    """Fill where[kind] with the positions of node v's ops in codes[begin:end], -1 for those that are not there."""
+    where[:] = -1
+    for k in range(begin, end):
+        if codes[k] >> 2 == v:
+            where[codes[k] & 3] = k
+
+
+@register_jitable
+def exchange(codes, first, length, host, u, v, at_u, at_v):
+    """Let nodes u and v change places (and workers); False if they do not run the same kinds."""
+    a, b = host[u], host[v]
+    positions(codes, first[a], first[a] + length[a], u, at_u)
+    positions(codes, first[b], first[b] + length[b], v, at_v)
+    for kind in range(4):
+        if (at_u[kind] < 0) != (at_v[kind] < 0):
+            return False
+    for kind in range(4):
+        if at_u[kind] >= 0:
+            codes[at_u[kind]], codes[at_v[kind]] = v * 4 + kind, u * 4 + kind
+    host[u], host[v] = b, a
+    return True
+
+
+@register_jitable
+def give(codes, first, length, host, starts, v, w, at):
+    """Move node v to worker w, its ops to where they would start at their present times."""
+    a = host[v]
+    positions(codes, first[a], first[a] + length[a], v, at)
+    k = first[w]
+    for kind in (0, 1, 3, 2):
+        if at[kind] < 0:
+            continue
+        while k < first[w] + length[w] and starts[k] <= starts[at[kind]]:
+            k += 1
+        for i in range(first[w] + length[w], k, -1):
+            codes[i] = codes[i - 1]
+            starts[i] = starts[i - 1]
+        codes[k] = v * 4 + kind
+        starts[k] = starts[at[kind]]
+        length[w] += 1
+        k += 1
+    kept = first[a]
+    for i in range(first[a], first[a] + length[a]):
+        if codes[i] >> 2 != v:
+            codes[kept] = codes[i]
+            kept += 1
+    length[a] = kept - first[a]
+    host[v] = w
+
+
+@register_jitable
+def refit(codes, first, length, w, i):
+    """Split the B at position i of worker w into I and W, or join the I there with its W."""
+    end = first[w] + length[w]
+    v = codes[i] >> 2
+    if codes[i] & 3 == 3:
+        for k in range(end, i + 1, -1):
+            codes[k] = codes[k - 1]
+        codes[i], codes[i + 1] = v * 4 + 1, v * 4 + 2
+        length[w] += 1
+    else:
+        codes[i] = v * 4 + 3
+        k = i + 1
+        while codes[k] != v * 4 + 2:
+            k += 1
+        for j in range(k, end - 1):
+            codes[j] = codes[j + 1]
+        length[w] -= 1
+
+
+@register_jitable
+def energy(stages, host, duration, first, length, codes, starts, lag, target, ends):
+    """(value, total lateness of the workers against the target); fills ends (P,): of each stage's last gradient.
+
+    value = max over workers of the end of their stage + lag[w]."""
+    workers = len(first)
+    ends[:] = 0
+    for w in range(workers):
+        if length[w]:
+            k = first[w] + length[w] - 1
+            ends[w % stages] = max(ends[w % stages], starts[k] + duration[codes[k] & 3, w])
+    value, late = 0, 0
+    for w in range(workers):
+        if length[w]:
+            k = first[w] + length[w] - 1
+            value = max(value, ends[w % stages] + lag[w])
+            late += max(0, starts[k] + duration[codes[k] & 3, w] + lag[w] - target)
+    return value, late
+
+
+def improve(
+    stages, host, free, todo, sent, duration, cap, held, release, send, send_rerouted, i_release, mixed,
+    lag, target, first, length, codes, starts, order, iterations, heat, weight, state,
+):  # fmt: skip
+    """Search on from the given sequences; codes, length and host become those of the best plan found.
+
+    free (n,)   may the node change its worker?
+    lag (w,)    what the value adds to the end of the worker's stage
+    target      stop at this value
+    heat        temperature at the beginning, in ticks; it falls to a fiftieth
+    state (1,)  of the random numbers
+    Returns (value, steps made); starts and order are room to work in."""
+    n, workers = len(host), len(first)
+    ends = np.zeros(stages, dtype=np.int64)
+    placed = earliest(
+        stages, host, todo, sent, duration, release, send, send_rerouted, first, length, codes, starts, order
+    )
+    value, late = energy(stages, host, duration, first, length, codes, starts, lag, target, ends)
+    best_value, best_codes, best_host, best_length = value, codes.copy(), host.copy(), length.copy()
+    by_stage = np.zeros((stages, workers), dtype=np.int64)  # live workers that may hold something
+    peers = np.zeros(stages, dtype=np.int64)
+    for w in range(workers):
+        if lag[w] > -(1 << 60) and cap[w] >= 1:
+            by_stage[w % stages, peers[w % stages]] = w
+            peers[w % stages] += 1
+    critical = np.empty(len(codes), dtype=np.int64)
+    n_critical = 0
+    late_starts = np.empty(len(codes), dtype=np.int64)
+    deadline = np.zeros(workers, dtype=np.int64)
+    new_starts, new_order = np.empty_like(starts), np.empty_like(order)
+    old_codes, old_host, old_length = codes.copy(), host.copy(), length.copy()
+    at_u, at_v = np.empty(4, dtype=np.int64), np.empty(4, dtype=np.int64)
+    fresh = True
+    cooling = math.exp(math.log(0.02) / max(iterations, 1))
+    step = 0
+    while step < iterations and best_value > target:
+        step += 1
+        heat *= cooling
+        if fresh:
+            level = value
+            if draw(state, 4) == 0:
+                level = target + (value - target) * draw(state, 8) // 8
+            for w in range(workers):
+                deadline[w] = level - lag[w]
+            latest(stages, host, todo, sent, duration, send, send_rerouted, codes, order, placed, deadline, late_starts)
+            n_critical = 0
+            for i in range(placed):
+                if late_starts[order[i]] <= starts[order[i]]:
+                    critical[n_critical] = order[i]
+                    n_critical += 1
+            fresh = False
+        if n_critical == 0:
+            fresh = True
+            continue
+        i = critical[draw(state, n_critical)]
+        v = codes[i] >> 2
+        w, s = host[v], v % stages
+        begin, end = first[w], first[w] + length[w]
+        other = w
+        what = draw(state, 16)
+        done = False
+        if what < 10:  # within the sequence: past the neighbour that delays it, mostly
+            far = 1 + (draw(state, 6) if draw(state, 3) == 0 else 0)
+            if draw(state, 4):
+                j = max(i - far, begin)
+            else:
+                j = min(i + far, end - 1)
+            if i != j:
+                done = move(codes, i, j)
+                if done and not fits(codes, begin, end, held[w], cap[w], i_release):
+                    move(codes, j, i)
+                    done = False
+        elif what < 13 or not (free[v] or mixed):  # two micro-batches of the stage change places
+            u = draw(state, n // stages) * stages + s
+            if u != v and todo[u] and (host[u] == w or (free[u] and free[v])):
+                other = host[u]
+                done = exchange(codes, first, length, host, u, v, at_u, at_v)
+        elif mixed and (what == 13 or not free[v]):
+            if codes[i] & 3 == 3 or (codes[i] & 3 == 1 and todo[v] & 2):
+                refit(codes, first, length, w, i)
+                done = fits(codes, begin, first[w] + length[w], held[w], cap[w], i_release)
+                if not done:
+                    codes[begin : end + 1] = old_codes[begin : end + 1]
+                    length[w] = old_length[w]
+        elif free[v] and peers[s] > 1:
+            other = by_stage[s, draw(state, peers[s])]
+            if other != w:
+                new_starts[:] = starts
+                give(codes, first, length, host, new_starts, v, other, at_u)
+                done = fits(codes, first[other], first[other] + length[other], held[other], cap[other], i_release)
+                if not done:
+                    for x in (w, other):
+                        codes[first[x] : first[x] + old_length[x]] = old_codes[first[x] : first[x] + old_length[x]]
+                        length[x] = old_length[x]
+                    host[v] = w
+        if not done:
+            continue
+        placed_new = earliest(
+            stages,
+            host,
+            todo,
+            sent,
+            duration,
+            release,
+            send,
+            send_rerouted,
+            first,
+            length,
+            codes,
+            new_starts,
+            new_order,
+        )
+        take = placed_new == length.sum()
+        if take:
+            new_value, new_late = energy(stages, host, duration, first, length, codes, new_starts, lag, target, ends)
+            worse = float(new_value - value) + weight * (new_late - late)
+            take = worse <= 0 or math.exp(-worse / heat) * 65536.0 > draw(state, 65536)
+        if take:
+            value, late, placed = new_value, new_late, placed_new
+            starts, new_starts = new_starts, starts
+            order, new_order = new_order, order
+            for x in (w, other):
+                old_codes[first[x] : first[x] + length[x]] = codes[first[x] : first[x] + length[x]]
+                old_length[x] = length[x]
+            old_host[:] = host
+            fresh = True
+            if value < best_value:
+                best_value = value
+                best_codes[:] = codes
+                best_host[:] = host
+                best_length[:] = length
+        else:
+            for x in (w, other):
+                codes[first[x] : first[x] + old_length[x]] = old_codes[first[x] : first[x] + old_length[x]]
+                length[x] = old_length[x]
+            host[:] = old_host
+    codes[:], host[:], length[:] = best_codes, best_host, best_length
+    return best_value, step

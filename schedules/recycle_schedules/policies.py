@@ -1,0 +1,85 @@
+"""The ways in which the list scheduler may choose: tables for portfolio.try_policies.
+
+    choice = Choices.of(instance)
+    table = choice.table(40)         # 40 policies, the most often useful first, then a fixed random sample
+
+A policy says who hosts re-routed micro-batches (round-robin from which peer), whose turn it is among ready ops (by
+index; re-routed ones before, after or between the worker's own), whether I goes before F, how many micro-batches may be
+between F and I, when a W must be taken, from when on the last F are rushed, and where B runs whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from .assign import assign
+from .instance import Instance
+
+NO_LIMIT = 1 << 30
+OWN, FOREIGN, HALF, LATE, EARLY, NEWEST = range(6)
+"""Rows of `keys`. Index by index: own before re-routed micro-batches, or the reverse; re-routed ones half an index,
+or one and a half, earlier or later; the newest first."""
+TURNS = 3
+OPEN, DOUBLE, TIGHT = 0, 1, 2
+"""Rows of `windows`: no limit, 2 (P - s) - 1, P - s; then P - s + 1, + 2, + 3."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """What the columns of a policy table point to."""
+
+    hosts: np.ndarray  # (TURNS or 1, n) int64
+    keys: np.ndarray  # (6, n) int64
+    windows: np.ndarray  # (6, w) int64
+    fuses: np.ndarray  # (1 or 3, w) bool
+
+    @classmethod
+    def of(cls, x: Instance) -> Choices:
+        P, D = x.stages, x.problem.pipelines
+        stage = np.tile(np.arange(P), D)
+        first = assign(x, 0)
+        hosts = [first] if (x.host >= 0).all() else [first, *(assign(x, turn) for turn in range(1, TURNS))]
+        index = np.repeat(x.index.astype(np.int64), P) * 16 + 32
+        foreign = first // P != np.repeat(x.pipeline, P)
+        keys = [index + foreign * shift for shift in (1, -1, -8, 24, -24)] + [index.max(initial=0) - index]
+        windows = [np.full(P * D, NO_LIMIT), 2 * (P - stage) - 1, *(P - stage + k for k in range(4))]
+        never, always = np.zeros(P * D, dtype=bool), np.ones(P * D, dtype=bool)
+        fuses = {"decoupled": [never], "coupled": [always], "mixed": [stage == 0, always, never]}[x.problem.backward]
+        return cls(np.array(hosts), np.array(keys), np.array(windows), np.array(fuses))
+
+    def table(self, rows: int) -> np.ndarray:
+        """(rows, 8) int64, columns as portfolio.COLUMNS."""
+        return _table(rows, len(self.hosts), len(self.fuses))
+
+
+@lru_cache
+def _table(rows: int, turns: int, fuses: int) -> np.ndarray:
+    proven = [
+        (0, OWN, OWN, 1, OPEN, NO_LIMIT, 0, 0),
+        (1, OWN, OWN, 1, OPEN, NO_LIMIT, 4, 0),
+        (0, FOREIGN, FOREIGN, 0, DOUBLE, NO_LIMIT, 0, 0),
+        (0, OWN, OWN, 1, TIGHT, NO_LIMIT, 0, 1),
+        (2, OWN, OWN, 0, OPEN, 3, 0, 0),
+        (0, HALF, HALF, 1, OPEN, NO_LIMIT, 12, 0),
+        (1, FOREIGN, FOREIGN, 0, OPEN, NO_LIMIT, 0, 0),
+        (0, OWN, OWN, 1, OPEN, 2, 2, 0),
+        (1, OWN, OWN, 1, TIGHT + 2, 1, 0, 1),
+        (2, FOREIGN, NEWEST, 1, OPEN, NO_LIMIT, 4, 0),
+        (0, EARLY, EARLY, 0, DOUBLE, NO_LIMIT, 4, 0),
+        (2, LATE, OWN, 1, TIGHT + 1, NO_LIMIT, 0, 2),
+    ]
+    rng = random.Random(1)
+    while len(proven) < rows:
+        window = rng.choice([OPEN, OPEN, DOUBLE, TIGHT, TIGHT + 1, TIGHT + 2, TIGHT + 3])
+        key = rng.choice([OWN, FOREIGN, HALF, LATE, EARLY])
+        proven.append(
+            (rng.randrange(TURNS), key, rng.choice([key, key, OWN, NEWEST]), int(rng.random() < 0.7), window)
+            + (rng.choice([NO_LIMIT, NO_LIMIT, 1, 2, 3]), rng.choice([0, 0, 2, 4, 8, 12]), rng.randrange(3))
+        )
+    table = [(row[0] % turns, *row[1:7], row[7] % fuses) for row in itertools.islice(proven, rows)]
+    return np.array(list(dict.fromkeys(table)), dtype=np.int64)

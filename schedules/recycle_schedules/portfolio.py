@@ -1,0 +1,81 @@
+"""Many list schedules, the best one kept.
+
+    values, tried, best, codes, starts = try_policies(...)
+
+Written for numba, but ordinary Python too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from .list_schedule import simulate
+from .timing import latest
+
+COLUMNS = ("host", "key_f", "key_g", "g_first", "window", "patience", "rush", "fuse")
+"""Columns of a policy table: rows of `hosts`, `keys`, `keys`, a flag, rows of `windows`, two numbers, rows of `fuses`."""
+
+FAR = 1 << 60
+
+
+@register_jitable
+def stage_value(stages, host, duration, codes, starts, lag, from_first):
+    """max over workers of the end of their stage's gradients + lag[w] (- their first start, with from_first)."""
+    ends = np.zeros(stages, dtype=np.int64)
+    first = np.full(len(lag), FAR, dtype=np.int64)
+    for i in range(len(codes)):
+        v, kind = codes[i] >> 2, codes[i] & 3
+        w = host[v]
+        first[w] = min(first[w], starts[i])
+        if kind >= 2:
+            ends[v % stages] = max(ends[v % stages], starts[i] + duration[kind, w])
+    value = 0
+    for w in range(len(lag)):
+        if first[w] < FAR:
+            value = max(value, ends[w % stages] + lag[w] - (first[w] if from_first else 0))
+    return value, ends
+
+
+@register_jitable
+def shift_late(stages, host, todo, sent, duration, send, send_rerouted, codes, starts, ends, workers):
+    """Start every op as late as the ends of the stages allow: that shortens the period of a repeated step."""
+    deadline = np.empty(workers, dtype=np.int64)
+    for w in range(workers):
+        deadline[w] = ends[w % stages]
+    order = np.arange(len(codes))
+    latest(stages, host, todo, sent, duration, send, send_rerouted, codes, order, len(codes), deadline, starts)
+
+
+def try_policies(
+    stages, hosts, keys, windows, fuses, table, todo, sent, duration, cap, held, release, send, send_rerouted,
+    i_release, lag, steady, target,
+):  # fmt: skip
+    """Simulate every row of a policy table until one reaches the target.
+
+    hosts (h, n), keys (k, n), windows (x, w), fuses (f, w)   what the table's columns point to
+    lag (w,)   what a worker's value adds to the end of its stage; steady: the value counts from its first start
+    Returns (values (rows,): FAR if not tried, rows tried, the best row, its codes and starts)."""
+    rows, workers = len(table), len(cap)
+    values = np.full(rows, FAR, dtype=np.int64)
+    best, best_value = 0, FAR
+    best_codes, best_starts = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    tried = 0
+    for r in range(rows):
+        row = table[r]
+        host = hosts[row[0]]
+        codes, starts = simulate(
+            stages, host, todo, sent, duration, cap, held, release, send, send_rerouted, i_release,
+            keys[row[1]], keys[row[2]], row[3] != 0, windows[row[4]], row[5], row[6], fuses[row[7]],
+        )  # fmt: skip
+        value, ends = stage_value(stages, host, duration, codes, starts, lag, steady)
+        if steady:
+            shift_late(stages, host, todo, sent, duration, send, send_rerouted, codes, starts, ends, workers)
+            value, ends = stage_value(stages, host, duration, codes, starts, lag, steady)
+        values[r] = value
+        tried += 1
+        if value < best_value:
+            best, best_value, best_codes, best_starts = r, value, codes, starts
+            if value <= target:
+                break
+    return values, tried, best, best_codes, best_starts

@@ -1,0 +1,124 @@
+"""The search for a good draft: a portfolio of list schedules, then local search from the best ones.
+
+for draft in search(instance, target):     # ever better, without end: the caller decides when to stop
+    ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .compiled import LOOPS
+from .draft import Draft, stage_ends, value
+from .instance import Instance
+from .policies import Choices
+from .sequences import Sequences
+
+SIMULATED = 20_000
+"""Ops that the first portfolio simulates (it stops at a provable optimum)."""
+MOVED = 120_000
+"""Ops that the first round of local search times."""
+
+
+def first_draft(x: Instance, target: int) -> Draft:
+    """What a few milliseconds give for a small problem."""
+    return next(search(x, target))
+
+
+def search(x: Instance, target: int) -> Iterator[Draft]:
+    """The best draft so far, again and again, each time after some more work (at most a fifth of a second).
+
+    target: a value (ticks) that ends the search, a lower bound for instance."""
+    size = int((x.todo > 0).sum()) * 3 or 1
+    choices = Choices.of(x)
+    slow = 1 if LOOPS.compiled else 10  # plain Python: a taste of it
+    drafts = portfolio(x, choices, max(6, min(64, SIMULATED // size)) // slow, target)
+    best = drafts[0]
+    if value(x, best) > target and LOOPS.compiled and size < 100_000:
+        best = improved(x, best, target, min(400, MOVED // size), 0)
+    yield best
+    if value(x, best) > target:
+        drafts = portfolio(x, choices, max(12, min(600, 3_000_000 // size)) // slow, target)
+        best = min(best, drafts[0], key=lambda draft: value(x, draft))
+        yield best
+    seed = 0
+    while value(x, best) > target:
+        start = best if seed % 3 else drafts[seed // 3 % len(drafts)]
+        iterations = max(100, min(40 * size, 8_000_000 // size, 500 << min(seed, 10)))
+        heat = (0.5, 0.1, 0.3, 0.02)[seed % 4]
+        better = improved(x, start, target, iterations, seed, heat=heat, lean=(0.5, 0.0, 1.0)[seed % 3])
+        best = min(best, better, key=lambda draft: value(x, draft))
+        seed += 1
+        yield best
+
+
+def portfolio(x: Instance, choices: Choices, rows: int, target: int, keep: int = 6) -> list[Draft]:
+    """The drafts of the best policies of a table, best first."""
+    table = choices.table(max(rows, 1))
+    values, tried, best, codes, starts = _try(x, choices, table, target)
+    drafts = [Draft(codes, starts, choices.hosts[table[best, 0]])]
+    if values[best] > target:
+        for r in np.argsort(values[:tried], kind="stable")[1:keep]:
+            *_, codes, starts = _try(x, choices, table[r : r + 1], target)
+            drafts.append(Draft(codes, starts, choices.hosts[table[r, 0]]))
+    return drafts
+
+
+def _try(x: Instance, c: Choices, table: np.ndarray, target: int):
+    return LOOPS.try_policies(
+        x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
+        x.send, x.send_rerouted, float(x.problem.i_release), lags(x, None), steady(x), target,
+    )  # fmt: skip
+
+
+def improved(
+    x: Instance, draft: Draft, target: int, iterations: int, seed: int, heat: float = 0.5, lean: float = 0.5
+) -> Draft:
+    """The best draft that local search finds from this one, at least as good.
+
+    heat: the temperature at the beginning, in mean op durations; lean in [0, 1]: for a repeated step, where in their
+    slack the workers' windows lie (0: as early as possible)."""
+    P, W = x.stages, len(x.cap)
+    free = (x.host < 0) & (x.todo > 0)
+    mixed = x.problem.backward == "mixed"
+    room = np.tile(3 * free.reshape(-1, P).sum(axis=0), x.problem.pipelines)
+    if mixed:
+        room = room + np.bincount(draft.host[x.todo > 0], minlength=W)
+    q = Sequences.of(x, draft, np.where(x.alive, room, 0))
+    release = windows(x, draft, lean) if steady(x) else x.release
+    mean = float(np.mean(x.duration[:3, x.alive]))
+    LOOPS.improve(
+        P, q.host, free, x.todo, x.sent, x.duration, x.cap, x.held, release, x.send, x.send_rerouted,
+        float(x.problem.i_release), mixed, lags(x, release), target, q.first, q.length, q.codes, q.starts, q.order,
+        iterations, heat * mean + 1.0, 1 / W, np.array([seed * 7919 + 12345], dtype=np.int64),
+    )  # fmt: skip
+    better = q.draft(x, release)
+    if steady(x):  # first ops as late as the ends of the stages allow: a shorter period
+        better = q.latest(x, stage_ends(x, better)[np.arange(W) % P])
+    return min(draft, better, key=lambda d: value(x, d))
+
+
+def steady(x: Instance) -> bool:
+    """Is the period of the repeated step minimised (else the makespan)?"""
+    return x.problem.optimizer == "staggered" and not x.problem.remainder
+
+
+def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
+    """(w,): what a worker's end of step is after the end of its stage's gradients; of a repeated step, given its
+    release, its period. Dead workers and finished stages: hugely negative."""
+    lag = x.tail - release if steady(x) and release is not None else x.tail
+    open_ = ~np.isin(np.arange(len(lag)) % x.stages, list(x.problem.finished))
+    return np.where(x.alive & open_, lag, -(1 << 61))
+
+
+def windows(x: Instance, draft: Draft, lean: float) -> np.ndarray:
+    """(w,): first starts that a repeated step may be planned with, without making its period longer."""
+    ends = stage_ends(x, draft)[np.arange(len(x.cap)) % x.stages] + x.tail
+    first = np.full(len(x.cap), 1 << 61)
+    np.minimum.at(first, draft.host[draft.codes >> 2], draft.starts)
+    period = int((ends - first)[x.alive & (first < 1 << 61)].max(initial=0))
+    early = np.maximum(ends - period, 0)
+    first = np.maximum(np.minimum(first, ends), early)
+    return np.where(x.alive, early + ((first - early) * lean).astype(np.int64), 0)

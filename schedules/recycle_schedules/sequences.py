@@ -1,0 +1,61 @@
+"""A draft as one sequence of ops a worker: what the local search changes and what retiming keeps.
+
+q = Sequences.of(instance, draft, room)
+q.draft(instance)                  # every op as early as possible
+q.retimed(instance, deadline)      # every op as late as the deadlines allow
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .compiled import LOOPS
+from .draft import Draft
+from .instance import Instance
+
+
+@dataclass(eq=False)
+class Sequences:
+    """Worker w runs codes[first[w] : first[w] + length[w]] in this order. The gaps between are room to grow."""
+
+    host: np.ndarray
+    first: np.ndarray  # (w,) int64
+    length: np.ndarray  # (w,) int64
+    codes: np.ndarray  # int64
+    starts: np.ndarray  # int64, aligned with codes
+    order: np.ndarray  # int64: positions in codes, topological
+
+    @classmethod
+    def of(cls, x: Instance, draft: Draft, room: np.ndarray | int = 0) -> Sequences:
+        """room (w,): how many ops more each worker may get."""
+        worker = draft.host[draft.codes >> 2]
+        length = np.bincount(worker, minlength=len(x.cap)).astype(np.int64)
+        size = length + room
+        first = np.cumsum(size) - size
+        by_worker = np.argsort(worker, kind="stable")
+        codes = np.zeros(int(size.sum()) + 1, dtype=np.int64)
+        within = np.arange(len(worker)) - np.repeat(np.cumsum(length) - length, length)
+        codes[np.repeat(first, length) + within] = draft.codes[by_worker]
+        return cls(draft.host.copy(), first, length, codes, np.empty_like(codes), np.empty_like(codes))
+
+    def draft(self, x: Instance, release: np.ndarray | None = None) -> Draft:
+        """Every op as early as its worker and its inputs allow."""
+        placed = LOOPS.earliest(
+            x.stages, self.host, x.todo, x.sent, x.duration, x.release if release is None else release, x.send,
+            x.send_rerouted, self.first, self.length, self.codes, self.starts, self.order,
+        )  # fmt: skip
+        assert placed == self.length.sum(), "sequences wait for each other"
+        at = self.order[:placed]
+        return Draft(self.codes[at], self.starts[at], self.host)
+
+    def latest(self, x: Instance, deadline: np.ndarray) -> Draft:
+        """Every op as late as possible so that worker w ends by deadline[w]; call `draft` before."""
+        placed = int(self.length.sum())
+        LOOPS.latest(
+            x.stages, self.host, x.todo, x.sent, x.duration, x.send, x.send_rerouted, self.codes, self.order, placed,
+            deadline, self.starts,
+        )  # fmt: skip
+        at = self.order[:placed]
+        return Draft(self.codes[at], self.starts[at], self.host)
