@@ -188,7 +188,7 @@ def _serve(descriptor: int, folder: str) -> None:
 
 def _preload() -> None:
     import hydra  # noqa: F401
-    import torch  # noqa: F401
+    import torch.distributed.checkpoint  # noqa: F401
     from recycle_schedules import plan  # noqa: F401
 
     from .. import train, validation  # noqa: F401
