@@ -18,7 +18,7 @@ from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.abort import Address, LinkBroken, answer_for_the_missing, gloo_address, shutdown_sockets
-from recycle_pp.comm.mesh import gloo_backend
+from recycle_pp.comm.mesh import MAX_SLOT, gloo_backend
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending
 
@@ -50,16 +50,27 @@ class NcclGroup:
 class GlooGroup:
     """One Gloo group, aborted by shutting its sockets: whoever blocks raises, unless in the midst of a message."""
 
-    def __init__(self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float):
-        self._store, self._rank = store, rank
-        self._keys = [f"{prefix}/0/{k}" for k in range(size)]  # Gloo's own: one device, number 0
-        self.backend: Any = gloo_backend(dist.PrefixStore(prefix, store), rank, size, "127.0.0.1", timeout)
-        self._listener = gloo_address(store.get(self._keys[rank]))
+    def __init__(
+        self,
+        store: dist.Store,
+        prefix: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout: float,
+        interface: str = "127.0.0.1",
+    ):
+        self._store, self._rank = dist.PrefixStore(prefix, store), rank
+        self._keys = [f"0/{k}" for k in range(size)]  # Gloo's own: one device, number 0
+        self.backend: Any = gloo_backend(self._store, rank, size, interface, timeout)
+        self._listener = gloo_address(self._store.get(self._keys[rank]))
         self._peers: frozenset[Address] = frozenset()
 
     def connect(self) -> None:
+        """Waits for every member's address, then starts all connections (see `Mesh`)."""
         self._peers = frozenset(map(gloo_address, self._store.multi_get(self._keys))) - {self._listener}
-        self.backend.barrier().wait()
+        if self._peers:
+            self._kick = self.backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_SLOT)
 
     @staticmethod
     def abort(groups: Sequence[GlooGroup]) -> None:
@@ -82,8 +93,9 @@ class GroupTransport:
         with self._store.one_message():
             groups.world = self._make(f"{generation.number}/world", groups.members, me)
             groups.stage = self._make(f"{generation.number}/stage{me.stage}", groups.peers, me)
-        for group in groups.alive():
-            group.connect()
+        for group in (groups.world, groups.stage):
+            if group is not None:
+                group.connect()
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
         groups = self._of(generation)
@@ -115,9 +127,10 @@ class GroupTransport:
         for generation in over:
             self._store.abandon(generation.number)
         ended = [self._groups.pop(generation.number) for generation in over if generation.number in self._groups]
-        self._kind.abort([group for groups in ended for group in groups.alive()])
+        groups = [group for each in ended for group in each.take()]
+        self._kind.abort(groups)
         self._closing = [thread for thread in self._closing if thread.is_alive()]
-        self._closing.append(threading.Thread(target=_let_go, args=(ended,), name="recycle-close", daemon=True))
+        self._closing.append(threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True))
         self._closing[-1].start()
 
     def close(self, timeout: float) -> None:
@@ -152,12 +165,13 @@ class Groups:
         self.world: Any = None
         self.stage: Any = None
 
-    def alive(self) -> list[Any]:
-        return [group for group in (self.world, self.stage) if group is not None]
+    def take(self) -> list[Any]:
+        groups = [group for group in (self.world, self.stage) if group is not None]
+        self.world = self.stage = None
+        return groups
 
 
-def _let_go(ended: list[Groups]) -> None:
-    """Destroying a group takes up to 300 ms."""
+def let_go(groups: list[Any]) -> None:
+    """Drops the last references to aborted groups, for a thread: destroying one takes up to 300 ms."""
     time.sleep(0.1)
-    for groups in ended:
-        groups.world = groups.stage = None
+    groups.clear()

@@ -14,7 +14,12 @@ from recycle_pp.comm import collectives
 
 class Network:
     def __init__(self):
-        self.lanes = defaultdict(queue.Queue)
+        self._lanes = defaultdict(queue.Queue)
+        self._lock = threading.Lock()
+
+    def lane(self, frm: int, to: int, slot: int) -> queue.Queue:
+        with self._lock:
+            return self._lanes[frm, to, slot]
 
     def ways(self, me: int, count: int) -> list:
         return [None if other == me else Way(self, me, other) for other in range(count)]
@@ -27,12 +32,12 @@ class Way:
         self.network, self.me, self.other = network, me, other
 
     def send(self, tensor, slot):
-        self.network.lanes[self.me, self.other, slot].put(tensor.clone())
+        self.network.lane(self.me, self.other, slot).put(tensor.clone())
         return Done(lambda: None)
 
     def receive(self, tensor, slot):
-        lane = self.network.lanes[self.other, self.me, slot]
-        return Done(lambda: tensor.copy_(lane.get(timeout=10)))
+        lane = self.network.lane(self.other, self.me, slot)
+        return Done(lambda: tensor.copy_(lane.get(timeout=60)))
 
 
 class Done:
@@ -54,7 +59,7 @@ def everywhere(count: int, function) -> list:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
     assert not errors, errors
     return results
 

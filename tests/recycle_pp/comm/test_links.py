@@ -134,6 +134,7 @@ def block(node: Node) -> None:
             operation().wait()
         assert time.monotonic() - start < 1
     node.report("later operations raise")
+    assert node.hear() == ("abort",)
     node.hear()
 
 
