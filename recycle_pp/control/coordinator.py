@@ -150,7 +150,10 @@ class Coordinator:
             for each in sorted(self._ranks):
                 self._spawn(each)
         async for message in peer:
-            if message["type"] == "died":
+            if message["type"] == "spawned":
+                pid, host = message["pid"], peer.hello.get("host")
+                self._recorder.event("spawned", rank.role, rank=number, pid=pid, host=host)
+            elif message["type"] == "died":
                 rank.causes[message["incarnation"]] = message
                 self._dead(number, message["incarnation"])
                 self._explain(number, message["incarnation"])
@@ -244,6 +247,7 @@ class Coordinator:
             if message["type"] == "donate":
                 joiner = next(r for r in self._ranks.values() if r.role == Worker(*message["to"]))
                 message = message | {"address": self._recorder.address(joiner.role)}
+                self._recorder.event("joining", joiner.role, donor=str(to))
             if peer is not None:
                 peer.send(message)
 

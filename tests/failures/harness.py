@@ -1,0 +1,246 @@
+"""How a case of the failure suite is run, and what must hold when it is over.
+
+    CASES = [Case("killed in the middle of a forward", "2x2", fails("3:0.1@forward")), ...]
+    outcome = runs.of(case)          # runs it; raises if it hangs, ends with another code, or leaves a process
+    runs.check_exact(outcome)        # the weights, every loss, and every op of a fault-free run
+
+A case is data: a shape, the faults that the command line knows, and strikes from outside, which wait for an event of
+the run (`Strike("death_detected", "0.0")` kills worker 0.0 as soon as a death is known). Every case has a bound in
+seconds: a job that outlives it has hung.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from recycle_schedules import Trace
+
+from recycle_pp.control.local import LocalJob, Zygote
+from recycle_pp.telemetry.run_folder import RunFolder
+
+Json = dict[str, Any]
+SHAPES = {
+    "2x2": ["parallel=2x2"],
+    "3x4": ["parallel=3x4", "parallel.microbatches=3"],
+    "3x2": ["parallel=2x2", "parallel.pipelines=3"],
+}
+TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A signal to worker `victim` when the `nth` event of that name is in events.jsonl, `after` seconds later."""
+
+    event: str
+    victim: str
+    nth: int = 1
+    after: float = 0.0
+    number: int = signal.SIGKILL
+    resume: float | None = None  # seconds after which SIGCONT follows
+
+
+@dataclass(frozen=True)
+class Case:
+    claim: str
+    shape: str
+    overrides: tuple[str, ...] = ()
+    strikes: tuple[Strike, ...] = ()
+    steps: int = 8
+    stagger: bool = False
+    ends: str | None = None  # the documented sentence with which the job must stop; None: it finishes exactly
+    deaths: int | None = 1  # that must have happened, so that no case passes because nothing struck; None: any
+    bound: float = 60.0  # seconds
+
+    def __str__(self) -> str:
+        return f"{self.shape}{' staggered' if self.stagger else ''}, {self.claim}".replace(" ", "-")
+
+    @property
+    def arguments(self) -> list[str]:
+        common = ["model=tiny", f"data.path={TEXT}", "run.validate_every=0", "numerics=reproducible"]
+        shape = [*SHAPES[self.shape], f"run.steps={self.steps}"]
+        return [*shape, *common, *(["optimizer=staggered"] if self.stagger else []), *self.overrides]
+
+    def fault_free(self) -> Case:
+        """The run to compare with: neither who dies nor when the optimizer steps may make a difference."""
+        kept = tuple(o for o in self.overrides if not o.startswith(("+", "checkpoint", "control", "run.respawns")))
+        return replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0)
+
+
+@dataclass
+class Outcome:
+    case: Case
+    code: int
+    seconds: float
+    output: str
+    logs: str
+    events: list[Json]
+    metrics: list[Json]
+    summary: Json
+    traces: dict[int, Trace] = field(default_factory=dict)
+
+    @property
+    def deaths(self) -> int:
+        return len(self.all("death_detected"))
+
+    @property
+    def stalls(self) -> list[float]:
+        return [e["stall_seconds"] for e in self.all("resumed")]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """By step; of a step that was run again from a checkpoint, the last one."""
+        return {line["step"]: line["loss"] for line in self.metrics}
+
+    def all(self, event: str) -> list[Json]:
+        return [e for e in self.events if e["event"] == event]
+
+
+def fails(*texts: str) -> tuple[str, ...]:
+    return (f"+fail_at=[{','.join(texts)}]",)
+
+
+def rejoins(*texts: str) -> tuple[str, ...]:
+    return (f"+rejoin_at=[{','.join(texts)}]",)
+
+
+class Runs:
+    """`results`: kind -> outcomes, for the closing table."""
+
+    def __init__(self, zygote: Zygote, folder: Path, results: dict[str, list[Outcome]]) -> None:
+        self._zygote, self._folder, self._results = zygote, folder, results
+        self._fault_free: dict[tuple[str, ...], Outcome] = {}
+
+    def of(self, case: Case, kind: str, overrides: tuple[str, ...] = ()) -> Outcome:
+        """Runs a case to its end; AssertionError with all that is known if it hangs or leaves something behind."""
+        begun = time.monotonic()
+        with self._zygote.run([*case.arguments, *overrides]) as job, Striker(job, case.strikes):
+            try:
+                code = job.wait(case.bound)
+            except TimeoutError as error:
+                raise AssertionError(f"hung: {case}\n{_all_that_is_known(job)}") from error
+            outcome = _outcome(case, code, time.monotonic() - begun, job)
+            self._results[kind].append(outcome)
+            _check_nobody_lives(job)
+        if case.ends is None:
+            assert code == 0, explain(outcome)
+        else:
+            assert code != 0, explain(outcome)
+            assert case.ends in outcome.output, explain(outcome)
+        if case.deaths is not None:
+            assert outcome.deaths == case.deaths, explain(outcome)
+        return outcome
+
+    def fault_free(self, case: Case) -> Outcome:
+        case = case.fault_free()
+        key = tuple(case.arguments)
+        if key not in self._fault_free:
+            self._fault_free[key] = self.of(case, "fault-free")
+        return self._fault_free[key]
+
+    def check_exact(self, outcome: Outcome) -> None:
+        """Bit for bit what the fault-free run computes; no op of a survivor twice."""
+        expected = self.fault_free(outcome.case)
+        assert outcome.losses == expected.losses, explain(outcome)
+        assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None, explain(outcome)
+        assert outcome.summary["samples"] == expected.summary["samples"]
+        for step, trace in outcome.traces.items():
+            check_nothing_ran_twice(step, trace)
+
+
+def check_nothing_ran_twice(step: int, trace: Trace) -> None:
+    """In a traced step every stage ran every micro-batch's forward once, and each part of its backward once."""
+    parts = {"F": "F", "I": "I", "W": "W", "B": "IW"}
+    live = [op for op in trace.ops if op.kind in parts and op.worker not in trace.problem.failed]
+    ran = Counter((part, op.microbatch, op.stage) for op in live for part in parts[op.kind])
+    twice = {op: n for op, n in ran.items() if n > 1}
+    assert not twice, f"step {step}: {twice}"
+
+
+class Striker(contextlib.AbstractContextManager):
+    """Follows a job's events in a thread and strikes where a case says so."""
+
+    def __init__(self, job: LocalJob, strikes: tuple[Strike, ...]) -> None:
+        self._job, self._left = job, list(strikes)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Striker:
+        if self._left:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _follow(self) -> None:
+        seen: Counter[str] = Counter()
+        read = 0
+        while self._left and not self._over.wait(0.002):
+            events = RunFolder.lines(self._job.run.events)
+            for event in events[read:]:
+                seen[event["event"]] += 1
+            read = len(events)
+            for strike in [s for s in self._left if seen[s.event] >= s.nth]:
+                self._left.remove(strike)
+                self._strike(strike, events)
+
+    def _strike(self, strike: Strike, events: list[Json]) -> None:
+        self._over.wait(strike.after)
+        pid = pid_of(strike.victim, RunFolder.lines(self._job.run.events))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, strike.number)
+            if strike.resume is not None:
+                threading.Timer(strike.resume, _signal, (pid, signal.SIGCONT)).start()
+
+
+def pid_of(worker: str, events: list[Json]) -> int:
+    """The newest process of that worker."""
+    return next(e["pid"] for e in reversed(events) if e["event"] == "spawned" and e["worker"] == worker)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _outcome(case: Case, code: int, seconds: float, job: LocalJob) -> Outcome:
+    run = job.run
+    summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
+    traces = {int(p.stem.split("-")[1]): Trace.load(p) for p in sorted(run.traces.glob("step-*.json"))}
+    logs = _logs(run)
+    return Outcome(case, code, seconds, job.output, logs, run.lines(run.events), run.lines(run.metrics), summary, traces)
+
+
+def _logs(run: RunFolder) -> str:
+    return "".join(f"--- {p.name}\n{text}" for p in sorted(run.logs.glob("*")) if (text := p.read_text()[-3000:]))
+
+
+def _check_nobody_lives(job: LocalJob) -> None:
+    """No worker that was ever spawned, and no supervisor, outlives the job."""
+    pids = [e["pid"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"]
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, 10)
+    assert not alive, f"outlived the job: {alive}"
+    assert not job.supervisors()
+
+
+def _all_that_is_known(job: LocalJob) -> str:
+    tail = "\n".join(json.dumps(e) for e in job.run.lines(job.run.events)[-25:])
+    return f"{job.output}\n{tail}\n{_logs(job.run)}"
+
+
+def explain(outcome: Outcome) -> str:
+    tail = "\n".join(json.dumps(e) for e in outcome.events[-25:])
+    return f"{outcome.case}: exit code {outcome.code}\n{outcome.output}\n{tail}\n{outcome.logs}"
