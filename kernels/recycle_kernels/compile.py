@@ -1,7 +1,7 @@
 """Compiles every launch of a stage for GPUs that are not here, and reads what the assembler made of it.
 
     python -m recycle_kernels.compile                   # sm_80, sm_90, sm_100: a table; exit code 1 if a kernel spills
-    python -m recycle_kernels.compile --arch 90 --width 4096
+    python -m recycle_kernels.compile --arch 90
 
 The launches are those of `warm.py`, made on tensors without memory under a driver that says it has the target: the same
 specialisation (alignment, divisibility, constants) as a real launch, without a list of signatures beside the code that
@@ -47,11 +47,12 @@ class Binary:
     shared: int  # bytes a program
     warps: int
     signature: str  # argument types
-    cubin: bytes
+    ptx: str  # what the assembler was given
 
-    def sass(self) -> str:
-        """The machine code, one instruction a line."""
-        return _tool("nvdisasm", self.cubin, "-c")
+    @property
+    def fits(self) -> bool:
+        """Nothing spills, and a program's shared memory is there."""
+        return self.spills == 0 and self.shared <= SHARED_LIMIT[self.arch]
 
 
 def compile_stage(arch: int, shape: StageShape = SHAPE) -> list[Binary]:
@@ -113,28 +114,28 @@ class _AbsentGPU(DriverBase):
 
 
 def _binary(name: str, arch: int, kernel: Any) -> Binary:
-    cubin = kernel.asm["cubin"]
-    usage = _tool("cuobjdump", cubin, "--dump-resource-usage")
-    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    usage = _resource_usage(kernel.asm["cubin"])
     return Binary(
         kernel=name,
         arch=arch,
-        registers=found["REG"],
-        spills=found["STACK"] + found["LOCAL"],
+        registers=usage["REG"],
+        spills=usage["STACK"] + usage["LOCAL"],
         shared=kernel.metadata.shared,
         warps=kernel.metadata.num_warps,
         signature=" ".join(t for t in kernel.src.signature.values() if t != "constexpr"),
-        cubin=cubin,
+        ptx=kernel.asm["ptx"],
     )
 
 
-def _tool(name: str, cubin: bytes, *options: str) -> str:
-    """The output of one of the CUDA tools in Triton's package."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    """REG, STACK, LOCAL and the like, as the cuobjdump in Triton's package tells them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([tool, *options, file.name], check=True, capture_output=True, text=True).stdout
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", text)}
 
 
 def main() -> int:
@@ -142,13 +143,13 @@ def main() -> int:
     parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=sorted(SHARED_LIMIT))
     arguments = parser.parse_args()
     print(f"{'kernel':32} {'sm':>4} {'regs':>5} {'spill':>6} {'shared':>7} {'warps':>6}  signature")
-    spilled = 0
+    misfits = 0
     for arch in arguments.arch:
         for b in compile_stage(arch):
-            spilled += b.spills > 0 or b.shared > SHARED_LIMIT[arch]
+            misfits += not b.fits
             row = f"{b.kernel:32} {b.arch:4} {b.registers:5} {b.spills:6} {b.shared:7} {b.warps:6}  {b.signature}"
             print(row)
-    return 1 if spilled else 0
+    return 1 if misfits else 0
 
 
 if __name__ == "__main__":

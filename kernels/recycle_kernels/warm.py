@@ -52,17 +52,19 @@ class StageShape:
         """(O, K, T) of every weight gradient: qkv, attention output, gate and up, down, head."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
         sizes = [(qkv, self.width), (self.width, self.width), (2 * self.ffn, self.width), (self.width, self.ffn)]
-        return [(o, k, self.tokens) for o, k in sizes]
+        return [(o, k, self.tokens) for o, k in [*sizes, *([(self.vocabulary, self.width)] if self.vocabulary else [])]]
 
 
 def warm(shape: StageShape, device: torch.device | str, tiles: Tiles | None = None) -> Iterator[tuple[str, float]]:
-    """(name, seconds) of each kernel's first call."""
+    """(name, seconds) of each kernel's first call. The memory it took is given back at the end."""
     for name, call in calls(shape, torch.device(device), tiles).items():
         began = time.perf_counter()
         call()
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize(device)
         yield name, time.perf_counter() - began
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -> dict[str, Callable[[], None]]:

@@ -105,14 +105,14 @@ def _kernel(
     pid, columns = tl.program_id(0), tl.cdiv(inner, INNER)
     tile_out, tile_inner = tl.swizzle2d(pid // columns, pid % columns, tl.cdiv(out, OUT), columns, GROUP)
     o, k, t = tile_out * OUT + tl.arange(0, OUT), tile_inner * INNER + tl.arange(0, INNER), tl.arange(0, TOKENS)
-    dy_at = dy + t.to(tl.int64)[:, None] * dy_stride + o[None, :]
+    dy_at = dy + t.to(tl.int64)[None, :] * dy_stride + o[:, None]
     x_at = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
     product = tl.zeros([OUT, INNER], tl.float32)
     for start in range(0, tokens, TOKENS):
-        inside = (t < tokens if WHOLE else t < tokens - start)[:, None]
-        a = tl.load(dy_at, mask=inside & (o < out)[None, :], other=0.0)
-        b = tl.load(x_at, mask=inside & (k < inner)[None, :], other=0.0)
-        product = tl.dot(tl.trans(a), b, product, input_precision="ieee")
+        inside = t < tokens if WHOLE else t < tokens - start
+        a = tl.load(dy_at, mask=inside[None, :] & (o < out)[:, None], other=0.0)
+        b = tl.load(x_at, mask=inside[:, None] & (k < inner)[None, :], other=0.0)
+        product = tl.dot(a, b, product, input_precision="ieee")
         dy_at += TOKENS * dy_stride
         x_at += TOKENS * x_stride
     _add(buffer, product, bad, scale, limit, out, inner, tile_out * OUT, tile_inner * INNER, OUT, INNER, PARTS)
