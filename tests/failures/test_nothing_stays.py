@@ -31,7 +31,7 @@ def nothing_stays():
     assert seen, "the test watched nothing"
     _, alive = psutil.wait_procs(seen, 15)
     try:
-        assert alive == []
+        assert [(process.cmdline(), process.status(), process.ppid()) for process in alive] == []
         assert set(os.listdir("/dev/shm")) <= before
         assert not PRIVATE.exists() or not any(
             f"-{process.pid}-" in name.name for process in seen for name in PRIVATE.iterdir()
