@@ -1,6 +1,6 @@
 """The gradient of one stage: the sum over the micro-batches that ran on this worker, then over its peers.
 
-    gradients = Gradients(shapes, microbatches=G, device=device, reproducible=False)
+    gradients = Gradients(layout, microbatches=G, device=device, reproducible=False)
     gradients.add(name, grad); gradients.close(g, loss)     # micro-batch g is complete here
     payload = gradients.payload()                           # fresh tensors: SUM-all-reduce them in place
     reduced = gradients.reduced(payload)                    # the gradient of the mean loss over all G micro-batches
@@ -15,22 +15,23 @@ whether its gradient did not fit the fixed point.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from recycle_pp.execution import reproducible as fixed
+from recycle_pp.model.layout import Layout
 
 
 @dataclass(frozen=True)
 class Reduced:
     """A stage's gradient of the mean loss over all G micro-batches; equal in every bit on all peers.
 
-    flat: (parameters of the stage,) float32, read only; squares: the squared norm of each tensor, canonical order;
-    counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,) float64, zeros
-    but at the last stage; finite: False if a NaN, an infinity or an overflow went in.
+    flat: float32, read only, laid out as the stage's parameters; squares: the squared norm of each tensor, in
+    canonical order; counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,)
+    float64, zeros but at the last stage; finite: False if a NaN, an infinity or an overflow went in.
     """
 
     flat: Tensor
@@ -40,7 +41,7 @@ class Reduced:
     finite: bool
 
     def to_tensors(self) -> list[Tensor]:
-        """What a peer needs to hold the same: float32 (parameters,), float64 (2, G), float64 (1 + tensors,)."""
+        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (1 + tensors,)."""
         book = torch.stack([self.counts.double(), self.losses])
         rest = torch.tensor([float(self.finite), *self.squares], dtype=torch.float64)
         return [self.flat, book.to(self.flat.device), rest.to(self.flat.device)]
@@ -60,19 +61,16 @@ class Gradients:
         exponents: of each tensor's fixed point (reproducible only, else empty): state of the stage, in the checkpoint.
     """
 
-    def __init__(
-        self, shapes: Mapping[str, torch.Size], microbatches: int, device: torch.device, *, reproducible: bool
-    ):
-        self.names = list(shapes)
+    def __init__(self, layout: Layout, microbatches: int, device: torch.device, *, reproducible: bool):
+        self.names = layout.names
         self.microbatches, self.reproducible = microbatches, reproducible
-        sizes = [shape.numel() for shape in shapes.values()]
-        self._sizes, self._index = sizes, {name: index for index, name in enumerate(self.names)}
-        self._flat = torch.empty(sum(sizes), dtype=torch.int64 if reproducible else torch.float32, device=device)
-        self._sums = [piece.view(shape) for piece, shape in zip(self._flat.split(sizes), shapes.values(), strict=True)]
+        self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
+        self._flat = layout.zeros(device, torch.int64 if reproducible else torch.float32)
+        self._sums = layout.views(self._flat)
         self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros((), dtype=torch.float64, device=device)
-        self._scratch = torch.empty(max(sizes) if reproducible else 0, device=device)
-        self.exponents = [fixed.exponent(fixed.FIRST, microbatches)] * len(sizes) if reproducible else []
+        self._scratch = torch.empty(max(s.numel() for s in self._sums) if reproducible else 0, device=device)
+        self.exponents = [fixed.exponent(fixed.FIRST, microbatches)] * len(self.names) if reproducible else []
         self.clear()
 
     # --- a micro-batch's gradient comes in
@@ -146,12 +144,11 @@ class Gradients:
         """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
         flat, (counts, losses, misfits) = payload[0], payload[1].cpu()
         if self.reproducible:
-            flat = torch.empty_like(payload[0], dtype=torch.float32)
-            sums = zip(payload[0].split(self._sizes), flat.split(self._sizes), self.exponents, strict=True)
-            for total, out, e in sums:
+            flat = self._layout.zeros(flat.device)
+            views = zip(self._layout.views(payload[0]), self._layout.views(flat), self.exponents, strict=True)
+            for total, out, e in views:
                 fixed.restore(total, e, out)
-        pieces = zip(flat.split(self._sizes), self._sums, strict=True)
-        squares = torch.stack([squared_norm(piece.view_as(like)) for piece, like in pieces]).tolist()
+        squares = torch.stack([squared_norm(grad) for grad in self._layout.views(flat)]).tolist()
         finite = math.isfinite(sum(squares)) and math.isfinite(losses.sum().item()) and not misfits.any()
         return Reduced(flat, counts.long(), losses, squares, finite)
 
@@ -162,7 +159,7 @@ class Gradients:
         if not reduced.finite:
             self.exponents = [max(-126, e - fixed.COARSER) for e in self.exponents]
             return
-        largest = torch.stack([piece.abs().amax() for piece in reduced.flat.split(self._sizes)]).tolist()
+        largest = torch.stack([grad.abs().amax() for grad in self._layout.views(reduced.flat)]).tolist()
         self.exponents = [
             fixed.exponent(value, self.microbatches) if value else e
             for value, e in zip(largest, self.exponents, strict=True)

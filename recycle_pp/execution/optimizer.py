@@ -52,7 +52,6 @@ class StageOptimizer:
         self._undo: list[Tensor] = []  # allocated at the first speculation, then reused
         self._undo_exponents: list[int] | None = None  # not None while a speculation is open
 
-        self._sizes = [parameter.numel() for parameter in stage.parameters.values()]
         self._count = torch.zeros((), device=stage.device)  # what the kernel takes for the number of the step, from 1
 
     def lr(self, step: int) -> float:
@@ -65,14 +64,13 @@ class StageOptimizer:
         self._count.fill_(step + 1)
         parameters = list(self._stage.parameters.values())
         flats = (reduced.flat, self._mean, self._square)
-        pieces = zip(*(flat.split(self._sizes) for flat in flats), strict=True)
-        for parameter, (grad, mean, square) in zip(parameters, pieces, strict=True):
-            shape = parameter.shape
+        views = zip(parameters, *(self._stage.layout.views(flat) for flat in flats), strict=True)
+        for parameter, grad, mean, square in views:
             torch._fused_adamw_(
                 [parameter],
-                [(grad if scale == 1.0 else grad * scale).view(shape)],
-                [mean.view(shape)],
-                [square.view(shape)],
+                [grad if scale == 1.0 else grad * scale],
+                [mean],
+                [square],
                 [],
                 [self._count],
                 lr=lr,
@@ -122,8 +120,8 @@ class StageOptimizer:
         """
         state: dict[str, Tensor] = {}
         for prefix, flat in zip(("model", "exp_avg", "exp_avg_sq"), self._live, strict=True):
-            for (name, parameter), piece in zip(self._stage.parameters.items(), flat.split(self._sizes), strict=True):
-                state[f"{prefix}.{name}"] = piece.view(parameter.shape)
+            for name, view in zip(self._stage.names, self._stage.layout.views(flat), strict=True):
+                state[f"{prefix}.{name}"] = view
         for name, exponent in zip(self._stage.names, self._stage.gradients.exponents, strict=False):
             state[f"exponent.{name}"] = torch.tensor(exponent)
         return state

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from recycle_pp.execution.gradients import Gradients
 from recycle_pp.model.deferred import Queue, Sink
+from recycle_pp.model.layout import Layout
 from recycle_pp.model.split import canonical_names, layers_of
 from recycle_pp.model.transformer import Build, Transformer
 from recycle_pp.settings import Model, Settings
@@ -59,20 +60,18 @@ class Stage:
         self._sink = Sink()
         layers = layers_of(model, parallel.stages)[stage]
         self._part = Transformer(Build(model, settings.run.seed, device, self._sink), layers)
-        self.flat = flatten(self._part)
+        self.layout = Layout({name: parameter.shape for name, parameter in self._part.named_parameters()})
+        self.flat = flatten(self._part, self.layout)
         self.parameters = dict(self._part.named_parameters())
-        self.names = list(self.parameters)
-        self.gradients = self._sink.gradients = Gradients(
-            {name: parameter.shape for name, parameter in self.parameters.items()},
-            self.microbatches,
-            device,
-            reproducible=settings.numerics.reproducible,
-        )
+        self.names = self.layout.names
+        reproducible = settings.numerics.reproducible
+        self.gradients = Gradients(self.layout, self.microbatches, device, reproducible=reproducible)
+        self._sink.gradients = self.gradients
         self._flights: dict[int, _Flight] = {}
 
     def forward(self, step: int, g: int, source: Tensor, targets: Tensor | None = None) -> Tensor:
         """F. Tokens (b, T) int64 at stage 0, else the boundary tensor -> the boundary tensor, or the scalar loss."""
-        leaf = source if self.first else source.detach().requires_grad_()
+        leaf = source if self.first else _aligned(source.detach()).requires_grad_()
         with self._autocast():
             output = self._part(leaf, targets, key=(self.settings.run.seed, step, g))
         result = output.detach()
@@ -125,23 +124,28 @@ class Stage:
         assert source is not None and output is not None, "a micro-batch has one backward"
         if self.last:
             grad = torch.ones_like(output) / self.microbatches
+        assert grad is not None, "the gradient of the boundary tensor is missing"
         self._sink.queue = queue
-        torch.autograd.backward(output, grad)
+        torch.autograd.backward(output, _aligned(grad))
         return None if self.first else source.grad
 
     def _autocast(self) -> AbstractContextManager:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.numerics.precision == "bf16")
 
 
-def flatten(module: torch.nn.Module) -> Tensor:
-    """Moves all parameters of `module` into one float32 vector, in order; returns it. They become views of it."""
+def flatten(module: torch.nn.Module, layout: Layout) -> Tensor:
+    """Moves all parameters of `module` into one float32 vector, which it returns; they become views of it."""
     parameters = dict(module.named_parameters())
-    flat = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
-    pieces = flat.split([parameter.numel() for parameter in parameters.values()])
-    for (name, parameter), piece in zip(parameters.items(), pieces, strict=True):
+    flat = layout.zeros(next(iter(parameters.values())).device)
+    for (name, parameter), view in zip(parameters.items(), layout.views(flat), strict=True):
         owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, torch.nn.Parameter(piece.view_as(parameter)))
+        setattr(module.get_submodule(owner), attribute, torch.nn.Parameter(view.copy_(parameter.detach())))
     return flat
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor where the bits of matrix products do not depend on its address; a copy in the rare case only."""
+    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
 
 def weights_sha256(model: Model, digests: Mapping[str, str]) -> str:
