@@ -68,8 +68,9 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
     # one grid: chart, strip, chart, strip, ... in inches, so that rows are equally high in every picture
     title, axis = 0.34, 0.38
     handles = _legend(charts)
-    columns = min(len(handles), max(1, int((width - 0.2) / 0.78)))
-    legend = 0.1 + 0.16 * -(-len(handles) // columns) + 0.14 * len(notes)
+    lines = max(1, -(-len(handles) // max(1, int((width - 0.2) / 0.78))))
+    columns = max(1, -(-len(handles) // lines))
+    legend = 0.1 + 0.16 * lines + 0.14 * len(notes)
     blocks = [title + h + axis + s for h, s in zip(heights, strips, strict=True)]
     height = (max(blocks) if beside else sum(blocks)) + legend
     figure = Figure(figsize=(width, height))

@@ -22,7 +22,7 @@ Baselines = Sequence[tuple[str, Plan]]
 
 def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
     """The figures with a column a chart."""
-    out = Table(box=None, pad_edge=False)
+    out = Table(box=None, pad_edge=False, show_header=len(charts) > 1)
     out.add_column("", overflow="fold")
     for chart in charts:
         out.add_column(chart.title if len(charts) > 1 else "", justify="right", overflow="fold")

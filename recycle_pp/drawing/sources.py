@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recycle_schedules import Plan, Problem, Trace, load, plan
+from recycle_schedules import Plan, Problem, Trace, plan
 
 from .chart import Chart
 
@@ -24,10 +24,11 @@ def read(path: str | Path) -> Plan:
         data = json.loads(Path(path).read_text())
         if isinstance(data, dict) and "pipelines" in data:
             return plan(Problem.from_json(data))
-        return load(path)
+        return (Trace if isinstance(data, dict) and "generation" in data else Plan).from_json(data)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{path}: not JSON ({e})") from None
     except ValueError as e:
-        text = str(e)
-        raise ValueError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+        raise ValueError(f"{path}: {e}") from None
     except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError):
         raise ValueError(f"{path}: neither a plan, a trace nor a problem") from None
 

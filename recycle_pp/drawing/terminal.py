@@ -124,20 +124,21 @@ def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> T
     ops, times = chart.ops_of(row), scale.times(fold)
     colour, plain = console.color_system is not None, not console.options.ascii_only
     line = Text(f"{chart.workers[row]!s:<{LABEL}}", "bold" if row in chart.dead_from else "")
-    at = np.searchsorted(chart.start[ops], times, side="right") - 1 + ops.start
-    at = np.where((at >= ops.start) & (times < np.append(chart.end, 0.0)[at]), at, -1)
-    if not scale.exact:
-        at = np.where(at >= 0, np.arange(len(at)), -1)  # every column by itself
+    shares = None
+    if scale.exact:
+        at = np.searchsorted(chart.start[ops], times, side="right") - 1 + ops.start
+        at = np.where((at >= ops.start) & (times < np.append(chart.end, 0.0)[at]), at, -1)
+    else:  # every column by itself
+        shares = _shares(chart, ops, scale)
+        at = np.where(shares.any(axis=1), np.arange(scale.width), -1)
     state = np.where(at >= 0, at, [-2 - _gap(chart, row, t) for t in times])  # one number a column: op or kind of gap
     edges = [0, *(np.flatnonzero(np.diff(state)) + 1), len(state)]
-    shares = None if scale.exact else _shares(chart, ops, scale)
     for a, b in pairwise(edges):
         width, what = int(b - a), int(state[a])
-        if what < 0 and (shares is None or not shares[a].any()):
+        if what < 0:
             line.append(*_gap_cell(-2 - what, width, plain))
         elif shares is not None:
-            for column in range(a, b):
-                line.append(*_coarse_cell(shares[column], colour, plain))
+            line.append(*_coarse_cell(shares[a], colour, plain))
         else:
             line.append(_cell(chart, what, width, colour), _style(chart, what) if colour else "")
     return line
@@ -155,7 +156,7 @@ def _shares(chart: Chart, ops: slice, scale: Scale) -> np.ndarray:
             begun = np.searchsorted(start, edges, side="right")
             part = np.maximum(np.append(end, 0.0)[begun - 1] - edges, 0.0) * (begun > 0)
             out[:, k] = np.diff(done[begun] - part) / scale.step
-    return np.clip(out, 0.0, 1.0)
+    return np.clip(np.where(out < 1e-6, 0.0, out), 0.0, 1.0)  # differences of sums leave dust
 
 
 def _coarse_cell(shares: np.ndarray, colour: bool, unicode: bool) -> tuple[str, str]:

@@ -50,6 +50,7 @@ function paint(ctx, chart, pane, view, ink, route, cursor) {
   if (boxed) boxes(ctx, chart, view, ink, place, rows, route);
   else pixels(ctx, chart, pane, view, ink, place, rows, route);
   if (boxed) hatching(ctx, chart, pane, view, ink, place, rows);
+  if (gapOf(chart) === 0 && view.row >= 6 && chart.meta.stages > 1) borders(ctx, chart, pane, ink, Y, rows);
   if (route) drawRoute(ctx, chart, view, ink, place, route);
   if (cursor !== EMPTY) {
     const r = rowOf(chart, cursor);
@@ -85,6 +86,12 @@ function stripes(ctx, chart, pane, view, ink, { Y, X }) {
     ctx.fillStyle = ink.stall;
     ctx.fillRect(X(recovery.died), pane.y, X(recovery.resumed) - X(recovery.died), pane.h);
   }
+}
+
+// Between pipelines that have no gap.
+function borders(ctx, chart, pane, ink, Y, rows) {
+  ctx.fillStyle = ink.ink;
+  for (const r of rows) if (r % chart.meta.stages === 0) ctx.fillRect(pane.x, Y(r) - 1, pane.w, 1.5);
 }
 
 function boxes(ctx, chart, view, ink, { X, Y, kx }, rows, route) {

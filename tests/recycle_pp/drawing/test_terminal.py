@@ -68,7 +68,7 @@ def test_a_plan_wider_than_the_terminal_folds_and_says_so() -> None:
 def test_a_plan_far_wider_shows_how_busy_each_worker_is() -> None:
     text = drawn(Chart.of(one_f_one_b(shape((Worker(0, 1),), (3, 4, 128)))), width=60)
     assert "a column is" in text and "█" in row(text, "2.0")
-    assert row(text, "1.1").endswith("r")
+    assert row(text, "1.1").endswith("r") and row(text, "1.2").endswith("···")
 
 
 def test_a_window_shows_its_part_and_says_so() -> None:

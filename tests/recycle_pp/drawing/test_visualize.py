@@ -54,7 +54,7 @@ def test_a_run_folder_shows_the_step_in_which_somebody_died(run: Path, capsys: p
 
 def test_every_kind_of_file_comes_out(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(tmp_path / f"x.{ending}") for ending in ("svg", "png", "pdf", "html", "json", "csv")]
-    assert main([str(run), "--with-plan", *(word for name in names for word in ("--out", name))]) == 0
+    assert main([str(run), *(word for name in names for word in ("--out", name))]) == 0
     assert all(Path(name).stat().st_size > 500 for name in names)
     assert sorted(capsys.readouterr().out.split()) == sorted([*["wrote"] * 6, *names])
 
