@@ -18,7 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recycle_pp.comm.rehearsal import Node, Place, Rehearsal, grid
+from recycle_schedules import Worker
+
+from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
 
 STAGES = 4
 
@@ -79,7 +81,7 @@ def worker(node: Node) -> None:
         node.report([after - before for before, after in itertools.pairwise(clock)])
 
 
-def ring(node: Node, members: list[Place]) -> None:
+def ring(node: Node, members: list[Worker]) -> None:
     import torch
 
     here = members.index(node.me)

@@ -132,7 +132,7 @@ def block(node: Node) -> None:
         start = time.monotonic()
         with pytest.raises(LinkBroken):
             operation().wait()
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 2
     node.report("later operations raise")
     assert node.hear() == ("abort",)
     node.hear()
@@ -149,7 +149,7 @@ def test_an_abort_ends_what_blocks_on_live_workers(where):
         play.tell("abort")
         reports = play.reports(8)
         times = [report[0] - start for _, report in reports if report != "later operations raise"]
-        assert len(times) == 4 and max(times) < 1.0
+        assert len(times) == 4 and max(times) < 2.0
         assert all(report[1:] == (True, 0) for _, report in reports if report != "later operations raise")
 
 
@@ -190,12 +190,34 @@ def many_messages(node: Node) -> None:
         assert buffer.unique().tolist() == [number_of(frm) * 100 + tag]
     node.links.barrier().wait()
     node.report("all here")
+    node.hear()
 
 
 def test_many_messages_are_outstanding_between_all_workers_at_once():
     members = grid(2, 2)
     with Rehearsal(members, many_messages) as play:
         assert [report for _, report in play.reports(4)] == ["all here"] * 4
+
+
+def careless_sender(node: Node) -> None:
+    """Sends much, waits for none of it."""
+    node.links.rebuild(0, node.members, node.me, 0)
+    after, before = neighbours(node, node.members)
+    for tag in range(300):
+        node.links.send(torch.ones(1000), after, tag)
+        node.links.receive(torch.empty(1000), before, tag).wait()
+    node.links.barrier().wait()
+    held = node.links._transport._mesh._works
+    deadline = time.monotonic() + 10
+    while len(held) > 50 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    node.report(len(held))
+    node.hear()
+
+
+def test_sends_that_nobody_waits_for_are_let_go():
+    with Rehearsal(grid(2, 1), careless_sender) as play:
+        assert all(held <= 50 for _, held in play.reports(2))
 
 
 def sums(node: Node) -> None:
@@ -213,6 +235,7 @@ def sums(node: Node) -> None:
     copied = [torch.full((4,), float(k)), torch.tensor([k])]
     node.links.broadcast(copied, node.members[2]).wait()
     node.report([tensor.tolist() for tensor in (*tensors, *copied)])
+    node.hear()
 
 
 def test_sums_and_broadcasts_of_several_types_in_place():
@@ -250,3 +273,4 @@ def refuse(node: Node) -> None:
     with pytest.raises(ValueError, match="tag 33554432"):
         node.links.send(torch.ones(1), neighbours(node, node.members)[0], 1 << 25)
     node.report("refused")
+    node.hear()

@@ -1,0 +1,16 @@
+"""Workers are forked from a process that has imported everything."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import os, threading, torch, torch.distributed
+before = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+import recycle_pp.comm.boundary, recycle_pp.comm.links, recycle_pp.comm.process_group, recycle_pp.comm.transfer
+assert before == (len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+assert threading.active_count() == 1
+"""
+
+
+def test_importing_starts_no_thread_and_opens_nothing():
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=120)
