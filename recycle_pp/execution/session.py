@@ -145,13 +145,13 @@ class Session:
         self.links.abort()
         self.times["unblocked"] = time.monotonic()
         members = [Worker(*w) for w in message["members"]]
-        build = threading.Thread(target=self._build, args=(message["generation"], members), name="build", daemon=True)
-        build.start()
+        arguments = (message["generation"], members, message["base"])
+        threading.Thread(target=self._build, args=arguments, name="build", daemon=True).start()
 
-    def _build(self, generation: int, members: list[Worker]) -> None:
+    def _build(self, generation: int, members: list[Worker], base: int) -> None:
         """Blocks as long as a member is missing: abandoned when the next generation is announced."""
         try:
-            self.links.rebuild(generation, members, self.participant.worker)
+            self.links.rebuild(generation, members, self.participant.worker, base)
         except LinkBroken as error:
             if self.participant.generation == generation:
                 self.send({"type": "broken", "generation": generation, "detail": str(error)})

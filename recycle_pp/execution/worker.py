@@ -94,7 +94,9 @@ class Process:
         backend = settings.parallel.backend
         if backend == "auto":
             backend = "nccl" if device.type == "cuda" else "gloo"
-        links = Links(store, backend, device, settings.control.interface)
+        pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
+        everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
+        links = Links(store, backend, device, settings.control.interface, workers=everybody)
         session = Session(self._channel, participant, links, store)
         spans = Spans()
         faults = Injector(

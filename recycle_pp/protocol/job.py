@@ -76,6 +76,7 @@ class Job:
         self.committed = self.first_step - 1
         self.waiting = self.waiting or self._everybody()
         self._reports: dict[Worker, Json] = {}
+        self._base: int | None = None  # the newest generation that made links between all its members
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
         self._evaluation: int | None = None  # the validation that is not complete
         self._losses: dict[int, float] = {}
@@ -144,12 +145,15 @@ class Job:
 
     def regroup(self) -> list[Send]:
         """The same members build their links anew: a connection broke and nobody is dead."""
-        return self._regroup() if self.phase in ("reporting", "running") else []
+        return self._regroup(anew=True) if self.phase in ("reporting", "running") else []
 
     # -- generations -------------------------------------------------------------------------------------------
 
-    def _regroup(self) -> list[Send]:
+    def _regroup(self, anew: bool = False) -> list[Send]:
+        """`anew`: links between live workers do not stand; a death alone leaves them up."""
         self.generation += 1
+        if anew or self._base is None:
+            self._base = self.generation
         self.phase = "reporting"
         self._reports.clear()
         self._new_ballot()
@@ -159,6 +163,7 @@ class Job:
             "generation": self.generation,
             "members": [list(w) for w in sorted(self.live)],
             "committed": self.committed,
+            "base": self._base,
         }
         return [Send(w, message) for w in sorted(self.live)]
 
@@ -314,7 +319,7 @@ class Job:
             del self.joiners[w]
             self.live.add(w)
             self._note("rejoined", worker=str(w), step=self.committed + 1)
-        return self._regroup()
+        return self._regroup(anew=True)
 
     def _joining_now(self) -> set[Worker]:
         """Joiners that lack only the step that has just been agreed."""

@@ -39,7 +39,8 @@ class Recorder:
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
         self._spans: dict[int, dict[Worker, list[Any]]] = {}
         self._cpu: dict[Worker, float] = {}
-        self._cpu_steps: list[float] = []
+        self._cpu_steps: list[float] = [0.0]  # the last one is still running
+        self._own_cpu = time.process_time()
         self._logged: dict[Worker, int] = {}
         self._addresses: dict[Worker, tuple[str, int]] = {}
         self._recovery: Recovery | None = None
@@ -61,7 +62,7 @@ class Recorder:
             self._spans.setdefault(message["step"], {})[worker] = message["spans"]
             self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
             before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
-            if before is not None and len(self._cpu_steps):
+            if before is not None:
                 self._cpu_steps[-1] += message["cpu"] - before
         elif kind == "resumed" and self._recovery and message["generation"] == self._job.generation:
             self._recovery.resumed(worker, message["times"])
@@ -164,7 +165,10 @@ class Recorder:
             "least_live_stage": live.index(min(live)),
             "least_live": min(live),
             "logged_bytes": max(self._logged.values(), default=0),
+            "cpu_seconds": self._cpu_steps[-1] + time.process_time() - self._own_cpu,  # workers and coordinator
         }
+        self._own_cpu = time.process_time()
+        self._cpu_steps[-1] = self._line["cpu_seconds"]
         if not note["evaluate"]:
             self._write_line()
         self._cpu_steps.append(0.0)
@@ -238,7 +242,7 @@ class Recorder:
             deaths=self._deaths,
             stall_seconds=self._stalls,
             wall_seconds=time.monotonic() - self._begun,
-            cpu_seconds_per_step=median(self._cpu_steps[2:-1] or self._cpu_steps or [0.0]),
+            cpu_seconds_per_step=median(self._cpu_steps[2:-1] or self._cpu_steps),
             final_loss=self._final_loss,
             weights_sha256=weights_sha256(digests),
         )
