@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .ops import Worker
@@ -73,7 +73,7 @@ def steady_bounds(p: Problem) -> dict[str, float]:
         down = sum(fill_g[:s]) + hop * s  # the last gradient still goes to stage 0 and ends with its W and O
         drain = down + (t.late[0] / fast[0] if s else 0.0) + reduce[0] + O[0] / min(speeds[0])
         beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * hop * (P - 1 - s)
-        L = max(p.limit(Worker(d, s)) for d in p.live[s])
+        L = _most_in_flight(p, s)
         span = _with_memory(t, s, L if p.i_release == 0 and L >= 1 else math.inf, beyond)
         chain = _work(t.forward[s] + t.early[s])
         fullest = _fullest(p, s, speeds[s], span)
@@ -115,11 +115,18 @@ def _with_memory(t: _Times, s: int, L: float, beyond: float) -> Span:
     return span
 
 
+def _most_in_flight(p: Problem, s: int) -> float:
+    """The largest limit of the stage's live workers."""
+    alike = not (isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit)
+    return max(p.limit(Worker(d, s)) for d in (p.live[s][:1] if alike else p.live[s]))
+
+
 def _fullest(p: Problem, s: int, speeds: list[float], span: Span) -> float:
     """Least possible maximum of span(speed, n) over all splits of the micro-batches over a stage's live workers."""
     own = 0.0
     if p.reroute == "failed_only":
-        own = max((span(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]), default=0.0)
+        alone = {(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True)}
+        own = max((span(v, n) for v, n in alone if n), default=0.0)
     if len(set(speeds)) == 1:
         return max(own, span(speeds[0], -(-p.total // len(speeds))))
     heap = [(span(v, 1), v, 1) for v in speeds]

@@ -39,11 +39,12 @@ class Choices:
     fuses: np.ndarray  # (1 or 3, w) bool
 
     @classmethod
-    def of(cls, x: Instance) -> Choices:
+    def of(cls, x: Instance, turns: int = TURNS) -> Choices:
+        """turns: ways to deal re-routed micro-batches to peers."""
         P, D = x.stages, x.problem.pipelines
         stage = np.tile(np.arange(P), D)
         first = assign(x, 0)
-        hosts = [first] if (x.host >= 0).all() else [first, *(assign(x, turn) for turn in range(1, TURNS))]
+        hosts = [first] if (x.host >= 0).all() else [first, *(assign(x, turn) for turn in range(1, turns))]
         index = np.repeat(x.index.astype(np.int64), P) * 16 + 32
         foreign = first // P != np.repeat(x.pipeline, P)
         keys = [index + foreign * shift for shift in (1, -1, -8, 24, -24)] + [index.max(initial=0) - index]
@@ -60,9 +61,9 @@ class Choices:
 @lru_cache
 def _table(rows: int, turns: int, fuses: int) -> np.ndarray:
     proven = [
-        (0, OWN, OWN, 1, OPEN, NO_LIMIT, 0, 0),
-        (1, OWN, OWN, 1, OPEN, NO_LIMIT, 4, 0),
+        (0, OWN, OWN, 1, OPEN, NO_LIMIT, 4, 0),
         (0, FOREIGN, FOREIGN, 0, DOUBLE, NO_LIMIT, 0, 0),
+        (1, OWN, OWN, 1, OPEN, NO_LIMIT, 0, 0),
         (0, OWN, OWN, 1, TIGHT, NO_LIMIT, 0, 1),
         (2, OWN, OWN, 0, OPEN, 3, 0, 0),
         (0, HALF, HALF, 1, OPEN, NO_LIMIT, 12, 0),

@@ -16,9 +16,9 @@ from .instance import Instance
 from .policies import Choices
 from .sequences import Sequences
 
-SIMULATED = 20_000
+SIMULATED = 10_000
 """Ops that the first portfolio simulates (it stops at a provable optimum)."""
-MOVED = 120_000
+MOVED = 60_000
 """Ops that the first round of local search times."""
 
 
@@ -34,9 +34,10 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
     size = int((x.todo > 0).sum()) * 3 or 1
     choices = Choices.of(x)
     slow = 1 if LOOPS.compiled else 10  # plain Python: a taste of it
-    drafts = portfolio(x, choices, max(6, min(64, SIMULATED // size)) // slow, target)
-    best = drafts[0]
-    if value(x, best) > target and LOOPS.compiled and size < 100_000:
+    best = portfolio(
+        x, choices, max(2, min(12, 40 * SIMULATED // size), min(64, SIMULATED // size)) // slow, target, keep=1
+    )[0]
+    if value(x, best) > target and LOOPS.compiled and size < MOVED // 10:
         best = improved(x, best, target, min(400, MOVED // size), 0)
     yield best
     if value(x, best) > target:
@@ -46,9 +47,9 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
     seed = 0
     while value(x, best) > target:
         start = best if seed % 3 else drafts[seed // 3 % len(drafts)]
-        iterations = max(100, min(40 * size, 8_000_000 // size, 500 << min(seed, 10)))
-        heat = (0.5, 0.1, 0.3, 0.02)[seed % 4]
-        better = improved(x, start, target, iterations, seed, heat=heat, lean=(0.5, 0.0, 1.0)[seed % 3])
+        iterations = max(100, min(100 * size, 8_000_000 // size, 500 << min(seed, 10)))
+        heat, weight = ((0.5, 1.0), (0.1, 8.0), (0.5, 8.0), (0.02, 1.0))[seed % 4]
+        better = improved(x, start, target, iterations, seed, heat, (0.5, 0.0, 1.0)[seed % 3], weight)
         best = min(best, better, key=lambda draft: value(x, draft))
         seed += 1
         yield best
@@ -74,7 +75,14 @@ def _try(x: Instance, c: Choices, table: np.ndarray, target: int):
 
 
 def improved(
-    x: Instance, draft: Draft, target: int, iterations: int, seed: int, heat: float = 0.5, lean: float = 0.5
+    x: Instance,
+    draft: Draft,
+    target: int,
+    iterations: int,
+    seed: int,
+    heat: float = 0.5,
+    lean: float = 0.5,
+    weight: float = 1.0,
 ) -> Draft:
     """The best draft that local search finds from this one, at least as good.
 
@@ -92,7 +100,7 @@ def improved(
     LOOPS.improve(
         P, q.host, free, x.todo, x.sent, x.duration, x.cap, x.held, release, x.send, x.send_rerouted,
         float(x.problem.i_release), mixed, lags(x, release), target, q.first, q.length, q.codes, q.starts, q.order,
-        iterations, heat * mean + 1.0, 1 / W, np.array([seed * 7919 + 12345], dtype=np.int64),
+        iterations, heat * mean + 1.0, weight / W, np.array([seed * 7919 + 12345], dtype=np.int64),
     )  # fmt: skip
     better = q.draft(x, release)
     if steady(x):  # first ops as late as the ends of the stages allow: a shorter period
