@@ -18,6 +18,8 @@ from typing import Any
 from . import settings as settings_module
 from .settings import FAULTS, Settings, load
 
+_PATHS = ("data.path", "run.dir")
+
 _HELP = """\
 recycle_pp: data x pipeline parallel training that goes on when workers die.
 
@@ -59,7 +61,13 @@ def compose(arguments: list[str]) -> Settings:
         raise ValueError(_sentence(error, overrides)) from error
     assert isinstance(config, dict)
     config.pop("experiment", None)
-    return load(config)  # type: ignore[arg-type]
+    settings: Settings = load(config)  # type: ignore[arg-type]
+    settings.run.dir = (
+        str(Path(settings.run.dir).expanduser()) if settings.run.dir else ""
+    )  # no shell does it after a =
+    if settings.data.path:
+        settings.data.path = str(Path(settings.data.path).expanduser())
+    return settings
 
 
 def config_dir() -> Path:
@@ -106,7 +114,7 @@ def _search_path(arguments: list[str]) -> list[str]:
 
 def _override(text: str) -> str:
     """Keys are forced in with `++`, so that `load` says what is unknown and `fail_at=` works like `+fail_at=`."""
-    key, equals, _ = text.partition("=")
+    key, equals, value = text.partition("=")
     bare = key.lstrip("+")
     if key.startswith("~"):
         raise ValueError(f"{text}: a setting cannot be deleted; give it a value, {key[1:] or 'KEY'}=VALUE")
@@ -115,13 +123,14 @@ def _override(text: str) -> str:
     if bare.startswith("hydra."):
         return text
     if re.split("[.@]", bare)[0] == bare and bare not in FAULTS and bare in (*_groups(), "experiment"):
-        value = text[len(key) + 1 :]
         if not re.fullmatch(r"(?!null$|\d+$)[\w/.-]+", value):
             raise ValueError(
                 f"{bare} takes the name of a file in configs/{bare}/: {', '.join(_options(bare))}; not {value!r}"
             )
         return f"{bare}={value}"
-    return "++" + text.lstrip("+")
+    if bare in _PATHS and value != "null" and value[:1] not in ("'", '"'):
+        value = "'" + value.replace("'", "\\'") + "'"  # Hydra has its own meaning for ~ = ( [ {
+    return f"++{bare}={value}"
 
 
 def _groups() -> list[str]:

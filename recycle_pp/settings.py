@@ -22,7 +22,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 class Model:
     """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head."""
 
-    layers: int = 8
+    layers: int = 8  # split over the stages
     width: int = 64  # hidden size H
     heads: int = 4  # query heads; width % heads == 0
     kv_heads: int = 2  # key and value heads; heads % kv_heads == 0
@@ -45,8 +45,8 @@ class Data:
 
 @dataclass
 class Parallel:
-    pipelines: int = 3  # D
-    stages: int = 4  # P
+    pipelines: int = 3  # D: how many copies of the model work side by side
+    stages: int = 4  # P: how many parts the model is cut into; D * P workers
     microbatches: int = 6  # M, per pipeline; a step always has D * M
     microbatch_size: int = 2  # samples in a micro-batch
     backend: str = "auto"  # auto | gloo | nccl
@@ -63,7 +63,7 @@ class Schedule:
 
 @dataclass
 class Optimizer:
-    lr: float = 3e-3
+    lr: float = 3e-3  # after the warm-up
     min_lr: float = 3e-4  # where the cosine ends
     warmup: int = 10  # steps of linear warm-up
     beta1: float = 0.9
@@ -88,11 +88,11 @@ class Checkpoint:
 
 @dataclass
 class Run:
-    steps: int = 60
-    dir: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"
+    steps: int = 60  # optimizer steps of the whole run, over all resumes
+    dir: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"  # everything that the run leaves
     resume: bool = False  # go on from the newest checkpoint in run.dir
     respawns: int = 3  # times a worker that died by itself is started again
-    seed: int = 0
+    seed: int = 0  # of the initial weights, the order of the samples and the dropout
     device: str = "auto"  # auto | cpu | cuda
     validate_every: int = 20  # steps between validations; 0: never
     validate_microbatches: int = 1  # per pipeline
@@ -111,11 +111,11 @@ class Control:
 class Emulate:
     """`emulate=sleep` replaces compute by sleeping; messages keep their size."""
 
-    mode: str | None = None  # null | sleep
-    F: float = 0.02  # seconds
-    I: float = 0.02
-    W: float = 0.02
-    O: float = 0.06
+    mode: str | None = None  # null (real compute) | sleep
+    F: float = 0.02  # seconds of a forward
+    I: float = 0.02  # of a backward for the input
+    W: float = 0.02  # of a backward for the weights
+    O: float = 0.06  # of an optimizer step
 
 
 @dataclass

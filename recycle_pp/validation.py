@@ -119,16 +119,31 @@ def _validate_shape(settings: Settings, world: int | None) -> None:
 
 
 def _validate_data(settings: Settings) -> None:
-    if settings.data.path is None:
-        text = True
-    else:
-        path = Path(settings.data.path).expanduser()
-        if not settings.data.path or not path.exists():
-            raise ValueError(
-                f"data.path must name a text file, a folder of text or a .bin file; {str(settings.data.path)!r} is none"
-            )
-        if not any(part.stat().st_size for part in ([path] if path.is_file() else path.rglob("*")) if part.is_file()):
-            raise ValueError(f"data.path must hold data; {str(path)!r} is empty")
-        text = path.suffix != ".bin"
-    if text and settings.model.vocabulary < 256:
+    """What the size of the files tells; the tokens themselves are read by the workers."""
+    place = Path(settings.data.path or "") if settings.data.path is not None else None
+    if (place is None or place.suffix != ".bin") and settings.model.vocabulary < 256:
         raise ValueError(f"model.vocabulary must be at least 256 for text (bytes), not {settings.model.vocabulary}")
+    if place is None:
+        return
+    if not settings.data.path or not place.exists():
+        raise ValueError(
+            f"data.path must name a text file, a folder of text or a .bin file; {settings.data.path!r} is none"
+        )
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    if size == 0:
+        raise ValueError(f"data.path must hold data; {settings.data.path!r} is empty")
+    tokens = size // 2 if place.suffix == ".bin" else size
+    held_out = int(tokens * settings.data.validation_share)
+    sample = settings.model.sequence + 1
+    if tokens - held_out < sample:
+        raise ValueError(
+            f"data.path must hold at least one sample of model.sequence + 1 = {sample} tokens beside the held-out "
+            f"part; {settings.data.path!r} holds {tokens - held_out}"
+        )
+    needed = settings.model.sequence * settings.parallel.microbatch_size + 1
+    if settings.run.validate_every and held_out < needed:
+        raise ValueError(
+            f"data.validation_share must leave at least {needed} held-out tokens, one micro-batch, and of "
+            f"{settings.data.path!r} it leaves {held_out}; raise it, or set run.validate_every=0"
+        )

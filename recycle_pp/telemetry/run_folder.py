@@ -57,7 +57,7 @@ class RunFolder:
     @classmethod
     def create(cls, settings: Settings) -> RunFolder:
         """Makes the folder, or takes up the run in it where run.resume says so; ValueError where that cannot be."""
-        run = cls(Path(settings.run.dir).expanduser().absolute())
+        run = cls(Path(settings.run.dir).absolute())
         if run.path.exists() and not run.path.is_dir():
             raise ValueError(f"run.dir must name a folder; {str(run.path)!r} is a file")
         if run.config.exists():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 
@@ -37,6 +38,19 @@ def test_groups_and_keys_and_faults_are_taken_from_the_command_line():
     assert (settings.parallel.pipelines, settings.parallel.stages) == (2, 2)
     assert settings.fail_at == ["20:1.2@backward"]
     assert settings.emulate.mode == "sleep"
+
+
+def test_a_tilde_means_the_home_folder_though_no_shell_expands_it_there(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of/mine")
+    settings = compose(["run.dir=~/runs/first", "data.path=~/book.txt"])
+    assert settings.run.dir == "/home/of/mine/runs/first"
+    assert settings.data.path == "/home/of/mine/book.txt"
+
+
+@pytest.mark.parametrize("path", ["a=b", "it's [mine] {really}, (1)", "back\\slash", "a,b", "'quoted'", "${now:%Y}"])
+def test_a_path_may_hold_any_character(path):
+    expected = {"'quoted'": "quoted", "${now:%Y}": time.strftime("%Y")}.get(path, path)
+    assert compose([f"data.path={path}"]).data.path == expected
 
 
 def test_users_may_keep_files_of_their_own(tmp_path):

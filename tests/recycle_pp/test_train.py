@@ -79,6 +79,8 @@ MISTAKES = [
     (["data.path=/no/such/file"], "'/no/such/file' is none"),
     (["data.path=EMPTY_FILE"], "data.path must hold data"),
     (["data.path=EMPTY_FOLDER"], "data.path must hold data"),
+    (["data.path=SHORT_FILE"], "data.path must hold at least one sample of model.sequence + 1 = 65 tokens"),
+    (["data.path=SHORT_FILE", "model.sequence=16"], "data.validation_share must leave at least 33 held-out tokens"),
     # the run folder
     (["run.dir="], "run.dir must name a folder, not nothing"),
     (["run.dir=EMPTY_FILE"], "is a file"),
@@ -96,6 +98,7 @@ def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     (folder / "EMPTY_FILE").touch()
     (folder / "EMPTY_FOLDER").mkdir()
+    (folder / "SHORT_FILE").write_text("x" * 40)
     train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
     return folder
 
