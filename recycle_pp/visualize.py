@@ -54,37 +54,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _once(a: argparse.Namespace) -> int:
+    """To the files of --out, or to the terminal."""
     for out in a.out:
         if Path(out).suffix.lower() not in ENDINGS:
             raise ValueError(f"--out {out}: the ending must be one of {', '.join(ENDINGS)}")
-    folder = Run(a.source) if a.source and Path(a.source).is_dir() else None
-    if folder and any(Path(out).suffix.lower() == ".html" for out in a.out):
-        _write_run(folder, a)
-    if folder or not a.source:
-        step = (folder.newest if a.step is None else a.step) if folder else 0
-    elif a.step is not None:
+    run = Run(a.source) if a.source and Path(a.source).is_dir() else None
+    if a.step is not None and a.source and not run:
         raise ValueError(f"--step needs a run folder, and {a.source} is a file")
-    charts = _charts(a, folder, step if folder else 0)
-    against = [] if a.compare else baselines(charts[-1].plan, folder, step if folder else 0)
-    against = [b for b in against if b[0] not in {c.title for c in charts}]
+    step = 0 if not run else run.newest if a.step is None else a.step
+    charts = _charts(a, run, step)
+    shown = {chart.title for chart in charts}
+    against = [] if a.compare else [b for b in baselines(charts[-1].plan, run, step) if b[0] not in shown]
     for out in a.out:
-        if not (folder and Path(out).suffix.lower() == ".html"):
-            _write(charts, against, out, a)
+        if run and Path(out).suffix.lower() == ".html":
+            page.save(_all_steps(run), out, title=a.title or str(run.path), first=run.steps.index(step))
+            print(f"wrote {out}")
+        else:
+            notes = _write(charts, against, out, a)
+            print("; ".join([f"wrote {out}", *notes]))
     if not a.out:
-        terminal.show(
-            charts, _console(a), window=_window(a, charts), most_rows=10**6 if a.all else 48, baselines=against
-        )
+        rows = sys.maxsize if a.all else 48
+        terminal.show(charts, _console(a), window=_window(a, charts), most_rows=rows, baselines=against)
     return 0
 
 
-def _charts(a: argparse.Namespace, folder: Run | None, step: int) -> list[Chart]:
+def _charts(a: argparse.Namespace, run: Run | None, step: int) -> list[Chart]:
     """One chart, or those to compare; the one that everything is measured against first."""
     if a.compare:
         if a.source or a.pipelines:
             raise ValueError("--compare brings its own two sources; leave out the others")
         return [_named(name, a.step) for name in a.compare]
-    if folder:
-        return charts_of(folder, step, with_plan=a.with_plan)
+    if run:
+        return charts_of(run, step, with_plan=a.with_plan)
     if a.source and a.pipelines:
         raise ValueError("either a file or a problem on flags (--pipelines ...), not both")
     chosen = read(a.source) if a.source else plan(_problem(a))
@@ -152,41 +153,32 @@ def _memory(text: str) -> object:
 # ---- where to
 
 
-def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namespace) -> None:
+def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namespace) -> list[str]:
+    """One file; what it leaves out, in sentences."""
     ending = Path(out).suffix.lower()
-    notes: list[str] = []
     if ending in FIGURES:
         from .drawing import figure  # matplotlib takes its time
 
-        notes = figure.save(charts, out, beside=a.beside, width=a.inches)
-    elif ending == ".html":
-        page.save(
-            [page.Step(charts[-1].title, charts, baselines=against)], out, title=a.title or title_of(charts[-1].plan)
-        )
+        return figure.save(charts, out, beside=a.beside, width=a.inches)
+    if ending == ".html":
+        name = title_of(charts[-1].plan)
+        page.save([page.Step(name, charts, baselines=against)], out, title=a.title or name)
     elif ending == ".json":
         perfetto.save(charts, out)
     else:
         torch_csv.save(charts[-1], out)
-    _say(out, notes)
+        return ["only the last chart"] if len(charts) > 1 else []
+    return []
 
 
-def _write_run(run: Run, a: argparse.Namespace) -> None:
-    """The page of a whole run: a stop of the slider for every traced step."""
-    first, steps = run.newest if a.step is None else a.step, run.steps
-    run.trace(first)  # an unknown --step is an error here too
+def _all_steps(run: Run) -> list[page.Step]:
+    """A stop of the page's slider for every traced step."""
     stops = []
-    for step in steps:
+    for step in run.steps:
         charts = charts_of(run, step, with_plan=True)
         note = "somebody died in this step" if charts[0].recovery else ""
         stops.append(page.Step(f"step {step}", charts, note, baselines(charts[0].plan, run, step)))
-    for out in a.out:
-        if Path(out).suffix.lower() == ".html":
-            page.save(stops, out, title=a.title or str(run.path), first=steps.index(first))
-            _say(out, [])
-
-
-def _say(out: str, notes: list[str]) -> None:
-    print(f"wrote {out}" + "".join(f"; {note}" for note in notes))
+    return stops
 
 
 class _Terminal(Console):

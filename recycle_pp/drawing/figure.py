@@ -138,7 +138,7 @@ def _frame(axes: Axes, chart: Chart, pipelines: list[int], row_height: float, nu
         axes.spines[side].set_visible(False)
     axes.set_xlabel(f"time, {chart.unit}", fontsize=7, labelpad=1)
     m = Measures.of(chart)
-    figures = [f"makespan {report.number(m.makespan)}"]
+    figures = [f"makespan {report.number(m.makespan)} {chart.unit}"]
     figures += [f"period {report.number(m.period)}"] if m.period is not None else []
     figures += [f"bubbles {m.idle:.0%}", f"peak in flight {max(m.peak):g}"]
     if chart.recovery:

@@ -152,6 +152,7 @@ $("slider").max = job.steps.length - 1;
 $("slider").value = job.first;
 $("slider").addEventListener("input", (e) => showStep(Number(e.target.value)));
 new ResizeObserver(() => { if (state.view) { clamp(); draw(); } }).observe(stage);
+addEventListener("unhandledrejection", (e) => ($("note").textContent = `This browser cannot show the schedule: ${e.reason}`));
 if (matchMedia("(prefers-color-scheme: dark)").matches) theme();
 legend();
 showStep(job.first);

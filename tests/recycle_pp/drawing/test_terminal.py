@@ -6,7 +6,9 @@ import io
 import re
 
 import pytest
-from recycle_schedules import Worker, plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recycle_schedules import KINDS, Problem, Worker, plan
 from rich.console import Console
 
 from recycle_pp.drawing import terminal
@@ -101,3 +103,15 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     terminal.show([Chart.of(recovered())], Console(file=out, width=90, color_system=None))
     out.flush()
     assert b"///" in out.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_every_op_of_any_plan_stands_once_in_its_workers_row_in_order(data: st.DataObject) -> None:
+    D, P, M = (data.draw(st.integers(1, most)) for most in (3, 4, 4))
+    failed = {Worker(data.draw(st.integers(0, D - 1)), s) for s in range(P) if D > 1 and data.draw(st.booleans())}
+    made = plan(Problem(D, P, M, failed=sorted(failed), durations={"O": data.draw(st.integers(1, 3))}))
+    text = drawn(Chart.of(made), width=6 + 4 * int(made.arrays.end.max()))
+    for worker in made.problem.workers():
+        letters = re.findall(f"[{''.join(KINDS)}]", row(text, str(worker)).upper())
+        assert letters == [op.kind for op in made.of(worker)]
