@@ -34,7 +34,12 @@ CHUNK_BYTES = 256 << 20  # small beside a stage, large enough that dW's read and
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
-    """The mean negative log-likelihood of targets, a float32 scalar. `defer` takes dW (see deferral.py)."""
+    """The mean negative log-likelihood of targets, a float32 scalar. `defer` takes dW (see deferral.py).
+
+    The products have x's dtype, under autocast the autocast dtype, as those of torch's linear layer.
+    """
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return _HeadLoss.apply(x, weight, targets, defer)
     return _forward(x, weight, targets, want_x=False, want_weight=False)[0]

@@ -62,10 +62,8 @@ def test_a_chosen_tile_is_used():
         weight_grad(chosen, dy, x, tiles={shape_key(dy, x): Tile(24, 16, 16)})
 
 
-@settings(max_examples=5, deadline=None)
-@given(order=st.permutations(range(4)))
+@pytest.mark.parametrize("order", [(3, 2, 1, 0), (2, 0, 3, 1)])
 def test_micro_batches_add_up_to_the_same_bits_in_any_order(order):
-    torch.manual_seed(1)
     parts = [(randn(30, 130, scale=10.0**-i), randn(30, 70)) for i in range(4)]
     bad = torch.zeros((), dtype=torch.float64, device=DEVICE)
     sums = []
