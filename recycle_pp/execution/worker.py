@@ -3,13 +3,16 @@
     python -m recycle_pp.execution.worker       # started by a supervisor, with its spec on standard input
     main(spec)                                  # in a process that was forked from one that has imported torch
 
-Everything that can kill it ends the process with last words to its supervisor; the job goes on without it.
+Everything that can kill it ends the process with last words to its supervisor; the job goes on without it. SIGUSR1
+writes the stacks of all its threads to its log.
 """
 
 from __future__ import annotations
 
 import base64
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -47,6 +50,7 @@ Json = dict[str, Any]
 
 def main(spec: WorkerSpec) -> int:
     """Until the job is over. Returns the exit code: 0 when the coordinator said so."""
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     try:
         return Process(spec).run()
     except torch.OutOfMemoryError:

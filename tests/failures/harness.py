@@ -224,7 +224,7 @@ def _outcome(case: Case, code: int, seconds: float, job: LocalJob) -> Outcome:
 
 
 def _logs(run: RunFolder) -> str:
-    return "".join(f"--- {p.name}\n{text}" for p in sorted(run.logs.glob("*")) if (text := p.read_text()[-3000:]))
+    return "".join(f"--- {p.name}\n{text}" for p in sorted(run.logs.glob("*")) if (text := p.read_text()[-4000:]))
 
 
 def _check_nobody_lives(job: LocalJob) -> None:
@@ -237,6 +237,10 @@ def _check_nobody_lives(job: LocalJob) -> None:
 
 
 def _all_that_is_known(job: LocalJob) -> str:
+    """Also where every thread of every worker stands."""
+    for pid in job.workers().values():
+        _signal(pid, signal.SIGUSR1)
+    time.sleep(1)
     tail = "\n".join(json.dumps(e) for e in job.run.lines(job.run.events)[-25:])
     return f"{job.output}\n{tail}\n{_logs(job.run)}"
 
