@@ -21,11 +21,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
-from recycle_schedules import KINDS, Trace
+from recycle_schedules import KINDS
 
 from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
-from .measures import Measures
+from .measures import Measures, period
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -165,17 +165,15 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
                 continue
             gid = f"{number}-{kind}" + (f"-{name}" if name else "")
             axes.add_collection(PolyCollection(_boxes(chart, pick, y, pad), gid=gid, **_look(kind, mark, edge)))
-        if period := _next_step(chart):
-            pick = np.flatnonzero(shown & (chart.kind == k) & (chart.start + period < chart.span))
+        if later := _next_step(chart):
+            pick = np.flatnonzero(shown & (chart.kind == k) & (chart.start + later < chart.span))
             look: dict[str, Any] = {
                 "facecolor": palette.FILL[kind],
                 "edgecolor": palette.PAPER,
                 "lw": edge,
                 "alpha": 0.35,
             }
-            axes.add_collection(
-                PolyCollection(_boxes(chart, pick, y, pad, period), gid=f"{number}-{kind}-next", **look)
-            )
+            axes.add_collection(PolyCollection(_boxes(chart, pick, y, pad, later), gid=f"{number}-{kind}-next", **look))
     text = [int(i) for i in np.flatnonzero(shown)]
     if row_height < 0.09 or len(text) > MOST_NUMBERS:
         return
@@ -196,8 +194,8 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
 
 def _next_step(chart: Chart) -> float | None:
     """The period, if the next step begins before this one has ended everywhere."""
-    period = None if isinstance(chart.plan, Trace) else chart.plan.period
-    return period if period and period < chart.span * (1 - 1e-9) else None
+    steady = period(chart.plan)
+    return steady if steady and steady < chart.span * (1 - 1e-9) else None
 
 
 def _boxes(chart: Chart, ops: np.ndarray, y: np.ndarray, pad: float, later: float = 0.0) -> list[np.ndarray]:

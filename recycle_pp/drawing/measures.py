@@ -34,11 +34,11 @@ class Measures:
 
     @classmethod
     def of(cls, chart: Chart) -> Measures:
-        period = None if isinstance(chart.plan, Trace) else chart.plan.period
         rerouted, cut, redone, lost = (int(((chart.marks & bit) != 0).sum()) for bit in (REROUTED, CUT, REDONE, LOST))
-        bubble = tuple(_bubble(chart, chart.plan.makespan if period is None else period).tolist())
-        peak, plan = tuple(_peak(chart).tolist()), chart.plan
-        return cls(plan.makespan, period, plan.lower_bound, bubble, peak, rerouted, cut, redone, lost)
+        plan, steady = chart.plan, period(chart.plan)
+        bubble = tuple(_bubble(chart, plan.makespan if steady is None else steady).tolist())
+        peak = tuple(_peak(chart).tolist())
+        return cls(plan.makespan, steady, plan.lower_bound, bubble, peak, rerouted, cut, redone, lost)
 
     @property
     def idle(self) -> float:
@@ -48,9 +48,15 @@ class Measures:
 
 def overhead(plan: Plan, base: Plan) -> float:
     """By what share a step of `plan` is longer than one of `base`: of periods, or of makespans if one has no period."""
-    both = (plan.period, base.period)
-    mine, other = both if None not in both else (plan.makespan, base.makespan)
-    return mine / other - 1 if mine is not None and other else 0.0
+    mine, other = period(plan), period(base)
+    if mine is None or other is None:
+        mine, other = plan.makespan, base.makespan
+    return mine / other - 1 if other else 0.0
+
+
+def period(plan: Plan) -> float | None:
+    """None for remainders and for traces: one measured step does not tell how steps overlap."""
+    return None if isinstance(plan, Trace) else plan.period
 
 
 def _bubble(chart: Chart, length: float) -> np.ndarray:

@@ -34,12 +34,18 @@ def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
 def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[str, list[str]]]:
     """(name, one cell a chart)."""
     measures = [Measures.of(c) for c in charts]
-    unit, base = charts[0].unit, charts[0]
+    base, units = charts[0], [c.unit for c in charts]
+    one = len(set(units)) == 1
+    unit = f", {base.unit}" if one else ""  # else every cell brings its own
+
+    def times(values: Sequence[float | None]) -> list[str]:
+        return [number(v) + ("" if one else f" {u}") if v else "" for v, u in zip(values, units, strict=True)]
+
     hit = [min(map(len, c.problem.live)) < c.problem.pipelines for c in charts]
     rows = [
-        (f"makespan, {unit}", [number(m.makespan) for m in measures]),
-        (f"period, {unit}", ["" if m.period is None else number(m.period) for m in measures]),
-        (f"lower bound, {unit}", [number(m.lower_bound) if m.lower_bound else "" for m in measures]),
+        (f"makespan{unit}", times([m.makespan for m in measures])),
+        (f"period{unit}", times([m.period for m in measures])),
+        (f"lower bound{unit}", times([m.lower_bound for m in measures])),
         (f"against {base.title}", ["", *(_against(c.plan, base.plan) for c in charts[1:])]),
         *((f"against {name}", [_against(c.plan, plan) for c in charts]) for name, plan in baselines),
         ("bubbles", [percent(m.idle) for m in measures]),

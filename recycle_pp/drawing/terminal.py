@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from recycle_schedules import KINDS
+from recycle_schedules import KINDS, Trace
 from rich.console import Console
 from rich.text import Text
 
@@ -33,14 +33,16 @@ class Scale:
     step: float
     width: int
     folds: int
-    exact: bool  # every op covers the middle of a column at least
+    exact: bool  # ops are letters; else columns show how busy a worker is
 
     @classmethod
     def of(cls, charts: Sequence[Chart], room: int, window: tuple[float, float] | None) -> Scale:
         begin, end = window or (0.0, max(c.span for c in charts))
         length = max(end - begin, 1e-9)
         lengths = np.concatenate([c.end - c.start for c in charts])
-        shortest = float(lengths[lengths > 1e-9].min(initial=length))
+        lengths = np.append(lengths[lengths > 1e-9], length)
+        measured = any(isinstance(c.plan, Trace) for c in charts)
+        shortest = float(np.median(lengths) if measured else lengths.min())  # a few quick ops must not stretch the rest
         # whole columns a slot where slots are whole: every op of a kind then has the same width
         whole = all(np.all(np.mod(np.concatenate([c.start, c.end]) / shortest, 1) < 1e-9) for c in charts)
         fit = room * shortest / length  # columns of the shortest op
@@ -66,10 +68,12 @@ def show(
     most_rows: int = 48,
     baselines: report.Baselines = (),
 ) -> None:
-    """Print the charts one above the other in one scale, a legend, and the figures. Says what is cut."""
-    scale = Scale.of(charts, max(console.width - LABEL, 8), window)
+    """Print the charts (those of one unit in one scale), a legend and the figures; say what is cut."""
+    room = max(console.width - LABEL, 8)
+    scales = {unit: Scale.of([c for c in charts if c.unit == unit], room, window) for unit in {c.unit for c in charts}}
     notes: list[str] = []
     for chart in charts:
+        scale = scales[chart.unit]
         pipelines, left_out = shown_pipelines(chart, most_rows)
         notes += [note for note in left_out if note not in notes]
         if chart.title:
@@ -78,7 +82,8 @@ def show(
             for line in _fold(chart, scale, fold, pipelines, console):
                 console.print(line, no_wrap=True, crop=True, soft_wrap=False)
     console.print(_legend(charts, console))
-    notes += _cut_notes(charts, scale, window)
+    for unit, scale in scales.items():
+        notes += _cut_notes([c for c in charts if c.unit == unit], scale, window)
     for note in notes:
         console.print(Text(note, "italic"))
     console.print()
@@ -254,6 +259,9 @@ def _cut_notes(charts: Sequence[Chart], scale: Scale, window: tuple[float, float
     longest = max(c.span for c in charts)
     if window and (window[0] > 0 or window[1] < longest):
         notes.append(f"shown is {window[0]:g} to {window[1]:g} of {longest:.6g} {unit}")
+    missed = sum(int((c.end - c.start < scale.step / 2).sum()) for c in charts) if scale.exact else 0
+    if missed:
+        notes.append(f"{missed} ops are shorter than half a column of {scale.step:.3g} {unit} and may not show")
     if scale.folds > 1:
         notes.append(f"folded into {scale.folds} stretches of {scale.width * scale.step:.4g} {unit}")
     return notes

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recycle_schedules import KINDS, Problem, Worker, plan
+from recycle_schedules import KINDS, Problem, Trace, Worker, plan
 from rich.console import Console
 
 from recycle_pp.drawing import terminal
@@ -103,6 +104,23 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     terminal.show([Chart.of(recovered())], Console(file=out, width=90, color_system=None))
     out.flush()
     assert b"///" in out.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_slots_beside_milliseconds_have_a_scale_each() -> None:
+    text = drawn(Chart.of(one_f_one_b(shape()), "planned"), Chart.of(recovered(), "measured"), width=120)
+    first, second = text[: text.index("measured")], text[text.index("measured") :]
+    assert row(first, "0.0").startswith("F0--F1--F2--") and "0 slots" in first and "0 ms" in second
+    assert re.search(r"^against planned +other unit", text, re.MULTILINE)
+    assert re.search(r"^makespan +27 slots +680 ms", text, re.MULTILINE)
+
+
+def test_ops_too_short_to_show_are_counted() -> None:
+    trace = recovered()
+    a = trace.arrays
+    short = type(a)(a.kind, a.microbatch, a.stage, a.pipeline, a.start, np.where(a.kind == 2, a.start + 0.5, a.end))
+    quick = Trace(trace.problem, short, 0.0, "ms", 1, trace.status, trace.phases)
+    quick_ops = int((short.end - short.start < 1).sum())
+    assert f"{quick_ops} ops are shorter than half a column" in " ".join(drawn(Chart.of(quick), width=120).split())
 
 
 @settings(max_examples=30, deadline=None)
