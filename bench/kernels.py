@@ -17,7 +17,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Case:
     name: str
     amount: float  # bytes that must move, or flops
     unit: str  # bytes | flops
-    calls: dict[str, Callable[[], Any]]
+    calls: Mapping[str, Callable[[], Any]]
 
 
 def randn(*shape: int, dtype: torch.dtype = DTYPE, grad: bool = False) -> Tensor:
@@ -214,23 +214,38 @@ def optimizer(s: Shape) -> Iterator[Case]:
     chunks = rk.make_chunks([n], [True], DEVICE)
     state = {who: [torch.zeros(n, device=DEVICE) for _ in range(4)] for who in ("ours", "undo", "eager")}
     undo = (torch.empty(n, device=DEVICE), torch.empty(n, device=DEVICE), torch.empty(n, device=DEVICE))
-    count, hyper = torch.ones((), device=DEVICE), {"lr": 1e-3, "weight_decay": 0.1}
+    count, lr, decay = torch.ones((), device=DEVICE), 1e-3, 0.1
 
     def fused() -> None:
         p, g, m, v = ([t] for t in state["eager"])
         torch._fused_adamw_(
-            p, g, m, v, [], [count], beta1=0.9, beta2=0.95, eps=1e-8, amsgrad=False, maximize=False, **hyper
+            p,
+            g,
+            m,
+            v,
+            [],
+            [count],
+            beta1=0.9,
+            beta2=0.95,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+            lr=lr,
+            weight_decay=decay,
         )
 
     def copy_first() -> None:
-        for kept, live in zip(undo, state["eager"], strict=False):
+        p, _, m, v = state["eager"]
+        for kept, live in zip(undo, (p, m, v), strict=True):
             kept.copy_(live)
         fused()
 
-    ours = lambda: rk.adamw(*state["ours"], chunks, step=1, **hyper)  # noqa: E731
-    ours_undo = lambda: rk.adamw(*state["undo"], chunks, step=1, undo=undo, **hyper)  # noqa: E731
-    yield Case("adamw", 28.0 * n, "bytes", {"ours": ours, "eager": fused})  # eager: torch's fused kernel
-    yield Case("adamw with undo", 40.0 * n, "bytes", {"ours": ours_undo, "eager": copy_first})
+    def ours(who: str, undo: tuple[Tensor, Tensor, Tensor] | None = None) -> Callable[[], None]:
+        p, g, m, v = state[who]
+        return lambda: rk.adamw(p, g, m, v, chunks, step=1, lr=lr, weight_decay=decay, undo=undo)
+
+    yield Case("adamw", 28.0 * n, "bytes", {"ours": ours("ours"), "eager": fused})  # eager: torch's fused kernel
+    yield Case("adamw with undo", 40.0 * n, "bytes", {"ours": ours("undo", undo), "eager": copy_first})
     grad, bad = randn(n, dtype=torch.float32), torch.zeros((), device=DEVICE)
     q = torch.zeros(n, dtype=torch.int64, device=DEVICE)
     norms = {"ours": lambda: rk.squared_norm(grad), "eager": lambda: torch.linalg.vector_norm(grad).double().square()}
