@@ -227,6 +227,7 @@ class Coordinator:
             self.stop(str(violation))
             return
         self._send(out)
+        self._send(self._job.follow_up())
         for note in self._recorder.read_notes():
             if note["event"] == "committed":
                 self._respawn_due(note["step"])

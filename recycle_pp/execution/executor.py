@@ -80,7 +80,7 @@ class Executor:
         if self.session.participant.record(step).reduced:
             self.commits.vote(orders, step, self.mailbox.log.bytes)
         while step < self.settings.run.steps:
-            self._run_step(orders, step, orders.actions(step))
+            self._run_step(orders, step, self.session.actions(orders, step))
             step += 1
         self.session.resumed(orders)
         while True:  # nothing is left but what the coordinator may ask for

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recycle_schedules import Worker
+from recycle_schedules import Action, Worker
 
 from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.links import Links
@@ -75,6 +75,20 @@ class Session:
         if self.participant.orders is not orders or self._over is not None:
             raise Superseded
 
+    def actions(self, orders: Orders, step: int) -> list[Action]:
+        """What this worker runs in a step; blocks until the plan is here."""
+        return orders.steps[step] if step in orders.steps else self._planned(orders)[0]
+
+    def validation(self, orders: Orders) -> list[Action]:
+        return self._planned(orders)[1]
+
+    def _planned(self, orders: Orders) -> tuple[list[Action], list[Action]]:
+        with self.changed:
+            while orders.steady is None or orders.forward is None:
+                self.check(orders)
+                self.changed.wait()
+            return orders.steady, orders.forward
+
     def wait_commit(self, orders: Orders) -> Commit | None:
         """Blocks until the job has agreed on the next step; Superseded if it will not in this generation."""
         with self.changed:
@@ -124,6 +138,10 @@ class Session:
             with self.changed:
                 self.times["adopted"] = time.monotonic()
                 self.participant.adopt(message)
+                self.changed.notify_all()
+        elif kind == "plan":
+            with self.changed:
+                self.participant.plan(message)
                 self.changed.notify_all()
         elif kind == "commit":
             with self.changed:

@@ -20,12 +20,12 @@ from .session import Session
 
 
 def validate(session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, step: int) -> None:
-    """Runs `orders.forward`; the last stage sends its losses to the coordinator. Raises Superseded, LinkBroken."""
+    """Runs the plan's forwards; the last stage sends its losses to the coordinator. Raises Superseded, LinkBroken."""
     posted: dict[Tensor, tuple[Pending, torch.Tensor]] = {}
     made: dict[Tensor, torch.Tensor] = {}
     losses: dict[int, float] = {}
     last = stage.settings.parallel.stages
-    for action in orders.forward:
+    for action in session.validation(orders):
         session.check(orders)
         mb, peer = action.microbatch, action.peer
         assert mb is not None

@@ -76,6 +76,7 @@ class Job:
         self.committed = self.first_step - 1
         self.waiting = self.waiting or self._everybody()
         self._reports: dict[Worker, Json] = {}
+        self._plan_due = False
         self._base: int | None = None  # the newest generation that made links between all its members
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
         self._evaluation: int | None = None  # the validation that is not complete
@@ -147,6 +148,24 @@ class Job:
         """The same members build their links anew: a connection broke and nobody is dead."""
         return self._regroup(anew=True) if self.phase in ("reporting", "running") else []
 
+    def follow_up(self) -> list[Send]:
+        """To be called after every event, once its messages are out: the plan of the steps that nothing has broken.
+        It comes behind the others, so that a broken step goes on before it is made."""
+        if not self._plan_due or self.phase != "running":
+            return []
+        self._plan_due = False
+        problem = self._problem_now()
+        if self.plan is None or self.plan.problem != problem:
+            self.plan = self.planner(problem)
+        steady, forward = self.derive(self.plan), self.derive(self.plan, forward_only=True)
+        few = {(d, i) for d in range(problem.pipelines) for i in range(self.evaluate_microbatches)}
+        out = []
+        for worker in sorted(self.live):
+            validation = [a for a in forward[worker] if a.microbatch in few]
+            message = {"type": "plan", "generation": self.generation, "steady": _json(steady[worker])}
+            out.append(Send(worker, message | {"forward": _json(validation)}))
+        return out
+
     # -- generations -------------------------------------------------------------------------------------------
 
     def _regroup(self, anew: bool = False) -> list[Send]:
@@ -179,8 +198,7 @@ class Job:
             ahead = self._records(step + 1)
             if not left.revoked and any(r.done for r in ahead.values()):
                 per_step.append((step + 1, self._plan_left(remainder(problem, ahead, {}))))
-        steady, forward = self._steady(problem)
-        self.phase = "running"
+        self.phase, self._plan_due = "running", True
         self._note("plan_adopted", step=step, lost=left.lost, revoked=sorted(left.revoked))
         out = []
         for worker in sorted(self.live):
@@ -188,8 +206,6 @@ class Job:
                 "type": "adopt",
                 "generation": self.generation,
                 "steps": [{"step": k, "actions": _json(acts.get(worker, []))} for k, acts in per_step],
-                "steady": _json(steady.get(worker, [])),
-                "forward": _json(forward.get(worker, [])),
                 "copy": self._copy_from(worker, left),
                 "revoked": sorted(left.revoked),
                 "evaluate": self._evaluation,
@@ -210,13 +226,6 @@ class Job:
             return {}
         self.remainder_plan = self.planner(left.problem)
         return self.derive(self.remainder_plan, left.holders)
-
-    def _steady(self, problem: Problem) -> tuple[Actions, Actions]:
-        if self.plan is None or self.plan.problem != problem:
-            self.plan = self.planner(problem)
-        forward = self.derive(self.plan, forward_only=True)
-        few = {(d, i) for d in range(problem.pipelines) for i in range(self.evaluate_microbatches)}
-        return self.derive(self.plan), {w: [a for a in acts if a.microbatch in few] for w, acts in forward.items()}
 
     def _problem_now(self) -> Problem:
         return self.problem.replace(failed=sorted(self._everybody() - self.live))
@@ -245,24 +254,15 @@ class Job:
         joining = self._joining_now()
         hold = not last and (took_back or bool(joining) or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
-        then: Json = {"hold": hold, "void": took_back, "finish": last, "evaluate": evaluate,
+        self._plan_due = self._plan_due or fresh
+        then: Json = {"hold": hold, "replan": self._plan_due, "void": took_back, "finish": last, "evaluate": evaluate,
                       "savers": self._savers() if last or self._due(self.save_every, decision.step) else [],
                       "stagger": self._staggers()}  # fmt: skip
         self._evaluation, self._losses = (decision.step if evaluate else None), {}
         self._note("committed", step=decision.step, loss=decision.loss, norm=decision.norm, scale=decision.scale,
                    savers=then["savers"], evaluate=evaluate, last=last)  # fmt: skip
-        steady, forward = self._steady(problem) if fresh and not hold else ({}, {})
-        base = {
-            "type": "commit",
-            "generation": self.generation,
-            "step": decision.step,
-            "scale": decision.scale,
-            "norm": decision.norm,
-        }
-        out = []
-        for worker in sorted(self.live):
-            new = {"steady": _json(steady[worker]), "forward": _json(forward[worker])} if steady else {}
-            out.append(Send(worker, base | {"then": then | new}))
+        message = {"type": "commit", "generation": self.generation, "step": decision.step, "scale": decision.scale}
+        out = [Send(w, message | {"norm": decision.norm, "then": then}) for w in sorted(self.live)]
         if hold and joining:
             self.phase = "holding"
         elif hold:

@@ -38,22 +38,18 @@ class Orders:
     """What one worker runs in a generation.
 
     steps   per unfinished step, oldest first: (step, actions of its remainder)
-    steady  the actions of every later step
-    forward  those of a validation
+    steady  the actions of every later step, forward: those of a validation; None until the coordinator's `plan` is here
     copy    the stage's reduced gradients come from this peer (a broadcast), they are not summed again
     evaluate  the validation that has to be (re)done first, or None
     """
 
     generation: int
     steps: dict[int, list[Action]]
-    steady: list[Action]
-    forward: list[Action]
+    steady: list[Action] | None
+    forward: list[Action] | None
     copy: Worker | None
     evaluate: int | None
     stagger: bool
-
-    def actions(self, step: int) -> list[Action]:
-        return self.steps.get(step, self.steady)
 
 
 @dataclass
@@ -105,13 +101,18 @@ class Participant:
         self.orders = Orders(
             generation=message["generation"],
             steps={s["step"]: _actions(s["actions"]) for s in message["steps"]},
-            steady=_actions(message["steady"]),
-            forward=_actions(message["forward"]),
+            steady=None,
+            forward=None,
             copy=Worker(*message["copy"]) if message["copy"] else None,
             evaluate=message["evaluate"],
             stagger=message["stagger"],
         )
         return True
+
+    def plan(self, message: Json) -> None:
+        """What to run in every step that nothing has broken."""
+        if self.orders is not None and message["generation"] == self.generation:
+            self.orders.steady, self.orders.forward = _actions(message["steady"]), _actions(message["forward"])
 
     def commit(self, message: Json) -> None:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
@@ -121,10 +122,10 @@ class Participant:
         self.records.pop(step, None)
         self.commits.append(Commit(step, message["scale"], message["norm"], message["then"]))
         then = message["then"]
-        if self.orders is not None and "steady" in then:  # a better plan, for the next step on
-            self.orders.steady, self.orders.forward = _actions(then["steady"]), _actions(then["forward"])
         if self.orders is not None:
             self.orders.stagger = then["stagger"]
+            if then["replan"]:  # a better plan is on its way, for the next step on
+                self.orders.steady = self.orders.forward = None
         if then["hold"]:
             self.orders = None
         if then["void"]:  # the update was not what the speculation had assumed

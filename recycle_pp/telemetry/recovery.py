@@ -85,6 +85,7 @@ class Recovery:
         died = self.phases["died"]
         return {
             "stall_seconds": self.stall,
+            "died_at": died,  # on the coordinator's monotonic clock
             "dead": [str(w) for w in sorted(self.dead)],
             "lost_ops": len(self.lost),
             "redone_ops": self.redone,

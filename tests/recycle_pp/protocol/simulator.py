@@ -126,6 +126,8 @@ class World:
                 found.append((f"job->{w} {node.inbox[0]['type']}", lambda n=node: self._to_node(n)))
             if node.program and (node.blocked is None or node.blocked()):
                 found.append((f"{w} runs", lambda n=node: self._advance(n)))
+        if self.job._plan_due and self.job.phase == "running":
+            found.append(("job plans", lambda: self._send(self.job.follow_up())))
         if self.deaths:
             found.append((f"death of {self.deaths[0]}", lambda: self._send(self.job.died(self.deaths.popleft()))))
         return found
@@ -145,6 +147,8 @@ class World:
             node.outbox.append(node.me.announce(message))
         elif message["type"] == "adopt":
             node.me.adopt(message)
+        elif message["type"] == "plan":
+            node.me.plan(message)
         elif message["type"] == "commit":
             node.me.commit(message)
         elif message["type"] == "donate":
@@ -215,10 +219,14 @@ class World:
 
     def _run_step(self, node: Node, orders: Orders, step: int) -> Generator[Any, None, None]:
         me = node.me
-        for action in orders.actions(step):
+        if step not in orders.steps:
+            yield lambda: orders.steady is not None or me.orders is not orders
+            self._check(me, orders)
+        actions = orders.steps[step] if step in orders.steps else orders.steady
+        for action in actions:
             yield from self._settle(node, orders)
             if action.kind in "FIWB":
-                yield from self._compute(node, orders, step, action)
+                yield from self._compute(node, orders, step, action, actions)
             elif action.kind == "REDUCE":
                 yield from self._await_turn(node, orders, step)
                 yield from self._reduce(node, orders, step)
@@ -236,14 +244,16 @@ class World:
             yield lambda: bool(me.commits) or me.orders is not orders
         yield from self._settle(node, orders)
 
-    def _compute(self, node: Node, orders: Orders, step: int, action: Action) -> Generator[Any, None, None]:
+    def _compute(
+        self, node: Node, orders: Orders, step: int, action: Action, actions: list[Action]
+    ) -> Generator[Any, None, None]:
         me, kind, mb = node.me, action.kind, action.microbatch
         assert mb is not None
         if kind != "F":
             yield from self._await_turn(node, orders, step)
         takes = consumed_by(kind, mb, me.worker.stage, self.stages)
         if takes and (step, takes) not in node.received:
-            sender = next(a.peer for a in orders.actions(step) if a.kind.startswith("RECV") and carried_by(a) == takes)
+            sender = next(a.peer for a in actions if a.kind.startswith("RECV") and carried_by(a) == takes)
             wire = (orders.generation, sender, me.worker, (step, takes))
             yield lambda: wire in self.wires or me.orders is not orders
             self._check(me, orders)
@@ -332,6 +342,8 @@ class World:
 
     def _evaluate(self, node: Node, orders: Orders, step: int) -> Generator[Any, None, None]:
         me, made, losses = node.me, {}, {}
+        yield lambda: orders.forward is not None or me.orders is not orders
+        self._check(me, orders)
         for action in orders.forward:
             self._check(me, orders)
             mb = action.microbatch

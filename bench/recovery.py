@@ -1,0 +1,161 @@
+"""How long a job stands still when a worker is killed, phase by phase, and what the hit step costs.
+
+    python bench/recovery.py [--deaths 20] [--launcher torchrun|fork] [--compute sleep|real] [--seed 1]
+
+Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train; again and again a random one gets SIGKILL from outside at
+a random instant of a step, is started again by its supervisor and rejoins. `sleep` emulates compute (20 ms an op), so
+that twelve processes on few cores are as free to react as the hosts of twelve GPUs; `real` trains a small model.
+
+Milliseconds from the kill; `stall` is until the last survivor that had to wait has started its next op. `excess` is how
+much longer the hit step took than the median step without a death, in steps; a worker is missing for a part of that
+step, so it cannot be 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.control.local import Zygote
+from recycle_pp.telemetry.run_folder import RunFolder
+
+PHASES = ("detected", "announced", "unblocked", "regrouped", "planned", "resumed")
+COMMON = ["parallel=3x4", "model=tiny", "run.steps=100000", "run.validate_every=0", "run.respawns=1000"]
+COMPUTE = {
+    "sleep": ["emulate=sleep", "emulate.F=0.02", "emulate.I=0.02", "emulate.W=0.02", "emulate.O=0.06"],
+    "real": ["model=small"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deaths", type=int, default=20)
+    parser.add_argument("--launcher", choices=["torchrun", "fork"], default="torchrun")
+    parser.add_argument("--compute", choices=list(COMPUTE), default="sleep")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("overrides", nargs="*", help="further settings, for instance optimizer.stagger=true")
+    arguments = parser.parse_args()
+    overrides = [*COMMON, *COMPUTE[arguments.compute], *arguments.overrides]
+    with tempfile.TemporaryDirectory(prefix="recycle-bench-") as folder:
+        run = RunFolder(Path(folder) / "run")
+        with LAUNCHERS[arguments.launcher]([*overrides, f"run.dir={run.path}"]):
+            kills = strike(run, arguments.deaths, random.Random(arguments.seed))
+        table(run, kills, arguments)
+
+
+def strike(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
+    """Kills a worker at a random instant of a step, waits until it is back and two whole steps have passed; when."""
+    kills = []
+    for number in range(deaths):
+        back = _count(run, "rejoined")
+        _until(lambda: _steps(run) > 5, 600)
+        length = run.lines(run.metrics)[-1]["step_seconds"]
+        _until(partial(lambda seen: _steps(run) > seen, _steps(run)), 60)  # a step begins now, within a poll
+        time.sleep(rng.random() * length)
+        pids = {e["worker"]: e["pid"] for e in run.lines(run.events) if e["event"] == "spawned"}
+        kills.append(time.monotonic())
+        os.kill(pids[rng.choice(sorted(pids))], signal.SIGKILL)
+        _until(partial(lambda before: _count(run, "rejoined") > before, back), 120)
+        _until(partial(lambda seen: _steps(run) >= seen + 3, _steps(run)), 120)
+        print(f"\r{number + 1} of {deaths} deaths", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return kills
+
+
+def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> None:
+    events = run.lines(run.events)
+    resumed = [e for e in events if e["event"] == "resumed"]
+    late = [e["died_at"] - kill for e, kill in zip(resumed, kills, strict=True)]  # until its supervisor saw the death
+    hit = {e["step"] for e in resumed}
+    joined = {e["step"] for e in events if e["event"] == "rejoined"}
+    lines = run.lines(run.metrics)[3:]
+    plain = [
+        x["step_seconds"] for x in lines if x["live_workers"] == 12 and not {x["step"], x["step"] - 1} & (hit | joined)
+    ]
+    step = statistics.median(plain)
+    excess = [(x["step_seconds"] - step) / step for x in lines if x["step"] in hit]
+    print(
+        f"{len(resumed)} recoveries, {arguments.launcher}, compute={arguments.compute}, {' '.join(arguments.overrides)}"
+    )
+    print(f"{'':>12}{'median':>9}{'p90':>9}{'p99':>9}{'max':>9}   ms from the death")
+    for phase in PHASES:
+        _row(phase, [1e3 * (e["phases"][phase] + more) for e, more in zip(resumed, late, strict=True)])
+    _row("stall", [1e3 * (e["stall_seconds"] + more) for e, more in zip(resumed, late, strict=True)])
+    print(f"lost ops: {sum(e['lost_ops'] for e in resumed)}, done again: {sum(e['redone_ops'] for e in resumed)}")
+    print(f"step without a death: {1e3 * step:.0f} ms (median of {len(plain)})")
+    print(f"excess of the hit step: mean {statistics.mean(excess):.3f}, median {statistics.median(excess):.3f} steps")
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    result = {"resumed": resumed, "step_seconds": step, "excess_steps": excess, "arguments": vars(arguments)}
+    (out / f"recovery-{arguments.launcher}-{arguments.compute}.json").write_text(json.dumps(result, indent=1))
+
+
+def _row(name: str, values: list[float]) -> None:
+    values = sorted(values)
+    at = lambda share: values[min(len(values) - 1, int(share * len(values)))]  # noqa: E731
+    print(f"{name:>12}{statistics.median(values):9.1f}{at(0.9):9.1f}{at(0.99):9.1f}{values[-1]:9.1f}")
+
+
+def _count(run: RunFolder, event: str) -> int:
+    return sum(e["event"] == event for e in run.lines(run.events))
+
+
+def _steps(run: RunFolder) -> int:
+    return len(run.lines(run.metrics))
+
+
+def _until(true: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"nothing happened for {seconds} s")
+        time.sleep(0.005)
+
+
+@contextmanager
+def torchrun(overrides: list[str]) -> Iterator[None]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=12",
+        "-m",
+        "recycle_pp.train",
+        *overrides,
+    ]
+    log = tempfile.TemporaryFile()  # noqa: SIM115
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log)
+    try:
+        yield
+    except BaseException:
+        log.seek(0)
+        sys.stderr.write(log.read().decode()[-3000:])
+        raise
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+@contextmanager
+def fork(overrides: list[str]) -> Iterator[None]:
+    with Zygote() as zygote, zygote.run(overrides):
+        yield
+
+
+LAUNCHERS = {"torchrun": torchrun, "fork": fork}
+
+if __name__ == "__main__":
+    main()
