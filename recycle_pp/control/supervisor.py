@@ -55,8 +55,12 @@ async def supervise(
     host = None
     if launch.rank == 0:
         assert settings is not None and run is not None
-        host = Host(launch, settings, run)
-        address = await host.start(address)
+        try:
+            host = Host(launch, settings, run)
+            address = await host.start(address)
+        except (ValueError, OSError) as error:
+            print(f"recycle_pp: {error}", file=sys.stderr)
+            return 2
     supervisor = Supervisor(launch, host)
     try:
         return await supervisor.run(address)
@@ -76,13 +80,22 @@ class Host:
 
         self._launch = launch
         progress = Progress(settings.run.steps, launch.world)
+        progress.say(
+            f"{launch.world} {'worker starts' if launch.world == 1 else 'workers start'}; run folder {run.path}"
+        )
         self._events = Events(run.events, progress.say)
         self._coordinator: Coordinator = Coordinator(settings, run, self._events, progress)
 
     async def start(self, address: Address | None) -> Address:
-        """Binds the port, lets the other ranks find it, and starts to coordinate."""
+        """Binds the port, lets the other ranks find it, and starts to coordinate; ValueError where it cannot."""
         wanted = address or Address("127.0.0.1", 0, new_token())
-        host, port = await self._coordinator.serve(wanted.host, wanted.port, wanted.token)
+        try:
+            host, port = await self._coordinator.serve(wanted.host, wanted.port, wanted.token)
+        except OSError as error:
+            at = f"{wanted.host}:{wanted.port}"
+            raise ValueError(
+                f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
+            ) from error
         bound = Address(host, port, wanted.token)
         if address is None and self._launch.world > 1:
             publish(self._launch, bound)
@@ -170,7 +183,7 @@ class Supervisor:
         """Does what the coordinator asks until it says `finish`; the exit code."""
         try:
             self._peer, self._address = await self._join(address)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             print(f"recycle_pp: rank {self._launch.rank} found no coordinator: {error}", file=sys.stderr)
             return 1
         async for message in self._peer:

@@ -61,7 +61,7 @@ class Progress:
         if live is None:
             return ""
         if live == self._workers:
-            return f"{live} workers"
+            return f"{live} worker{'' if live == 1 else 's'}"
         text = f"{live} of {self._workers} workers"
         if record.get("least_live_stage") is not None:
             text += f", fewest in stage {record['least_live_stage']}"

@@ -1,6 +1,7 @@
 """What a user sees of the entry point: one sentence and exit code 2 for every mistake, before any worker starts."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,17 @@ def test_several_nodes_need_a_token(tmp_path):
     done = run_alone(cwd=tmp_path, **two_nodes)
     assert done.returncode == 2
     assert done.stderr.startswith("recycle_pp: a job on several nodes needs its secret in the environment")
+
+
+def test_an_address_that_is_taken_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run_alone("parallel=1x1", f"control.address={address}", cwd=tmp_path, RECYCLE_TOKEN="x" * 32)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "recycle_pp: control.address must be HOST:PORT of rank 0's node with a free port; 127"
+    )
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.torchrun
