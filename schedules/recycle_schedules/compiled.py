@@ -5,8 +5,8 @@
     load()                        # wait until it is there
 
 Machine code comes from the cache on disk (beside the source files, or where NUMBA_CACHE_DIR says) in a fraction of a
-second. The first use on a machine compiles instead, for half a minute, in a thread; until then plans are made by the same
-loops in plain Python.
+second. The first use on a machine compiles instead, for half a minute, in a thread; until then plans are made by the
+same loops in plain Python.
 """
 
 from __future__ import annotations

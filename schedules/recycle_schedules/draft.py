@@ -88,5 +88,6 @@ def finish(x: Instance, draft: Draft, bound: float) -> Plan:
             (w // P).astype(np.int16), begin, begin + x.duration[4, w],
         ]  # fmt: skip
         rows = [np.concatenate(pair) for pair in zip(rows, steps, strict=True)]
-    *labels, start, end = rows
-    return Plan(x.problem, OpArrays(*labels, start / x.ticks, end / x.ticks), bound)
+    kind, microbatch, stage, pipeline, start, end = rows
+    arrays = OpArrays(kind, microbatch, stage, pipeline, start / x.ticks, end / x.ticks)
+    return Plan(x.problem, arrays, bound)

@@ -3,11 +3,12 @@
     best = improve(...)
 
 A step of the search takes an op that nothing but its neighbours delays (a critical one), moves it within its worker's
-sequence, or exchanges two micro-batches of a stage, or gives one to a peer, or splits a B (joins an I and its W), times all
-sequences again and accepts by simulated annealing. The energy is the value to be minimised plus the mean lateness of
-the workers against the target, which shows the way across plateaus.
+sequence, or exchanges two micro-batches of a stage, or gives one to a peer, or splits a B (joins an I and its W), times
+all sequences again and accepts by simulated annealing. The energy is the value to be minimised plus the mean lateness
+of the workers against the target, which shows the way across plateaus.
 
-Written for numba, but ordinary Python too. Sequences lie in one array: worker w has codes[first[w] : first[w] + length[w]].
+Written for numba, but ordinary Python too. Sequences lie in one array: worker w has
+codes[first[w] : first[w] + length[w]].
 """
 
 from __future__ import annotations
@@ -212,10 +213,7 @@ def improve(
         done = False
         if what < 10:  # within the sequence: past the neighbour that delays it, mostly
             far = 1 + (draw(state, 6) if draw(state, 3) == 0 else 0)
-            if draw(state, 4):
-                j = max(i - far, begin)
-            else:
-                j = min(i + far, end - 1)
+            j = max(i - far, begin) if draw(state, 4) else min(i + far, end - 1)
             if i != j:
                 done = move(codes, i, j)
                 if done and not fits(codes, begin, end, held[w], cap[w], i_release):

@@ -61,6 +61,8 @@ class Choices:
 @lru_cache
 def _table(rows: int, turns: int, fuses: int) -> np.ndarray:
     proven = [
+        (0, FOREIGN, FOREIGN, 0, OPEN, NO_LIMIT, 0, 0),
+        (0, OWN, OWN, 1, DOUBLE, NO_LIMIT, 4, 2),
         (0, OWN, OWN, 1, OPEN, NO_LIMIT, 4, 0),
         (0, FOREIGN, FOREIGN, 0, DOUBLE, NO_LIMIT, 0, 0),
         (1, OWN, OWN, 1, OPEN, NO_LIMIT, 0, 0),
@@ -78,9 +80,8 @@ def _table(rows: int, turns: int, fuses: int) -> np.ndarray:
     while len(proven) < rows:
         window = rng.choice([OPEN, OPEN, DOUBLE, TIGHT, TIGHT + 1, TIGHT + 2, TIGHT + 3])
         key = rng.choice([OWN, FOREIGN, HALF, LATE, EARLY])
-        proven.append(
-            (rng.randrange(TURNS), key, rng.choice([key, key, OWN, NEWEST]), int(rng.random() < 0.7), window)
-            + (rng.choice([NO_LIMIT, NO_LIMIT, 1, 2, 3]), rng.choice([0, 0, 2, 4, 8, 12]), rng.randrange(3))
-        )
+        host, flag = rng.randrange(TURNS), int(rng.random() < 0.7)
+        key_g, patience = rng.choice([key, key, OWN, NEWEST]), rng.choice([NO_LIMIT, NO_LIMIT, 1, 2, 3])
+        proven.append((host, key, key_g, flag, window, patience, rng.choice([0, 0, 2, 4, 8, 12]), rng.randrange(3)))
     table = [(row[0] % turns, *row[1:7], row[7] % fuses) for row in itertools.islice(proven, rows)]
     return np.array(list(dict.fromkeys(table)), dtype=np.int64)

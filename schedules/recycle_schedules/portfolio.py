@@ -14,7 +14,7 @@ from .list_schedule import simulate
 from .timing import latest
 
 COLUMNS = ("host", "key_f", "key_g", "g_first", "window", "patience", "rush", "fuse")
-"""Columns of a policy table: rows of `hosts`, `keys`, `keys`, a flag, rows of `windows`, two numbers, rows of `fuses`."""
+"""Columns of a policy table: rows of hosts, keys, keys, a flag, rows of windows, two numbers, rows of fuses."""
 
 FAR = 1 << 60
 

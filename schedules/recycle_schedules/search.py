@@ -58,19 +58,20 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
 def portfolio(x: Instance, choices: Choices, rows: int, target: int, keep: int = 6) -> list[Draft]:
     """The drafts of the best policies of a table, best first."""
     table = choices.table(max(rows, 1))
-    values, tried, best, codes, starts = _try(x, choices, table, target)
+    values, tried, best, codes, starts = simulated(x, choices, table, target)
     drafts = [Draft(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
         for r in np.argsort(values[:tried], kind="stable")[1:keep]:
-            *_, codes, starts = _try(x, choices, table[r : r + 1], target)
+            *_, codes, starts = simulated(x, choices, table[r : r + 1], target)
             drafts.append(Draft(codes, starts, choices.hosts[table[r, 0]]))
     return drafts
 
 
-def _try(x: Instance, c: Choices, table: np.ndarray, target: int):
+def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
+    """portfolio.try_policies on an instance; without `late` a repeated step's ops start as early as they can."""
     return LOOPS.try_policies(
         x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
-        x.send, x.send_rerouted, float(x.problem.i_release), lags(x, None), steady(x), target,
+        x.send, x.send_rerouted, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
     )  # fmt: skip
 
 

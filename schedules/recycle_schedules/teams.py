@@ -23,10 +23,10 @@ from .ops import O, Worker
 from .plans import OpArrays, Plan, offsets
 from .policies import Choices
 from .problem import Problem
-from .search import portfolio, steady
+from .search import simulated, steady
 
-TEAM = 16
-"""Pipelines in a block: one death in it costs 1/15 more work for its peers, one in the whole job 1/(D - 1)."""
+TEAM = 20
+"""Pipelines in a block: one death in it costs 1/19 more work for its peers, one in the whole job 1/(D - 1)."""
 LARGE = 500_000
 """Ops from which on a job is planned in teams."""
 SLOWER = 1.06
@@ -103,10 +103,13 @@ def _part(p: Problem, team: tuple[int, ...]) -> Problem:
 
 @lru_cache(maxsize=64)
 def _planned(part: Problem) -> tuple[Instance, Draft, np.ndarray]:
-    """The draft of a team and the ends of its stages. One policy: I first, the last F in a rush."""
+    """The draft of a team, by one policy, and the ends of its stages. All ops start early, so that the windows of a
+    stage in different teams lie alike."""
     x = Instance.of(part)
     choices = Choices.of(x, turns=1)
-    draft = portfolio(x, choices, 1, 0, keep=1)[0]
+    row = 0 if (x.cap < part.total).any() else 1
+    *_, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
+    draft = Draft(codes, starts, choices.hosts[0])
     return x, draft, stage_ends(x, draft)
 
 

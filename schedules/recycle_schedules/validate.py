@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .in_flight import in_flight
 from .instance import limits
 from .ops import KINDS, B, F, I, O, W, Worker
 from .plans import OpArrays, Plan, offsets
@@ -43,8 +44,15 @@ def validate(plan: Plan, period: float | None = None) -> list[str]:
 
 def _repeated(a: OpArrays, period: float) -> OpArrays:
     """Two steps after each other: what holds for two holds for all."""
-    columns = [np.concatenate([getattr(a, f)] * 2) for f in ("kind", "microbatch", "stage", "pipeline")]
-    return OpArrays(*columns, np.concatenate([a.start, a.start + period]), np.concatenate([a.end, a.end + period]))
+    kind, microbatch, stage, pipeline = (np.tile(c, 2) for c in (a.kind, a.microbatch, a.stage, a.pipeline))
+    return OpArrays(
+        kind,
+        microbatch,
+        stage,
+        pipeline,
+        np.concatenate([a.start, a.start + period]),
+        np.concatenate([a.end, a.end + period]),
+    )
 
 
 class _Check:
@@ -96,14 +104,14 @@ class _Check:
             speed[w] = v
         for w, t in p.busy.items():
             busy[w] = t
-        w = a.pipeline, a.stage
-        time = np.array([p.per_stage(kind) for kind in KINDS])[a.kind, a.stage] / speed[w]
+        at = a.pipeline, a.stage
+        time = np.array([p.per_stage(kind) for kind in KINDS])[a.kind, a.stage] / speed[at]
         bad = lambda mask: np.flatnonzero(mask)  # noqa: E731
-        self._say(bad(dead[w]), lambda k: f"{self._op(k)}: the worker is dead")
+        self._say(bad(dead[at]), lambda k: f"{self._op(k)}: the worker is dead")
         wrong = np.abs(a.end - a.start - time) > LENGTH
         self._say(bad(wrong), lambda k: f"{self._op(k)} lasts {a.end[k] - a.start[k]:g}, not {time[k]:g}")
         self._say(bad(np.isin(a.stage, list(p.finished))), lambda k: f"{self._op(k)}: the stage is committed")
-        self._say(bad(a.start < busy[w] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
+        self._say(bad(a.start < busy[at] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
         pipeline = np.repeat(np.arange(D), p.counts)
         home = np.where(a.kind == O, a.pipeline, pipeline[a.microbatch] if len(pipeline) else a.pipeline)
         moved = (a.kind != O) & (home != a.pipeline)
@@ -211,33 +219,14 @@ class _Check:
         late = np.flatnonzero((w[1:] == w[:-1]) & (start[1:] < end[:-1] - EPS))
         name = lambda w: Worker(int(w) // p.stages, int(w) % p.stages)  # noqa: E731
         self._say(late, lambda k: f"{tag}worker {name(w[k])} runs two ops at time {start[k + 1]:g}")
-        self._memory(a, worker, tag)
+        self._memory(a, tag)
 
-    def _memory(self, a: OpArrays, worker: Array, tag: str) -> None:
-        p = self.p
-        cap = limits(p)
-        gain = {F: 1.0, B: -1.0, W: p.i_release - 1.0} | ({I: -p.i_release} if p.i_release else {})
-        parts = [(a.kind == kind, x) for kind, x in gain.items()]
-        w = np.concatenate([worker[m] for m, _ in parts])
-        time = np.concatenate([(a.start if x > 0 else a.end)[m] for m, x in parts])
-        change = np.concatenate([np.full(int(m.sum()), x) for m, x in parts])
-        order = np.lexsort((time, w))
-        w, time, change = w[order], time[order], change[order]
-        # instants within EPS of the first of their group are one: releases count first
-        group = np.cumsum(np.r_[True, (w[1:] != w[:-1]) | (time[1:] > time[:-1] + EPS)][: len(w)])
-        order = np.lexsort((change, group))
-        w, time, change = w[order], time[order], change[order]
-        base = np.zeros(len(cap))
-        for held_by, x in p.held.items():
-            base[held_by.pipeline * p.stages + held_by.stage] = x
-        total = np.cumsum(change)
-        new = np.r_[True, w[1:] != w[:-1]][: len(w)]
-        before = np.where(new, total - change, 0.0)
-        head = np.flatnonzero(new)
-        flying = total - np.repeat(before[head], np.diff(np.r_[head, len(w)])) + base[w]
-        over = np.flatnonzero((change > 0) & (flying > cap[w] + LENGTH))
-        name = lambda k: Worker(int(w[k]) // p.stages, int(w[k]) % p.stages)  # noqa: E731
-        self._say(
-            over,
-            lambda k: f"{tag}worker {name(k)} holds {flying[k]:g} micro-batches at {time[k]:g}, limit {cap[w[k]]:g}",
-        )
+    def _memory(self, a: OpArrays, tag: str) -> None:
+        p, x = self.p, in_flight(self.p, a)
+        over = np.flatnonzero((x.change > 0) & (x.level > limits(p)[x.worker] + LENGTH))
+
+        def sentence(k: int) -> str:
+            w = Worker(*divmod(int(x.worker[k]), p.stages))
+            return f"{tag}worker {w} holds {x.level[k]:g} micro-batches at {x.time[k]:g}, limit {p.limit(w):g}"
+
+        self._say(over, sentence)

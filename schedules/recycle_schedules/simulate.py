@@ -1,0 +1,37 @@
+"""What a plan takes when times are not those it was made for.
+
+    trace = simulate(plan, durations={"F": 1.1, "I": 1.0, "W": 0.9}, speed={"0,1": 0.8})
+
+Every worker keeps the plan's order; each op starts as soon as its worker and its inputs allow. Deterministic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .draft import Draft, finish
+from .instance import Instance
+from .ops import O
+from .plans import Plan
+from .sequences import Sequences
+from .trace import Trace
+
+
+def simulate(plan: Plan, **changes: Any) -> Trace:
+    """The plan's ops at the times they take with other `durations`, `send`, `send_rerouted`, `allreduce`, `speed` or
+    `busy_until` in the problem."""
+    allowed = {"durations", "send", "send_rerouted", "allreduce", "speed", "busy_until"}
+    if set(changes) - allowed:
+        raise ValueError(f"{sorted(set(changes) - allowed)[0]}: only {', '.join(sorted(allowed))} can be simulated")
+    problem = plan.problem.replace(**changes)
+    x = Instance.of(problem)
+    a = plan.arrays.take(plan.running_order())
+    a = a.take(a.kind != O)
+    node = a.microbatch.astype(np.int64) * problem.stages + a.stage
+    host = np.where(x.host >= 0, x.host, 0)
+    host[node] = a.pipeline.astype(np.int64) * problem.stages + a.stage
+    order = Draft(node * 4 + a.kind, np.zeros(len(node), dtype=np.int64), host)
+    timed = finish(x, Sequences.of(x, order).draft(x), 0.0)
+    return Trace(problem, timed.arrays, plan.lower_bound if not changes else 0.0, plan.time_unit)

@@ -1,0 +1,62 @@
+"""A plan in a few numbers.
+
+for name, text in summary(plan): print(name, text)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .in_flight import peaks
+from .one_f_one_b import one_f_one_b
+from .ops import O
+from .planner import plan as make_plan
+from .plans import Plan
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What the same step takes with every worker alive and of equal speed."""
+
+    one_f_one_b: Plan
+    zero_bubble: Plan
+
+    @classmethod
+    def of(cls, problem: Problem, seconds: float = 0.0) -> Baselines:
+        """1F1B knows no memory limit; zero-bubble (split backward) keeps to the problem's."""
+        whole = problem.replace(failed=[], speed={}, done=None, busy_until=None, committed=None)
+        split = "decoupled" if whole.backward == "coupled" else whole.backward
+        return cls(
+            one_f_one_b(whole.replace(backward="coupled")), make_plan(whole.replace(backward=split), seconds=seconds)
+        )
+
+
+def bubble_share(plan: Plan) -> float:
+    """Share of the live workers' time (a period, or the makespan) in which no F, I, W or B runs."""
+    a = plan.arrays
+    compute = a.kind != O
+    busy = float((a.end - a.start)[compute].sum())
+    time = plan.value * len(plan.problem.workers())
+    return 1 - busy / time if time else 0.0
+
+
+def summary(plan: Plan, baselines: Baselines | None = None) -> list[tuple[str, str]]:
+    """Rows of (name, value) for people."""
+    unit = plan.time_unit
+    top = peaks(plan)
+    fullest = max(top, key=lambda w: top[w])
+    limit = plan.problem.limit(fullest)
+    rows = [
+        ("makespan", f"{plan.makespan:g} {unit}"),
+        ("period", "- (remainder of a step)" if plan.period is None else f"{plan.period:g} {unit}"),
+        ("lower bound", f"{plan.lower_bound:g} {unit}"),
+        ("gap", f"{100 * plan.gap:.2f} %" + (" (optimal)" if plan.gap < 1e-6 else "")),
+        ("bubble share", f"{100 * bubble_share(plan):.1f} %"),
+        ("peak in flight", f"{top[fullest]:g} micro-batches on {fullest} (limit {limit:g})"),
+    ]
+    if baselines is not None:
+        for name, base in (("1F1B", baselines.one_f_one_b), ("zero-bubble", baselines.zero_bubble)):
+            over = 100 * (plan.value / base.value - 1) if base.value else 0.0
+            rows.append((f"against fault-free {name}", f"{over:+.1f} % ({base.value:g} {unit})"))
+    return rows

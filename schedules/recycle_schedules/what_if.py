@@ -1,0 +1,103 @@
+"""Which death would hurt most? One row for every worker that could die next.
+
+table = what_if(problem)
+for row in table.rows: row.worker, row.period, row.slowdown, row.peak, row.bytes, row.fits
+table.thinnest       # the stage with the least redundancy left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .in_flight import peaks
+from .ops import Worker
+from .planner import plan
+from .plans import Plan
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the death of `worker` would mean. `period` is None where no schedule exists any more, `limit` inf where
+    there is none; peak and bytes are those of the fullest peer."""
+
+    worker: Worker
+    period: float | None
+    slowdown: float | None
+    peer: Worker | None
+    peak: float | None
+    limit: float
+    bytes: float | None
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    now: Plan
+    rows: list[Row]
+    thinnest: int
+    left: int  # live workers of the thinnest stage
+
+
+def what_if(
+    problem: Problem,
+    *,
+    seconds: float = 0.0,
+    microbatch_bytes: float | None = None,
+    capacity: float | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Table:
+    """Plan every single next death.
+
+    seconds: search time of each plan. microbatch_bytes: activations of one micro-batch in flight. capacity: bytes
+    that a worker has for them: with both, every plan is made for the limit that follows, too. A death does not fit if
+    no plan keeps to the limits, or if nobody is left at the stage."""
+    if microbatch_bytes and capacity is not None:
+        problem = _within(problem, int(capacity / microbatch_bytes))
+    now = plan(problem, seconds=seconds)
+    live = problem.workers()
+    rows, known = [], dict[object, Plan]()
+    for k, worker in enumerate(live):
+        peers = [d for d in problem.live[worker.stage] if d != worker.pipeline]
+        if not peers:
+            rows.append(Row(worker, None, None, None, None, problem.limit(worker), None, False))
+            continue
+        key = _alike(problem, worker)
+        if key not in known:
+            known[key] = plan(problem.replace(failed=[*problem.dead, worker]), seconds=seconds)
+        rows.append(_row(known[key], now, worker, microbatch_bytes))
+        progress(k + 1, len(live))
+    thinnest = min(range(problem.stages), key=lambda s: len(problem.live[s]))
+    return Table(now, rows, thinnest, len(problem.live[thinnest]))
+
+
+def _row(after: Plan, now: Plan, worker: Worker, size: float | None) -> Row:
+    top = {w: n for w, n in peaks(after).items() if w.stage == worker.stage}
+    peer = max(top, key=lambda w: top[w])
+    limit = after.problem.limit(peer)
+    slowdown = after.value / now.value - 1 if now.value else 0.0
+    need = None if size is None else size * top[peer]
+    return Row(worker, after.value, slowdown, peer, top[peer], limit, need, top[peer] <= limit + 1e-6)
+
+
+def _within(p: Problem, most: int) -> Problem:
+    """The problem with no worker's limit above `most`; ValueError if that is none."""
+    if most < 1:
+        raise ValueError("capacity: one micro-batch does not fit")
+    limits = {f"{w.pipeline},{w.stage}": min(p.limit(w), most) for w in p.workers()}
+    if len(set(limits.values())) == 1:
+        return p.replace(memory_limit=next(iter(limits.values())))
+    per_stage = [{limits[f"{d},{s}"] for d in p.live[s]} for s in range(p.stages)]
+    if all(len(values) == 1 for values in per_stage):
+        return p.replace(memory_limit=[values.pop() for values in per_stage])
+    return p.replace(memory_limit={"per_worker": limits, "default": most})
+
+
+def _alike(p: Problem, worker: Worker) -> object:
+    """Deaths with equal keys have equal plans but for the names: clean pipelines that differ in nothing."""
+    special = {w.pipeline for w in (*p.dead, *p.speeds)}
+    per_worker = isinstance(p.memory_limit, dict) and "per_worker" in p.memory_limit
+    if worker.pipeline in special or per_worker or p.remainder:
+        return worker
+    return worker.stage, p.counts[worker.pipeline]
