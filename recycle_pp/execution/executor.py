@@ -126,6 +126,8 @@ class Executor:
             record = self.session.participant.record(step)
             record.begin(kind, mb)
         self.session.resumed(orders)
+        if news := self.spans.news(step, kind, mb):
+            self.session.send({"type": "progress", **news})
         with self.spans.span(step, kind, mb), record_function(f"recycle/{kind}"), _named(kind, step, mb):
             output = self._apply(kind, step, mb, source)
             self.faults.drag(time.monotonic() - self.spans.begun)

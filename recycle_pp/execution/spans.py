@@ -9,12 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from recycle_schedules import MicroBatch
 
 
 class Spans:
-    def __init__(self) -> None:
+    """interval: seconds between two `news`."""
+
+    def __init__(self, interval: float = 0.05) -> None:
+        self._interval = interval
+        self._told = 0.0
+        self._untold = 0  # spans of the step that were not in the news
+        self._step = -1
         self._spans: dict[int, list[list[str | int | float]]] = {}
         self._running: tuple[str, float] | None = None
         self._last: dict[str, float] = {}  # kind -> seconds of the last such span
@@ -33,6 +40,18 @@ class Spans:
         """All spans of a step so far. They stay until a later step is asked for: a vote may have to be repeated."""
         self._spans = {k: v for k, v in self._spans.items() if k >= step}
         return self._spans.get(step, [])
+
+    def news(self, step: int, kind: str, microbatch: MicroBatch) -> dict[str, Any] | None:
+        """What was done of the step since the last news, and that this op begins now; None if the last news is too
+        fresh. All that is known of a worker that dies."""
+        now = time.monotonic()
+        if now - self._told < self._interval:
+            return None
+        if step != self._step:
+            self._step, self._untold = step, 0
+        spans = self._spans.get(step, [])[self._untold :]
+        self._told, self._untold = now, self._untold + len(spans)
+        return {"step": step, "spans": spans, "running": [kind, *microbatch, now]}
 
     @property
     def begun(self) -> float:

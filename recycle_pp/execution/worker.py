@@ -46,6 +46,7 @@ from .session import Session
 from .spans import Spans
 
 Json = dict[str, Any]
+NEWS_SECONDS = 0.002  # a worker of the job tells what it has done: 500 messages a second, however many workers
 
 
 def main(spec: WorkerSpec) -> int:
@@ -102,7 +103,7 @@ class Process:
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
         links = Links(store, backend, device, settings.control.interface, workers=everybody)
         session = Session(self._channel, participant, links, store)
-        spans = Spans()
+        spans = Spans(NEWS_SECONDS * pipelines * stages)
         faults = Injector(
             [Fault(kind, step, Worker(*w), moment, factor) for kind, step, w, moment, factor in welcome["faults"]],
             lambda **words: last_words(self._spec, **words),

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from recycle_schedules import Op, OpArrays, Problem, Trace, Worker
+from recycle_schedules import Problem, Worker
 
 from ..protocol.job import Job
 from ..settings import Settings
@@ -25,6 +25,7 @@ from .profile import Profile
 from .progress import Progress
 from .recovery import Recovery
 from .run_folder import RunFolder, Summary
+from .traces import Traces
 
 Json = dict[str, Any]
 
@@ -37,7 +38,7 @@ class Recorder:
         self._begun = time.monotonic()
         self._step_ended = self._begun
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
-        self._spans: dict[int, dict[Worker, list[Any]]] = {}
+        self._traces = Traces(run)
         self._cpu: dict[Worker, float] = {}
         self._cpu_steps: list[float] = [0.0]  # the last one is still running
         self._own_cpu = time.process_time()
@@ -46,7 +47,6 @@ class Recorder:
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
         self._deaths = 0
-        self._traced: dict[int, Recovery] = {}  # steps whose neighbours are traced
         self._final_loss: float | None = None
         self._lr = 0.0
         self._started = False
@@ -59,11 +59,13 @@ class Recorder:
         if kind == "ready":
             self._addresses[worker] = tuple(message["address"])
         elif kind == "vote":
-            self._spans.setdefault(message["step"], {})[worker] = message["spans"]
+            self._traces.voted(worker, message["step"], message["spans"])
             self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
             before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
             if before is not None:
                 self._cpu_steps[-1] += message["cpu"] - before
+        elif kind == "progress":
+            self._traces.progress(worker, message)
         elif kind == "resumed" and self._recovery and message["generation"] == self._job.generation:
             self._recovery.resumed(worker, message["times"])
             if self._recovery.complete(self._job):
@@ -86,6 +88,8 @@ class Recorder:
         if worker in self._job.live and self._job.phase != "starting":
             self._recovery = self._recovery or Recovery(self._job.committed + 1)
             self._recovery.death(worker, now)
+            self._traces.mark(self._recovery.step, self._recovery)
+        self._traces.died(worker, now)
 
     def explain_death(self, worker: Worker, cause: Json) -> None:
         self.event(
@@ -115,6 +119,7 @@ class Recorder:
                     self._recovery.planned(time.monotonic(), self._job, set(note["lost"]))
                 self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
             elif kind == "rejoined":
+                self._traces.mark(self._job.committed + 1)
                 self.event("rejoined", Worker.parse(note["worker"]))
         return new
 
@@ -126,7 +131,7 @@ class Recorder:
         """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
         self._write_line()
         self._job, self._read, self._recovery = job, 0, None
-        self._spans.clear()
+        self._traces = Traces(self._run)
         self._cpu.clear()
         self.event("restored", None, checkpoint=job.first_step)
 
@@ -136,6 +141,7 @@ class Recorder:
 
     def finished(self, digests: Mapping[Worker, Mapping[str, str]]) -> None:
         self._write_line()
+        self._traces.finish(self._job)
         self.event("finished", None)
         self._run.write_json(self._run.summary, self._summary(digests).to_json())
 
@@ -172,9 +178,8 @@ class Recorder:
         if not note["evaluate"]:
             self._write_line()
         self._cpu_steps.append(0.0)
-        self.profile.add(step, self._spans.get(step, {}))
-        self._trace(step)
-        self._spans.pop(step - 2, None)
+        self.profile.add(step, self._traces.spans(step))
+        self._traces.committed(step, self._job)
         if self.profile.just_completed(step):
             self._run.write_json(self._run.profile, self.profile.to_json())
 
@@ -188,46 +193,7 @@ class Recorder:
         recovery, self._recovery = self._recovery, None
         assert recovery is not None
         self._stalls.append(recovery.stall)
-        self._traced[recovery.step] = recovery
         self.event("resumed", None, **recovery.to_json())
-
-    # -- traces ------------------------------------------------------------------------------------------------
-
-    def _trace(self, step: int) -> None:
-        """The step of a recovery, the one before and the one after."""
-        if step in self._traced:
-            self._write_trace(step - 1)
-        if step in self._traced or step - 1 in self._traced:
-            self._write_trace(step)
-
-    def _write_trace(self, step: int) -> None:
-        spans = self._spans.get(step, {})
-        if not spans:
-            return
-        recovery = self._traced.get(step)
-        origin = min(span[3] for of in spans.values() for span in of if span[0] in "FIWB")
-        lost = recovery.lost if recovery else set()
-        ops, status = [], []
-        for worker, of in spans.items():
-            for kind, d, i, start, end in of:
-                if kind in "FIWB":
-                    ops.append(Op(kind, (d, i), worker.stage, worker, start - origin, end - origin))
-                    key = ("F" if kind == "F" else "B", (d, i), worker.stage)
-                    status.append("redone" if key in lost and kind != "W" else "done")
-        for worker, of in self._spans.get(step + 1, {}).items():
-            ops += [Op("O", None, worker.stage, worker, s - origin, e - origin) for k, _, _, s, e in of if k == "O"]
-        status += ["done"] * (len(ops) - len(status))
-        problem = self._job.problem.replace(failed=sorted(w for w in recovery.dead) if recovery else [])
-        phases = {name: at - origin for name, at in recovery.phases.items()} if recovery else {}
-        trace = Trace(
-            problem,
-            OpArrays.of(problem, ops),
-            time_unit="s",
-            generation=self._job.generation,
-            status=tuple(status),
-            phases=phases,
-        )
-        self._run.write_json(self._run.trace(step), trace.to_json())
 
     # -- the end -----------------------------------------------------------------------------------------------
 
