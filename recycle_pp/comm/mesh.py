@@ -20,6 +20,7 @@ any source makes Gloo start every connection of a lazy group without waiting for
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
@@ -51,7 +52,7 @@ class Mesh:
         self._kick: dist.Work | None = None
         self._links: dict[int, Job] | None = None
         self._peers: set[tuple[str, int]] = set()
-        self._works: dict[int, dist.Work] = {}
+        self._works: dict[int, tuple[dist.Work, threading.Lock]] = {}
         self._keys = itertools.count()
         self._sent: deque[int] = deque()
 
@@ -104,7 +105,7 @@ class Mesh:
 
     def _post(self, work: dist.Work) -> Message:
         key = next(self._keys)
-        self._works[key] = work
+        self._works[key] = work, threading.Lock()
         return Message(self, key)
 
     def _reap(self, keys: list[int]) -> None:
@@ -122,11 +123,16 @@ class Message:
         self._mesh, self.key = mesh, key
 
     def wait(self) -> None:
-        """Blocks in C++ until done; RuntimeError when the connection breaks. Waiting twice is waiting once."""
-        work = self._mesh._works.get(self.key)
-        if work is not None:
-            work.wait()
-            self._mesh._works.pop(self.key, None)
+        """Blocks in C++ until done; RuntimeError when the connection breaks. Waiting twice is waiting once, also in two
+        threads: Gloo wakes one waiter a message, another would wait for ever."""
+        works = self._mesh._works
+        found = works.get(self.key)
+        if found is not None:
+            work, waiting = found
+            with waiting:
+                if self.key in works:
+                    work.wait()
+                    works.pop(self.key, None)
 
 
 def gloo_backend(store: dist.Store, rank: int, size: int, interface: str, timeout: float) -> ProcessGroupGloo:
