@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -99,16 +100,19 @@ class LocalJob:
 
 
 class Zygote:
-    """A process that has imported what jobs need, and forks them."""
+    """A process that has imported what jobs need, and forks them.
 
-    def __init__(self) -> None:
+    preload: a Python file that runs in it before any job does, for tests that change what jobs do.
+    """
+
+    def __init__(self, preload: str | Path | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="recycle-jobs-"))
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # One thread in every library: fork copies no other thread.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "recycle_pp.control.local", str(theirs.fileno()), str(self._folder)],
+                [sys.executable, "-m", "recycle_pp.control.local", str(theirs.fileno()), str(self._folder), str(preload or "")],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **threads},
             )
@@ -156,9 +160,11 @@ class Zygote:
 # ------------------------------------------------------------------------------------------------- in the zygote
 
 
-def _serve(descriptor: int, folder: str) -> None:
+def _serve(descriptor: int, folder: str, preload: str) -> None:
     """Forks a launcher for every request, until the other end of the socket is closed; then nothing of them stays."""
     _preload()
+    if preload:
+        runpy.run_path(preload)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for who made us, and closes the socket
     launchers = []
@@ -261,5 +267,5 @@ def _children(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), sys.argv[2])
+    _serve(int(sys.argv[1]), sys.argv[2], sys.argv[3])
     os._exit(0)  # taking all that was imported down in order would take a second

@@ -54,13 +54,16 @@ def main(spec: WorkerSpec) -> int:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     try:
         return Process(spec).run()
-    except torch.OutOfMemoryError:
-        last_words(spec, cause="out_of_memory", detail=traceback.format_exc())
-        raise
     except BaseException as error:
+        cause = "out_of_memory" if _out_of_memory(error) else "exception"
         where = getattr(error, "recycle_where", "")
-        last_words(spec, cause="exception", detail=traceback.format_exc(), where=where)
+        last_words(spec, cause=cause, detail=traceback.format_exc(), where=where)
         raise
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """On a CPU torch says it as a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 class Process:

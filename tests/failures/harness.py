@@ -47,6 +47,7 @@ class Strike:
     after: float = 0.0
     number: int = signal.SIGKILL
     resume: float | None = None  # seconds after which SIGCONT follows
+    supervisor: bool = False  # strikes the worker's supervisor as well
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Case:
 
     def fault_free(self) -> Case:
         """The run to compare with: neither who dies nor when the optimizer steps may make a difference."""
-        kept = tuple(o for o in self.overrides if not o.startswith(("+", "checkpoint", "control", "run.respawns")))
+        kept = tuple(o for o in self.overrides if not o.startswith(("+", "checkpoint", "control")))
         return replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0)
 
 
@@ -117,19 +118,19 @@ class Runs:
     """`results`: kind -> outcomes, for the closing table."""
 
     def __init__(self, zygote: Zygote, folder: Path, results: dict[str, list[Outcome]]) -> None:
-        self._zygote, self._folder, self._results = zygote, folder, results
+        self._zygote, self._folder, self.results = zygote, folder, results
         self._fault_free: dict[tuple[str, ...], Outcome] = {}
 
-    def of(self, case: Case, kind: str, overrides: tuple[str, ...] = ()) -> Outcome:
+    def of(self, case: Case, kind: str, environment: dict[str, str] | None = None) -> Outcome:
         """Runs a case to its end; AssertionError with all that is known if it hangs or leaves something behind."""
         begun = time.monotonic()
-        with self._zygote.run([*case.arguments, *overrides]) as job, Striker(job, case.strikes):
+        with self._zygote.run(case.arguments, environment) as job, Striker(job, case.strikes):
             try:
                 code = job.wait(case.bound)
             except TimeoutError as error:
                 raise AssertionError(f"hung: {case}\n{_all_that_is_known(job)}") from error
             outcome = _outcome(case, code, time.monotonic() - begun, job)
-            self._results[kind].append(outcome)
+            self.results[kind].append(outcome)
             _check_nobody_lives(job)
         if case.ends is None:
             assert code == 0, explain(outcome)
@@ -199,10 +200,10 @@ class Striker(contextlib.AbstractContextManager):
     def _strike(self, strike: Strike, events: list[Json]) -> None:
         self._over.wait(strike.after)
         pid = pid_of(strike.victim, RunFolder.lines(self._job.run.events))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, strike.number)
+        for target in [psutil.Process(pid).ppid(), pid] if strike.supervisor else [pid]:
+            _signal(target, strike.number)
             if strike.resume is not None:
-                threading.Timer(strike.resume, _signal, (pid, signal.SIGCONT)).start()
+                threading.Timer(strike.resume, _signal, (target, signal.SIGCONT)).start()
 
 
 def pid_of(worker: str, events: list[Json]) -> int:

@@ -1,0 +1,80 @@
+"""Not only SIGKILL: hangs, false alarms, slow workers, exceptions, poisoned data, no memory, evictions."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.control.local import Zygote
+
+from .harness import Case, Runs, Strike, explain, fails, rejoins
+
+PATIENT = ("control.heartbeat=0.1", "control.suspicion=3")
+NERVOUS = ("control.heartbeat=0.1", "control.suspicion=1")
+
+
+@pytest.fixture(scope="module")
+def sabotaged(tmp_path_factory, runs):
+    with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
+        yield Runs(zygote, tmp_path_factory.mktemp("sabotaged"), runs.results)
+
+
+SURVIVED = [
+    Case("hangs longer than the suspicion", "2x2", ("+hang_at=3:0.1@backward", *NERVOUS)),
+    Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
+    Case("is paused shortly", "2x2", PATIENT, (Strike("started", "1.1", number=signal.SIGSTOP, resume=0.7),), deaths=0),
+    Case("is slow", "2x2", ("+slow_at=2:0.1@5",), deaths=0),
+    Case("dies by itself and is started again", "2x2", (), (Strike("started", "0.1", after=0.3, number=signal.SIGSEGV),), steps=25),
+    Case("aborts in native code", "2x2", (), (Strike("started", "1.0", after=0.3, number=signal.SIGABRT),), steps=25),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SURVIVED, ids=str)
+def test_whatever_ails_a_worker_changes_no_bit(case, runs):
+    runs.check_exact(runs.of(case, "not SIGKILL"))
+
+
+def test_a_hung_worker_is_found_within_the_suspicion_and_told_as_a_hang(runs):
+    case = Case("hangs", "2x2", ("+hang_at=3:0.1", *NERVOUS))
+    outcome = runs.of(case, "not SIGKILL")
+    assert outcome.all("hang_suspected"), explain(outcome)
+    assert outcome.all("death_detected")[0]["cause"] in ("hang", "signal")
+    assert outcome.stalls[0] < 0.5, "the stall counts from when it could be known"
+
+
+def test_a_worker_that_was_given_up_and_wakes_again_does_no_harm(runs):
+    """Its supervisor is paused with it, as on a paused machine: nobody can kill it before it wakes."""
+    paused = [Strike("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
+    case = Case("wakes after it was given up", "2x2", NERVOUS, tuple(paused), steps=120, bound=90)
+    runs.check_exact(runs.of(case, "not SIGKILL"))
+
+
+@pytest.mark.parametrize("error", ["ValueError", "OutOfMemoryError"])
+def test_an_exception_that_does_not_come_back_costs_one_worker_for_a_while(error, sabotaged, tmp_path):
+    plan = {"raise": error, "stage": 1, "step": 3, "g": 5, "once": str(tmp_path / "raised")}
+    case = Case(f"raises {error} once", "2x2", steps=25)
+    outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    sabotaged.check_exact(outcome)
+    (death,) = outcome.all("death_detected")
+    assert death["cause"] == {"ValueError": "exception", "OutOfMemoryError": "out_of_memory"}[error]
+    assert "sabotaged" in death["detail"]
+    assert outcome.all("respawned")
+
+
+def test_an_op_that_fails_on_two_workers_stops_the_job_with_its_traceback(sabotaged):
+    plan = {"raise": "ValueError", "stage": 1, "step": 3, "g": 5}
+    case = Case("raises on every peer", "3x2", ends="both failed in F of micro-batch 1.1 in step 3", deaths=2)
+    outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    assert "ValueError: sabotaged" in outcome.output
+
+
+def test_a_poisoned_sample_stops_the_job_and_names_what_is_wrong_with_it(runs, tmp_path):
+    import numpy as np
+
+    tokens = np.arange(40000, dtype=np.uint16) % 256
+    tokens[17000] = 999  # beyond the vocabulary
+    tokens.tofile(tmp_path / "poisoned.bin")
+    case = Case("a poisoned sample", "3x2", (f"data.path={tmp_path / 'poisoned.bin'}",), steps=200, ends="both failed in F", deaths=2)  # fmt: skip
+    outcome = runs.of(case, "not SIGKILL")
+    assert "holds token 999; model.vocabulary must be at least 1000" in outcome.output
