@@ -109,7 +109,6 @@ def test_every_worker_reduces_once_between_its_last_gradient_and_its_optimizer_s
 
 def test_sends_follow_their_producer_and_receives_stand_an_op_ahead():
     todo = actions(plan(Problem(pipelines=1, stages=2, microbatches=4, backward="coupled")))[Worker(0, 1)]
-    assert [str(a) for a in todo][:3] == ["1RECV_F0.0", "1F0.0", "1RECV_F0.1"]
     compute = [a for a in todo if a.peer is None]
     for k, action in enumerate(todo):
         if action.kind == "F" and action.microbatch[1] > 0:

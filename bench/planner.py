@@ -1,0 +1,117 @@
+"""How good and how fast the planner is.
+
+    python bench/planner.py                      # golden problems: value, best known, bound, gap, time
+    python bench/planner.py --scale              # time to plan and gap from 3x4x6 to 4096 workers
+    python bench/planner.py --golden DIR --seconds 0.8
+
+Prints one table and writes bench/out/planner.json (or planner-scale.json). Every plan is checked by the validator.
+Times are of this process: wall seconds, and CPU seconds, which a busy machine does not stretch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recycle_schedules import Plan, Problem, plan
+from recycle_schedules.compiled import load
+from recycle_schedules.validate import validate
+
+HERE = Path(__file__).resolve().parent
+GOLDEN = HERE.parent.parent / "shared" / "golden"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--golden", type=Path, default=GOLDEN, help="folder with golden problems (*.json)")
+    parser.add_argument("--seconds", type=float, default=0.75, help="search time of each golden problem (default 0.75)")
+    parser.add_argument("--scale", action="store_true", help="large jobs instead")
+    arguments = parser.parse_args()
+    begin = time.perf_counter()
+    load()
+    print(f"machine code loaded in {time.perf_counter() - begin:.1f} s")
+    rows = scale() if arguments.scale else golden(arguments.golden, arguments.seconds)
+    out = HERE / "out" / ("planner-scale.json" if arguments.scale else "planner.json")
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(rows, indent=1))
+    return 0 if all(row["errors"] == 0 for row in rows) else 1
+
+
+def golden(folder: Path, seconds: float) -> list[dict[str, Any]]:
+    """Every problem of the folder's files."""
+    cases = [case for file in sorted(folder.glob("*.json")) for case in json.loads(file.read_text())]
+    if not cases:
+        sys.exit(f"no golden problems in {folder}")
+    print(f"{'problem':62} {'value':>8} {'best':>8} {'bound':>8} {'over best':>9} {'proven':>6} {'s':>5}")
+    rows = []
+    for case in cases:
+        problem = Problem.from_json(case["problem"])
+        found, wall, cpu = timed(lambda p=problem: plan(p, seconds=seconds))
+        over = found.value / case["best"] - 1
+        proven = case["proven_optimal"]
+        row = {"name": case["name"], "value": found.value, "best": case["best"], "bound": found.lower_bound}
+        rows.append(row | {"over": over, "proven": proven, "wall": wall, "cpu": cpu, "errors": len(validate(found))})
+        print(
+            f"{case['name'][:62]:62} {found.value:8g} {case['best']:8g} {found.lower_bound:8g} {100 * over:8.2f}% "
+            f"{'yes' if proven else 'no':>6} {wall:5.2f}"
+        )
+    at_best = sum(row["over"] < 1e-9 for row in rows)
+    of_proven = [row["over"] < 1e-9 for row in rows if row["proven"]]
+    print(
+        f"{at_best} of {len(rows)} at the best known value or below it, {sum(of_proven)} of {len(of_proven)} proven "
+        f"ones; worst {100 * max(row['over'] for row in rows):.2f} % above; longest {max(row['wall'] for row in rows):.2f} s"
+    )
+    return rows
+
+
+SIZES: list[tuple[int, int, int, list[tuple[int, int]], tuple[int, int]]] = [
+    (3, 4, 6, [(1, 2)], (0, 1)),
+    (16, 8, 64, [(1, 2), (5, 3), (9, 6)], (12, 4)),
+    (64, 16, 128, [(1, 2), (17, 3), (30, 9), (41, 7), (60, 15)], (52, 12)),
+    (128, 32, 128, [(5 + 12 * k, (7 * k + 2) % 32) for k in range(10)], (60, 31)),
+]
+"""Pipelines, stages, micro-batches, deaths, and one more death."""
+
+
+def scale() -> list[dict[str, Any]]:
+    """Time to plan: with the deaths, and with one further death after that."""
+    print(
+        f"{'job':>14} {'dead':>4} {'memory':>7} {'ops':>8} {'plan':>8} {'cpu':>8} {'all ops':>8} {'value':>7} {'gap':>6}"
+    )
+    rows = []
+    for D, P, M, dead, further in SIZES:
+        for name, memory in (("1f1b+2", {"base": "1f1b", "extra": 2}), ("none", None)):
+            problem = Problem(pipelines=D, stages=P, microbatches=M, failed=dead, memory_limit=memory)
+            for p in (problem, problem.replace(failed=[*dead, further])):
+                found, wall, cpu = timed(lambda p=p: plan(p))
+                _, ops, _ = timed(lambda found=found: found.arrays)
+                row = {"job": f"{D}x{P}x{M}", "dead": len(p.dead), "memory": name, "ops": len(found), "wall": wall}
+                row |= {
+                    "cpu": cpu,
+                    "arrays": ops,
+                    "value": found.value,
+                    "gap": found.gap,
+                    "errors": len(validate(found)),
+                }
+                rows.append(row)
+                print(
+                    f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {1e3 * wall:5.1f} ms {1e3 * cpu:5.1f} ms "
+                    f"{1e3 * ops:5.1f} ms {found.value:7g} {100 * found.gap:5.2f}%"
+                )
+    return rows
+
+
+def timed(make: Callable[[], Any]) -> tuple[Plan, float, float]:
+    """The result, wall seconds, CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = make()
+    return found, time.perf_counter() - wall, time.process_time() - cpu
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""What the planner promises: optima, bounds, and plans that only get better when there is more to work with."""
+
+import time
+
+import pytest
+from conftest import golden
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_problems import problems, remainders
+from recycle_schedules import Problem, Worker, plan
+from recycle_schedules.bounds import lower_bound
+from recycle_schedules.compiled import load
+from recycle_schedules.validate import validate
+
+relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine_code():
+    load()
+
+
+def worked(**keys):
+    return Problem(pipelines=3, stages=4, microbatches=6, **({"failed": [(1, 2)]} | keys))
+
+
+def extra(k):
+    return None if k is None else {"base": "1f1b", "extra": k}
+
+
+@pytest.mark.parametrize(("k", "slots"), [(0, 36), (1, 34), (2, 33), (None, 33)])
+def test_worked_example_coupled(k, slots):
+    best = plan(worked(backward="coupled", optimizer="barrier", memory_limit=extra(k)), seconds=0.8)
+    assert best.makespan == slots
+
+
+@pytest.mark.parametrize(("k", "slots"), [(0, 32), (1, 30), (2, 29), (None, 29)])
+def test_worked_example_decoupled(k, slots):
+    best = plan(worked(backward="decoupled", optimizer="barrier", memory_limit=extra(k)), seconds=0.8)
+    assert best.makespan == slots
+
+
+@pytest.mark.parametrize("memory", [None, [4, 3, 6, 1]])
+def test_worked_example_costs_nothing_when_staggered_with_memory_at_the_hit_stage(memory):
+    best = plan(worked(backward="decoupled", memory_limit=memory, durations={"O": 3}), seconds=0.8)
+    assert best.period == 27 + 3
+
+
+@pytest.mark.parametrize(("k", "slots"), [(0, 24), (1, 23), (2, 22), (None, 21)])
+def test_fault_free_zero_bubble(k, slots):
+    best = plan(worked(failed=[], backward="decoupled", optimizer="barrier", memory_limit=extra(k)), seconds=0.8)
+    assert best.makespan == slots
+
+
+def test_mixed_backward_defers_only_where_it_helps():
+    best = plan(worked(memory_limit=extra(2), optimizer="barrier"))
+    assert best.makespan == 29
+    kinds = [op.kind for op in best.ops]
+    assert kinds.count("B") > 0 and kinds.count("I") == kinds.count("W") > 0
+
+
+SMALL = [case for case in golden() if case["problem"]["pipelines"] * case["problem"]["microbatches"] <= 32]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=[case["name"] for case in SMALL])
+def test_small_golden_cases_reach_the_best_known_value(case):
+    best = plan(Problem.from_json(case["problem"]), seconds=2.0)
+    assert validate(best) == []
+    assert best.value <= case["best"] * 1.01 + 1e-6
+    if case["proven_optimal"]:
+        assert best.value <= case["best"] + 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", golden(), ids=[case["name"] for case in golden()])
+def test_golden_cases(case, judge):
+    best = plan(Problem.from_json(case["problem"]), seconds=1.0)
+    assert judge.validate(case["problem"], [op.to_json() for op in best.ops])["ok"]
+    assert best.value <= case["best"] * 1.01 + 1e-6
+
+
+@relaxed
+@given(problems())
+def test_the_bound_is_the_judges_or_better_and_never_above_a_plan(judge, problem):
+    bounds = judge.lower_bounds(problem.to_json())
+    theirs = bounds["mem_period" if problem.optimizer == "staggered" else "mem_makespan"]
+    assert lower_bound(problem) >= theirs - 1e-6
+    assert plan(problem).value >= lower_bound(problem) - 1e-6
+
+
+@relaxed
+@given(st.data())
+def test_a_remainder_loses_no_op_and_repeats_none_of_a_survivor(data):
+    whole = plan(data.draw(problems()))
+    left, _ = data.draw(remainders(whole))
+    rest = plan(left)
+    assert validate(rest) == []
+    assert rest.value >= rest.lower_bound - 1e-6
+    survived = {(e.op, e.microbatch, e.stage) for e in left.done if e.worker not in left.dead}
+    ran = [(op.kind, op.microbatch, op.stage) for op in rest.ops if op.kind != "O"]
+    assert not survived & set(ran)
+    for mb in left.microbatch_keys():
+        for s in range(left.stages):
+            kinds = {k for k, m, t in [*survived, *ran] if (m, t) == (mb, s)}
+            assert kinds in ({"F", "I", "W"}, {"F", "B"})
+
+
+@relaxed
+@given(problems(), st.data())
+def test_more_memory_is_never_worse(problem, data):
+    k = data.draw(st.integers(0, 3))
+    tight = problem.replace(memory_limit={"base": "1f1b", "extra": k})
+    roomy = problem.replace(memory_limit=data.draw(st.sampled_from([{"base": "1f1b", "extra": k + 1}, None])))
+    assert plan(roomy).value <= plan(tight).value + 1e-6
+
+
+@relaxed
+@given(problems(reroute="any", speed={}, memory_limit={"base": "1f1b", "extra": 1}))
+def test_one_more_worker_is_never_worse(problem):
+    if problem.dead:
+        more = problem.replace(failed=sorted(problem.dead)[1:])
+        assert plan(more).value <= plan(problem).value + 1e-6
+
+
+def test_times_may_be_measured_seconds():
+    durations = {"F": [0.0123, 0.0119, 0.0131, 0.0145], "I": 0.0127, "W": 0.0098, "B": 0.0216, "O": 0.0031}
+    problem = worked(durations=durations, send=0.00021, allreduce=0.0007, memory_limit=extra(2))
+    best = plan(problem)
+    assert validate(best) == []
+    thousand = plan(problem.replace(durations={k: [1e3 * x for x in v] if isinstance(v, list) else 1e3 * v
+                                               for k, v in durations.items()}, send=0.21, allreduce=0.7))  # fmt: skip
+    assert thousand.value == pytest.approx(1e3 * best.value, rel=1e-6)
+
+
+def test_a_slow_worker_gets_a_smaller_share():
+    problem = Problem(pipelines=3, stages=2, microbatches=8, speed={"1,0": 0.5}, reroute="any")
+    share = lambda d: sum(op.kind == "F" for op in plan(problem).of(Worker(d, 0)))  # noqa: E731
+    assert share(1) < share(0)
+
+
+def test_large_jobs_are_planned_in_teams_and_stay_valid():
+    problem = Problem(
+        pipelines=50, stages=16, microbatches=220, failed=[(1, 2), (5, 3), (9, 3), (33, 7)],
+        memory_limit=extra(2), durations={"O": 1},
+    )  # fmt: skip
+    best = plan(problem)
+    assert type(best).__name__ != "Plan"
+    assert validate(best) == []
+    assert best.gap < 0.15
+
+
+def test_a_search_ends_in_time_or_at_the_optimum():
+    begin = time.perf_counter()
+    plan(worked(memory_limit=extra(0)), seconds=0.3)
+    assert time.perf_counter() - begin < 2.0

@@ -1,0 +1,60 @@
+"""Problems: what their keys mean, and one clear sentence for every mistake."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from random_problems import problems
+from recycle_schedules import Problem, Worker
+
+SHAPE = {"pipelines": 3, "stages": 4, "microbatches": 6}
+
+MISTAKES = [
+    ({"stage": 4}, "unknown problem key 'stage'"),
+    ({"pipelines": 0}, "pipelines: 0 is not a whole number of at least 1"),
+    ({"stages": True}, "stages: True is not"),
+    ({"microbatches": [6, 6]}, "microbatches: 3 numbers are needed"),
+    ({"failed": [[0, 1], [1, 1], [2, 1]]}, "failed: no live worker at stage 1"),
+    ({"failed": [[7, 1]]}, "failed: worker 7.1 does not exist"),
+    ({"durations": {"F": -1}}, "durations.F: -1 is negative"),
+    ({"durations": {"X": 1}}, "durations: unknown op 'X'"),
+    ({"durations": {"F": [1, 2]}}, "durations.F: 4 times are needed"),
+    ({"send": -0.5}, "send: -0.5 is negative"),
+    ({"send": float("nan")}, "send: nan is not a finite number"),
+    ({"backward": "both"}, "backward: 'both' is not one of decoupled, coupled, mixed"),
+    ({"memory_limit": 0}, "memory_limit: worker 0.0 may hold less than one micro-batch"),
+    ({"memory_limit": {"base": "zb"}}, "memory_limit: base 'zb'"),
+    ({"memory_limit": [1, 2]}, "memory_limit: 4 limits are needed"),
+    ({"i_release": 2}, "i_release: 2 is not between 0 and 1"),
+    ({"speed": {"0,1": 0}}, "speed: 0 of worker 0.1 is not above 0"),
+    ({"speed": {"nobody": 1}}, "speed: a worker is written PIPELINE.STAGE"),
+    ({"committed": [9]}, "committed: 9 is not one of the stages 0 to 3"),
+    ({"done": [{"op": "F"}]}, "done: an entry has op, microbatch"),
+    (
+        {"done": [{"op": "W", "microbatch": [0, 0], "stage": 0, "worker": [0, 0]}]},
+        r"done: micro-batch \(0, 0\) at stage 0 cannot have just W",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "sentence"), MISTAKES, ids=[sentence for _, sentence in MISTAKES])
+def test_a_mistake_gets_one_sentence_that_names_the_key(keys, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Problem.from_json(SHAPE | keys)
+
+
+@settings(deadline=None)
+@given(problems())
+def test_problems_survive_json(problem):
+    assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
+
+
+def test_workers_are_written_pipeline_dot_stage():
+    assert str(Worker(1, 2)) == "1.2" and Worker.parse("1.2") == Worker(1, 2)
+    with pytest.raises(ValueError, match=r"like 1\.2"):
+        Worker.parse("1.2.3")
+
+
+def test_memory_may_be_the_one_1f1b_needs_and_some_more():
+    problem = Problem.from_json(SHAPE | {"memory_limit": {"base": "1f1b", "extra": 2}})
+    assert [problem.limit(Worker(0, s)) for s in range(4)] == [6, 5, 4, 3]
