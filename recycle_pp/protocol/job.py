@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from recycle_schedules import Action, Plan, Problem, Worker
 
 from .commit import Ballot, Vote
+from .joining import Joiners
 from .ledger import Record, Remainder, remainder
 
 Json = dict[str, Any]
@@ -65,7 +66,7 @@ class Job:
     committed: int = -1
     live: set[Worker] = field(default_factory=set)
     waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default everybody
-    joiners: dict[Worker, Joiner] = field(default_factory=dict)
+    joiners: Joiners = field(default_factory=Joiners)
     notes: list[Json] = field(default_factory=list)
     plan: Plan | None = None  # what the steps run that nothing has broken
     remainder_plan: Plan | None = None  # what the last adoption found left of a broken step
@@ -92,7 +93,7 @@ class Job:
             self.waiting.discard(worker)
             self.live.add(worker)
             return self._regroup() if not self.waiting else []
-        self.joiners[worker] = Joiner(earliest)
+        self.joiners.add(worker, earliest)
         return self._find_donors()
 
     def died(self, worker: Worker) -> list[Send]:
@@ -102,10 +103,7 @@ class Job:
             self.live.discard(worker)
             self._check_stages(self.live | self.waiting)
             return self._regroup() if not self.waiting else []
-        self.joiners.pop(worker, None)
-        for joiner in self.joiners.values():
-            if joiner.donor == worker:
-                joiner.donor, joiner.synced = None, None
+        self.joiners.died(worker)
         was_live = worker in self.live
         self.live.discard(worker)
         self.finished.discard(worker)
@@ -251,8 +249,8 @@ class Job:
         last = decision.step == self.steps - 1
         took_back = self._staggers() and decision.scale != 1.0
         self._stagger_pause = 8 if took_back else max(0, self._stagger_pause - 1)
-        joining = self._joining_now()
-        hold = not last and (took_back or bool(joining) or (fresh and self._staggers()))
+        joining = self.joiners.about_to_join(self.committed)
+        hold = not last and (took_back or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
         self._plan_due = self._plan_due or fresh
         then: Json = {"hold": hold, "replan": self._plan_due, "void": took_back, "finish": last, "evaluate": evaluate,
@@ -293,38 +291,20 @@ class Job:
     # -- joining -----------------------------------------------------------------------------------------------
 
     def _find_donors(self) -> list[Send]:
-        """Every joiner without a donor gets the live peer that serves the fewest."""
-        out = []
-        for worker, joiner in sorted(self.joiners.items()):
-            peers = [w for w in self.live if w.stage == worker.stage]
-            soon = self.committed + 3 >= joiner.earliest
-            if joiner.donor is None and peers and soon and self.phase in ("reporting", "running"):
-                serving = [j.donor for j in self.joiners.values()]
-                joiner.donor = min(sorted(peers), key=serving.count)
-                joiner.session += 1
-                out.append(Send(joiner.donor, {"type": "donate", "to": list(worker), "session": joiner.session}))
-        return out
+        if self.phase not in ("reporting", "running"):
+            return []
+        found = self.joiners.find_donors(self.live, self.committed)
+        return [Send(donor, {"type": "donate", "to": list(to), "session": session}) for donor, to, session in found]
 
     def _synced(self, worker: Worker, step: int) -> list[Send]:
         """A joiner has the parameters after `step`. It takes part from the next commit on."""
-        joiner = self.joiners.get(worker)
-        if joiner is None:
+        waited_for = self.joiners.synced(worker, step) and self.phase == "holding"
+        if not waited_for or self.joiners.about_to_join(self.committed):
             return []
-        joiner.synced = step
-        if self.phase != "holding" or self._joining_now():
-            return []
-        for w in [
-            w for w, j in self.joiners.items() if j.synced == self.committed and j.earliest <= self.committed + 1
-        ]:
-            del self.joiners[w]
-            self.live.add(w)
-            self._note("rejoined", worker=str(w), step=self.committed + 1)
+        for back in self.joiners.take_ready(self.committed):
+            self.live.add(back)
+            self._note("rejoined", worker=str(back), step=self.committed + 1)
         return self._regroup(anew=True)
-
-    def _joining_now(self) -> set[Worker]:
-        """Joiners that lack only the step that has just been agreed."""
-        due = self.committed + 1
-        return {w for w, j in self.joiners.items() if j.synced == self.committed - 1 and j.earliest <= due}
 
     # -- small things ------------------------------------------------------------------------------------------
 
@@ -339,16 +319,6 @@ class Job:
 
     def _note(self, name: str, **fields: Any) -> None:
         self.notes.append({"event": name, "generation": self.generation, **fields})
-
-
-@dataclass
-class Joiner:
-    """A worker on its way back. `synced`: newest step in its parameters, None while the state is on its way."""
-
-    earliest: int = 0
-    donor: Worker | None = None
-    synced: int | None = None
-    session: int = 0
 
 
 def _json(actions: Iterable[Action]) -> list[Any]:
