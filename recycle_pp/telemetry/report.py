@@ -26,9 +26,9 @@ def report(run: RunFolder) -> str:
         raise ValueError(f"{run.path} holds no run: there is no {run.config.name}")
     metrics, events = run.lines(run.metrics), run.lines(run.events)
     lines = [f"Run {run.path}", _course(metrics)]
-    for index, event in enumerate(events):
+    for event in events:
         if event["event"] == "death_detected":
-            lines += _death(event, events[index + 1 :], metrics)
+            lines += _death(event, events, metrics)
         elif event["event"] == "rejoined":
             lines.append(
                 f"  step {event['step']}: worker {event['worker']} is back{_loss_around(event['step'], metrics)}"
@@ -49,14 +49,17 @@ def _course(metrics: Sequence[Record]) -> str:
     return text + (f", {held_out[-1]:.4f} on held-out text" if held_out else "")
 
 
-def _death(death: Record, later: Sequence[Record], metrics: Sequence[Record]) -> list[str]:
+def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record]) -> list[str]:
     lines = [
         f"  step {death['step']}: worker {death['worker']} died ({cause_in_words(death)})"
         + _loss_around(death["step"], metrics)
     ]
-    resumed = next((event for event in later if event["event"] == "resumed"), None)
-    if resumed is None:
-        return [*lines, "    the job did not go on after it"]
+    # The recovery that names the worker, nearest in time: the cause of a death may be known only after the job went on.
+    recoveries = [event for event in events if event["event"] == "resumed" and death["worker"] in event["dead"]]
+    if not recoveries:
+        went_on = any(record["step"] > death["step"] for record in metrics)
+        return [*lines, "    nobody had to wait" if went_on else "    the job did not go on after it"]
+    resumed = min(recoveries, key=lambda event: abs(event["time"] - death["time"]))
     text = f"    stalled {1000 * resumed.get('stall_seconds', 0.0):.0f} ms"
     if resumed.get("lost_ops") is not None:
         text += f"; {resumed['lost_ops']} ops were lost, {resumed.get('redone_ops', 0)} were done again on peers"

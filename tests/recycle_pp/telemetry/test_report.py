@@ -25,13 +25,22 @@ def write_events(run, *events):
 
 DEATH = {
     "event": "death_detected",
+    "time": 20.2,
     "step": 20,
     "worker": "1.2",
     "cause": "signal",
     "detail": "SIGKILL",
     "injected": True,
 }
-RESUMED = {"event": "resumed", "step": 20, "stall_seconds": 0.0512, "lost_ops": 9, "redone_ops": 7}
+RESUMED = {
+    "event": "resumed",
+    "time": 20.3,
+    "step": 20,
+    "dead": ["1.2"],
+    "stall_seconds": 0.0512,
+    "lost_ops": 9,
+    "redone_ops": 7,
+}
 
 
 def test_it_tells_of_a_death_the_loss_around_it_its_stall_and_what_was_redone(run):
@@ -57,17 +66,22 @@ def test_a_run_without_deaths_says_so(run):
 
 
 def test_a_job_that_did_not_survive_says_so(run):
-    write_events(run, DEATH)
+    write_events(run, DEATH | {"step": 30})
     assert "    the job did not go on after it" in report(run).splitlines()
 
 
-def test_each_death_has_its_own_stall(run):
-    write_events(
-        run, DEATH, RESUMED, DEATH | {"step": 25, "worker": "0.0"}, RESUMED | {"step": 25, "stall_seconds": 0.2}
-    )
+def test_the_death_of_a_worker_that_was_not_needed_yet_stalls_nobody(run):
+    write_events(run, DEATH)
+    assert "    nobody had to wait" in report(run).splitlines()
+
+
+def test_each_death_has_its_own_stall_in_whatever_order_things_became_known(run):
+    again = DEATH | {"step": 25, "time": 25.1}
+    early = RESUMED | {"step": 25, "time": 25.0, "dead": ["0.0", "1.2"], "stall_seconds": 0.2}
+    write_events(run, DEATH, RESUMED, early, again)
     text = report(run)
-    assert text.index("worker 1.2 died") < text.index("stalled 51 ms") < text.index("worker 0.0 died")
-    assert text.index("worker 0.0 died") < text.index("stalled 200 ms")
+    assert text.index("step 20: worker 1.2") < text.index("stalled 51 ms") < text.index("step 25: worker 1.2")
+    assert text.index("step 25: worker 1.2") < text.index("stalled 200 ms")
 
 
 def test_the_command_takes_a_folder_or_the_newest_and_refuses_what_is_no_run(run, tmp_path):
