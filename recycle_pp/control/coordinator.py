@@ -15,10 +15,10 @@ import logging
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
-from recycle_schedules import Problem, Worker, actions, plan
+from recycle_schedules import Worker, actions, plan
 
 from ..protocol.commit import ProtocolViolation
 from ..protocol.job import Job, Send, StageLost
@@ -30,28 +30,13 @@ from ..telemetry.recorder import Recorder
 from ..telemetry.run_folder import RunFolder
 from .faults import Fault, faults
 from .messages import Message, Peer, serve
+from .problem import initial_problem, with_less_memory
+from .ranks import Rank
 from .saving import Saving
 
 _log = logging.getLogger(__name__)
 _CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
 _BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
-
-
-@dataclass
-class Rank:
-    """One launched process: its supervisor, and the worker it runs at present."""
-
-    role: Worker
-    supervisor: Peer
-    worker: Peer | None = None
-    incarnation: int = -1
-    died: int = -1  # newest incarnation that has died (rather than been replaced)
-    explained: int = -1  # newest incarnation whose death has its event
-    alive: bool = False  # spawned and not dead
-    respawns: int = 0
-    heard: float = 0.0  # when its worker gave the last sign of life
-    patience: float = 0.0  # seconds of silence after which it counts as hung
-    causes: dict[int, Message] = field(default_factory=dict)  # incarnation -> why it died
 
 
 class Coordinator:
@@ -154,7 +139,8 @@ class Coordinator:
                 pid, host = message["pid"], peer.hello.get("host")
                 self._recorder.event("spawned", rank.role, rank=number, pid=pid, host=host)
             elif message["type"] == "died":
-                rank.causes[message["incarnation"]] = message
+                seen = rank.causes.get(message["incarnation"], {})  # a hang that we have ended ourselves
+                rank.causes[message["incarnation"]] = {**message, **seen}
                 self._dead(number, message["incarnation"])
                 self._explain(number, message["incarnation"])
         if rank.alive and self._code is None:  # the node is gone, or its agent: nobody is left to watch the worker
@@ -323,6 +309,8 @@ class Coordinator:
             first = self._exceptions.setdefault(where, rank.role)
             if first != rank.role:
                 self.stop(f"workers {first} and {rank.role} both failed in {where}:\n{cause['detail']}")
+        if cause["cause"] == "out_of_memory":
+            self._job.replan(with_less_memory(self._job.problem, rank.role))
         planned = any(f.kind == "rejoin" and f.worker == rank.role for f in self._faults)
         if cause.get("injected") or cause["cause"] == "node_loss" or planned:
             return
@@ -373,20 +361,3 @@ class Coordinator:
         task = asyncio.get_running_loop().create_task(wait())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def initial_problem(settings: Settings) -> Problem:
-    """The job with nobody dead; durations as far as they are known before the profile."""
-    s, e = settings.schedule, settings.emulate
-    known = {"F": e.F, "I": e.I, "W": e.W, "O": e.O} if e.mode else {"F": 1.0, "I": 1.0, "W": 1.0, "O": 1.0}
-    profiling = s.profile_steps > 0 and not e.mode
-    return Problem(
-        pipelines=settings.parallel.pipelines,
-        stages=settings.parallel.stages,
-        microbatches=settings.parallel.microbatches,
-        durations=known,
-        backward="decoupled" if profiling else s.backward,
-        optimizer="staggered" if settings.optimizer.stagger else "barrier",
-        memory_limit=None if s.memory_extra is None else {"base": "1f1b", "extra": s.memory_extra},
-        reroute=s.reroute,
-    )
