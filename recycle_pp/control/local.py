@@ -111,8 +111,9 @@ class Zygote:
         # One thread in every library: fork copies no other thread.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with theirs:
+            arguments = [str(theirs.fileno()), str(self._folder), str(preload or "")]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "recycle_pp.control.local", str(theirs.fileno()), str(self._folder), str(preload or "")],
+                [sys.executable, "-m", "recycle_pp.control.local", *arguments],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **threads},
             )
@@ -137,6 +138,8 @@ class Zygote:
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [output, status_end])
             pid = int(self._socket.recv(16))
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"the zygote has ended with code {self._process.wait(5.0)}") from error
         finally:
             os.close(output)
             os.close(status_end)
@@ -145,10 +148,11 @@ class Zygote:
     def close(self) -> None:
         """Ends the zygote and every job that still runs."""
         self._socket.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
-        finally:
-            self._process.kill()
+        self._process.kill()  # where it still imports, or could not
+        self._process.wait(5.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Zygote:
         return self
