@@ -1,0 +1,106 @@
+"""Without failures, a job of many workers computes what a plain single-process PyTorch loop computes.
+
+Real jobs (processes, sockets, plans) against `recycle_pp/execution/plain.py`: every step's loss and gradient norm and,
+with `numerics=reproducible`, every bit of the final weights.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.compose import compose
+from recycle_pp.execution import plain
+
+pytestmark = pytest.mark.timeout(120)
+
+TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
+STEPS = 5  # backward runs in two pieces, then in one, then as the measured durations suggest
+COMMON = ("model=tiny", f"data.path={TEXT}", "run.validate_every=0", f"run.steps={STEPS}")
+SHAPES = {
+    "1x1": ("parallel=1x1", "parallel.microbatches=4"),
+    "2x2": ("parallel=2x2",),
+    "3x4": ("parallel=3x4", "parallel.microbatches=3"),
+}
+CLIPS = "optimizer.clip=0.02"  # below the norm of every step
+CASES = [
+    ("1x1", ()),
+    ("2x2", ()),
+    ("3x4", ()),
+    ("3x4", ("model.dropout=0.2",)),
+    ("2x2", ("model.dropout=0.2", "model.recompute=true", "optimizer.clip=null")),
+    ("2x2", (CLIPS,)),
+    ("2x2", ("model.split=[3,1]",)),
+    ("3x4", ("model.layers=7", "model.split=[1,3,1,2]")),
+    ("2x2", ("model.width=20", "model.ffn=37", "model.sequence=13", "parallel.microbatch_size=3")),
+]
+STAGGERED = ("optimizer=staggered",)
+
+
+@dataclass(frozen=True)
+class Result:
+    losses: list[float]
+    norms: list[float]
+    weights: str
+
+
+@pytest.fixture
+def trained(zygote):
+    """trained(overrides): what a job of real workers computes."""
+
+    def run(overrides):
+        with zygote.run([*COMMON, *overrides]) as job:
+            assert job.wait(100) == 0, job.output
+            lines = job.run.lines(job.run.metrics)
+            weights = json.loads(job.run.summary.read_text())["weights_sha256"]
+        assert [line["step"] for line in lines] == list(range(STEPS))
+        return Result([line["loss"] for line in lines], [line["grad_norm"] for line in lines], weights)
+
+    return run
+
+
+@cache
+def reference(overrides):
+    """What the plain loop computes."""
+    settings = compose([*COMMON, *overrides])
+    model = plain.whole(settings)
+    losses, norms = zip(*plain.train(settings, STEPS, model), strict=True)
+    digests = [hashlib.sha256(p.detach().numpy().tobytes()).hexdigest() for p in model.parameters()]
+    return Result(list(losses), list(norms), hashlib.sha256("".join(digests).encode()).hexdigest())
+
+
+@pytest.mark.parametrize(("shape", "overrides"), CASES)
+def test_every_bit_is_that_of_the_plain_loop(trained, shape, overrides):
+    overrides = (*SHAPES[shape], *overrides, "numerics=reproducible")
+    assert trained(overrides) == reference(overrides)
+
+
+@pytest.mark.parametrize(("shape", "clip"), [("3x4", "optimizer.clip=null"), ("2x2", CLIPS)])
+def test_a_staggered_optimizer_changes_no_bit(trained, shape, clip):
+    """Neither where every speculative step stands (no clipping) nor where every one is taken back (it always clips)."""
+    overrides = (*SHAPES[shape], clip, "numerics=reproducible")
+    assert trained((*STAGGERED, *overrides)) == reference(overrides)
+
+
+@pytest.mark.parametrize(
+    ("shape", "overrides", "tolerance"),
+    [
+        ("2x2", (), 1e-5),
+        ("3x4", (*STAGGERED, "model.dropout=0.2"), 1e-5),
+        ("2x2", ("numerics=bf16", "model.recompute=true"), 1e-3),  # matrix products are rounded to 2^-9
+    ],
+)
+def test_in_floating_point_the_losses_agree(trained, shape, overrides, tolerance):
+    overrides = (*SHAPES[shape], *overrides)
+    assert trained(overrides).losses == pytest.approx(reference(overrides).losses, rel=tolerance)
+
+
+def test_the_reference_learns_and_clips():
+    """The comparisons above are about something: the loss falls, and where clipping is tested every step is clipped."""
+    free, clipped = (reference((*SHAPES["2x2"], *more, "numerics=reproducible")) for more in ((), (CLIPS,)))
+    assert free.losses[-1] < free.losses[0] - 0.01
+    assert min(clipped.norms) > 0.02
+    assert free.weights != clipped.weights
