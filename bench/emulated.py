@@ -1,0 +1,97 @@
+"""Does a step take as long as its plan says? Emulated compute, real processes, real messages, one worker dead or none.
+
+    python bench/emulated.py [--steps 12] [--slot 0.02] [schedule.memory_extra=0 ...]
+
+Twelve workers (3 x 4, 6 micro-batches a pipeline) sleep for every op: F = I = W = one slot, O = three. Each job runs
+`--steps` steps with everybody, then loses W(1,2), then as many steps without it. The measured step is the median from
+commit to commit; the plan is what the planner gives for the same problem, whose period it should take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from recycle_schedules import Plan, Worker, plan
+
+from recycle_pp.compose import compose
+from recycle_pp.control.coordinator import initial_problem
+from recycle_pp.control.local import Zygote
+from recycle_pp.settings import Settings
+
+DEAD = Worker(1, 2)
+SETTLE = 2  # steps after the start, and after the death, that do not count
+SCHEDULES = {"coupled 1F1B": "schedule=coupled", "planner's best": "schedule=mixed"}
+OPTIMIZERS = {"at the commit": "optimizer=adamw", "staggered": "optimizer=staggered"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12, help="that count, with everybody and without W(1,2) each")
+    parser.add_argument("--slot", type=float, default=0.02, help="seconds")
+    parser.add_argument("overrides", nargs="*", default=[])
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    print(
+        f"{'schedule':<16}{'optimizer':<16}{'dead':<8}{'plan':>9}{'measured':>11}{'over':>8}{'least':>10}{'most':>10}"
+    )
+    with Zygote() as zygote:
+        for schedule, schedule_override in SCHEDULES.items():
+            for optimizer, optimizer_override in OPTIMIZERS.items():
+                overrides = [schedule_override, optimizer_override, *arguments.overrides]
+                for row in measure(zygote, overrides, arguments.steps, arguments.slot):
+                    rows.append({"schedule": schedule, "optimizer": optimizer, **row})
+                    show(rows[-1])
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "emulated.json").write_text(json.dumps(rows, indent=1))
+
+
+def measure(zygote: Zygote, overrides: list[str], steps: int, slot: float) -> list[dict[str, Any]]:
+    """Two rows: with everybody, and without W(1,2)."""
+    death = SETTLE + steps
+    overrides = [
+        *("parallel=3x4", "emulate=sleep", "model=tiny", "run.validate_every=0", f"run.steps={2 * death}"),
+        *(f"emulate.{kind}={slot * slots}" for kind, slots in {"F": 1, "I": 1, "W": 1, "O": 3}.items()),
+        f"+fail_at={death}:{DEAD}",
+        *overrides,
+    ]
+    settings = compose(overrides)
+    with zygote.run(overrides) as job:
+        if job.wait(600):
+            raise SystemExit(job.output)
+        seconds = [line["step_seconds"] for line in job.run.lines(job.run.metrics)]
+    return [
+        row(None, expected(settings, []), seconds[SETTLE:death]),
+        row(str(DEAD), expected(settings, [DEAD]), seconds[death + SETTLE :]),
+    ]
+
+
+def expected(settings: Settings, failed: list[Worker]) -> Plan:
+    """The plan that the job follows: the same pure function of the same problem."""
+    return plan(initial_problem(settings).replace(failed=failed), seconds=settings.schedule.search_seconds)
+
+
+def row(dead: str | None, plan: Plan, seconds: list[float]) -> dict[str, Any]:
+    assert plan.period is not None
+    median = statistics.median(seconds)
+    over = median / plan.period - 1
+    return {
+        **{"dead": dead, "period": plan.period, "makespan": plan.makespan, "lower_bound": plan.lower_bound},
+        **{"median": median, "over": over, "seconds": seconds},
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    plan, median, *extremes = (
+        1e3 * x for x in (row["period"], row["median"], min(row["seconds"]), max(row["seconds"]))
+    )
+    print(f"{row['schedule']:<16}{row['optimizer']:<16}{row['dead'] or '-':<8}{plan:>6.0f} ms{median:>8.0f} ms", end="")
+    print(f"{row['over']:>+8.1%}" + "".join(f"{x:>7.0f} ms" for x in extremes), flush=True)
+
+
+if __name__ == "__main__":
+    main()
