@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +53,15 @@ class Node:
 
 class World:
     def __init__(
-        self, pipelines: int, stages: int, microbatches: int, steps: int = 2, stagger: bool = False, evaluate_every: int = 0,
+        self,
+        pipelines: int,
+        stages: int,
+        microbatches: int,
+        steps: int = 2,
+        stagger: bool = False,
+        evaluate_every: int = 0,
         clipped: frozenset[int] = frozenset(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self.stages, self.steps, self.clipped, self.evaluate_every = stages, steps, clipped, evaluate_every
         self.job = Job(
@@ -80,7 +87,7 @@ class World:
         self.events = 0
         self.history: list[str] = []
         self.lost: int | None = None
-        for w, node in self.nodes.items():
+        for node in self.nodes.values():
             node.program = self._program(node)
             node.outbox.append({"type": "ready"})
 
@@ -196,10 +203,8 @@ class World:
             if me.commits or me.undo:
                 continue
             orders = me.orders
-            try:
+            with suppress(Void):
                 yield from self._follow(node, orders)
-            except Void:
-                pass
 
     def _follow(self, node: Node, orders: Orders) -> Generator[Any, None, None]:
         me = node.me
@@ -222,7 +227,7 @@ class World:
         if step not in orders.steps:
             yield lambda: orders.steady is not None or me.orders is not orders
             self._check(me, orders)
-        actions = orders.steps[step] if step in orders.steps else orders.steady
+        actions = orders.steps.get(step, orders.steady)
         for action in actions:
             yield from self._settle(node, orders)
             if action.kind in "FIWB":
@@ -452,5 +457,4 @@ def plan_simply(problem: Problem) -> Plan:
                     add("W", mb, s, ends["B", mb, s])
             elif "I" in kinds and "W" not in kinds:
                 add("W", mb, s, 0.0)
-    durations = {"F": 1, "I": 1, "W": 1, "B": 1}
     return Plan(problem, OpArrays.of(problem, ops))
