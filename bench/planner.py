@@ -62,9 +62,10 @@ def golden(folder: Path, seconds: float) -> list[dict[str, Any]]:
         )
     at_best = sum(row["over"] < 1e-9 for row in rows)
     of_proven = [row["over"] < 1e-9 for row in rows if row["proven"]]
+    worst, longest = (max(row[key] for row in rows) for key in ("over", "wall"))
     print(
         f"{at_best} of {len(rows)} at the best known value or below it, {sum(of_proven)} of {len(of_proven)} proven "
-        f"ones; worst {100 * max(row['over'] for row in rows):.2f} % above; longest {max(row['wall'] for row in rows):.2f} s"
+        f"ones; worst {100 * worst:.2f} % above; longest {longest:.2f} s"
     )
     return rows
 
@@ -80,9 +81,8 @@ SIZES: list[tuple[int, int, int, list[tuple[int, int]], tuple[int, int]]] = [
 
 def scale() -> list[dict[str, Any]]:
     """Time to plan: with the deaths, and with one further death after that."""
-    print(
-        f"{'job':>14} {'dead':>4} {'memory':>7} {'ops':>8} {'plan':>8} {'cpu':>8} {'all ops':>8} {'value':>7} {'gap':>6}"
-    )
+    heads = (("job", 14), ("dead", 4), ("memory", 7), ("ops", 8), ("plan", 8), ("cpu", 8), ("all ops", 8))
+    print(*(f"{name:>{width}}" for name, width in (*heads, ("value", 7), ("gap", 6))))
     rows = []
     for D, P, M, dead, further in SIZES:
         for name, memory in (("1f1b+2", {"base": "1f1b", "extra": 2}), ("none", None)):
@@ -99,10 +99,9 @@ def scale() -> list[dict[str, Any]]:
                     "errors": len(validate(found)),
                 }
                 rows.append(row)
-                print(
-                    f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {1e3 * wall:5.1f} ms {1e3 * cpu:5.1f} ms "
-                    f"{1e3 * ops:5.1f} ms {found.value:7g} {100 * found.gap:5.2f}%"
-                )
+                times = " ".join(f"{1e3 * t:5.1f} ms" for t in (wall, cpu, ops))
+                print(f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {times}", end=" ")
+                print(f"{found.value:7g} {100 * found.gap:5.2f}%")
     return rows
 
 
