@@ -186,6 +186,9 @@ class Coordinator:
         if kind == "ready":
             rank.patience = self._settings.control.suspicion
             self._drive(self._job.ready, rank.role, self._earliest(rank.role))
+        elif kind == "leaving":
+            self._recorder.event("evicted", rank.role)
+            self._drive(self._job.leave, rank.role)
         elif kind == "saved":
             self._send(self._saving.saved(rank.role, message))
         elif kind == "assembled":
@@ -312,7 +315,7 @@ class Coordinator:
         if cause["cause"] == "out_of_memory":
             self._job.replan(with_less_memory(self._job.problem, rank.role))
         planned = any(f.kind == "rejoin" and f.worker == rank.role for f in self._faults)
-        if cause.get("injected") or cause["cause"] == "node_loss" or planned:
+        if cause.get("injected") or cause["cause"] in ("node_loss", "eviction") or planned:
             return
         if rank.respawns < self._settings.run.respawns:
             rank.respawns += 1

@@ -151,6 +151,8 @@ class Session:
             self._store.deliver(message["key"], base64.b64decode(message["value"]))
         elif kind == "exit":
             self._end("done")
+        elif kind == "leave":
+            self._end("left")
         else:
             self.handlers[kind](message)
 

@@ -3,8 +3,9 @@
     python -m recycle_pp.execution.worker       # started by a supervisor, with its spec on standard input
     main(spec)                                  # in a process that was forked from one that has imported torch
 
-Everything that can kill it ends the process with last words to its supervisor; the job goes on without it. SIGUSR1
-writes the stacks of all its threads to its log.
+Everything that can kill it ends the process with last words to its supervisor; the job goes on without it. On SIGTERM
+(its machine is about to be taken away) it works until the step is agreed, then leaves, and nothing is lost. SIGUSR1 writes
+the stacks of all its threads to its log.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ NEWS_SECONDS = 0.002  # a worker of the job tells what it has done: 500 messages
 def main(spec: WorkerSpec) -> int:
     """Until the job is over. Returns the exit code: 0 when the coordinator said so."""
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread that waits for it, see _watch_for_eviction
     try:
         return Process(spec).run()
     except BaseException as error:
@@ -125,12 +127,24 @@ class Process:
         session.send({"type": "ready", "address": joining.address, "seconds": time.monotonic() - self._started})
         if welcome["joins"]:
             joining.start(lambda step: session.send({"type": "synced", "step": step}))
+        self._watch_for_eviction(session)
         try:
             reason = executor.run()
         finally:
             links.close()
             joining.close()
-        return 0 if reason == "done" else 1
+        if reason == "left":
+            last_words(self._spec, cause="eviction", detail="SIGTERM")
+        return 0 if reason in ("done", "left") else 1
+
+    def _watch_for_eviction(self, session: Session) -> None:
+        """In a thread, because a signal handler would wait for whatever the main thread does in C++."""
+
+        def watch() -> None:
+            signal.sigwait({signal.SIGTERM})
+            session.send({"type": "leaving"})
+
+        threading.Thread(target=watch, name="eviction", daemon=True).start()
 
     def _finish_hook(self, session: Session, stage: Stage) -> Any:
         def hook(commit: Commit, reduced: Reduced) -> None:

@@ -67,6 +67,7 @@ class Job:
     live: set[Worker] = field(default_factory=set)
     waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default everybody
     joiners: Joiners = field(default_factory=Joiners)
+    leaving: set[Worker] = field(default_factory=set)  # they go with the next commit
     notes: list[Json] = field(default_factory=list)
     plan: Plan | None = None  # what the steps run that nothing has broken
     remainder_plan: Plan | None = None  # what the last adoption found left of a broken step
@@ -106,6 +107,7 @@ class Job:
         self.joiners.died(worker)
         was_live = worker in self.live
         self.live.discard(worker)
+        self.leaving.discard(worker)
         self.finished.discard(worker)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._evaluation is None
@@ -136,6 +138,14 @@ class Job:
         if kind == "evaluated" and message["step"] == self._evaluation:
             self._losses |= {int(g): x for g, x in message["losses"].items()}
             self._evaluated()
+        return []
+
+    def leave(self, worker: Worker) -> list[Send]:
+        """A worker has to go (its machine is taken away): with the next commit, if a peer stays. Nothing is lost, then."""
+        if worker in self.joiners:
+            self.joiners.died(worker)
+            return [Send(worker, {"type": "leave"})]
+        self.leaving.add(worker)
         return []
 
     def replan(self, problem: Problem) -> None:
@@ -244,13 +254,14 @@ class Job:
         decision = self._ballot.decide()
         self.committed = decision.step
         self._new_ballot()
+        voters, last = sorted(self.live), decision.step == self.steps - 1
+        leavers = set() if last else self._leave_now()
         problem = self._problem_now()
         fresh = self.plan is None or self.plan.problem != problem
-        last = decision.step == self.steps - 1
         took_back = self._staggers() and decision.scale != 1.0
         self._stagger_pause = 8 if took_back else max(0, self._stagger_pause - 1)
         joining = self.joiners.about_to_join(self.committed)
-        hold = not last and (took_back or joining or (fresh and self._staggers()))
+        hold = not last and (took_back or bool(leavers) or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
         self._plan_due = self._plan_due or fresh
         then: Json = {"hold": hold, "replan": self._plan_due, "void": took_back, "finish": last, "evaluate": evaluate,
@@ -260,12 +271,24 @@ class Job:
         self._note("committed", step=decision.step, loss=decision.loss, norm=decision.norm, scale=decision.scale,
                    savers=then["savers"], evaluate=evaluate, last=last)  # fmt: skip
         message = {"type": "commit", "generation": self.generation, "step": decision.step, "scale": decision.scale}
-        out = [Send(w, message | {"norm": decision.norm, "then": then}) for w in sorted(self.live)]
+        out = [Send(w, message | {"norm": decision.norm, "then": then}) for w in voters]
+        out += [Send(w, {"type": "leave"}) for w in sorted(leavers)]
         if hold and joining:
             self.phase = "holding"
         elif hold:
             out += self._regroup()
         return out + self._find_donors()
+
+    def _leave_now(self) -> set[Worker]:
+        """Those who leave and have a peer that stays are members no more."""
+        stay = {w.stage for w in self.live - self.leaving}
+        leavers = {w for w in self.leaving & self.live if w.stage in stay}
+        for worker in sorted(leavers):
+            self.live.discard(worker)
+            self.joiners.died(worker)
+            self._note("left", worker=str(worker), step=self.committed + 1)
+        self.leaving -= leavers
+        return leavers
 
     def _savers(self) -> list[list[int]]:
         """One live worker a stage."""

@@ -32,6 +32,9 @@ class Joiners:
     def add(self, worker: Worker, earliest: int) -> None:
         self._by_worker[worker] = Joiner(earliest)
 
+    def __contains__(self, worker: Worker) -> bool:
+        return worker in self._by_worker
+
     def died(self, worker: Worker) -> None:
         """A joiner, or a donor: then its joiners need another one and begin anew."""
         self._by_worker.pop(worker, None)

@@ -118,9 +118,9 @@ class Recorder:
                 if self._recovery:
                     self._recovery.planned(time.monotonic(), self._job, set(note["lost"]))
                 self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
-            elif kind == "rejoined":
+            elif kind in ("rejoined", "left"):
                 self._traces.mark(self._job.committed + 1)
-                self.event("rejoined", Worker.parse(note["worker"]))
+                self.event(kind, Worker.parse(note["worker"]))
         return new
 
     def profiled_problem(self, problem: Problem) -> Problem:

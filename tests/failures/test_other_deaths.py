@@ -8,7 +8,7 @@ import pytest
 
 from recycle_pp.control.local import Zygote
 
-from .harness import Case, Runs, Strike, explain, fails, rejoins
+from .harness import Case, Runs, Strike, explain, rejoins
 
 PATIENT = ("control.heartbeat=0.1", "control.suspicion=3")
 NERVOUS = ("control.heartbeat=0.1", "control.suspicion=1")
@@ -20,14 +20,18 @@ def sabotaged(tmp_path_factory, runs):
         yield Runs(zygote, tmp_path_factory.mktemp("sabotaged"), runs.results)
 
 
+PAUSED = Strike("started", "1.1", number=signal.SIGSTOP, resume=0.7)
+SEGMENTATION_FAULT = Strike("started", "0.1", after=0.3, number=signal.SIGSEGV)
+ABORT = Strike("started", "1.0", after=0.3, number=signal.SIGABRT)
+
 SURVIVED = [
     Case("hangs longer than the suspicion", "2x2", ("+hang_at=3:0.1@backward", *NERVOUS)),
     Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
-    Case("is paused shortly", "2x2", PATIENT, (Strike("started", "1.1", number=signal.SIGSTOP, resume=0.7),), deaths=0),
+    Case("is paused shortly", "2x2", PATIENT, (PAUSED,), deaths=0),
     Case("is slow", "2x2", ("+slow_at=2:0.1@5",), deaths=0),
-    Case("dies by itself and is started again", "2x2", (), (Strike("started", "0.1", after=0.3, number=signal.SIGSEGV),), steps=25),
-    Case("aborts in native code", "2x2", (), (Strike("started", "1.0", after=0.3, number=signal.SIGABRT),), steps=25),
-]  # fmt: skip
+    Case("dies by itself and is started again", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
+    Case("aborts in native code", "2x2", (), (ABORT,), steps=25),
+]
 
 
 @pytest.mark.parametrize("case", SURVIVED, ids=str)
@@ -48,6 +52,35 @@ def test_a_worker_that_was_given_up_and_wakes_again_does_no_harm(runs):
     paused = [Strike("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
     case = Case("wakes after it was given up", "2x2", NERVOUS, tuple(paused), steps=120, bound=90)
     runs.check_exact(runs.of(case, "not SIGKILL"))
+
+
+@pytest.mark.parametrize("stagger", [False, True])
+def test_an_evicted_worker_hands_over_and_leaves_and_nothing_is_lost(stagger, runs):
+    told = Strike("started", "0.1", after=0.3, number=signal.SIGTERM)
+    case = Case("is told to go", "2x2", (), (told,), steps=25, stagger=stagger)
+    outcome = runs.of(case, "evictions")
+    runs.check_exact(outcome)
+    assert [e["worker"] for e in outcome.all("left")] == ["0.1"], explain(outcome)
+    assert outcome.all("death_detected")[0]["cause"] == "eviction"
+    assert sum(e["lost_ops"] for e in outcome.all("plan_adopted")) == 0 or stagger
+    assert not outcome.all("respawned")
+
+
+def test_an_eviction_that_comes_too_soon_is_a_death(runs):
+    term, kill = (
+        Strike("started", "0.1", after=after, number=number)
+        for after, number in ((0.3, signal.SIGTERM), (0.1, signal.SIGKILL))
+    )
+    case = Case("is told to go and killed 100 ms later", "2x2", (), (term, kill), steps=25)
+    runs.check_exact(runs.of(case, "evictions"))
+
+
+def test_the_last_worker_of_a_stage_stays_as_long_as_it_can(runs):
+    told = [Strike("started", "0.1", after=0.3, number=signal.SIGTERM), Strike("left", "1.1", number=signal.SIGTERM)]
+    case = Case("all of a stage are told to go", "2x2", (), tuple(told), steps=25)
+    outcome = runs.of(case, "evictions")
+    runs.check_exact(outcome)
+    assert [e["worker"] for e in outcome.all("evicted")] == ["0.1", "1.1"]
 
 
 @pytest.mark.parametrize("error", ["ValueError", "OutOfMemoryError"])
@@ -75,6 +108,7 @@ def test_a_poisoned_sample_stops_the_job_and_names_what_is_wrong_with_it(runs, t
     tokens = np.arange(40000, dtype=np.uint16) % 256
     tokens[17000] = 999  # beyond the vocabulary
     tokens.tofile(tmp_path / "poisoned.bin")
-    case = Case("a poisoned sample", "3x2", (f"data.path={tmp_path / 'poisoned.bin'}",), steps=200, ends="both failed in F", deaths=2)  # fmt: skip
+    data = (f"data.path={tmp_path / 'poisoned.bin'}",)
+    case = Case("a poisoned sample", "3x2", data, steps=200, ends="both failed in F", deaths=2)
     outcome = runs.of(case, "not SIGKILL")
     assert "holds token 999; model.vocabulary must be at least 1000" in outcome.output
