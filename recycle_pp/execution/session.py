@@ -147,6 +147,8 @@ class Session:
             with self.changed:
                 self.participant.commit(message)
                 self.changed.notify_all()
+            if message["then"]["hold"]:  # who waits for a worker that holds already would wait for ever
+                self.links.abort()
         elif kind == "store":
             self._store.deliver(message["key"], base64.b64decode(message["value"]))
         elif kind == "exit":
