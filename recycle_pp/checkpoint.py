@@ -22,6 +22,8 @@ import shutil
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -44,37 +46,35 @@ class Saver:
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._saving: Future[None] = Future()
+        self._saving.set_result(None)
 
-    def save(self, step: int, stage: int, state: Mapping[str, Tensor]) -> None:
-        """Copies `state` and returns; a thread writes the copy to step-STEP.tmp/stage-STAGE."""
-        self.wait()
+    def save(self, step: int, stage: int, state: Mapping[str, Tensor]) -> Future[None]:
+        """Copies `state` (after the last save has ended) and returns; a thread writes the copy to
+        step-STEP.tmp/stage-STAGE. The future ends when it is on disk, or with RuntimeError if it cannot be written."""
+        futures.wait([self._saving])
         copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-        self._thread = threading.Thread(target=self._write, args=(step, stage, copy), name="checkpoint", daemon=True)
-        self._thread.start()
-
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        self._saving = Future()
+        arguments = (self._saving, temporary(self._folder, step) / f"stage-{stage}", copy)
+        threading.Thread(target=_write_part, args=arguments, name="checkpoint", daemon=True).start()
+        return self._saving
 
     def wait(self) -> None:
-        """Until the part is on disk; raises RuntimeError if it could not be written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise RuntimeError(f"the checkpoint could not be written: {error}") from error
+        """Until the last part is on disk; RuntimeError if it could not be written."""
+        self._saving.result()
 
-    def _write(self, step: int, stage: int, state: dict[str, Tensor]) -> None:
-        try:
-            dcp = _dcp()
-            part = temporary(self._folder, step) / f"stage-{stage}"
-            shutil.rmtree(part, ignore_errors=True)  # of a save that was killed
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(part), no_dist=True)
-        except BaseException as error:  # handed to the thread that waits
-            self._error = error
+
+def _write_part(saving: Future[None], part: Path, state: dict[str, Tensor]) -> None:
+    try:
+        dcp = _dcp()
+        shutil.rmtree(part, ignore_errors=True)  # of a save that was killed
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(part), no_dist=True)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        failures = getattr(error, "failures", None)  # ... and holds the real one, with a traceback, by rank
+        cause = failures[0][0] if failures else error
+        saving.set_exception(RuntimeError(f"the checkpoint part {part} could not be written: {cause}"))
+    else:
+        saving.set_result(None)
 
 
 def finish(folder: str | Path, step: int, stages: int, about: Mapping[str, Any]) -> Path:

@@ -84,10 +84,6 @@ class StageOptimizer:
         torch.autograd.graph.increment_version(parameters)  # the kernel does not; bf16 copies look at it
         self._stage.gradients.follow(reduced)
 
-    def skip(self, reduced: Reduced) -> None:
-        """Instead of `step` when the job's gradient is not finite: only the fixed point is made coarser."""
-        self._stage.gradients.follow(reduced)
-
     @torch.no_grad()
     def speculate(self, reduced: Reduced, step: int) -> None:
         """The step before it is sure: keeps what it overwrites."""

@@ -1,4 +1,4 @@
-"""Which layers a stage holds, and the canonical order of the full model's parameters.
+"""Which layers a stage holds.
 
 layers_of(settings.model, stages=4)[1]      # range(2, 4)
 canonical_names(settings.model)             # ["embedding.weight", "layers.0.attention_norm.weight", ...]
@@ -7,15 +7,6 @@ canonical_names(settings.model)             # ["embedding.weight", "layers.0.att
 from __future__ import annotations
 
 from recycle_pp.settings import Model
-
-LAYER_PARAMETERS = (
-    "attention_norm.weight",
-    "attention.wqkv.weight",
-    "attention.wo.weight",
-    "ffn_norm.weight",
-    "ffn.w_gate_up.weight",
-    "ffn.w_down.weight",
-)
 
 
 def layers_of(model: Model, stages: int) -> list[range]:
@@ -35,9 +26,3 @@ def layers_of(model: Model, stages: int) -> list[range]:
         )
     starts = [sum(split[:stage]) for stage in range(stages)]
     return [range(start, start + count) for start, count in zip(starts, split, strict=True)]
-
-
-def canonical_names(model: Model) -> list[str]:
-    """The names of the full model's parameters, in the order in which tokens meet them."""
-    layers = [f"layers.{layer}.{name}" for layer in range(model.layers) for name in LAYER_PARAMETERS]
-    return ["embedding.weight", *layers, "norm.weight", "head.weight"]

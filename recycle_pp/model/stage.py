@@ -12,7 +12,6 @@ The gradient is that of the mean loss over all G micro-batches: the 1/G is appli
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -22,9 +21,9 @@ from torch import Tensor
 from recycle_pp.execution.gradients import Gradients
 from recycle_pp.model.deferred import Queue, Sink
 from recycle_pp.model.layout import Layout
-from recycle_pp.model.split import canonical_names, layers_of
+from recycle_pp.model.split import layers_of
 from recycle_pp.model.transformer import Build, Transformer
-from recycle_pp.settings import Model, Settings
+from recycle_pp.settings import Settings
 
 
 @dataclass
@@ -111,7 +110,7 @@ class Stage:
         self._flights.clear()
 
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of every parameter's bytes, by name; `weights_sha256` joins those of all stages."""
+        """The SHA-256 of every parameter's bytes, by name, in canonical order."""
         return {
             name: hashlib.sha256(parameter.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
             for name, parameter in self.parameters.items()
@@ -146,8 +145,3 @@ def flatten(module: torch.nn.Module, layout: Layout) -> Tensor:
 def _aligned(tensor: Tensor) -> Tensor:
     """The tensor where the bits of matrix products do not depend on its address; a copy in the rare case only."""
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
-
-
-def weights_sha256(model: Model, digests: Mapping[str, str]) -> str:
-    """One SHA-256 of the full model: over the parameters' digests in canonical order, whatever the split."""
-    return hashlib.sha256("".join(digests[name] for name in canonical_names(model)).encode()).hexdigest()

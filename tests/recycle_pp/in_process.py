@@ -1,0 +1,81 @@
+"""A pipeline without processes: all stages in this one, for tests of what they compute."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from recycle_pp.data import Batches
+from recycle_pp.execution.gradients import Reduced
+from recycle_pp.execution.optimizer import StageOptimizer, clip_scale
+from recycle_pp.model.stage import Stage
+from recycle_pp.settings import Settings
+
+CPU = torch.device("cpu")
+
+
+def small(**changes: object) -> Settings:
+    """A model that trains in milliseconds, one pipeline of two stages; `changes` are `group__key=value`."""
+    settings = Settings()
+    defaults: dict[str, object] = {
+        "model__layers": 3, "model__width": 24, "model__heads": 4, "model__kv_heads": 2, "model__ffn": 40,
+        "model__sequence": 16, "parallel__pipelines": 1, "parallel__stages": 2, "parallel__microbatches": 4,
+        "run__steps": 10, "optimizer__warmup": 2,
+    }  # fmt: skip
+    for path, value in (defaults | changes).items():
+        group, key = path.split("__")
+        assert hasattr(getattr(settings, group), key)
+        setattr(getattr(settings, group), key, value)
+    return settings
+
+
+def pipeline(settings: Settings) -> list[Stage]:
+    return [Stage(settings, stage, CPU) for stage in range(settings.parallel.stages)]
+
+
+def forward(stages: Sequence[Stage], batches: Batches, step: int, g: int) -> Tensor:
+    """F of every stage; the loss."""
+    x, targets = batches.batch(step, g)
+    for stage in stages:
+        x = stage.forward(step, g, x, targets) if stage.last else stage.forward(step, g, x)
+    return x
+
+
+def backward(stages: Sequence[Stage], g: int, *, split: bool = False) -> None:
+    """B of every stage, or I of every stage and then W of every stage."""
+    grad = None
+    for stage in reversed(stages):
+        grad = stage.backward_input(g, grad) if split else stage.backward(g, grad)
+    if split:
+        for stage in stages:
+            stage.backward_weight(g)
+
+
+def sums(stage: Stage) -> dict[str, Tensor]:
+    """What the stage's accumulators hold, by name."""
+    flat = stage.gradients.payload()[0]
+    return dict(zip(stage.names, stage.layout.views(flat), strict=True))
+
+
+def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
+    """The reduction of stages that have no peers."""
+    return [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
+
+
+def train(settings: Settings, steps: int, order: Iterable[int] | None = None) -> tuple[list[tuple[float, float]], dict]:
+    """[(mean loss, gradient norm)] of each step and the trained weights by name; micro-batches run in `order`."""
+    stages, batches = pipeline(settings), Batches(settings)
+    optimizers = [StageOptimizer(settings, stage) for stage in stages]
+    order = list(order or range(stages[0].microbatches))
+    history = []
+    for step in range(steps):
+        for g in order:
+            forward(stages, batches, step, g)
+            backward(stages, g, split=g % 2 == 0)
+        reduced = reduce_alone(stages)
+        norm, scale = clip_scale([square for r in reduced for square in r.squares], settings.optimizer.clip)
+        for stage, optimizer, gradient in zip(stages, optimizers, reduced, strict=True):
+            optimizer.step(gradient, step, scale)
+            stage.gradients.clear()
+        history.append((sum(reduced[-1].losses.tolist()) / len(order), norm))
+    return history, {name: p.detach() for stage in stages for name, p in stage.parameters.items()}

@@ -1,0 +1,217 @@
+"""What a stage computes does not depend on how the model is cut, when W runs, or where it runs."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.data import Batches
+from recycle_pp.execution import plain
+from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.stage import Stage
+from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, small, sums
+
+shapes = st.fixed_dictionaries(
+    {
+        "model__layers": st.integers(3, 4),
+        "model__heads": st.sampled_from([2, 6]),
+        "model__width": st.sampled_from([12, 36]),
+        "model__ffn": st.sampled_from([7, 32]),
+        "model__sequence": st.sampled_from([5, 16]),
+        "model__dropout": st.sampled_from([0.0, 0.2]),
+        "model__recompute": st.booleans(),
+        "parallel__stages": st.integers(1, 3),
+        "parallel__microbatch_size": st.integers(1, 3),
+        "numerics__precision": st.sampled_from(["fp32", "bf16"]),
+        "numerics__reproducible": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(shapes)
+def test_i_and_then_w_gives_every_bit_of_b(changes):
+    config = small(**changes)
+    batches, results = Batches(config), []
+    for split in (False, True):
+        stages = pipeline(config)
+        for g in (2, 0):
+            forward(stages, batches, 3, g)
+            backward(stages, g, split=split)
+        results.append([sums(stage) for stage in stages])
+    for fused, deferred in zip(*results, strict=True):
+        assert all(torch.equal(fused[name], deferred[name]) for name in fused)
+
+
+@settings(max_examples=20, deadline=None)
+@given(shapes)
+def test_stages_of_any_split_compute_the_bits_of_autograd_on_the_whole_model(changes):
+    config = small(**changes | {"numerics__reproducible": False})
+    stages, batches, model = pipeline(config), Batches(config), plain.whole(config)
+    with torch.autocast("cpu", torch.bfloat16, enabled=config.numerics.precision == "bf16"):
+        expected = model(*batches.batch(1, 2), key=(config.run.seed, 1, 2))
+    (expected / stages[0].microbatches).backward()
+    assert torch.equal(forward(stages, batches, 1, 2), expected)
+    backward(stages, 2)
+    gradients = {name: grad for stage in stages for name, grad in sums(stage).items()}
+    assert list(gradients) == [name for name, _ in model.named_parameters()]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(gradients[name], plain.gradient(parameter)), name
+
+
+def test_the_initial_weights_do_not_depend_on_the_split():
+    def weights(**changes):
+        stages = pipeline(small(model__layers=5, **changes))
+        return {name: digest for stage in stages for name, digest in stage.digests().items()}
+
+    whole = weights(parallel__stages=1)
+    assert weights(parallel__stages=3) == weights(parallel__stages=2, model__split=[4, 1]) == whole
+    assert weights(parallel__stages=1, run__seed=1) != whole
+    assert len(set(whole.values())) == len(whole) - 2 * 5, "only the 11 norms begin equal"
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else(recompute):
+    config = small(model__dropout=0.3, model__recompute=recompute)
+    batches = Batches(config)
+    x, targets = batches.batch(0, 0)
+
+    def loss(stages, step, g):
+        y = stages[0].forward(step, g, x)
+        return stages[1].forward(step, g, y, targets)
+
+    here, elsewhere = pipeline(config), pipeline(config)
+    loss(elsewhere, 7, 3)  # whatever another worker drew before
+    assert loss(here, 2, 1) == loss(elsewhere, 2, 1)
+    assert len({loss(here, *key).item() for key in [(2, 1), (2, 2), (3, 1)]}) == 3
+    assert here[1].evaluate(here[0].evaluate(x), targets) != loss(here, 2, 1)
+
+
+def test_recomputing_changes_no_bit():
+    def gradients(recompute):
+        config = small(model__dropout=0.1, model__recompute=recompute)
+        stages, batches = pipeline(config), Batches(config)
+        loss = forward(stages, batches, 0, 0)
+        backward(stages, 0, split=True)
+        return [loss, *(grad for stage in stages for grad in sums(stage).values())]
+
+    assert all(map(torch.equal, gradients(False), gradients(True)))
+
+
+def test_recomputing_keeps_only_the_inputs_of_layers():
+    """What F leaves behind, in activations of (b T, H): about one a layer instead of about ten."""
+
+    def kept(recompute):
+        config = small(model__recompute=recompute, model__layers=6)
+        stage = Stage(config, 0, CPU)
+        saved: set[tuple[int, int]] = set()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: saved.add((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes())) or t, lambda t: t
+        ):
+            stage.forward(0, 0, Batches(config).batch(0, 0)[0])
+        return sum(size for _, size in saved)
+
+    activation = 2 * 16 * 24 * 4
+    assert kept(True) <= 3 * activation + 2 * 16 * 8 < 24 * activation < kept(False)
+
+
+def test_i_frees_the_activations_and_w_what_waited_for_it():
+    config = small()
+    stage = Stage(config, 0, CPU)
+    stage.forward(0, 0, Batches(config).batch(0, 0)[0])
+    flight = stage._flights[0]
+    output = weakref.ref(flight.output)
+    stage.backward_input(0, torch.ones(stage.boundary[0]))
+    gc.collect()
+    assert output() is None
+    waiting = weakref.ref(flight.queue[0][2][0])
+    stage.backward_weight(0)
+    gc.collect()
+    assert waiting() is None and not stage._flights and not flight.queue
+
+
+def test_a_single_stage_is_first_and_last():
+    config = small(parallel__stages=1)
+    (stage,) = pipeline(config)
+    inputs, targets = Batches(config).batch(0, 0)
+    assert stage.first and stage.last
+    loss = stage.forward(0, 0, inputs, targets)
+    assert loss.shape == () and loss.dtype == torch.float32 and not loss.requires_grad
+    assert stage.backward(0) is None
+    assert reduce_alone([stage])[0].losses[0] == loss
+
+
+def test_boundary_tensors_have_the_announced_shape_and_are_float32_under_bf16_too():
+    config = small(numerics__precision="bf16")
+    first, last = pipeline(config)
+    inputs, targets = Batches(config).batch(0, 0)
+    y = first.forward(0, 0, inputs)
+    last.forward(0, 0, y, targets)
+    dy = last.backward_input(0)
+    assert (y.shape, y.dtype) == (dy.shape, dy.dtype) == first.boundary
+    assert not y.requires_grad and not dy.requires_grad
+
+
+def test_a_tensor_at_an_odd_address_changes_no_bit():
+    config = small(model__width=18, model__heads=3, model__kv_heads=1, model__ffn=33)
+    _, last = pipeline(config)
+    targets = Batches(config).batch(0, 0)[1]
+    shape = last.boundary[0]
+    x, results = torch.randn(shape), []
+    for offset in range(4):
+        moved = torch.empty(x.numel() + 4)[offset : offset + x.numel()].view(shape).copy_(x)
+        loss = last.forward(0, 0, moved, targets)
+        results.append([loss, last.backward(0), *(grad.clone() for grad in sums(last).values())])
+        last.gradients.clear()
+    assert all(all(map(torch.equal, results[0], other)) for other in results[1:])
+
+
+def test_validation_leaves_no_trace():
+    config = small(model__dropout=0.5)
+    stages, batches = pipeline(config), Batches(config)
+    before = [sums(stage) for stage in stages]
+    inputs, targets = batches.validation(0)
+    losses = {stages[1].evaluate(stages[0].evaluate(inputs), targets).item() for _ in range(2)}
+    assert len(losses) == 1
+    assert not any(stage._flights for stage in stages)
+    for stage, held in zip(stages, before, strict=True):
+        assert all(torch.equal(held[name], grad) for name, grad in sums(stage).items())
+
+
+def test_dropping_the_flights_keeps_the_gradients():
+    config = small()
+    stages, batches = pipeline(config), Batches(config)
+    forward(stages, batches, 0, 0)
+    backward(stages, 0)
+    expected = reduce_alone(stages)
+    forward(stages, batches, 1, 1)
+    for stage in stages:
+        stage.drop_flights()
+    for stage, reduced in zip(stages, expected, strict=True):
+        assert torch.equal(reduce_alone([stage])[0].flat, reduced.flat) and not stage._flights
+
+
+def test_the_bf16_copies_follow_every_change_of_the_weights():
+    config = small(numerics__precision="bf16", parallel__stages=1)
+    (stage,), batches = pipeline(config), Batches(config)
+    optimizer = StageOptimizer(config, stage)
+    forward([stage], batches, 0, 0)
+    backward([stage], 0)
+    (reduced,) = reduce_alone([stage])
+
+    def loss():
+        return stage.evaluate(*batches.batch(0, 0)).item()
+
+    def fresh():
+        other = Stage(config, 0, CPU)
+        StageOptimizer(config, other).load(optimizer.state())
+        return other.evaluate(*batches.batch(0, 0)).item()
+
+    begin = loss()
+    optimizer.speculate(reduced, 0)
+    assert loss() == fresh() != begin
+    optimizer.undo()
+    assert loss() == begin

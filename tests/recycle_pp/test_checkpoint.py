@@ -1,0 +1,170 @@
+"""Checkpoints that any split reads, that appear whole or not at all, and that unpickle nothing foreign."""
+
+import os
+import pickle
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from recycle_pp import checkpoint
+from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.stage import Stage
+from tests.recycle_pp.execution.test_optimizer import everything, gradient, same
+from tests.recycle_pp.in_process import CPU, small
+
+ABOUT = checkpoint.describe(small(), "text")
+
+
+def job(stages: int, steps: int = 0) -> list[StageOptimizer]:
+    """The optimizers of all stages after `steps` steps."""
+    settings = small(parallel__stages=stages, numerics__reproducible=True)
+    optimizers = []
+    for number in range(stages):
+        stage = Stage(settings, number, CPU)
+        optimizers.append(StageOptimizer(settings, stage))
+        for step in range(steps):
+            optimizers[-1].step(gradient(stage, step), step)
+    return optimizers
+
+
+def state(optimizers) -> dict[str, torch.Tensor]:
+    return {name: t for optimizer in optimizers for name, t in everything(optimizer._stage, optimizer).items()}
+
+
+def save(folder, step, optimizers):
+    savers = [checkpoint.Saver(folder) for _ in optimizers]
+    for number, (saver, optimizer) in enumerate(zip(savers, optimizers, strict=True)):
+        saver.save(step, number, optimizer.state())
+    for saver in savers:
+        saver.wait()
+    return checkpoint.finish(folder, step, len(optimizers), ABOUT)
+
+
+def test_parts_written_by_three_stages_are_read_by_two(tmp_path):
+    written = job(3, steps=2)
+    path = save(tmp_path, 2, written)
+    assert path == tmp_path / "step-000002" == checkpoint.newest(tmp_path)
+    read = job(2)
+    for optimizer in read:
+        optimizer.load(checkpoint.load(path, optimizer.state()))
+    assert same(state(read), state(written))
+
+
+def test_the_folder_is_one_ordinary_distributed_checkpoint_of_the_full_model(tmp_path):
+    written = state(job(3, steps=1))
+    path = save(tmp_path, 1, job(3, steps=1))
+    read = {name: torch.zeros_like(tensor) for name, tensor in written.items()}
+    dcp.load(read, checkpoint_id=path, no_dist=True)
+    assert same(read, written)
+    assert same(checkpoint.load(path), written)
+
+
+def test_dcps_own_tool_turns_it_into_a_torch_save(tmp_path):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    optimizers = job(2, steps=1)
+    dcp_to_torch_save(save(tmp_path, 1, optimizers), tmp_path / "model.pt")
+    assert same(torch.load(tmp_path / "model.pt", weights_only=True), state(optimizers))
+
+
+def test_a_save_keeps_the_state_of_its_moment(tmp_path):
+    (optimizer,) = job(1, steps=1)
+    expected = state([optimizer])
+    saver = checkpoint.Saver(tmp_path)
+    saver.save(1, 0, optimizer.state())
+    optimizer.step(gradient(optimizer._stage, 1), 1)  # while the thread writes
+    saver.wait()
+    assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, 1, ABOUT)), expected)
+
+
+def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
+    optimizers = job(2, steps=1)
+    path = save(tmp_path, 1, optimizers)
+    child = os.fork()
+    if not child:
+        saver = checkpoint.Saver(tmp_path)
+        while True:
+            saver.save(2, 0, optimizers[0].state())
+    part = checkpoint.temporary(tmp_path, 2) / "stage-0"
+    deadline = time.monotonic() + 60
+    while not part.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert part.exists() and checkpoint.newest(tmp_path) == path
+    assert same(checkpoint.load(path), state(optimizers))
+    assert save(tmp_path, 2, job(2, steps=2)) == checkpoint.newest(tmp_path), "what is left is no obstacle"
+    assert same(checkpoint.load(tmp_path / "step-000002"), state(job(2, steps=2)))
+
+
+def test_nothing_has_the_final_name_before_all_stages_have_saved(tmp_path):
+    optimizers = job(2)
+    saver = checkpoint.Saver(tmp_path)
+    saver.save(7, 0, optimizers[0].state())
+    saver.wait()
+    with pytest.raises(OSError):
+        checkpoint.finish(tmp_path, 7, 2, ABOUT)
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp_path):
+    (optimizer,) = job(1)
+    blocked = tmp_path / "file"
+    blocked.touch()
+    saver = checkpoint.Saver(blocked)
+    future = saver.save(1, 0, optimizer.state())
+    with pytest.raises(RuntimeError, match="part .*/stage-0 could not be written: .* Not a directory: .*$"):
+        saver.wait()
+    assert future.exception() is not None
+    blocked.unlink()
+    saver.save(1, 0, optimizer.state()).result()
+    checkpoint.finish(blocked, 1, 1, ABOUT)
+
+
+def test_only_the_newest_are_kept_and_the_remains_of_older_saves_go(tmp_path):
+    optimizers = job(1)
+    for step in (9, 10, 11, 1_000_000):
+        save(tmp_path, step, optimizers)
+    for step in (10, 2_000_000):
+        checkpoint.temporary(tmp_path, step).mkdir()
+    checkpoint.prune(tmp_path, 2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000011", "step-1000000"]
+    assert not checkpoint.temporary(tmp_path, 10).exists() and checkpoint.temporary(tmp_path, 2_000_000).exists()
+
+
+def test_a_resume_under_other_settings_is_refused_with_the_key(tmp_path):
+    path = save(tmp_path, 5, job(1))
+    assert checkpoint.read_about(path)["step"] == 5
+    checkpoint.refuse_mismatch(path, ABOUT)
+    other = small(parallel__pipelines=2, parallel__microbatches=2)
+    checkpoint.refuse_mismatch(path, checkpoint.describe(other, "text"))  # as many micro-batches a step
+    for changes, key in [
+        ({"model__width": 48}, "model.width was 24 and is now 48"),
+        ({"parallel__microbatches": 5}, r"parallel.pipelines \* parallel.microbatches was 4 and is now 5"),
+        ({"numerics__reproducible": True}, "numerics.reproducible was False and is now True"),
+    ]:
+        with pytest.raises(ValueError, match=f"cannot resume from .*: {key}$"):
+            checkpoint.refuse_mismatch(path, checkpoint.describe(small(**changes), "text"))
+    with pytest.raises(ValueError, match=r"data\.path"):
+        checkpoint.refuse_mismatch(path, checkpoint.describe(small(), "another text"))
+
+
+def test_a_name_that_is_not_there_is_refused(tmp_path):
+    path = save(tmp_path, 1, job(1))
+    with pytest.raises(ValueError, match=r"does not hold model\.layers\.9"):
+        checkpoint.load(path, ["model.layers.9"])
+
+
+def test_metadata_that_names_anything_foreign_is_not_unpickled(tmp_path):
+    class Foreign:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    path = save(tmp_path, 1, job(1))
+    (path / ".metadata").write_bytes(pickle.dumps(Foreign()))
+    with pytest.raises(pickle.UnpicklingError, match="mkdir, which has no place there"):
+        checkpoint.load(path)
+    assert not (tmp_path / "made").exists()
