@@ -52,8 +52,9 @@ NEWS_SECONDS = 0.002  # a worker of the job tells what it has done: 500 messages
 
 def main(spec: WorkerSpec) -> int:
     """Until the job is over. Returns the exit code: 0 when the coordinator said so."""
+    threading.excepthook = lambda failed: _die(spec, failed)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread that waits for it, see _watch_for_eviction
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for _watch_for_eviction
     try:
         return Process(spec).run()
     except BaseException as error:
@@ -66,6 +67,14 @@ def main(spec: WorkerSpec) -> int:
 def _out_of_memory(error: BaseException) -> bool:
     """On a CPU torch says it as a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
+    """A thread that fails must not leave a worker that answers heartbeats and does nothing else."""
+    detail = "".join(traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback))
+    print(detail, file=sys.stderr, flush=True)
+    last_words(spec, cause="exception", detail=detail)
+    os._exit(1)
 
 
 class Process:
