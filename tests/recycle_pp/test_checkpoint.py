@@ -116,7 +116,7 @@ def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp
     blocked.touch()
     saver = checkpoint.Saver(blocked)
     future = saver.save(1, 0, optimizer.state())
-    with pytest.raises(RuntimeError, match="part .*/stage-0 could not be written: .* Not a directory: .*$"):
+    with pytest.raises(RuntimeError, match=r"part .*/stage-0 could not be written: .* Not a directory: .*$"):
         saver.wait()
     assert future.exception() is not None
     blocked.unlink()
