@@ -2,7 +2,7 @@
 
     from .compiled import LOOPS, load
     LOOPS.improve(...)            # machine code if it is there, else the same function in plain Python
-    load()                        # wait until it is there
+    load()                        # wait until it is there;  python -m recycle_schedules.compiled  does just that
 
 Machine code comes from the cache on disk (beside the source files, or where NUMBA_CACHE_DIR says) in a fraction of a
 second. The first use on a machine compiles instead, for half a minute, in a thread; until then plans are made by the
@@ -38,14 +38,14 @@ SIGNATURES: dict[Function, str] = {
 
 
 class Loops:
-    """The inner loops as attributes."""
+    """The inner loops as attributes, plain Python at first."""
 
-    def __init__(self, wrap: Callable[[Function], Function] = lambda function: function) -> None:
+    def __init__(self) -> None:
         self.compiled = False
-        self.try_policies = wrap(portfolio.try_policies)
-        self.improve = wrap(local_search.improve)
-        self.earliest = wrap(timing.earliest)
-        self.latest = wrap(timing.latest)
+        self.try_policies: Function = portfolio.try_policies
+        self.improve: Function = local_search.improve
+        self.earliest: Function = timing.earliest
+        self.latest: Function = timing.latest
 
 
 LOOPS = Loops()
@@ -63,11 +63,20 @@ def load(timeout: float | None = None) -> bool:
 
 
 def _load() -> None:
-    fast = Loops(_compile)
-    fast.compiled = True
-    LOOPS.__dict__.update(fast.__dict__)
+    made: dict[str, Function] = {}
+    for function in SIGNATURES:
+        if not threading.main_thread().is_alive():  # the process wants to end: leave the rest to the next one
+            return
+        made[function.__name__] = _compile(function)
+    LOOPS.__dict__.update(made, compiled=True)
 
 
 def _compile(function: Function) -> Function:
     types = [argument.split()[-1] for argument in SIGNATURES[function].split(", ")]
     return numba.njit(f"({','.join(types)})", cache=True, nogil=True)(function)
+
+
+if __name__ == "__main__":
+    from recycle_schedules.compiled import load as load_once  # the module that everybody else imports
+
+    load_once()
