@@ -191,6 +191,10 @@ class Coordinator:
             self._drive(self._job.leave, rank.role)
         elif kind == "saved":
             self._send(self._saving.saved(rank.role, message))
+        elif kind == "save_failed":
+            self._saving.abandon()
+            self._recorder.event("checkpoint_failed", rank.role, checkpoint=message["step"], detail=message["detail"])
+            self._finish_if_done()
         elif kind == "assembled":
             self._saving.assembled(message)
             self._recorder.event("checkpoint_saved", None, checkpoint=message["step"])

@@ -101,6 +101,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
     "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",
     "checkpoint_saved": lambda e: f"step {e['step']}: checkpoint of step {e.get('checkpoint', e['step'])} saved",
+    "checkpoint_failed": lambda e: (
+        f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} was not saved: {e.get('detail')}"
+    ),
     "stopped": lambda e: f"step {e['step']}: stopped: {e.get('reason')}",
     "finished": lambda e: f"finished after {_plural(e['step'], 'step')}",
 }
