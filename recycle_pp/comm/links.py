@@ -59,6 +59,7 @@ class Links:
         self._wanted = -1  # newest generation that anybody asked for
         self._present: Generation | None = None
         self._building: Generation | None = None
+        self._followed: int | None = None  # the only generation whose operations are allowed
         self.rebuild_seconds = 0.0  # of the last rebuild
         self.abort_seconds = 0.0  # of the last abort, until everybody who waited could go on
 
@@ -95,6 +96,14 @@ class Links:
             self._end([new])
             raise
         self.rebuild_seconds = time.perf_counter() - start
+
+    def follow(self, generation: int) -> None:
+        """Operations belong to this generation from now on: LinkBroken once another one is present.
+
+        A rebuild takes a millisecond in a thread of its own. Without this, whoever still works by the old plan would
+        send and reduce in the new generation, where its peers expect something else.
+        """
+        self._followed = generation
 
     def send(self, tensor: Tensor, to: Worker, tag: int) -> Pending:
         """Sends a contiguous tensor, which must not change until the receiver has it (Gloo: sends complete late).
@@ -140,6 +149,8 @@ class Links:
         present = self._present
         if present is None:
             raise LinkBroken(self._wanted, "aborted, and not rebuilt yet")
+        if self._followed is not None and self._followed != present.number:
+            raise LinkBroken(self._followed, f"superseded by generation {present.number}")
         return present
 
     def _take(self) -> list[Generation]:

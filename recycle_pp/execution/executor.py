@@ -70,6 +70,7 @@ class Executor:
 
     def _follow(self, orders: Orders) -> None:
         """From where the job stands to its last step, unless the orders become void before."""
+        self.session.links.follow(orders.generation)
         self.session.followed()
         self.mailbox.void()
         step = self.session.participant.committed + 1

@@ -5,10 +5,13 @@ import time
 
 import pytest
 import torch
+from recycle_schedules import Worker
 
 from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.groups import GlooGroup, GroupTransport
+from recycle_pp.comm.links import Links
 from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
+from recycle_pp.comm.store import ControlStore
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -51,6 +54,21 @@ def build_and_exchange(node: Node) -> None:
                 node.report(("broken", error.aborted))
         elif word == "use groups":
             node.links._transport = GroupTransport(node.store, torch.device("cpu"), 1800.0, GlooGroup)
+
+
+def test_whoever_follows_an_old_generation_cannot_touch_the_new_one():
+    """Else a sum of the broken step would count as the first sum of the next plan, and its messages as another's."""
+    me = Worker(0, 0)
+    links = Links(ControlStore(lambda key, value: None), "gloo", torch.device("cpu"), workers=[me])
+    links.rebuild(0, [me], me, 0)
+    links.follow(0)
+    links.all_reduce([torch.ones(3)]).wait()
+    links.rebuild(1, [me], me, 0)
+    with pytest.raises(LinkBroken, match="superseded by generation 1"):
+        links.all_reduce([torch.ones(3)])
+    links.follow(1)
+    links.all_reduce([torch.ones(3)]).wait()
+    links.close()
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "connections anew"])
