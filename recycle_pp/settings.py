@@ -54,7 +54,7 @@ class Parallel:
 
 @dataclass
 class Schedule:
-    backward: str = "mixed"  # decoupled | coupled | mixed
+    backward: str = "mixed"  # with nobody dead: decoupled | coupled (1F1B) | mixed; after a death always mixed
     reroute: str = "failed_only"  # failed_only | any
     memory_extra: int | None = 2  # micro-batches in flight beyond 1F1B's stages - stage; null: no limit
     profile_steps: int = 3  # first steps that measure F, I, W, O for the planner

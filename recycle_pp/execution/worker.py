@@ -4,7 +4,7 @@
     main(spec)                                  # in a process that was forked from one that has imported torch
 
 Everything that can kill it ends the process with last words to its supervisor; the job goes on without it. On SIGTERM
-(its machine is about to be taken away) it works until the step is agreed, then leaves, and nothing is lost. SIGUSR1 writes
+(its machine is about to be taken away) it works until the step is agreed, then leaves; nothing is lost. SIGUSR1 writes
 the stacks of all its threads to its log.
 """
 

@@ -141,7 +141,7 @@ class Job:
         return []
 
     def leave(self, worker: Worker) -> list[Send]:
-        """A worker has to go (its machine is taken away): with the next commit, if a peer stays. Nothing is lost, then."""
+        """A worker has to go (its machine is taken away): with the next commit, if a peer stays; nothing is lost."""
         if worker in self.joiners:
             self.joiners.died(worker)
             return [Send(worker, {"type": "leave"})]
@@ -236,7 +236,9 @@ class Job:
         return self.derive(self.remainder_plan, left.holders)
 
     def _problem_now(self) -> Problem:
-        return self.problem.replace(failed=sorted(self._everybody() - self.live))
+        """With a death, peers need every bubble: the backward may be split then, whatever it is without."""
+        dead = sorted(self._everybody() - self.live)
+        return self.problem.replace(failed=dead, backward="mixed") if dead else self.problem
 
     def _everybody(self) -> set[Worker]:
         return {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}

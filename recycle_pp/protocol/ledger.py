@@ -119,22 +119,15 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
     for (kind, mb, stage), having in holders.items():
         if (mb, stage) not in ran and having and stage not in sources:
             ghost = _ghost(problem, stage, mb)
-            op = "F" if kind == "F" else ("B" if problem.backward == "coupled" else "I")
+            op = "F" if kind == "F" else "I"
             done.append({"op": op, "microbatch": list(mb), "stage": stage, "worker": list(ghost), "delivered": True})
     left = problem.replace(
-        backward=_backward(problem, ran),
+        backward="mixed",  # whichever form what is done has, and the planner may fill bubbles with what is left
         done=done,
         busy_until={f"{w.pipeline},{w.stage}": t for w, t in busy.items() if t > 0},
         committed=sorted(sources),
     )
     return Remainder(left, holders, sources, frozenset(revoked), _lost(problem, ran, holders, set(sources)))
-
-
-def _backward(problem: Problem, ran: Mapping[tuple[MicroBatch, int], tuple[Worker, set[str]]]) -> str:
-    """Since the step began a profile may have changed how backwards run: what is left, then, takes either form."""
-    kinds: set[str] = set().union(*(done for _, done in ran.values()))
-    changed = "B" in kinds if problem.backward == "decoupled" else bool(kinds & {"I", "W"})
-    return "mixed" if changed else problem.backward
 
 
 def _lost(

@@ -31,6 +31,7 @@ class Recovery:
         self.lost: set[Key] = set()
         self.phases: dict[str, float] = {}
         self.redone = 0  # lost ops that the plan runs again
+        self.left = (0.0, 0.0)  # seconds that the rest of the step takes by plan, and the least that any plan can take
         self._resumed: dict[Worker, dict[str, float]] = {}
         self._prompt: set[Worker] = set()
 
@@ -64,6 +65,7 @@ class Recovery:
             else set()
         )
         self.redone = len(self.lost & planned)
+        self.left = (plan.makespan, plan.lower_bound) if plan else (0.0, 0.0)
         first = {} if plan is None else {w: ops[0].start for w in job.live if (ops := plan.of(w))}
         busy = {} if plan is None else {Worker.parse(w): t for w, t in (plan.problem.busy_until or {}).items()}
         self._prompt = {w for w, start in first.items() if start <= busy.get(w, 0.0) + PROMPT}
@@ -89,5 +91,7 @@ class Recovery:
             "dead": [str(w) for w in sorted(self.dead)],
             "lost_ops": len(self.lost),
             "redone_ops": self.redone,
+            "left_seconds": self.left[0],
+            "left_bound_seconds": self.left[1],
             "phases": {name: at - died for name, at in sorted(self.phases.items(), key=lambda item: item[1])},
         }
