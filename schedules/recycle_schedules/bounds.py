@@ -61,7 +61,8 @@ def steady_bounds(p: Problem) -> dict[str, float]:
     """Bounds of a whole step, O included."""
     t = _Times.of(p)
     P, N = p.stages, p.total
-    speeds = [[p.speeds.get(Worker(d, s), 1.0) for d in p.live[s]] for s in range(P)]
+    given = p.speeds
+    speeds = [[given.get(Worker(d, s), 1.0) if given else 1.0 for d in p.live[s]] for s in range(P)]
     fast = [max(v) for v in speeds]
     hop = p.send if p.send_rerouted is None else min(p.send, p.send_rerouted)
     fill_f = [t.forward[s] / fast[s] for s in range(P)]

@@ -31,6 +31,7 @@ SIGNATURES: dict[Function, str] = {
     local_search.improve: f"stages i8, host i8[::1], free b1[::1], {PROBLEM}, {MEMORY}, mixed b1, lag i8[::1], "
     f"target i8, {SEQUENCES}, iterations i8, heat f8, weight f8, state i8[::1]",
     timing.earliest: f"stages i8, host i8[::1], {PROBLEM}, release i8[::1], {LAGS}, {SEQUENCES}",
+    timing.stage_times: "stages i8, host i8[::1], duration i8[:,::1], codes i8[::1], starts i8[::1]",
     timing.latest: f"stages i8, host i8[::1], {PROBLEM}, {LAGS}, codes i8[::1], order i8[::1], placed i8, "
     "deadline i8[::1], starts i8[::1]",
 }
@@ -46,6 +47,7 @@ class Loops:
         self.improve: Function = local_search.improve
         self.earliest: Function = timing.earliest
         self.latest: Function = timing.latest
+        self.stage_times: Function = timing.stage_times
 
 
 LOOPS = Loops()

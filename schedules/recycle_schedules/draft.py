@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .compiled import LOOPS
 from .instance import Instance
 from .ops import O
 from .plans import OpArrays, Plan
@@ -28,57 +29,42 @@ class Draft:
 
 def value(x: Instance, draft: Draft) -> int:
     """What is minimised, in ticks."""
-    ends, ready, first = times(x, draft)
-    w = np.flatnonzero(x.alive)
-    w = w[~np.isin(w % x.stages, list(x.problem.finished))]
-    step = ready[w % x.stages]
+    last, first = times(x, draft)
+    w = np.flatnonzero(x.alive & ~np.isin(np.arange(len(x.alive)) % x.stages, list(x.problem.finished)))
+    step = steps_from(x, last)[w % x.stages]
     if x.problem.optimizer != "none":
         step = np.maximum(step, x.release[w]) + x.duration[4, w]
     if x.problem.optimizer == "staggered" and not x.problem.remainder:
         busy = first[w] < NEVER
         return int((step - first[w])[busy].max()) if busy.any() else int(step.max())
-    return int(max(step.max(initial=0), ends.max(initial=0)))
+    return int(step.max(initial=0))
 
 
-def stage_ends(x: Instance, draft: Draft) -> np.ndarray:
-    """(P,) int64: end of each stage's last gradient, 0 where it has none."""
-    kind, node = draft.codes & 3, draft.codes >> 2
-    gradient = kind >= 2
-    ends = draft.starts[gradient] + x.duration[kind[gradient], draft.host[node[gradient]]]
-    last = np.zeros(x.stages, dtype=np.int64)
-    np.maximum.at(last, node[gradient] % x.stages, ends)
-    return last
+def times(x: Instance, draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+    """End of each stage's last gradient (P,), 0 where it has none; first start on each worker (w,), NEVER if idle."""
+    return LOOPS.stage_times(x.stages, draft.host, x.duration, draft.codes, draft.starts)
 
 
-def times(x: Instance, draft: Draft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ends of the ops; when each stage may step (P,); first start on each worker (w,)."""
-    P, codes, starts = x.stages, draft.codes, draft.starts
-    kind, node = codes & 3, codes >> 2
-    worker = draft.host[node]
-    ends = starts + x.duration[kind, worker]
-    last = np.zeros(P, dtype=np.int64)
-    gradient = kind >= 2
-    np.maximum.at(last, (node % P)[gradient], ends[gradient])
-    ready = last + x.allreduce
+def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
+    """(P,): when each stage may step, given the ends of the stages' last gradients."""
     if x.problem.optimizer == "none":
-        ready = last
-    elif x.problem.optimizer == "barrier":
-        open_ = [s for s in range(P) if s not in x.problem.finished]
-        ready = np.full(P, ready[open_].max(initial=0))
-    first = np.full(len(x.cap), NEVER)
-    np.minimum.at(first, worker, starts)
-    return ends, ready, first
+        return last
+    ready = last + x.allreduce
+    if x.problem.optimizer == "barrier":
+        open_ = [s for s in range(x.stages) if s not in x.problem.finished]
+        return np.full(x.stages, ready[open_].max(initial=0))
+    return ready
 
 
 def finish(x: Instance, draft: Draft, bound: float) -> Plan:
     """A Plan from the loops' codes: ticks become times, optimizer steps are added."""
     P = x.stages
     codes, starts, host = draft.codes, draft.starts, draft.host
-    ends, ready, _ = times(x, draft)
-    node = codes >> 2
+    ready = steps_from(x, times(x, draft)[0])
+    kind, node = codes & 3, codes >> 2
     rows = [
-        (codes & 3).astype(np.uint8), (node // P).astype(np.int32), (node % P).astype(np.int16),
-        (host[node] // P).astype(np.int16), starts, ends,
+        kind.astype(np.uint8), (node // P).astype(np.int32), (node % P).astype(np.int16),
+        (host[node] // P).astype(np.int16), starts, starts + x.duration[kind, host[node]],
     ]  # fmt: skip
     if x.problem.optimizer != "none":
         w = np.flatnonzero(x.alive & ~np.isin(np.arange(len(x.alive)) % P, list(x.problem.finished)))

@@ -63,12 +63,13 @@ def _table(rows: int, turns: int, fuses: int) -> np.ndarray:
     proven = [
         (0, FOREIGN, FOREIGN, 0, OPEN, NO_LIMIT, 0, 0),
         (0, OWN, OWN, 1, DOUBLE, NO_LIMIT, 4, 2),
-        (0, OWN, OWN, 1, OPEN, NO_LIMIT, 4, 0),
-        (0, FOREIGN, FOREIGN, 0, DOUBLE, NO_LIMIT, 0, 0),
+        (0, OWN, OWN, 1, OPEN, NO_LIMIT, 3, 0),
+        (0, OWN, OWN, 0, DOUBLE, NO_LIMIT, 0, 0),
         (1, OWN, OWN, 1, OPEN, NO_LIMIT, 0, 0),
         (0, OWN, OWN, 1, TIGHT, NO_LIMIT, 0, 1),
         (2, OWN, OWN, 0, OPEN, 3, 0, 0),
         (0, HALF, HALF, 1, OPEN, NO_LIMIT, 12, 0),
+        (1, OWN, OWN, 1, OPEN, NO_LIMIT, 4, 0),
         (1, FOREIGN, FOREIGN, 0, OPEN, NO_LIMIT, 0, 0),
         (0, OWN, OWN, 1, OPEN, 2, 2, 0),
         (1, OWN, OWN, 1, TIGHT + 2, 1, 0, 1),
@@ -82,6 +83,8 @@ def _table(rows: int, turns: int, fuses: int) -> np.ndarray:
         key = rng.choice([OWN, FOREIGN, HALF, LATE, EARLY])
         host, flag = rng.randrange(TURNS), int(rng.random() < 0.7)
         key_g, patience = rng.choice([key, key, OWN, NEWEST]), rng.choice([NO_LIMIT, NO_LIMIT, 1, 2, 3])
-        proven.append((host, key, key_g, flag, window, patience, rng.choice([0, 0, 2, 4, 8, 12]), rng.randrange(3)))
+        proven.append(
+            (host, key, key_g, flag, window, patience, rng.choice([0, 0, 1, 2, 3, 4, 5, 6, 8, 12]), rng.randrange(3))
+        )
     table = [(row[0] % turns, *row[1:7], row[7] % fuses) for row in itertools.islice(proven, rows)]
     return np.array(list(dict.fromkeys(table)), dtype=np.int64)

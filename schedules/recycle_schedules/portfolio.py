@@ -11,7 +11,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from .list_schedule import simulate
-from .timing import latest
+from .timing import NEVER, latest, stage_times
 
 COLUMNS = ("host", "key_f", "key_g", "g_first", "window", "patience", "rush", "fuse")
 """Columns of a policy table: rows of hosts, keys, keys, a flag, rows of windows, two numbers, rows of fuses."""
@@ -22,17 +22,10 @@ FAR = 1 << 60
 @register_jitable
 def stage_value(stages, host, duration, codes, starts, lag, from_first):
     """max over workers of the end of their stage's gradients + lag[w] (- their first start, with from_first)."""
-    ends = np.zeros(stages, dtype=np.int64)
-    first = np.full(len(lag), FAR, dtype=np.int64)
-    for i in range(len(codes)):
-        v, kind = codes[i] >> 2, codes[i] & 3
-        w = host[v]
-        first[w] = min(first[w], starts[i])
-        if kind >= 2:
-            ends[v % stages] = max(ends[v % stages], starts[i] + duration[kind, w])
+    ends, first = stage_times(stages, host, duration, codes, starts)
     value = 0
     for w in range(len(lag)):
-        if first[w] < FAR:
+        if first[w] < NEVER:
             value = max(value, ends[w % stages] + lag[w] - (first[w] if from_first else 0))
     return value, ends
 

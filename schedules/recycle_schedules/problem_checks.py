@@ -159,10 +159,15 @@ def _memory(p: Problem) -> None:
 
 def _room(p: Problem) -> None:
     """Every micro-batch that still needs an F must find a worker that may hold it."""
+    alike = not (isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit)
     for s, pipelines in enumerate(p.live):
         if s in p.finished:
             continue
-        roomy = {d for d in pipelines if p.limit(Worker(d, s)) >= 1}
+        roomy = (
+            set(pipelines)
+            if alike and p.limit(Worker(0, s)) >= 1
+            else {d for d in pipelines if p.limit(Worker(d, s)) >= 1}
+        )
         if len(roomy) == len(pipelines):
             continue
         for mb in p.microbatch_keys():

@@ -12,10 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from .compiled import LOOPS
-from .draft import Draft, stage_ends, value
+from .draft import Draft, times, value
 from .instance import Instance
 from .policies import Choices
 from .sequences import Sequences
+from .timing import NEVER
 
 TINY = 150
 """Ops up to which a plan that is not provably optimal gets some milliseconds more."""
@@ -35,7 +36,7 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
 
     target: a value (ticks) that ends the search, a lower bound for instance."""
     size = int((x.todo > 0).sum()) * 3 or 1
-    choices = Choices.of(x)
+    choices = Choices.of(x, turns=3 if size < 200_000 else 1)
     slow = 1 if LOOPS.compiled else 10  # plain Python: a taste of it
     best = portfolio(
         x, choices, max(2, min(12, 40 * SIMULATED // size), min(64, SIMULATED // size)) // slow, target, keep=1
@@ -136,7 +137,7 @@ def improved(
     )  # fmt: skip
     better = q.draft(x, release)
     if steady(x):  # first ops as late as the ends of the stages allow: a shorter period
-        better = q.latest(x, stage_ends(x, better)[np.arange(W) % P])
+        better = q.latest(x, times(x, better)[0][np.arange(W) % P])
     return min(draft, better, key=lambda d: value(x, d))
 
 
@@ -155,10 +156,9 @@ def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
 
 def windows(x: Instance, draft: Draft, lean: float) -> np.ndarray:
     """(w,): first starts that a repeated step may be planned with, without making its period longer."""
-    ends = stage_ends(x, draft)[np.arange(len(x.cap)) % x.stages] + x.tail
-    first = np.full(len(x.cap), 1 << 61)
-    np.minimum.at(first, draft.host[draft.codes >> 2], draft.starts)
-    period = int((ends - first)[x.alive & (first < 1 << 61)].max(initial=0))
+    last, first = times(x, draft)
+    ends = last[np.arange(len(x.cap)) % x.stages] + x.tail
+    period = int((ends - first)[x.alive & (first < NEVER)].max(initial=0))
     early = np.maximum(ends - period, 0)
     first = np.maximum(np.minimum(first, ends), early)
     return np.where(x.alive, early + ((first - early) * lean).astype(np.int64), 0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from .bounds import lower_bound
 from .compiled import LOOPS
-from .draft import Draft, stage_ends
+from .draft import Draft, times
 from .instance import Instance
 from .ops import O, Worker
 from .plans import OpArrays, Plan, offsets
@@ -110,7 +110,7 @@ def _planned(part: Problem) -> tuple[Instance, Draft, np.ndarray]:
     row = 0 if (x.cap < part.total).any() else 1
     *_, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
     draft = Draft(codes, starts, choices.hosts[0])
-    return x, draft, stage_ends(x, draft)
+    return x, draft, times(x, draft)[0]
 
 
 class _Joined(Plan):

@@ -15,6 +15,20 @@ NEVER = 1 << 62
 
 
 @register_jitable
+def stage_times(stages, host, duration, codes, starts):
+    """(ends (P,): of each stage's last gradient, 0 where it has none; first starts (w,): NEVER where nothing runs)."""
+    ends = np.zeros(stages, dtype=np.int64)
+    first = np.full(duration.shape[1], NEVER, dtype=np.int64)
+    for i in range(len(codes)):
+        v, kind = codes[i] >> 2, codes[i] & 3
+        w = host[v]
+        first[w] = min(first[w], starts[i])
+        if kind >= 2:
+            ends[v % stages] = max(ends[v % stages], starts[i] + duration[kind, w])
+    return ends, first
+
+
+@register_jitable
 def earliest(stages, host, todo, sent, duration, release, send, send_rerouted, first, length, codes, starts, order):
     """Semi-active times of the sequences codes[first[w] : first[w] + length[w]], one for each worker.
 
