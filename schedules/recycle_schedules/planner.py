@@ -32,7 +32,8 @@ def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
     for best in plans(problem):  # noqa: B007  (the last one is wanted)
         if time.perf_counter() >= until:
             break
-    return best()
+    found = best()
+    return found if quick is None or found.value <= quick.value else quick
 
 
 class _Candidate:

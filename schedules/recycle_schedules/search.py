@@ -32,28 +32,32 @@ def first_draft(x: Instance, target: int) -> Draft:
 
 
 def search(x: Instance, target: int) -> Iterator[Draft]:
-    """The best draft so far, again and again, each time after some more work (at most a fifth of a second).
+    """The best draft so far, again and again, each time after some more work (about a fifth of a second at most).
 
-    target: a value (ticks) that ends the search, a lower bound for instance."""
+    target: a value (ticks) that ends the search, a lower bound for instance. Of large jobs only list schedules are
+    tried, and the search ends with the last policy."""
     size = int((x.todo > 0).sum()) * 3 or 1
     choices = Choices.of(x, turns=3 if size < 200_000 else 1)
     slow = 1 if LOOPS.compiled else 10  # plain Python: a taste of it
-    best = portfolio(
-        x, choices, max(2, min(12, 40 * SIMULATED // size), min(64, SIMULATED // size)) // slow, target, keep=1
-    )[0]
+    table = choices.table(max(12, min(600, 3_000_000 // size) // slow))
+    first = max(2, min(12, 40 * SIMULATED // size), min(64, SIMULATED // size)) // slow or 1
+    best = portfolio(x, choices, table[:first], target, keep=1)[0]
     if value(x, best) > target and LOOPS.compiled and size < MOVED // 10:
         best = improved(x, best, target, min(400, MOVED // size), 0)
         if size <= TINY:
             best = _with_less(x, choices, best, target)
     yield best
-    if value(x, best) > target:
-        drafts = portfolio(x, choices, max(12, min(600, 3_000_000 // size)) // slow, target)
-        best = min(best, drafts[0], key=lambda draft: value(x, draft))
+    drafts, some = [best], max(1, 1_500_000 // size // slow)
+    for r in range(first, len(table), some):
+        if value(x, best) <= target:
+            return
+        drafts = sorted([*drafts, *portfolio(x, choices, table[r : r + some], target)], key=lambda d: value(x, d))[:6]
+        best = drafts[0]
         yield best
     seed = 0
-    while value(x, best) > target:
+    while value(x, best) > target and size < MOVED:
         start = best if seed % 3 else drafts[seed // 3 % len(drafts)]
-        iterations = max(100, min(100 * size, 8_000_000 // size, 500 << min(seed, 10)))
+        iterations = max(50, min(100 * size, 8_000_000 // size, 500 << min(seed, 10)))
         heat, weight = ((0.5, 1.0), (0.1, 8.0), (0.5, 8.0), (0.02, 1.0))[seed % 4]
         better = improved(x, start, target, iterations, seed, heat, (0.5, 0.0, 1.0)[seed % 3], weight)
         best = min(best, better, key=lambda draft: value(x, draft))
@@ -68,7 +72,9 @@ def _with_less(x: Instance, choices: Choices, best: Draft, target: int) -> Draft
     most = np.minimum(x.cap, _peaks(x, best))
     less = [most - 1, most - 2, *(most - (stage == s) for s in range(x.stages))]
     for seed, cap in enumerate(less, 1):
-        drafts = portfolio(replace(x, cap=np.maximum(cap, np.minimum(x.cap, 1.0))), choices, 24, target, keep=1)
+        drafts = portfolio(
+            replace(x, cap=np.maximum(cap, np.minimum(x.cap, 1.0))), choices, choices.table(24), target, keep=1
+        )
         for start in (drafts[0], best):
             best = min(best, improved(x, start, target, 400, seed, weight=8.0), key=lambda draft: value(x, draft))
             if value(x, best) <= target:
@@ -87,9 +93,8 @@ def _peaks(x: Instance, draft: Draft) -> np.ndarray:
     return np.tile(top.reshape(-1, x.stages).max(axis=0), x.problem.pipelines)
 
 
-def portfolio(x: Instance, choices: Choices, rows: int, target: int, keep: int = 6) -> list[Draft]:
+def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[Draft]:
     """The drafts of the best policies of a table, best first."""
-    table = choices.table(max(rows, 1))
     values, tried, best, codes, starts = simulated(x, choices, table, target)
     drafts = [Draft(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
