@@ -1,8 +1,8 @@
 """Checkpoints of a job: every stage writes its part, asynchronously; one folder of torch's own format comes out.
 
     saver = Saver(folder)                                    # one per worker that saves
-    saver.save(step, stage, optimizer.state())               # snapshots, then writes in a thread of its own
-    saver.wait()                                             # raises what went wrong in the thread
+    saving = saver.save(step, stage, optimizer.state())      # copies, then writes in a thread of its own
+    saving.result()                                          # raises what went wrong in the thread
     finish(folder, step, stages, about)                      # once all stages have saved: merge, sync, rename
     newest(folder); state = load(path, names); about = read_about(path)
 
@@ -103,10 +103,12 @@ def finish(folder: str | Path, step: int, stages: int, about: Mapping[str, Any])
         (part / ".metadata").unlink()
         _sync(part)
     _sync(place)
-    final = Path(folder) / name(step)
-    shutil.rmtree(final, ignore_errors=True)
+    final, replaced = Path(folder) / name(step), Path(folder) / f"{name(step)}.replaced.tmp"
+    if final.exists():  # the job was restored from an older one and came here again
+        final.rename(replaced)
     place.rename(final)
     _sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
@@ -122,7 +124,7 @@ def temporary(folder: str | Path, step: int) -> Path:
 def complete(folder: str | Path) -> list[Path]:
     """The finished checkpoints in `folder`, oldest first."""
     found = [path for path in Path(folder).glob("step-*") if path.suffix != ".tmp" and (path / ".metadata").exists()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step)
 
 
 def newest(folder: str | Path) -> Path | None:
@@ -136,8 +138,12 @@ def prune(folder: str | Path, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     last = newest(folder)
     for path in Path(folder).glob("step-*.tmp"):
-        if last is not None and path.stem < last.name:
+        if last is not None and _step(path) < _step(last):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-").partition(".")[0])
 
 
 def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:

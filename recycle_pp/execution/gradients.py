@@ -159,10 +159,10 @@ class Gradients:
         if not reduced.finite:
             self.exponents = [max(-126, e - fixed.COARSER) for e in self.exponents]
             return
-        largest = torch.stack([grad.abs().amax() for grad in self._layout.views(reduced.flat)]).tolist()
+        extremes = [torch.stack(torch.aminmax(grad)) for grad in self._layout.views(reduced.flat)]
         self.exponents = [
-            fixed.exponent(value, self.microbatches) if value else e
-            for value, e in zip(largest, self.exponents, strict=True)
+            fixed.exponent(max(-low, high), self.microbatches) if low or high else e
+            for (low, high), e in zip(torch.stack(extremes).tolist(), self.exponents, strict=True)
         ]
 
     def _fresh(self, index: int) -> bool:

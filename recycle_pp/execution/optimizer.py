@@ -51,7 +51,6 @@ class StageOptimizer:
         self._live = [stage.flat, self._mean, self._square]
         self._undo: list[Tensor] = []  # allocated at the first speculation, then reused
         self._undo_exponents: list[int] | None = None  # not None while a speculation is open
-
         self._count = torch.zeros((), device=stage.device)  # what the kernel takes for the number of the step, from 1
 
     def lr(self, step: int) -> float:

@@ -79,3 +79,22 @@ def train(settings: Settings, steps: int, order: Iterable[int] | None = None) ->
             stage.gradients.clear()
         history.append((sum(reduced[-1].losses.tolist()) / len(order), norm))
     return history, {name: p.detach() for stage in stages for name, p in stage.parameters.items()}
+
+
+def gradient(stage: Stage, step: int) -> Reduced:
+    """A random reduced gradient, zero in the gaps between tensors."""
+    flat = stage.layout.zeros(CPU)
+    random = torch.Generator().manual_seed(step)
+    for view in stage.layout.views(flat):
+        view.normal_(generator=random)
+    G = stage.microbatches
+    return Reduced(flat, torch.ones(G, dtype=torch.int64), torch.ones(G, dtype=torch.float64), [], True)
+
+
+def everything(optimizer: StageOptimizer) -> dict[str, torch.Tensor]:
+    """A copy of its state."""
+    return {name: tensor.clone() for name, tensor in optimizer.state().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

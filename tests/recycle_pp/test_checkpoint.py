@@ -12,8 +12,7 @@ import torch.distributed.checkpoint as dcp
 from recycle_pp import checkpoint
 from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
-from tests.recycle_pp.execution.test_optimizer import everything, gradient, same
-from tests.recycle_pp.in_process import CPU, small
+from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
 ABOUT = checkpoint.describe(small(), "text")
 
@@ -31,7 +30,7 @@ def job(stages: int, steps: int = 0) -> list[StageOptimizer]:
 
 
 def state(optimizers) -> dict[str, torch.Tensor]:
-    return {name: t for optimizer in optimizers for name, t in everything(optimizer._stage, optimizer).items()}
+    return {name: t for optimizer in optimizers for name, t in everything(optimizer).items()}
 
 
 def save(folder, step, optimizers):
@@ -124,14 +123,21 @@ def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp
     checkpoint.finish(blocked, 1, 1, ABOUT)
 
 
+def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
+    save(tmp_path, 3, job(1, steps=1))
+    again = job(2, steps=2)
+    assert same(checkpoint.load(save(tmp_path, 3, again)), state(again))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
 def test_only_the_newest_are_kept_and_the_remains_of_older_saves_go(tmp_path):
     optimizers = job(1)
-    for step in (9, 10, 11, 1_000_000):
+    for step in (9, 10, 999_999, 1_000_000):
         save(tmp_path, step, optimizers)
     for step in (10, 2_000_000):
         checkpoint.temporary(tmp_path, step).mkdir()
     checkpoint.prune(tmp_path, 2)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000011", "step-1000000"]
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-999999", "step-1000000"]
     assert not checkpoint.temporary(tmp_path, 10).exists() and checkpoint.temporary(tmp_path, 2_000_000).exists()
 
 

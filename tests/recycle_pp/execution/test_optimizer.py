@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle_pp.execution import plain
-from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer, clip_scale, learning_rate
 from recycle_pp.model.stage import Stage
 from recycle_pp.settings import Optimizer
-from tests.recycle_pp.in_process import CPU, small
+from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
 SETTINGS = small(parallel__stages=1, numerics__reproducible=True)
 
@@ -20,24 +19,6 @@ SETTINGS = small(parallel__stages=1, numerics__reproducible=True)
 def stage_and_optimizer() -> tuple[Stage, StageOptimizer]:
     stage = Stage(SETTINGS, 0, CPU)
     return stage, StageOptimizer(SETTINGS, stage)
-
-
-def gradient(stage: Stage, step: int) -> Reduced:
-    """A random one, zero in the gaps between tensors."""
-    flat = stage.layout.zeros(CPU)
-    random = torch.Generator().manual_seed(step)
-    for view in stage.layout.views(flat):
-        view.normal_(generator=random)
-    G = stage.microbatches
-    return Reduced(flat, torch.ones(G, dtype=torch.int64), torch.ones(G, dtype=torch.float64), [], True)
-
-
-def everything(stage: Stage, optimizer: StageOptimizer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in optimizer.state().items()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
@@ -72,24 +53,24 @@ def test_a_confirmed_speculation_is_the_step():
         optimizer.speculate(gradient(stage, step), step)
         optimizer.confirm()
         expected.step(gradient(other, step), step)
-    assert same(everything(stage, optimizer), everything(other, expected))
+    assert same(everything(optimizer), everything(expected))
 
 
 def test_undo_restores_every_bit_also_after_steps_in_between():
     stage, optimizer = stage_and_optimizer()
     optimizer.step(gradient(stage, 0), 0)
-    before = everything(stage, optimizer)
+    before = everything(optimizer)
     for _ in range(2):
         optimizer.speculate(gradient(stage, 1), 1)
-        assert not same(everything(stage, optimizer), before)
+        assert not same(everything(optimizer), before)
         optimizer.undo()
-        assert same(everything(stage, optimizer), before)
+        assert same(everything(optimizer), before)
     optimizer.speculate(gradient(stage, 1), 1)
     optimizer.confirm()
     other, expected = stage_and_optimizer()
     for step in range(2):
         expected.step(gradient(other, step), step)
-    assert same(everything(stage, optimizer), everything(other, expected))
+    assert same(everything(optimizer), everything(expected))
 
 
 def test_the_undo_copy_is_allocated_once_and_only_by_those_who_speculate():
@@ -108,14 +89,14 @@ def test_state_moves_between_splits_by_full_model_names():
     stage, optimizer = stage_and_optimizer()
     for step in range(2):
         optimizer.step(gradient(stage, step), step)
-    state = everything(stage, optimizer)
+    state = everything(optimizer)
     halves = small(parallel__stages=2, numerics__reproducible=True)
     merged: dict[str, torch.Tensor] = {}
     for number in range(2):
         part = Stage(halves, number, CPU)
         loaded = StageOptimizer(halves, part)
         loaded.load(state)
-        merged |= everything(part, loaded)
+        merged |= everything(loaded)
     assert same(merged, state)
     assert {name.partition(".")[0] for name in state} == {"model", "exp_avg", "exp_avg_sq", "exponent"}
 

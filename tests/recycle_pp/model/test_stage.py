@@ -90,9 +90,10 @@ def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else(recompu
     assert here[1].evaluate(here[0].evaluate(x), targets) != loss(here, 2, 1)
 
 
-def test_recomputing_changes_no_bit():
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recomputing_changes_no_bit(precision):
     def gradients(recompute):
-        config = small(model__dropout=0.1, model__recompute=recompute)
+        config = small(model__dropout=0.1, model__recompute=recompute, numerics__precision=precision)
         stages, batches = pipeline(config), Batches(config)
         loss = forward(stages, batches, 0, 0)
         backward(stages, 0, split=True)
