@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from recycle_schedules import Worker
-from torch.profiler import record_function
 
 from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer
@@ -20,7 +19,7 @@ from recycle_pp.protocol.participant import Commit, Orders
 
 from .injection import Injector
 from .session import Session
-from .spans import Spans
+from .spans import Spans, named
 
 
 class Commits:
@@ -41,7 +40,7 @@ class Commits:
     def reduce(self, orders: Orders, step: int) -> None:
         """Out of place: an aborted all-reduce leaves its buffers partly summed; the accumulators must survive it."""
         payload = self._stage.gradients.payload()
-        with self._spans.span(step, "R"), record_function("recycle/reduce"):
+        with self._spans.span(step, "R"), named("recycle/reduce"):
             pending = self._session.links.all_reduce(payload)
             self._faults.fire("allreduce", step)
             pending.wait()
@@ -82,7 +81,7 @@ class Commits:
                 return False
             participant.speculate(step)  # first: whoever revokes it from now on finds it to be undone
         self._faults.fire("optimizer", step)
-        with self._spans.span(step + 1, "O"), record_function("recycle/O"):
+        with self._spans.span(step + 1, "O"), named("recycle/O"):
             self._optimizer.speculate(self.reduced[step], step)
         return True
 
@@ -114,7 +113,7 @@ class Commits:
             self._optimizer.confirm()
             return
         self._faults.fire("optimizer", commit.step)
-        with self._spans.span(commit.step + 1, "O"), record_function("recycle/O"):
+        with self._spans.span(commit.step + 1, "O"), named("recycle/O"):
             self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale)
 
     def _hold(self, orders: Orders, step: int, reduced: Reduced) -> None:

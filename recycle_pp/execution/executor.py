@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import torch
 from recycle_schedules import Action, MicroBatch
-from torch.profiler import record_function
 
 from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.data import Batches
@@ -31,7 +30,7 @@ from .commits import Commits
 from .injection import Injector
 from .mailbox import Mailbox
 from .session import Session, Superseded
-from .spans import Spans
+from .spans import Spans, named
 from .validation import validate
 
 COMPUTE = frozenset("FIWB")
@@ -120,7 +119,7 @@ class Executor:
         takes, makes = consumed_by(kind, mb, stage, stages), made_by(kind, mb, stage, stages)
         source = None
         if takes:
-            with record_function("recycle/wait"):
+            with named("recycle/wait"):
                 source = self.mailbox.take(step, takes)
         with self.session.lock:
             self.session.check(orders)
@@ -129,7 +128,7 @@ class Executor:
         self.session.resumed(orders)
         if news := self.spans.news(step, kind, mb):
             self.session.send({"type": "progress", **news})
-        with self.spans.span(step, kind, mb), record_function(f"recycle/{kind}"), _named(kind, step, mb):
+        with self.spans.span(step, kind, mb), named(f"recycle/{kind}"), _located(kind, step, mb):
             output = self._apply(kind, step, mb, source)
             self.faults.drag(time.monotonic() - self.spans.begun)
             self.faults.fire(kind, step)
@@ -163,6 +162,14 @@ class Executor:
 
     def _settle(self, orders: Orders | None = None) -> None:
         """Applies what has been agreed; then the orders in hand must still stand."""
+        validations = self._apply_commits() if self.session.pending() else []
+        if orders is not None:
+            self.session.check(orders)
+            for step in validations:
+                validate(self.session, orders, self.stage, self.mailbox, self.batches, step)
+
+    def _apply_commits(self) -> list[int]:
+        """The steps after which the job validates."""
         validations: list[int] = []
 
         def undone(step: int) -> None:
@@ -177,12 +184,8 @@ class Executor:
             if commit.then["evaluate"]:
                 validations.append(commit.step)
 
-        if self.session.pending():
-            self.commits.settle(undone, applied)
-        if orders is not None:
-            self.session.check(orders)
-            for step in validations:
-                validate(self.session, orders, self.stage, self.mailbox, self.batches, step)
+        self.commits.settle(undone, applied)
+        return validations
 
     def _is_barrier(self, step: int) -> bool:
         """After these steps the job validates, saves or ends: what comes next needs the commit."""
@@ -192,7 +195,7 @@ class Executor:
 
 
 @contextmanager
-def _named(kind: str, step: int, mb: MicroBatch) -> Iterator[None]:
+def _located(kind: str, step: int, mb: MicroBatch) -> Iterator[None]:
     """An exception in an op knows which one: the same op failing on two workers is no fault of theirs."""
     try:
         yield
