@@ -98,10 +98,11 @@ def finish(folder: str | Path, step: int, stages: int, about: Mapping[str, Any])
             storage[index] = info
     merged = Metadata(tensors, paths, storage, version=_metadata(parts[0]).version)
     _write_synced(place / ".metadata", pickle.dumps(merged))
-    _write_synced(place / "about.json", json.dumps({"step": step, **about}, indent=1).encode())
     for part in parts:
         (part / ".metadata").unlink()
         _sync(part)
+    files = {str(path.relative_to(place)): path.stat().st_size for path in sorted(place.rglob("*")) if path.is_file()}
+    _write_synced(place / "about.json", json.dumps({"step": step, **about, "files": files}, indent=1).encode())
     _sync(place)
     final, replaced = Path(folder) / name(step), Path(folder) / f"{name(step)}.replaced.tmp"
     if final.exists():  # the job was restored from an older one and came here again

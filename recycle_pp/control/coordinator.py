@@ -54,6 +54,9 @@ class Coordinator:
         self._restored = -1  # steps done of the checkpoint that was restored last
         self._job = self._new_job(self._saving.steps_done() if settings.run.resume else 0)
         self._recorder = Recorder(settings, run, events, progress, self._job)
+        self._report_damage()
+        if self._saving.damaged and not self._job.first_step:
+            self.stop(f"run.resume=true: none of the checkpoints in {run.checkpoints} is whole")
 
     def _new_job(self, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
         s = self._settings
@@ -186,14 +189,14 @@ class Coordinator:
         if kind == "ready":
             rank.patience = self._settings.control.suspicion
             self._drive(self._job.ready, rank.role, self._earliest(rank.role))
-        elif kind == "leaving":
+        elif kind == "leaving" and self._code is None:
             self._recorder.event("evicted", rank.role)
             self._drive(self._job.leave, rank.role)
         elif kind == "saved":
             self._send(self._saving.saved(rank.role, message))
         elif kind == "save_failed":
-            self._saving.abandon()
-            self._recorder.event("checkpoint_failed", rank.role, checkpoint=message["step"], detail=message["detail"])
+            if self._saving.could_not_save(message["step"]):
+                self._recorder.event("checkpoint_failed", None, checkpoint=message["step"], detail=message["detail"])
             self._finish_if_done()
         elif kind == "assembled":
             self._saving.assembled(message)
@@ -232,7 +235,7 @@ class Coordinator:
     def _finish_if_done(self) -> None:
         if self._job.phase == "finished" and not self._saving.busy and self._code is None:
             self._recorder.finished(self._digests)
-            self._end(0)
+            self._end(int(self._saving.failed))
 
     def _send(self, out: list[Send]) -> None:
         peers = {r.role: r.worker for r in self._ranks.values()}
@@ -256,6 +259,7 @@ class Coordinator:
     def _restore(self, stage: int) -> None:
         """A stage has lost its last worker: fill it with others, and let everybody begin at the newest checkpoint."""
         step, started = self._saving.steps_done(), self._job.phase != "starting"
+        self._report_damage()
         present = [n for n, r in self._ranks.items() if r.alive]
         reason = ""
         if started and not step:
@@ -279,6 +283,10 @@ class Coordinator:
         self._recorder.restored(self._job)
         for number in present:
             self._spawn(number)
+
+    def _report_damage(self) -> None:
+        for step, damage in self._saving.damaged.items():
+            self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
 
     def _spawn(self, number: int) -> None:
         rank = self._ranks[number]

@@ -9,6 +9,7 @@ A checkpoint is named by the steps it contains: `step-000020` holds the state af
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -25,20 +26,35 @@ class Saving:
         self._missing: dict[int, Worker] = {}  # stage -> who writes it
         self._assembler: Worker | None = None
         self._final = False
+        self.damaged: dict[int, str] = {}  # steps done of a checkpoint that cannot be used -> what is wrong with it
+        self.failed = False  # the last checkpoint of the run could not be written
 
     @property
     def busy(self) -> bool:
         return bool(self._missing) or self._assembler is not None
 
     def steps_done(self) -> int:
-        """Of the newest finished checkpoint; 0 without one."""
-        found = [p for p in self._folder.glob("step-*") if p.suffix != ".tmp" and (p / ".metadata").exists()]
-        return max((int(p.name.removeprefix("step-")) for p in found), default=0)
+        """Of the newest finished checkpoint that is whole; 0 without one."""
+        found = {int(p.name.removeprefix("step-")): p for p in self._folder.glob("step-*") if p.suffix != ".tmp"}
+        for step, path in sorted(found.items(), reverse=True):
+            damage = _damage(path)
+            if damage is None:
+                return step
+            self.damaged[step] = damage
+        return 0
 
     def begin(self, step: int, savers: Collection[Worker], final: bool) -> None:
         """`step`: steps done. A save that is still under way is given up: the newer one is worth more."""
         self._step, self._final, self._assembler = step, final, None
         self._missing = {w.stage: w for w in savers}
+
+    def could_not_save(self, step: int) -> bool:
+        """The checkpoint before stays the newest. False if this one is given up already."""
+        if step != self._step or not self.busy:
+            return False
+        self.failed = self.failed or self._final
+        self.abandon()
+        return True
 
     def abandon(self) -> None:
         self._missing, self._assembler = {}, None
@@ -68,3 +84,13 @@ class Saving:
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler = worker
         return [Send(worker, {"type": "assemble", "step": self._step})]
+
+
+def _damage(path: Path) -> str | None:
+    """What is missing of a finished checkpoint, as far as names and sizes tell; None if nothing is."""
+    try:
+        sizes = json.loads((path / "about.json").read_text())["files"]
+        wrong = [name for name, size in sizes.items() if (path / name).stat().st_size != size]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{path / wrong[0]} does not have its {sizes[wrong[0]]} bytes" if wrong else None

@@ -10,6 +10,7 @@ Runs beside training: the state is copied at the commit, threads of their own wr
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,12 @@ class Savings:
         threading.Thread(target=self._assemble, args=(message["step"],), name="assemble", daemon=True).start()
 
     def _save(self, step: int) -> None:
-        self._saver.save(step, self._stage.stage, self._optimizer.state())
-        threading.Thread(target=self._report, args=(step,), name="saved", daemon=True).start()
+        saving = self._saver.save(step, self._stage.stage, self._optimizer.state())
+        threading.Thread(target=self._report, args=(step, saving), name="saved", daemon=True).start()
 
-    def _report(self, step: int) -> None:
+    def _report(self, step: int, saving: Future[None]) -> None:
         try:
-            self._saver.wait()
+            saving.result()
         except RuntimeError as error:
             self._session.send({"type": "save_failed", "step": step, "detail": str(error)})
         else:

@@ -100,6 +100,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "given_up": lambda e: f"step {e['step']}: worker {e['worker']} is given up after {e.get('respawns', '?')} respawns",
     "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
     "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",
+    "checkpoint_damaged": lambda e: (
+        f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} is damaged and left out: {e.get('detail')}"
+    ),
     "checkpoint_saved": lambda e: f"step {e['step']}: checkpoint of step {e.get('checkpoint', e['step'])} saved",
     "checkpoint_failed": lambda e: (
         f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} was not saved: {e.get('detail')}"

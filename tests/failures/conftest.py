@@ -24,4 +24,6 @@ def pytest_terminal_summary(terminalreporter):
         deaths = sum(outcome.deaths for outcome in outcomes)
         stall = max((s for outcome in outcomes for s in outcome.stalls), default=0.0)
         seconds = max(outcome.seconds for outcome in outcomes)
-        terminalreporter.write_line(f"{kind:<24}{len(outcomes):>6}{deaths:>8}{1000 * stall:>13.0f} ms{seconds:>12.1f} s")
+        terminalreporter.write_line(
+            f"{kind:<24}{len(outcomes):>6}{deaths:>8}{1000 * stall:>13.0f} ms{seconds:>12.1f} s"
+        )

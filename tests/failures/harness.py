@@ -48,6 +48,7 @@ class Strike:
     number: int = signal.SIGKILL
     resume: float | None = None  # seconds after which SIGCONT follows
     supervisor: bool = False  # strikes the worker's supervisor as well
+    launcher: bool = False  # strikes the whole job, as `kill` of torchrun does, and no worker
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class Case:
 
     def fault_free(self) -> Case:
         """The run to compare with: neither who dies nor when the optimizer steps may make a difference."""
-        kept = tuple(o for o in self.overrides if not o.startswith(("+", "checkpoint", "control")))
+        kept = tuple(
+            o for o in self.overrides if not o.startswith(("+", "checkpoint", "control", "run.dir", "run.resume"))
+        )
         return replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0)
 
 
@@ -155,14 +158,15 @@ class Runs:
         assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None, explain(outcome)
         assert outcome.summary["samples"] == expected.summary["samples"]
         for step, trace in outcome.traces.items():
-            check_nothing_ran_twice(step, trace)
+            dead = {e["worker"] for e in outcome.all("death_detected") if e["step"] in (step, step + 1)}
+            check_no_survivor_repeats(trace, dead, step)
 
 
-def check_nothing_ran_twice(step: int, trace: Trace) -> None:
-    """In a traced step every stage ran every micro-batch's forward once, and each part of its backward once."""
+def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
+    """Of the workers that lived on, one ran each micro-batch's forward at a stage, once, and each part of its backward."""
     parts = {"F": "F", "I": "I", "W": "W", "B": "IW"}
-    live = [op for op in trace.ops if op.kind in parts and op.worker not in trace.problem.failed]
-    ran = Counter((part, op.microbatch, op.stage) for op in live for part in parts[op.kind])
+    lived = [op for op in trace.ops if op.kind in parts and str(op.worker) not in dead]
+    ran = Counter((part, op.microbatch, op.stage) for op in lived for part in parts[op.kind])
     twice = {op: n for op, n in ran.items() if n > 1}
     assert not twice, f"step {step}: {twice}"
 
@@ -199,6 +203,9 @@ class Striker(contextlib.AbstractContextManager):
 
     def _strike(self, strike: Strike, events: list[Json]) -> None:
         self._over.wait(strike.after)
+        if strike.launcher:
+            self._job.signal(strike.number)
+            return
         pid = pid_of(strike.victim, RunFolder.lines(self._job.run.events))
         for target in [psutil.Process(pid).ppid(), pid] if strike.supervisor else [pid]:
             _signal(target, strike.number)
@@ -221,7 +228,9 @@ def _outcome(case: Case, code: int, seconds: float, job: LocalJob) -> Outcome:
     summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
     traces = {int(p.stem.split("-")[1]): Trace.load(p) for p in sorted(run.traces.glob("step-*.json"))}
     logs = _logs(run)
-    return Outcome(case, code, seconds, job.output, logs, run.lines(run.events), run.lines(run.metrics), summary, traces)
+    return Outcome(
+        case, code, seconds, job.output, logs, run.lines(run.events), run.lines(run.metrics), summary, traces
+    )
 
 
 def _logs(run: RunFolder) -> str:

@@ -1,0 +1,114 @@
+"""The disk, the checkpoints, another shape: what surrounds a job fails too."""
+
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+
+from .harness import Case, Strike, explain, fails
+
+SAVING = ("checkpoint.every=2",)
+
+
+def interrupted(runs, folder, shape="2x2", steps=12, event="checkpoint_saved", nth=3, **options):
+    """A run in `folder` that is ended by SIGTERM once it has saved some checkpoints."""
+    stop = Strike(event, "0.0", nth=nth, number=signal.SIGTERM, launcher=True)
+    overrides = (*SAVING, f"run.dir={folder}", *options.pop("overrides", ()))
+    case = Case("is ended", shape, overrides, (stop,), steps=steps, ends="stopped: SIGTERM", deaths=None, **options)
+    return runs.of(case, "resumes")
+
+
+def resumed(shape, folder, steps=12, overrides=()):
+    common = (*SAVING, f"run.dir={folder}", "run.resume=true", *overrides)
+    return Case("goes on", shape, common, steps=steps, deaths=0)
+
+
+def check_same_weights(runs, outcome, as_in):
+    expected = runs.fault_free(as_in)
+    assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"], explain(outcome)
+    assert expected.losses.items() >= outcome.losses.items() and outcome.losses, explain(outcome)
+
+
+SAME_BATCH = {  # D * M stays 8
+    "2x2": (),
+    "4x1": ("parallel.pipelines=4", "parallel.stages=1", "parallel.microbatches=2"),
+    "1x4": ("parallel.pipelines=1", "parallel.stages=4", "parallel.microbatches=8"),
+}
+
+
+@pytest.mark.parametrize("shape", SAME_BATCH)
+def test_a_resume_under_any_shape_ends_with_the_weights_of_a_run_that_was_never_interrupted(shape, runs, tmp_path):
+    interrupted(runs, tmp_path / "run")
+    case = resumed("2x2", tmp_path / "run", overrides=SAME_BATCH[shape])
+    outcome = runs.of(case, "resumes")
+    assert min(outcome.losses) == 0 and max(outcome.losses) == 11
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=12))
+
+
+def test_a_resume_leaves_out_a_damaged_checkpoint_and_says_so(runs, tmp_path):
+    interrupted(runs, tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-??????"))
+    part = next(newest.glob("stage-1/*.distcp"))
+    part.write_bytes(part.read_bytes()[:-100])
+    outcome = runs.of(resumed("2x2", tmp_path / "run"), "resumes")
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=12))
+    (damaged,) = outcome.all("checkpoint_damaged")
+    assert f"step-{damaged['checkpoint']:06d}" == newest.name
+    assert "is damaged and left out" in outcome.output
+
+
+def test_a_resume_from_nothing_but_damaged_checkpoints_stops(runs, tmp_path):
+    interrupted(runs, tmp_path / "run")
+    for metadata in (tmp_path / "run" / "checkpoints").glob("*/.metadata"):
+        metadata.unlink()
+    runs.of(replace(resumed("2x2", tmp_path / "run"), ends="is whole"), "resumes")
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_no_step(runs, tmp_path):
+    """As on a full disk: every write below checkpoints/ fails, and in /proc for root as well."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "checkpoints").symlink_to("/proc")
+    case = Case("has no room for checkpoints", "2x2", (*SAVING, f"run.dir={run}"), ends="was not saved", deaths=0)
+    outcome = runs.of(case, "resumes")
+    check_same_weights(runs, outcome, as_in=Case("", "2x2"))
+    assert outcome.code == 1, "the last checkpoint is missing: whoever reads the exit code must know"
+
+
+LAST_PEER = fails("5:0.1@backward", "7:1.1@forward")
+
+
+def test_a_stage_that_loses_its_last_worker_goes_on_from_the_checkpoint(runs):
+    case = Case("loses a stage", "2x2", (*LAST_PEER, "checkpoint.every=2"), steps=10, deaths=2)
+    outcome = runs.of(case, "a stage lost")
+    assert outcome.all("stage_lost") and outcome.all("restored"), explain(outcome)
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=10))
+
+
+def test_a_stage_that_loses_its_last_worker_without_a_checkpoint_says_what_to_do(runs):
+    said = "stage 1 has no live worker left, and there is no checkpoint to restore it from; set checkpoint.every"
+    case = Case("loses a stage", "2x2", LAST_PEER, steps=10, deaths=2, ends=said)
+    runs.of(case, "a stage lost")
+
+
+def test_fewer_workers_than_stages_stop_the_job_and_say_so(runs):
+    faults = fails("3:0.1", "4:1.1", "4:1.0")
+    said = "1 workers are left for 2 stages"
+    runs.of(Case("loses too many", "2x2", (*faults, "checkpoint.every=2"), deaths=None, ends=said), "a stage lost")
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_sentence_and_no_worker_starts(zygote, tmp_path):
+    (tmp_path / "file").write_text("")
+    with zygote.run(["parallel=2x2", "model=tiny", f"run.dir={tmp_path / 'file' / 'run'}"]) as job:
+        assert job.wait(30) == 2
+        assert "Traceback" not in job.output
+        assert "run.dir" in job.output or str(tmp_path / "file") in job.output
+
+
+def test_every_line_of_the_logs_is_whole_after_a_crash(runs, tmp_path):
+    outcome = interrupted(runs, tmp_path / "run")
+    for name in ("events", "metrics"):
+        lines = (tmp_path / "run" / f"{name}.jsonl").read_text().splitlines()
+        assert all(isinstance(json.loads(line), dict) for line in lines) and lines
+    assert outcome.code == 143
