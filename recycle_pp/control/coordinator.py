@@ -194,6 +194,8 @@ class Coordinator:
             self._drive(self._job.leave, rank.role)
         elif kind == "saved":
             self._send(self._saving.saved(rank.role, message))
+        elif kind == "refused":  # it cannot do what is asked of the whole job
+            self.stop(message["reason"], code=2)
         elif kind == "save_failed":
             if self._saving.could_not_save(message["step"]):
                 self._recorder.event("checkpoint_failed", None, checkpoint=message["step"], detail=message["detail"])

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from recycle_pp.control.child import WorkerSpec, last_words
 from recycle_pp.control.faults import Fault
 from recycle_pp.control.messages import Channel
 from recycle_pp.data import Batches
+from recycle_pp.execution import reproducible
 from recycle_pp.execution.emulate import EmulatedOptimizer, EmulatedStage
 from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer
@@ -97,6 +99,8 @@ class Process:
     def run(self) -> int:
         settings, welcome, worker = self._settings, self._welcome, self._worker
         self._beat()
+        if settings.numerics.reproducible:
+            reproducible.prepare()
         device = _device(settings, self._spec.rank)
         emulated = settings.emulate.mode == "sleep"
         stage = (EmulatedStage if emulated else Stage)(settings, worker.stage, device)
@@ -104,8 +108,12 @@ class Process:
         batches = Batches(settings)
         participant = Participant(worker, settings.parallel.stages)
         if welcome["resume"]:
-            path = checkpoint.newest(self._welcome["run_dir"] + "/checkpoints")
-            assert path is not None
+            path = Path(welcome["run_dir"]) / "checkpoints" / checkpoint.name(welcome["resume"])
+            try:
+                checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
+            except ValueError as error:
+                self._channel.send({"type": "refused", "reason": str(error)})
+                return 2
             optimizer.load(checkpoint.load(path, list(optimizer.state())))
         participant.committed = participant.applied = welcome["resume"] - 1
 
