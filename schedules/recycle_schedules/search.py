@@ -59,22 +59,27 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
         start = best if seed % 3 else drafts[seed // 3 % len(drafts)]
         iterations = max(50, min(100 * size, 8_000_000 // size, 500 << min(seed, 10)))
         heat, weight = ((0.5, 1.0), (0.1, 8.0), (0.5, 8.0), (0.02, 1.0))[seed % 4]
-        better = improved(x, start, target, iterations, seed, heat, (0.5, 0.0, 1.0)[seed % 3], weight)
+        better = improved(x, start, target, iterations, seed, heat, (0.5, 0.5, 0.0, 0.5, 1.0)[seed % 5], weight)
         best = min(best, better, key=lambda draft: value(x, draft))
         seed += 1
         yield best
 
 
 def _with_less(x: Instance, choices: Choices, best: Draft, target: int) -> Draft:
-    """List scheduling is not monotone: with less memory it may find a better plan. So a little less is tried, at all
-    stages and at each, before local search has another go."""
-    stage = np.arange(len(x.cap)) % x.stages
+    """List scheduling is not monotone: with less it may find a better plan. So a little less memory is tried, at all
+    stages and at each, and where micro-batches may go anywhere, one worker less; local search has a go after each."""
+    W, P = len(x.cap), x.stages
+    stage = np.arange(W) % P
     most = np.minimum(x.cap, _peaks(x, best))
-    less = [most - 1, most - 2, *(most - (stage == s) for s in range(x.stages))]
-    for seed, cap in enumerate(less, 1):
-        drafts = portfolio(
-            replace(x, cap=np.maximum(cap, np.minimum(x.cap, 1.0))), choices, choices.table(24), target, keep=1
-        )
+    less = [most - 1, most - 2, *(most - (stage == s) for s in range(P))]
+    tries = [(np.maximum(cap, np.minimum(x.cap, 1.0)), choices) for cap in less]
+    if x.problem.reroute == "any" and not x.problem.remainder:
+        for w in np.flatnonzero(x.alive):
+            if (x.cap[x.alive & (stage == stage[w])] >= 1).sum() > 1:
+                cap = np.where(np.arange(W) == w, 0.0, x.cap)
+                tries.append((cap, Choices.of(replace(x, cap=cap), turns=2)))
+    for seed, (cap, ways) in enumerate(tries, 1):
+        drafts = portfolio(replace(x, cap=cap), ways, ways.table(24), target, keep=1)
         for start in (drafts[0], best):
             best = min(best, improved(x, start, target, 400, seed, weight=8.0), key=lambda draft: value(x, draft))
             if value(x, best) <= target:

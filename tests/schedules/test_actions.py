@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from random_problems import problems, remainders
 from recycle_schedules import Action, Problem, Worker, actions, plan
 
-relaxed = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def run(lists, holders, stages, done=()):

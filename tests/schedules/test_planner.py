@@ -12,7 +12,7 @@ from recycle_schedules.bounds import lower_bound
 from recycle_schedules.compiled import load
 from recycle_schedules.validate import validate
 
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,16 +59,18 @@ def test_mixed_backward_defers_only_where_it_helps():
     assert kinds.count("B") > 0 and kinds.count("I") == kinds.count("W") > 0
 
 
-SMALL = [case for case in golden() if case["problem"]["pipelines"] * case["problem"]["microbatches"] <= 32]
+SMALL = [
+    case
+    for case in golden()
+    if case["proven_optimal"] and case["problem"]["pipelines"] * case["problem"]["microbatches"] <= 32
+]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=[case["name"] for case in SMALL])
-def test_small_golden_cases_reach_the_best_known_value(case):
+def test_small_golden_cases_reach_their_optimum(case):
     best = plan(Problem.from_json(case["problem"]), seconds=2.0)
     assert validate(best) == []
-    assert best.value <= case["best"] * 1.01 + 1e-6
-    if case["proven_optimal"]:
-        assert best.value <= case["best"] + 1e-6
+    assert best.value <= case["best"] + 1e-6
 
 
 @pytest.mark.slow

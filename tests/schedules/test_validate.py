@@ -9,7 +9,7 @@ from random_problems import problems, remainders
 from recycle_schedules import Problem, plan
 from recycle_schedules.validate import validate
 
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def verdict(judge, schedule):
@@ -40,7 +40,7 @@ def test_any_remainder_gets_a_plan_that_both_accept(judge, data):
     assert schedule.value >= schedule.lower_bound - 1e-6
 
 
-@settings(relaxed, max_examples=200)
+@settings(relaxed, max_examples=120)
 @given(st.data())
 def test_both_find_the_same_plans_wrong(judge, data):
     problem = data.draw(problems(most_microbatches=3))
