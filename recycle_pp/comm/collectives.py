@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+SMALL = 1 << 16  # bytes: a second exchange would take longer than to send the tensor whole
+
 
 class Message(Protocol):
     def wait(self) -> None: ...
@@ -32,20 +34,24 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int
     """Sums contiguous tensors in place: worker k sums part k of each, then everybody gets everybody's sums.
 
     The least that any all-reduce can send, 2 (n-1)/n of the tensors' bytes a worker, in two exchanges (reduce-scatter
-    and all-gather; Thakur, Rabenseifner and Gropp, 2005). Each element is summed in the order of the workers, whatever
-    arrives first, so that the same workers get the same bits every time.
+    and all-gather; Thakur, Rabenseifner and Gropp, 2005); small tensors go to everybody whole in the first one, and are
+    summed everywhere. Each element is summed in the order of the workers, whatever arrives first, so that the same
+    workers get the same bits every time.
     """
     me = list(peers).index(None)
-    parts = [_parts(tensor, len(peers)) for tensor in tensors]
-    inboxes = [[part[me] if way is None else torch.empty_like(part[me]) for part in parts] for way in peers]
-    _exchange(peers, slot, [[part[k] for part in parts] for k in range(len(peers))], inboxes)
-    for part, *contributions in zip(parts, *inboxes, strict=True):
-        total = contributions[0]  # its own inbox, or the worker's part: either may be overwritten by now
+    small = [tensor for tensor in tensors if tensor.nbytes <= SMALL]
+    parts = [_parts(tensor, len(peers)) for tensor in tensors if tensor.nbytes > SMALL]
+    by_worker = [[part[k] for part in parts] for k in range(len(peers))]
+    mine = [*small, *by_worker[me]]  # what is summed here
+    inboxes = [mine if way is None else [torch.empty_like(tensor) for tensor in mine] for way in peers]
+    _exchange(peers, slot, [[*small, *pieces] for pieces in by_worker], inboxes)
+    for out, *contributions in zip(mine, *inboxes, strict=True):
+        total = contributions[0]  # an inbox, or `out` itself: either may be overwritten by now
         for contribution in contributions[1:-1]:
             total += contribution
-        torch.add(total, contributions[-1], out=part[me])
-    own = [part[me] for part in parts]
-    _exchange(peers, slot, [own] * len(peers), [[part[k] for part in parts] for k in range(len(peers))])
+        torch.add(total, contributions[-1], out=out)
+    if parts:
+        _exchange(peers, slot, [by_worker[me]] * len(peers), by_worker)
 
 
 def broadcast(tensors: Sequence[Tensor], peers: Sequence[Way | None], source: int, slot: int) -> None:
