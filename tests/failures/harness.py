@@ -18,6 +18,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,11 +125,19 @@ class Runs:
         self._zygote, self._folder, self.results = zygote, folder, results
         self._fault_free: dict[tuple[str, ...], Outcome] = {}
 
-    def of(self, case: Case, kind: str, environment: dict[str, str] | None = None) -> Outcome:
+    def of(
+        self,
+        case: Case,
+        kind: str,
+        environment: dict[str, str] | None = None,
+        meanwhile: Callable[[LocalJob], None] | None = None,
+    ) -> Outcome:
         """Runs a case to its end; AssertionError with all that is known if it hangs or leaves something behind."""
         begun = time.monotonic()
         with self._zygote.run(case.arguments, environment) as job, Striker(job, case.strikes):
             try:
+                if meanwhile is not None:
+                    meanwhile(job)
                 code = job.wait(case.bound)
             except TimeoutError as error:
                 raise AssertionError(f"hung: {case}\n{_all_that_is_known(job)}") from error
@@ -163,7 +172,7 @@ class Runs:
 
 
 def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
-    """Of the workers that lived on, one ran each micro-batch's forward at a stage, once, and each part of its backward."""
+    """At a stage, each micro-batch's forward and each part of its backward ran once on those who lived on."""
     parts = {"F": "F", "I": "I", "W": "W", "B": "IW"}
     lived = [op for op in trace.ops if op.kind in parts and str(op.worker) not in dead]
     ran = Counter((part, op.microbatch, op.stage) for op in lived for part in parts[op.kind])

@@ -1,7 +1,7 @@
 """Whoever dies, whenever: the weights are those of a run in which nobody died, bit for bit.
 
-Read CASES as the documentation of what the trainer survives. Each case runs real processes, ends within its bound, and
-is compared with a fault-free run: every step's loss, the SHA-256 of the final weights, and who ran which op.
+Read the tables as the documentation of what the trainer survives. Each case runs real processes, ends within its
+bound, and is compared with a fault-free run: every step's loss, the SHA-256 of the final weights, and who ran which op.
 """
 
 import pytest
@@ -13,7 +13,7 @@ SAVING = ("checkpoint.every=2",)
 
 
 def at_every_moment():
-    """One death at every moment of a step, at the first and the last stage, with and without the staggered optimizer."""
+    """One death at every moment of a step, at the first and the last stage, staggered or not."""
     for number, moment in enumerate(MOMENTS):
         worker = f"{number % 2}.{number // 2 % 2}" if moment != "checkpoint" else "0.1"
         for stagger in (False, True):
@@ -45,12 +45,13 @@ SEVERAL = [
     Case("a host of re-routed work", "3x2", fails("3:0.1@forward", "4:1.1@backward"), stagger=True, deaths=2),
 ]
 
+AT_ONCE, ADOPTED = "death_detected", "plan_adopted"
 RECOVERY = [
-    Case("a second death in the recovery", "3x2", fails("3:0.1@backward"), (Strike("death_detected", "1.0"),), deaths=2),
-    Case("a peer dies in the recovery", "3x2", fails("3:0.1@forward"), (Strike("death_detected", "2.1"),), deaths=2),
-    Case("a second death in the recovery", "3x2", fails("3:0.1@vote"), (Strike("death_detected", "1.0"),), stagger=True, deaths=2),
-    Case("a death once the plan is adopted", "3x2", fails("3:0.1@weight"), (Strike("plan_adopted", "1.1", nth=2),), deaths=2),
-]  # fmt: skip
+    Case("another dies as the death is known", "3x2", fails("3:0.1@backward"), (Strike(AT_ONCE, "1.0"),), deaths=2),
+    Case("a peer dies as the death is known", "3x2", fails("3:0.1@forward"), (Strike(AT_ONCE, "2.1"),), deaths=2),
+    Case("another dies after a vote", "3x2", fails("3:0.1@vote"), (Strike(AT_ONCE, "1.0"),), stagger=True, deaths=2),
+    Case("one dies with its new plan", "3x2", fails("3:0.1@weight"), (Strike(ADOPTED, "1.1", nth=2),), deaths=2),
+]
 
 
 def returning(claim, *strikes, stagger=False):
@@ -87,3 +88,10 @@ def test_a_death_in_a_recovery_changes_no_bit(case, runs):
 @pytest.mark.parametrize("case", REJOIN, ids=str)
 def test_a_death_in_a_rejoin_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "in a rejoin"))
+
+
+def test_without_reproducible_sums_the_losses_agree_to_one_in_a_hundred_thousand(runs):
+    quiet = runs.of(Case("nobody dies", "2x2", ("numerics=fp32",), steps=20, deaths=0), "float sums")
+    faults = fails("4:0.1@backward", "9:1.0@allreduce") + rejoins("7:0.1")
+    struck = runs.of(Case("two die", "2x2", ("numerics=fp32", *faults), steps=20, deaths=2), "float sums")
+    assert struck.losses == pytest.approx(quiet.losses, rel=1e-5)

@@ -3,7 +3,9 @@
 import random
 
 import pytest
-from recycle_schedules import Worker
+from recycle_schedules import Problem, Worker, plan
+
+from recycle_pp.protocol.ledger import Record, remainder
 
 from .simulator import World
 
@@ -70,3 +72,14 @@ def test_random_deaths_returns_and_delays_keep_the_contract(seed):
         clipped=frozenset(s for s in range(4) if rng.random() < 0.2),
     ).run(at_random(seed), kill=kill, revive=revive)
     assert world.lost is not None or world.job.committed == 3
+
+
+def test_a_profile_that_changes_the_form_of_backwards_in_mid_step_leaves_a_problem_that_can_be_planned():
+    records = {w: Record(2) for w in map(Worker.parse, ("0.0", "1.0"))}
+    for kind in "FIW":
+        records[Worker(0, 0)].begin(kind, (0, 0))
+        records[Worker(0, 0)].finish()
+    problem = Problem(pipelines=2, stages=1, microbatches=1, backward="coupled")
+    left = remainder(problem, records, busy={})
+    assert left.problem.backward == "mixed"
+    assert {op.kind for op in plan(left.problem).ops} <= set("FIWBO")

@@ -1,0 +1,99 @@
+"""Whoever talks to a live job's ports without its token is refused, and disturbs nobody."""
+
+import contextlib
+import random
+import socket
+import struct
+
+import psutil
+import pytest
+
+from recycle_pp.comm.transfer import TransferError
+from recycle_pp.comm.transfer import connect as connect_transfer
+from recycle_pp.control.messages import Channel, Refused, encode
+
+from .harness import Case
+
+HELLO = {"type": "hello", "role": "worker", "rank": 0, "incarnation": 0, "pid": 1}
+FORGED = {"type": "died", "rank": 1, "incarnation": 0, "cause": "signal", "detail": "SIGKILL", "at": 0.0}
+
+
+def payloads():
+    """Garbage, half messages, lengths that lie, what other protocols say, deep and forged JSON."""
+    rng = random.Random(5)
+    yield from (rng.randbytes(n) for n in (1, 3, 4, 5, 100, 70000))
+    yield b""
+    yield b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    yield b"\x80\x04\x95\x1f\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R."  # a pickle
+    yield struct.pack(">I", 0xFFFFFFFF)
+    yield struct.pack(">I", 1 << 20) + b"x" * 1000
+    yield struct.pack(">I", 5) + b"{}{}{"
+    yield struct.pack(">I", 60000) + b"[" * 60000
+    yield encode(FORGED)
+    yield encode({"type": "answer", "nonce": "0", "hello": str(HELLO), "proof": "0" * 64}) + encode(FORGED)
+    yield encode({"type": "answer", "nonce": ["x"], "hello": {"a": 1}, "proof": None})
+
+
+def ports(job):
+    """Every port that a process of the job listens on."""
+    found = set()
+    for process in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+def attack(address, payload):
+    with contextlib.suppress(OSError), socket.create_connection(address, 2) as sock:
+        sock.settimeout(0.05)
+        sock.sendall(payload)
+        with contextlib.suppress(OSError):
+            sock.recv(1 << 16)
+
+
+def coordinator_port(job):
+    (found,) = {
+        c.laddr for c in psutil.Process(job.supervisors()[0]).net_connections("tcp") if c.status == psutil.CONN_LISTEN
+    }
+    return found
+
+
+def test_garbage_at_every_port_changes_nothing(runs):
+    attacked = []
+
+    def fuzz(job):
+        job.wait_for_event("started", 60)
+        for address in sorted(ports(job)):
+            assert address[0] == "127.0.0.1", "one node: loopback only"
+            attacked.append(address)
+            for payload in payloads():
+                attack(address, payload)
+
+    case = Case("under attack", "2x2", steps=60, deaths=0, bound=90)
+    outcome = runs.of(case, "attacks", meanwhile=fuzz)
+    runs.check_exact(outcome)
+    assert len(attacked) >= 5, "the coordinator, and every worker's for states"
+    assert not outcome.all("plan_adopted")[1:], "nobody regrouped because of it"
+
+
+def test_a_wrong_token_and_a_flood_are_refused(runs):
+    def flood(job):
+        job.wait_for_event("started", 60)
+        host, port = coordinator_port(job)
+        for _ in range(5):
+            with pytest.raises(Refused):
+                Channel.connect(host, port, "0" * 64, HELLO)
+        held = []
+        for _ in range(200):  # they say nothing, and take a connection each
+            with contextlib.suppress(OSError):
+                held.append(socket.create_connection((host, port), 2))
+        for address in ports(job) - {(host, port)}:
+            with pytest.raises(TransferError), connect_transfer(address, "0" * 64, timeout=2.0) as stream:
+                stream.send({"kind": "state", "step": 0}, {})
+        for sock in held:
+            sock.close()
+
+    case = Case("under a flood", "2x2", steps=60, deaths=0, bound=90)
+    outcome = runs.of(case, "attacks", meanwhile=flood)
+    runs.check_exact(outcome)
+    assert "refused a connection from 127.0.0.1: a wrong job token (said once)" in outcome.output
