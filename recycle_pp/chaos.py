@@ -5,8 +5,8 @@
 
 It reads who lives from the run's events, strikes processes on this machine (one strike every --mtbf on average, at
 random instants; or at the times of --trace), and ends with the job, at --until-step or at a Ctrl-C, with a table:
-deaths, stalls, steps, and the goodput (the share of a run without deaths that was got done). It leaves a worker of every
-stage alone, unless --cruel. The same seed strikes in the same order; the instants within a step are chance.
+deaths, stalls, steps, and the goodput (the share of a run without deaths that was got done). It leaves a member of
+every stage alone, unless --cruel. The same seed draws the same times; who is alive then, and where in a step, is chance.
 
 --trace: a CSV file with a header; the first column is a time (in hours, minutes or seconds, as its header says), the
 second one how many workers are up from then on. Where the number falls, so many are struck; --speed 60 makes a minute a
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import os
 import random
 import re
@@ -158,7 +159,7 @@ def _times_of(path: str, speed: float) -> Iterator[float]:
         raise ValueError(f"--trace {path} must be a CSV of hours (minutes, seconds) and workers: {error}") from error
     falls = [
         (at - points[0][0]) / speed
-        for (_, before), (at, after) in zip(points, points[1:], strict=False)
+        for (_, before), (at, after) in itertools.pairwise(points)
         for _ in range(max(0, before - after))
     ]
     return iter(falls)
