@@ -6,7 +6,7 @@
 It reads who lives from the run's events, strikes processes on this machine (one strike every --mtbf on average, at
 random instants; or at the times of --trace), and ends with the job, at --until-step or at a Ctrl-C, with a table:
 deaths, stalls, steps, and the goodput (the share of a run without deaths that was got done). It leaves a member of
-every stage alone, unless --cruel. The same seed draws the same times; who is alive then, and where in a step, is chance.
+every stage alone, unless --cruel. The same seed draws the same times; who lives then, and where in a step, is chance.
 
 --trace: a CSV file with a header; the first column is a time (in hours, minutes or seconds, as its header says), the
 second one how many workers are up from then on. Where the number falls, so many are struck; --speed 60 makes a minute a
