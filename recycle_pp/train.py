@@ -61,7 +61,14 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
         address = Address.of_cluster(launch, settings.control.address)
     if launch.rank > 0:
         return None, None, address
-    return settings, RunFolder.create(settings), address
+    run = RunFolder.create(settings)
+    if settings.run.resume:
+        from .control.saving import Saving
+
+        done = Saving(run.checkpoints, settings.parallel.stages).steps_done()
+        if done >= settings.run.steps:
+            raise ValueError(f"run.steps must be above {done}, the steps that run.dir={run.path} has done already")
+    return settings, run, address
 
 
 if __name__ == "__main__":
