@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -33,7 +33,7 @@ OPEN, DOUBLE, TIGHT = 0, 1, 2
 class Choices:
     """What the columns of a policy table point to."""
 
-    hosts: np.ndarray  # (TURNS or 1, n) int64
+    hosts: np.ndarray  # (1 to 5, n) int64: ways to deal re-routed micro-batches to peers
     keys: np.ndarray  # (6, n) int64
     windows: np.ndarray  # (6, w) int64
     fuses: np.ndarray  # (1 or 3, w) bool
@@ -45,6 +45,8 @@ class Choices:
         stage = np.tile(np.arange(P), D)
         first = assign(x, 0)
         hosts = [first] if (x.host >= 0).all() else [first, *(assign(x, turn) for turn in range(1, turns))]
+        if x.problem.reroute == "any" and turns > 1:
+            hosts += [assign(at_home(x, shift)) for shift in range(1 + (x.send_rerouted < x.send))]
         index = np.repeat(x.index.astype(np.int64), P) * 16 + 32
         foreign = first // P != np.repeat(x.pipeline, P)
         keys = [index + foreign * shift for shift in (1, -1, -8, 24, -24)] + [index.max(initial=0) - index]
@@ -56,6 +58,16 @@ class Choices:
     def table(self, rows: int) -> np.ndarray:
         """(rows, 8) int64, columns as portfolio.COLUMNS."""
         return _table(rows, len(self.hosts), len(self.fuses))
+
+
+def at_home(x: Instance, shift: int) -> Instance:
+    """The instance in which whoever may stay in its pipeline does; with shift, each stage moves on by so many pipelines
+    (for networks on which that is faster)."""
+    P, D = x.stages, x.problem.pipelines
+    stage = np.arange(P)
+    there = (x.pipeline[:, None] + shift * stage) % D * P + stage
+    fine = (x.host.reshape(-1, P) < 0) & x.alive[there] & (x.cap[there] >= 1)
+    return replace(x, host=np.where(fine.reshape(-1), there.reshape(-1), x.host))
 
 
 @lru_cache
@@ -81,7 +93,7 @@ def _table(rows: int, turns: int, fuses: int) -> np.ndarray:
     while len(proven) < rows:
         window = rng.choice([OPEN, OPEN, DOUBLE, TIGHT, TIGHT + 1, TIGHT + 2, TIGHT + 3])
         key = rng.choice([OWN, FOREIGN, HALF, LATE, EARLY])
-        host, flag = rng.randrange(TURNS), int(rng.random() < 0.7)
+        host, flag = rng.randrange(60), int(rng.random() < 0.7)
         key_g, patience = rng.choice([key, key, OWN, NEWEST]), rng.choice([NO_LIMIT, NO_LIMIT, 1, 2, 3])
         proven.append(
             (host, key, key_g, flag, window, patience, rng.choice([0, 0, 1, 2, 3, 4, 5, 6, 8, 12]), rng.randrange(3))

@@ -18,9 +18,9 @@ from .policies import Choices
 from .sequences import Sequences
 from .timing import NEVER
 
-TINY = 150
+TINY = 200
 """Ops up to which a plan that is not provably optimal gets some milliseconds more."""
-SIMULATED = 10_000
+SIMULATED = 12_000
 """Ops that the first portfolio simulates (it stops at a provable optimum)."""
 MOVED = 60_000
 """Ops that the first round of local search times."""
@@ -46,6 +46,9 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
         best = improved(x, best, target, min(400, MOVED // size), 0)
         if size <= TINY:
             best = _with_less(x, choices, best, target)
+            for seed in range(8 if x.problem.reroute == "any" else 0):  # many more ways to go wrong
+                if value(x, best) > target:
+                    best = improved(x, best, target, 1500, seed, heat=(0.5, 0.1)[seed % 2], weight=8.0)
     yield best
     drafts, some = [best], max(1, 1_500_000 // size // slow)
     for r in range(first, len(table), some):
