@@ -71,8 +71,9 @@ def measure(zygote: Zygote, overrides: list[str], steps: int, slot: float) -> li
 
 
 def expected(settings: Settings, failed: list[Worker]) -> Plan:
-    """The plan that the job follows: the same pure function of the same problem."""
-    return plan(initial_problem(settings).replace(failed=failed), seconds=settings.schedule.search_seconds)
+    """The plan that the job follows: the same pure function of the same problem. With a death it may split backwards."""
+    problem = initial_problem(settings)
+    return plan(problem.replace(failed=failed, backward="mixed") if failed else problem)
 
 
 def row(dead: str | None, plan: Plan, seconds: list[float]) -> dict[str, Any]:
