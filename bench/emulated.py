@@ -71,7 +71,7 @@ def measure(zygote: Zygote, overrides: list[str], steps: int, slot: float) -> li
 
 
 def expected(settings: Settings, failed: list[Worker]) -> Plan:
-    """The plan that the job follows: the same pure function of the same problem. With a death it may split backwards."""
+    """The plan that the job follows (a pure function of the problem); after a death it may split backwards."""
     problem = initial_problem(settings)
     return plan(problem.replace(failed=failed, backward="mixed") if failed else problem)
 
