@@ -44,7 +44,7 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
     best = portfolio(x, choices, table[:first], target, keep=1)[0]
     if value(x, best) > target and LOOPS.compiled and size < MOVED // 10:
         best = improved(x, best, target, min(400, MOVED // size), 0)
-        if size <= TINY:
+        if size <= TINY and not x.problem.remainder:  # a remainder is waited for
             best = _with_less(x, choices, best, target)
             for seed in range(8 if x.problem.reroute == "any" else 0):  # many more ways to go wrong
                 if value(x, best) > target:
@@ -59,11 +59,11 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
         yield best
     seed = 0
     while value(x, best) > target and size < MOVED:
-        start = best if seed % 3 else drafts[seed // 3 % len(drafts)]
-        iterations = max(50, min(100 * size, 8_000_000 // size, 500 << min(seed, 10)))
-        heat, weight = ((0.5, 1.0), (0.1, 8.0), (0.5, 8.0), (0.02, 1.0))[seed % 4]
-        better = improved(x, start, target, iterations, seed, heat, (0.5, 0.5, 0.0, 0.5, 1.0)[seed % 5], weight)
-        best = min(best, better, key=lambda draft: value(x, draft))
+        k = seed % len(drafts)
+        iterations = max(50, min(50 * size, 8_000_000 // size, 500 << min(seed, 10)))
+        heat, weight = ((0.2, 1.0), (0.5, 8.0), (0.2, 1.0), (0.1, 8.0))[seed % 4]
+        drafts[k] = improved(x, drafts[k], target, iterations, seed, heat, (0.75, 0.5, 0.25)[seed % 3], weight)
+        best = min(best, drafts[k], key=lambda draft: value(x, draft))
         seed += 1
         yield best
 
@@ -76,7 +76,7 @@ def _with_less(x: Instance, choices: Choices, best: Draft, target: int) -> Draft
     most = np.minimum(x.cap, _peaks(x, best))
     less = [most - 1, most - 2, *(most - (stage == s) for s in range(P))]
     tries = [(np.maximum(cap, np.minimum(x.cap, 1.0)), choices) for cap in less]
-    if x.problem.reroute == "any" and not x.problem.remainder:
+    if x.problem.reroute == "any":
         for w in np.flatnonzero(x.alive):
             if (x.cap[x.alive & (stage == stage[w])] >= 1).sum() > 1:
                 cap = np.where(np.arange(W) == w, 0.0, x.cap)
@@ -151,7 +151,7 @@ def improved(
     better = q.draft(x, release)
     if steady(x):  # first ops as late as the ends of the stages allow: a shorter period
         better = q.latest(x, times(x, better)[0][np.arange(W) % P])
-    return min(draft, better, key=lambda d: value(x, d))
+    return min(better, draft, key=lambda d: value(x, d))  # among equals the new one, so that searches move on
 
 
 def steady(x: Instance) -> bool:
