@@ -47,6 +47,8 @@ class Traces:
     def died(self, worker: Worker, at: float) -> None:
         if worker in self._progress:
             step, done, (kind, d, i, start) = self._progress.pop(worker)
+            if worker in self.spans(step):
+                return  # it had done everything, and voted
             self._lost.setdefault(step, {})[worker] = done
             self._cut.setdefault(step, {})[worker] = [kind, d, i, start, max(at, start)]
 
