@@ -36,4 +36,5 @@ test-all: $(BIN)/torchrun
 $(BIN)/torchrun: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m recycle_schedules.compiled
 	@touch $@

@@ -27,7 +27,8 @@ def tours():
     returns = [f"{4 + 3 * n}:{w}" for n, w in enumerate(workers)]
     overrides = fails(*deaths) + rejoins(*returns) + ("checkpoint.every=3",)
     for stagger in (False, True):
-        yield Case("every moment in turn", "3x4", overrides, steps=31, stagger=stagger, deaths=9, bound=120)
+        case = Case("every moment in turn", "3x4", overrides, steps=31, stagger=stagger, deaths=9, bound=120)
+        yield pytest.param(case, marks=pytest.mark.slow) if stagger else case
 
 
 SEVERAL = [
