@@ -225,8 +225,9 @@ class Coordinator:
             self.stop(str(violation))
             return
         self._send(out)
+        notes = self._recorder.read_notes()
         self._send(self._job.follow_up())
-        for note in self._recorder.read_notes():
+        for note in notes:
             if note["event"] == "committed":
                 self._respawn_due(note["step"])
                 self._replan()
