@@ -58,7 +58,7 @@ RECOVERY = [
 def returning(claim, *strikes, stagger=False):
     """W(0, 1) dies in step 3 and returns in step 6; what strikes meanwhile."""
     overrides = fails("3:0.1@forward") + rejoins("6:0.1")
-    return Case(claim, "3x2", overrides, strikes, steps=10, stagger=stagger, deaths=2)
+    return Case(claim, "3x2", overrides, strikes, steps=40, stagger=stagger, deaths=2)  # long enough to come back
 
 
 REJOIN = [
