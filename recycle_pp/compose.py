@@ -19,6 +19,7 @@ from . import settings as settings_module
 from .settings import FAULTS, Settings, load
 
 _PATHS = ("data.path", "run.dir")
+_MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys of several groups
 
 _HELP = """\
 recycle_pp: data x pipeline parallel training that goes on when workers die.
@@ -122,7 +123,7 @@ def _override(text: str) -> str:
         raise ValueError(f"{text!r} is no setting; allowed: KEY=VALUE, for instance run.steps=100")
     if bare.startswith("hydra."):
         return text
-    if re.split("[.@]", bare)[0] == bare and bare not in FAULTS and bare in (*_groups(), "experiment"):
+    if re.split("[.@]", bare)[0] == bare and bare not in FAULTS and bare in (*_groups(), *_MORE_GROUPS):
         if not re.fullmatch(r"(?!null$|\d+$)[\w/.-]+", value):
             raise ValueError(
                 f"{bare} takes the name of a file in configs/{bare}/: {', '.join(_options(bare))}; not {value!r}"

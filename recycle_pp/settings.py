@@ -100,7 +100,8 @@ class Run:
 
 @dataclass
 class Control:
-    address: str | None = None  # HOST:PORT of the coordinator; null: one node, found by itself
+    coordinator: str = "embedded"  # who decides which supervisor coordinates: embedded (a vote of the supervisors)
+    address: str | None = None  # HOST:PORT of the first coordinator; null: one node, found by itself
     interface: str = "127.0.0.1"  # where workers listen for data
     heartbeat: float = 0.5  # seconds between heartbeats
     suspicion: float = 10.0  # seconds without one until a worker counts as hung

@@ -23,6 +23,7 @@ _CHOICES = {
     "schedule.reroute": ("failed_only", "any"),
     "numerics.precision": ("fp32", "bf16"),
     "run.device": ("auto", "cpu", "cuda"),
+    "control.coordinator": ("embedded",),
     "emulate.mode": (None, "sleep"),
 }
 _AT_LEAST = (

@@ -23,9 +23,9 @@ def test_settings_survive_plain_data():
 
 
 def test_every_file_of_every_group_composes_to_a_valid_run():
-    from recycle_pp.compose import _groups, _options
+    from recycle_pp.compose import _MORE_GROUPS, _groups, _options
 
-    for group in (*_groups(), "experiment"):
+    for group in (*_groups(), *_MORE_GROUPS):
         for name in _options(group):
             fitting = ["model=gpt124m"] if name.startswith("llama") else []
             validate(compose([*fitting, f"{group}={name}"]))

@@ -1,0 +1,179 @@
+"""The supervisors' vote, on real sockets in one process: who leads, and who may not."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from recycle_pp.control.agreement import LostMajority, majority
+from recycle_pp.control.election import Election
+from recycle_pp.control.messages import serve
+
+TOKEN = "a token of the job"
+pytestmark = pytest.mark.timeout(60)
+
+
+class Supervisors:
+    """Elections that listen; `die` closes the port and all connections of one, as a SIGKILL would."""
+
+    def __init__(self):
+        self.servers, self.elections, self.places, self.peers = {}, {}, {}, {}
+
+    async def add(self, rank, leader=None, patience=2.0):
+        self.peers[rank] = []
+
+        async def handler(peer):
+            self.peers[rank].append(peer)
+            await self.elections[rank].handle(peer)
+
+        self.servers[rank] = await serve(handler, "127.0.0.1", 0, TOKEN)
+        self.places[rank] = self.servers[rank].sockets[0].getsockname()[:2]
+        self.elections[rank] = Election(rank, self.places[rank], TOKEN, leader, patience)
+
+    def die(self, *ranks):
+        for rank in ranks:
+            self.servers.pop(rank).close()
+            for peer in self.peers[rank]:
+                peer.abort()
+            self.elections.pop(rank).close()
+            self.places.pop(rank)
+
+    async def agree(self, leader, generation, places=None):
+        await self.elections[leader].agree(generation, places or self.places)
+        while any(len(election._rosters) > 1 for election in self.elections.values()):
+            await asyncio.sleep(0.01)  # until all have heard that it is agreed
+
+    async def all_notice(self, term, *ranks):
+        """What `leader(after=term)` tells each of them."""
+        waiting = [self.elections[rank].leader(after=term) for rank in ranks or self.elections]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@asynccontextmanager
+async def agreed(size, patience=2.0):
+    """`size` supervisors that follow rank 0 and have acknowledged the first membership."""
+    supervisors = Supervisors()
+    try:
+        await supervisors.add(0, patience=patience)
+        leader = await supervisors.elections[0].leader(after=-1)
+        for rank in range(1, size):
+            await supervisors.add(rank, leader, patience)
+        await supervisors.agree(0, -1)
+        yield supervisors
+    finally:
+        supervisors.die(*supervisors.elections)
+
+
+def test_a_majority_is_more_than_half_or_the_half_with_the_lowest_id():
+    assert majority({0, 1}, {0, 1, 2}) and not majority({2}, {0, 1, 2})
+    assert majority({3, 9}, {3, 5, 7, 9}) and not majority({5, 7}, {3, 5, 7, 9})
+    assert majority({4}, {4}) and not majority({1, 2, 3}, {4})
+
+
+def test_the_next_in_rank_follows_a_leader_that_died():
+    async def main():
+        async with agreed(4) as supervisors:
+            supervisors.die(0)
+            leaders = await supervisors.all_notice(0)
+            assert {(leader.term, leader.rank) for leader in leaders} == {(1, 1)}
+            await supervisors.agree(1, 0)
+            supervisors.die(1)
+            leaders = await supervisors.all_notice(1)
+            assert {leader.rank for leader in leaders} == {2}
+
+    asyncio.run(main())
+
+
+def test_when_the_next_in_rank_has_died_too_the_one_after_it_leads():
+    async def main():
+        async with agreed(5) as supervisors:
+            supervisors.die(0, 1)
+            leaders = await supervisors.all_notice(0)
+            assert {leader.rank for leader in leaders} == {2}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("size", "dead"), [(4, [0, 1]), (5, [0, 2, 4]), (2, [0])])
+def test_without_a_majority_nobody_leads_and_nobody_waits(size, dead):
+    async def main():
+        async with agreed(size, patience=30.0) as supervisors:
+            supervisors.die(*dead)
+            async with asyncio.timeout(5):
+                for refusal in await supervisors.all_notice(0):
+                    assert isinstance(refusal, LostMajority) and "no majority" in str(refusal)
+
+    asyncio.run(main())
+
+
+def test_a_leader_whose_half_holds_the_lowest_id_goes_on_and_then_that_half_counts():
+    async def main():
+        async with agreed(4) as supervisors:
+            supervisors.die(2, 3)
+            await supervisors.elections[0].agree(0, supervisors.places)
+            supervisors.die(1)
+            await supervisors.elections[0].agree(1, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_leader_without_a_majority_is_told():
+    async def main():
+        async with agreed(4, patience=30.0) as supervisors:
+            supervisors.die(1, 2, 3)
+            async with asyncio.timeout(5):
+                with pytest.raises(LostMajority, match="of supervisors 0, 1, 2, 3 only 0 can answer"):
+                    await supervisors.elections[0].agree(0, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_leader_that_most_still_hear_is_not_deposed():
+    async def main():
+        async with agreed(4, patience=0.5) as supervisors:
+            (refusal,) = await supervisors.all_notice(0, 1)
+            assert isinstance(refusal, LostMajority)
+            await supervisors.elections[0].agree(0, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_deposed_leader_gets_nothing_agreed_and_learns_who_leads():
+    async def main():
+        async with agreed(4) as supervisors:
+            leaders = await supervisors.all_notice(0, 1, 2, 3)
+            assert {leader.rank for leader in leaders} == {1}
+            with pytest.raises(LostMajority, match="another supervisor coordinates now"):
+                await supervisors.elections[0].agree(0, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_supervisor_with_an_older_membership_cannot_win():
+    """Rank 1 missed the membership without it; of the first one it could have a majority still."""
+
+    async def main():
+        async with agreed(4, patience=1.0) as supervisors:
+            without = {rank: place for rank, place in supervisors.places.items() if rank != 1}
+            await supervisors.elections[0].agree(0, without)
+            supervisors.die(0)
+            stale, *leaders = await supervisors.all_notice(0, 1, 2, 3)
+            assert {leader.rank for leader in leaders} == {2}
+            assert stale == leaders[0], "it hears who leads when it asks for votes"
+
+    asyncio.run(main())
+
+
+def test_before_any_membership_is_agreed_the_job_is_its_first_leader():
+    async def main():
+        supervisors = Supervisors()
+        await supervisors.add(0)
+        leader = await supervisors.elections[0].leader(after=-1)
+        assert (leader.term, leader.rank) == (0, 0)
+        await supervisors.add(1, leader)
+        supervisors.die(0)
+        (refusal,) = await supervisors.all_notice(0)
+        assert isinstance(refusal, LostMajority)
+        supervisors.die(1)
+
+    asyncio.run(main())
