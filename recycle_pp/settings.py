@@ -96,6 +96,7 @@ class Run:
     device: str = "auto"  # auto | cpu | cuda
     validate_every: int = 20  # steps between validations; 0: never
     validate_microbatches: int = 1  # per pipeline
+    sample_log: bool = False  # samples.jsonl: the samples that each step was trained on
 
 
 @dataclass

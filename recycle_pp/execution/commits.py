@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from recycle_schedules import Worker
 
+from recycle_pp.data import Batches
 from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
@@ -23,19 +24,23 @@ from .spans import Spans, named
 
 
 class Commits:
-    """`reduced` keeps the reduced gradients of steps that are not committed: a peer may need a copy of them."""
+    """`reduced` keeps the reduced gradients of steps that are not committed: a peer may need a copy of them.
+
+    batches: given, the votes of the first stage name the samples that are in the gradient.
+    """
 
     def __init__(
-        self, session: Session, stage: Stage, optimizer: StageOptimizer, faults: Injector, spans: Spans
+        self,
+        session: Session,
+        stage: Stage,
+        optimizer: StageOptimizer,
+        faults: Injector,
+        spans: Spans,
+        batches: Batches | None = None,
     ) -> None:
         self.reduced: dict[int, Reduced] = {}
-        self._session, self._stage, self._optimizer, self._faults, self._spans = (
-            session,
-            stage,
-            optimizer,
-            faults,
-            spans,
-        )
+        self._session, self._stage, self._optimizer = session, stage, optimizer
+        self._faults, self._spans, self._batches = faults, spans, batches
 
     def reduce(self, orders: Orders, step: int) -> None:
         """Out of place: an aborted all-reduce leaves its buffers partly summed; the accumulators must survive it."""
@@ -67,11 +72,18 @@ class Commits:
             "finite": reduced.finite,
             "counts": reduced.counts.tolist(),
             "losses": reduced.losses.tolist() if self._stage.last else [],
+            "samples": self._samples(step, reduced.counts.tolist()),
             "spans": self._spans.take(step),
             "logged_bytes": logged_bytes,
             "lr": self._optimizer.lr(step),
             "cpu": time.process_time(),
         })  # fmt: skip
+
+    def _samples(self, step: int, counts: list[float]) -> list[int]:
+        """What went into the sum, as often as it did."""
+        if self._batches is None or not self._stage.first:
+            return []
+        return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]
 
     def speculate(self, step: int) -> bool:
         """Steps ahead of the agreement, if there is something to hope for: not with a gradient that is not finite."""

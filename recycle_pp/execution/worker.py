@@ -132,7 +132,7 @@ class Process:
         )
         shape = (settings.parallel.pipelines, settings.parallel.stages, settings.parallel.microbatches)
         mailbox = Mailbox(links, stage.boundary, device, shape)
-        commits = Commits(session, stage, optimizer, faults, spans)
+        commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
         donations = Donations(optimizer, self._spec.token)

@@ -97,6 +97,10 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "rejoined": lambda e: f"step {e['step']}: worker {e['worker']} is back",
     "evicted": lambda e: f"step {e['step']}: worker {e['worker']} was told to go; it stays until the step is done",
     "left": lambda e: f"step {e['step']}: worker {e['worker']} has handed over and leaves",
+    "slow": lambda e: (
+        f"step {e['step']}: worker {e['worker']} takes {e.get('factor')} times as long as before; its peers take over"
+    ),
+    "slow_no_more": lambda e: f"step {e['step']}: worker {e['worker']} is as fast as before",
     "given_up": lambda e: f"step {e['step']}: worker {e['worker']} is given up after {e.get('respawns', '?')} respawns",
     "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
     "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",

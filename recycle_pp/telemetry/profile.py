@@ -1,72 +1,141 @@
-"""The job's own durations, measured in its first steps: what the planner plans with.
+"""The job's own durations, measured while it trains: what the planner plans with.
 
     profile = Profile(settings)
-    profile.add(step, {worker: spans, ...})
-    problem = profile.problem(problem, next_step)       # from `profile_steps` on: measured F, I, W, B, O
+    for speed in profile.add(step, {worker: spans, ...}): ...       # who has become slow, or is so no more
+    problem = profile.problem(problem)       # measured times, and a smaller share for workers that are slow
 
-The first steps run I and W apart, the last of them runs B, so that all are measured; the very first is warm-up.
+The first steps run I and W apart, the last of them runs B, so that all are measured; the very first is warm-up. From
+then on plans use the medians, and every step is compared with them: a worker whose ops take `SLOW` times longer than
+before, when the job as a whole does not, is planned with that speed, until it is as fast as the others again. Where
+everybody slows down alike no plan changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from recycle_schedules import Problem, Worker
 
 from ..settings import Settings
+from .gaps import Spans, gaps_of
 
 KINDS = "FIWBO"
+SLOW, NORMAL = 1.5, 1.2  # slow from this factor on, until it is below that one
+AGAIN = 1.25  # a factor that changes less than this changes no plan
+
+
+class Speed(NamedTuple):
+    worker: Worker
+    factor: float  # how many times longer its ops take than those of its peers; 1.0 when it is slow no more
 
 
 class Profile:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._steps = 0 if settings.emulate.mode else settings.schedule.profile_steps
+        stages = range(settings.parallel.stages)
+        self._steps = settings.schedule.profile_steps
         self._seen = 0
-        self._seconds: dict[str, list[list[float]]] = {k: [[] for _ in range(settings.parallel.stages)] for k in KINDS}
+        self._before: Spans = {}
+        self._seconds: dict[str, list[list[float]]] = {kind: [[] for _ in stages] for kind in KINDS}
+        self._turns: list[float] = []
+        self._messages: list[float] = []
+        self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
-        self._done = False
+        self._durations: dict[str, list[float]] = {}  # once the profile is complete
+        self._factors: dict[Worker, float] = {}  # of the slow ones
 
-    def add(self, step: int, spans: Mapping[Worker, list[Any]]) -> None:
+    @property
+    def complete(self) -> bool:
+        return bool(self._durations)
+
+    def add(self, step: int, spans: Spans) -> list[Speed]:
         """The spans of a committed step."""
-        if self._done or not self._steps:
-            return
-        self._seen += 1
+        if self.complete:
+            return self._compare(spans)
+        if self._steps:
+            self._collect(spans)
+            self._seen += 1
+            if self._seen == self._steps:
+                self._durations = self._medians()
+        return []
+
+    def problem(self, problem: Problem) -> Problem:
+        """`problem` as the next step should be planned."""
+        s = self._settings
+        if self.complete:
+            return problem.replace(
+                backward=s.schedule.backward,
+                durations=self._durations,
+                send=_median(self._messages),
+                allreduce=[_median(x) for x in self._sums],
+                speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self._factors.items())},
+                reroute="any" if self._factors else s.schedule.reroute,  # a slow worker's share goes to its peers
+            )
+        if s.emulate.mode or not self._steps:
+            return problem
+        return problem.replace(backward="coupled" if self._seen == self._steps - 1 > 0 else "decoupled")
+
+    def to_json(self) -> dict[str, Any]:
+        model, parallel = self._settings.model, self._settings.parallel
+        return {
+            "durations_seconds": self._durations,
+            "turn_seconds": _median(self._turns),
+            "message_seconds": _median(self._messages),
+            "sum_seconds": [_median(x) for x in self._sums],
+            "boundary_bytes": 4 * parallel.microbatch_size * model.sequence * model.width,
+            "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
+            "steps": self._seen,
+        }
+
+    def _collect(self, spans: Spans) -> None:
         for worker, of in spans.items():
             for kind, _, _, start, end in of:
                 if kind == "F" and worker not in self._first_forward:
                     self._first_forward[worker] = end - start
                 elif kind in KINDS:
                     self._seconds[kind][worker.stage].append(end - start)
+        if self._before:
+            gaps = gaps_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
+            self._turns += gaps.turns
+            self._messages += gaps.messages
+            for stage, seconds in gaps.sums.items():
+                self._sums[stage].append(seconds)
+        self._before = spans
 
-    def just_completed(self, step: int) -> bool:
-        if self._done or not self._steps or self._seen < self._steps:
-            return False
-        self._done = True
-        return True
-
-    def problem(self, problem: Problem, next_step: int) -> Problem:
-        """`problem` as it should be planned for the next step."""
-        if not self._steps:
-            return problem
-        if self._done:
-            return problem.replace(backward=self._settings.schedule.backward, durations=self._durations())
-        mode = "coupled" if self._seen == self._steps - 1 and self._steps > 1 else "decoupled"
-        return problem.replace(backward=mode)
-
-    def to_json(self) -> dict[str, Any]:
-        model, parallel = self._settings.model, self._settings.parallel
-        return {
-            "durations_seconds": self._durations(),
-            "boundary_bytes": 4 * parallel.microbatch_size * model.sequence * model.width,
-            "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
-            "steps": self._seen,
+    def _medians(self) -> dict[str, list[float]]:
+        """By stage, with the turn to the next op; B is I and W where it was never run, and emulated ops that never ran
+        take what they are told to."""
+        turn, emulate = _median(self._turns), self._settings.emulate
+        told = {"F": emulate.F, "I": emulate.I, "W": emulate.W, "O": emulate.O} if emulate.mode else {}
+        medians = {
+            kind: [median(x) + turn if x else told.get(kind, 0.0) for x in self._seconds[kind]] for kind in KINDS
         }
-
-    def _durations(self) -> dict[str, list[float]]:
-        """Medians by stage; B is I and W where it was never run, and the other way round in equal parts."""
-        medians = {k: [median(x) if x else 0.0 for x in by_stage] for k, by_stage in self._seconds.items()}
         medians["B"] = [b or i + w for b, i, w in zip(medians["B"], medians["I"], medians["W"], strict=True)]
         return medians
+
+    def _compare(self, spans: Spans) -> list[Speed]:
+        """Against the profile, and against the job's median: what all machines have in common is no worker's fault."""
+        longer = {w: x for w, of in spans.items() if (x := self._longer(w, of)) is not None}
+        usual = median(longer.values()) if longer else 1.0
+        changed = []
+        for worker, factor in longer.items():
+            factor, known = factor / usual, self._factors.get(worker, 1.0)
+            if factor < (NORMAL if worker in self._factors else SLOW):
+                factor = 1.0
+            if not 1 / AGAIN < factor / known < AGAIN:
+                changed.append(Speed(worker, factor))
+        for worker, factor in changed:
+            self._factors.pop(worker, None)
+            if factor > 1.0:
+                self._factors[worker] = factor
+        return changed
+
+    def _longer(self, worker: Worker, spans: list[Any]) -> float | None:
+        known = {kind: self._durations[kind][worker.stage] for kind in "FIWB"}
+        ratios = [(end - start) / known[kind] for kind, _, _, start, end in spans if known.get(kind)]
+        return median(ratios) if ratios else None
+
+
+def _median(values: list[float]) -> float:
+    return median(values) if values else 0.0

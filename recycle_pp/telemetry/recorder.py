@@ -34,6 +34,8 @@ class Recorder:
     def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job) -> None:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
         self._metrics = Lines(run.metrics)
+        self._sample_log = Lines(run.samples) if settings.run.sample_log else None
+        self._samples: list[int] = []  # in the gradient of the running step
         self._read = 0  # notes of the job that are done with
         self._begun = time.monotonic()
         self._step_ended = self._begun
@@ -60,6 +62,7 @@ class Recorder:
             self._addresses[worker] = tuple(message["address"])
         elif kind == "vote":
             self._traces.voted(worker, message["step"], message["spans"])
+            self._samples = message["samples"] or self._samples
             self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
             before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
             if before is not None:
@@ -124,8 +127,8 @@ class Recorder:
         return new
 
     def profiled_problem(self, problem: Problem) -> Problem:
-        """The problem with measured durations, once the profile is complete."""
-        return self.profile.problem(problem, self._job.committed + 1)
+        """The problem with measured times, once the profile is complete, and with the speeds of slow workers."""
+        return self.profile.problem(problem)
 
     def restored(self, job: Job) -> None:
         """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
@@ -148,6 +151,8 @@ class Recorder:
     def close(self) -> None:
         self._write_line()
         self._metrics.close()
+        if self._sample_log is not None:
+            self._sample_log.close()
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -177,10 +182,18 @@ class Recorder:
         self._cpu_steps[-1] = self._line["cpu_seconds"]
         if not note["evaluate"]:
             self._write_line()
+        if self._sample_log is not None:
+            self._sample_log.write({"step": step, "samples": self._samples})
         self._cpu_steps.append(0.0)
-        self.profile.add(step, self._traces.spans(step))
+        self._measure(step)
         self._traces.committed(step, self._job)
-        if self.profile.just_completed(step):
+
+    def _measure(self, step: int) -> None:
+        was_complete = self.profile.complete
+        for worker, factor in self.profile.add(step, self._traces.spans(step)):
+            self._traces.mark(step + 1)
+            self.event("slow" if factor > 1.0 else "slow_no_more", worker, factor=round(factor, 2))
+        if self.profile.complete and not was_complete:
             self._run.write_json(self._run.profile, self.profile.to_json())
 
     def _write_line(self, **more: Any) -> None:

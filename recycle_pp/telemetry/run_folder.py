@@ -7,6 +7,7 @@ run.lines(run.metrics), run.log(rank=7), run.write_json(run.summary, {...})
 config.yaml      the resolved configuration          profile.json     measured durations, first forward per rank
 metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
 events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
+samples.jsonl    with run.sample_log=true: the samples that each step was trained on
 logs/            worker-7.log: what rank 7 printed   checkpoints/     step-000020/
 """
 
@@ -48,6 +49,7 @@ class RunFolder:
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
+        self.samples = self.path / "samples.jsonl"
         self.profile = self.path / "profile.json"
         self.summary = self.path / "summary.json"
         self.logs = self.path / "logs"

@@ -69,7 +69,13 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        common = ["model=tiny", f"data.path={TEXT}", "run.validate_every=0", "numerics=reproducible"]
+        common = [
+            "model=tiny",
+            f"data.path={TEXT}",
+            "run.validate_every=0",
+            "numerics=reproducible",
+            "run.sample_log=true",
+        ]
         shape = [*SHAPES[self.shape], f"run.steps={self.steps}"]
         return [*shape, *common, *(["optimizer=staggered"] if self.stagger else []), *self.overrides]
 
@@ -91,6 +97,7 @@ class Outcome:
     events: list[Json]
     metrics: list[Json]
     summary: Json
+    samples: dict[int, list[int]]  # that each step was trained on
     traces: dict[int, Trace] = field(default_factory=dict)
 
     @property
@@ -161,11 +168,13 @@ class Runs:
         return self._fault_free[key]
 
     def check_exact(self, outcome: Outcome) -> None:
-        """Bit for bit what the fault-free run computes; no op of a survivor twice."""
+        """Bit for bit what the fault-free run computes, from the same samples; no op of a survivor twice."""
         expected = self.fault_free(outcome.case)
         assert outcome.losses == expected.losses, explain(outcome)
         assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None, explain(outcome)
-        assert outcome.summary["samples"] == expected.summary["samples"]
+        assert outcome.samples == expected.samples, explain(outcome)
+        for step, samples in outcome.samples.items():
+            assert len(set(samples)) == len(samples), f"step {step} saw a sample twice: {samples}"
         for step, trace in outcome.traces.items():
             dead = {e["worker"] for e in outcome.all("death_detected") if e["step"] in (step, step + 1)}
             check_no_survivor_repeats(trace, dead, step)
@@ -237,8 +246,9 @@ def _outcome(case: Case, code: int, seconds: float, job: LocalJob) -> Outcome:
     summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
     traces = {int(p.stem.split("-")[1]): Trace.load(p) for p in sorted(run.traces.glob("step-*.json"))}
     logs = _logs(run)
+    samples = {line["step"]: line["samples"] for line in run.lines(run.samples)}
     return Outcome(
-        case, code, seconds, job.output, logs, run.lines(run.events), run.lines(run.metrics), summary, traces
+        case, code, seconds, job.output, logs, run.lines(run.events), run.lines(run.metrics), summary, samples, traces
     )
 
 

@@ -28,7 +28,6 @@ SURVIVED = [
     Case("hangs longer than the suspicion", "2x2", ("+hang_at=3:0.1@backward", *NERVOUS)),
     Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
     Case("is paused shortly", "2x2", PATIENT, (PAUSED,), deaths=0),
-    Case("is slow", "2x2", ("+slow_at=2:0.1@5",), deaths=0),
     Case("dies by itself and is started again", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
     Case("aborts in native code", "2x2", (), (ABORT,), steps=25),
 ]
@@ -52,6 +51,15 @@ def test_a_worker_that_was_given_up_and_wakes_again_does_no_harm(runs):
     paused = [Strike("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
     case = Case("wakes after it was given up", "2x2", NERVOUS, tuple(paused), steps=120, bound=90)
     runs.check_exact(runs.of(case, "not SIGKILL"))
+
+
+def test_a_worker_that_gets_slow_gets_a_smaller_share(runs):
+    outcome = runs.of(Case("is slow", "2x2", ("+slow_at=5:0.1@5",), steps=12, deaths=0), "not SIGKILL")
+    runs.check_exact(outcome)
+    assert "0.1" in [e["worker"] for e in outcome.all("slow")], explain(outcome)
+    last = outcome.traces[max(outcome.traces)]
+    forwards = [sum(op.kind == "F" and op.worker == (d, 1) for op in last.ops) for d in (0, 1)]
+    assert forwards[0] < forwards[1]
 
 
 @pytest.mark.parametrize("stagger", [False, True])
