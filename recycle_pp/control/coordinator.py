@@ -176,6 +176,7 @@ class Coordinator:
     def _hear(self, number: int, rank: Rank, message: Message) -> None:
         kind = message["type"]
         if kind == "heartbeat":
+            self._recorder.heartbeat(rank.role, message)
             return
         if kind == "store":
             for other in self._ranks.values():

@@ -38,6 +38,7 @@ from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
 from recycle_pp.protocol.participant import Commit, Participant
 from recycle_pp.settings import Settings, load
+from recycle_pp.telemetry.clocks import boot_id
 
 from .commits import Commits
 from .executor import Executor
@@ -181,10 +182,12 @@ class Process:
     def _beat(self) -> None:
         """Heartbeats from a thread of their own: they stop only when the whole process does."""
 
+        boot = boot_id()
+
         def beat() -> None:
             while True:
                 try:
-                    self._channel.send({"type": "heartbeat"})
+                    self._channel.send({"type": "heartbeat", "now": time.monotonic(), "boot": boot})
                 except OSError:
                     return
                 time.sleep(self._settings.control.heartbeat)

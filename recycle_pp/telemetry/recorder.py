@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,6 +21,7 @@ from recycle_schedules import Problem, Worker
 
 from ..protocol.job import Job
 from ..settings import Settings
+from .clocks import Clocks
 from .events import Events, Lines
 from .profile import Profile
 from .progress import Progress
@@ -41,6 +43,7 @@ class Recorder:
         self._step_ended = self._begun
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
         self._traces = Traces(run)
+        self._clocks = Clocks()
         self._cpu: dict[Worker, float] = {}
         self._cpu_steps: list[float] = [0.0]  # the last one is still running
         self._own_cpu = time.process_time()
@@ -56,21 +59,26 @@ class Recorder:
 
     # -- from the workers --------------------------------------------------------------------------------------
 
+    def heartbeat(self, worker: Worker, message: Json) -> None:
+        self._clocks.heard(worker, message["boot"], message["now"], time.monotonic())
+
     def hear(self, worker: Worker, message: Json) -> None:
-        kind = message["type"]
+        kind, here = message["type"], partial(self._clocks.here, worker)
         if kind == "ready":
             self._addresses[worker] = tuple(message["address"])
         elif kind == "vote":
-            self._traces.voted(worker, message["step"], message["spans"])
+            self._traces.voted(worker, message["step"], _spans_here(message["spans"], here))
             self._samples = message["samples"] or self._samples
             self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
             before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
             if before is not None:
                 self._cpu_steps[-1] += message["cpu"] - before
         elif kind == "progress":
-            self._traces.progress(worker, message)
+            *op, start = message["running"]
+            spans = _spans_here(message["spans"], here)
+            self._traces.progress(worker, message | {"spans": spans, "running": [*op, here(start)]})
         elif kind == "resumed" and self._recovery and message["generation"] == self._job.generation:
-            self._recovery.resumed(worker, message["times"])
+            self._recovery.resumed(worker, {phase: here(at) for phase, at in message["times"].items()})
             if self._recovery.complete(self._job):
                 self._close_recovery()
 
@@ -99,7 +107,7 @@ class Recorder:
             "death_detected", worker, cause=cause["cause"], detail=cause["detail"], injected=bool(cause.get("injected"))
         )
         if self._recovery and "at" in cause:
-            self._recovery.died(worker, float(cause["at"]))
+            self._recovery.died(worker, self._clocks.here(worker, float(cause["at"])))
 
     def read_notes(self) -> list[Json]:
         """Records what the job has noted since the last call, and returns it."""
@@ -225,6 +233,10 @@ class Recorder:
             final_loss=self._final_loss,
             weights_sha256=weights_sha256(digests),
         )
+
+
+def _spans_here(spans: list[Any], here: Callable[[float], float]) -> list[Any]:
+    return [[kind, d, i, here(start), here(end)] for kind, d, i, start, end in spans]
 
 
 def weights_sha256(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
