@@ -103,7 +103,7 @@ class Run:
 class Control:
     coordinator: str = "embedded"  # who decides which supervisor coordinates: embedded (a vote of the supervisors)
     address: str | None = None  # HOST:PORT of the first coordinator; null: one node, found by itself
-    interface: str = "127.0.0.1"  # where workers listen for data
+    interface: str | None = None  # where workers listen for data; null: the one that reaches the coordinator
     heartbeat: float = 0.5  # seconds between heartbeats
     suspicion: float = 10.0  # seconds without one until a worker counts as hung
     lease: float = 600.0  # seconds a worker may take for its start and its first step

@@ -12,6 +12,7 @@ process of it and removes that folder, and so does the death of the process that
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import runpy
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,16 @@ from ..telemetry.run_folder import RunFolder
 from .child import die_with_parent
 
 _TERM_SECONDS = 10.0  # for the other supervisors once one has failed
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks of a job that one agent of several starts."""
+
+    first: int
+    count: int
+    world: int  # of the whole job
+    holder: int | None = None  # a process in whose namespaces they run
 
 
 class LocalJob:
@@ -118,19 +130,22 @@ class Zygote:
                 env={**os.environ, **threads},
             )
 
-    def run(self, overrides: Sequence[str], environment: Mapping[str, str] | None = None) -> LocalJob:
+    def run(
+        self, overrides: Sequence[str], environment: Mapping[str, str] | None = None, part: Part | None = None
+    ) -> LocalJob:
         """Starts a job of parallel.pipelines * parallel.stages workers; ValueError where the overrides are wrong.
 
-        environment: variables that its processes get beside those of the zygote.
+        environment: variables that its processes get beside those of the zygote. part: only these ranks of it.
         """
         settings = compose(list(overrides))
+        world = settings.parallel.pipelines * settings.parallel.stages
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         arguments = list(overrides)
         if not any(text.lstrip("+").startswith("run.dir=") for text in arguments):
             arguments.append(f"run.dir={folder / 'run'}")
         request = {
             "arguments": arguments,
-            "world": settings.parallel.pipelines * settings.parallel.stages,
+            "part": asdict(part or Part(0, world, world)),
             "environment": dict(environment or {}),
         }
         status, status_end = os.pipe()
@@ -215,16 +230,18 @@ def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> N
     os.dup2(output, 2)
     os.close(output)
     os.environ.update(request["environment"])
+    part = Part(**request["part"])
+    if part.holder is not None:
+        _enter(part.holder)
     launcher = os.getpid()
-    world = request["world"]
     ranks: dict[int, int] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: _signal_all(ranks, number))
-    for rank in range(world):
+    for rank in range(part.first, part.first + part.count):
         pid = os.fork()
         if pid == 0:
             os.close(status)
-            _supervise(launcher, rank, world, request["arguments"])
+            _supervise(launcher, rank, part, request["arguments"])
         ranks[pid] = rank
     code = 0
     while ranks:
@@ -239,7 +256,25 @@ def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> N
     os._exit(0)
 
 
-def _supervise(launcher: int, rank: int, world: int, arguments: list[str]) -> None:
+def _enter(holder: int) -> None:
+    """Into the namespaces of that process; only our children enter its process namespace, so a child goes on."""
+    descriptor = os.pidfd_open(holder)
+    kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = os.getcwd()
+    if libc.setns(descriptor, kinds) != 0:
+        raise OSError(ctypes.get_errno(), f"setns({holder})")
+    os.close(descriptor)
+    os.chdir(here)
+    child = os.fork()
+    if child:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: _signal_all({child: 0}, number))
+        os.waitpid(child, 0)
+        os._exit(0)
+
+
+def _supervise(launcher: int, rank: int, part: Part, arguments: list[str]) -> None:
     from ..train import main
 
     code = 1
@@ -247,8 +282,8 @@ def _supervise(launcher: int, rank: int, world: int, arguments: list[str]) -> No
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: os._exit(128 + number))
         die_with_parent(launcher)
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
-        os.environ["MASTER_PORT"] = "0"
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(part.world), MASTER_PORT="0")
+        os.environ.update(LOCAL_RANK=str(rank - part.first), LOCAL_WORLD_SIZE=str(part.count))
         code = main(arguments)
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -103,6 +103,11 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    @property
+    def local_host(self) -> str:
+        """The address of this machine that the other end sees."""
+        return str(self._socket.getsockname()[0])
+
     def close(self) -> None:
         """From any thread; a thread that waits in `recv` gets ChannelClosed."""
         with contextlib.suppress(OSError):

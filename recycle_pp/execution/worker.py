@@ -95,6 +95,7 @@ class Process:
         self._welcome = self._channel.recv()
         self._settings = load(self._welcome["settings"], Settings)
         self._worker = Worker(*self._welcome["worker"])
+        self._interface = self._settings.control.interface or self._channel.local_host
         self._started = time.monotonic()
 
     def run(self) -> int:
@@ -124,7 +125,7 @@ class Process:
             backend = "nccl" if device.type == "cuda" else "gloo"
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
-        links = Links(store, backend, device, settings.control.interface, workers=everybody)
+        links = Links(store, backend, device, self._interface, workers=everybody)
         session = Session(self._channel, participant, links, store)
         spans = Spans(NEWS_SECONDS * pipelines * stages)
         faults = Injector(
@@ -138,7 +139,7 @@ class Process:
 
         donations = Donations(optimizer, self._spec.token)
         savings = Savings(settings, self._welcome["run_dir"], stage, optimizer, batches, session, faults)
-        joining = Joining(optimizer, participant, stage, self._spec.token, settings.control.interface)
+        joining = Joining(optimizer, participant, stage, self._spec.token, self._interface)
         executor.on_commit += [donations.committed, savings.committed, self._finish_hook(session, stage)]
         session.handlers = {"donate": donations.asked, "save": savings.asked, "assemble": savings.assemble}
         session.start()

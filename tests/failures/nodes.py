@@ -1,0 +1,151 @@
+"""A job on several nodes: one agent each, in machines of their own, on a network that can fail.
+
+    with nodes.start(case, tmp_path, zygote) as job:     # three nodes, a pipeline each
+        job.wait_for_step(3)
+        job.nodes[2].machine.kill()
+        outcome = job.outcome()                          # when node 0 has ended; leaving the block ends the others
+
+Without a zygote the real torchrun is each node's agent; with one, a small stand-in forks the processes: as good for
+whatever happens after the start, and ten times faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.control.local import LocalJob, Part, Zygote
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .harness import Case, Json, Outcome, _logs, _outcome
+from .network import Machine, Network
+
+PORT = 29501
+TOKEN = {"RECYCLE_TOKEN": "of the tests, and of nobody else"}
+WORKERS = {"3x2": (3, 2)}  # shape -> nodes, workers on each
+QUICK = ("control=cluster", "control.heartbeat=0.1", "control.suspicion=4")
+
+
+class Agent:
+    """A real torchrun, with the face of a LocalJob."""
+
+    def __init__(self, process: subprocess.Popen[Any], log: Path) -> None:
+        self._process, self._log = process, log
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def wait(self, seconds: float) -> int:
+        """Until all that it started has ended: itself it waits five minutes more for agents that are dead."""
+        deadline = time.monotonic() + seconds
+        while (code := self._process.poll()) is None and "Local worker group finished" not in self.output:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"torchrun goes on after {seconds} s; it printed:\n{self.output}")
+            time.sleep(0.05)
+        return code or 0
+
+    def close(self) -> None:
+        """Its machine ends it."""
+
+
+@dataclass
+class Node:
+    machine: Machine
+    agent: LocalJob | Agent
+
+
+class NodesJob(contextlib.AbstractContextManager):
+    """The pipelines of a case on as many machines; everything of it is gone when the block is left."""
+
+    def __init__(self, case: Case, folder: Path, zygote: Zygote | None, environment: dict[str, str]) -> None:
+        self.case, self.run = case, RunFolder(folder / "run")
+        self.network = Network()
+        self.nodes: list[Node] = []
+        self._folder, self._zygote, self._environment = folder, zygote, environment
+        self._begun = time.monotonic()
+        self._world = WORKERS[case.shape]
+
+    def start(self) -> None:
+        nodes, workers = self._world
+        machines = [self.network.machine(f"node{k}") for k in range(nodes)]
+        for number, machine in enumerate(machines):
+            self.nodes.append(Node(machine, self._agent(number, machine, machines[0].address, nodes, workers)))
+
+    def _agent(self, number: int, machine: Machine, master: str, nodes: int, workers: int) -> LocalJob | Agent:
+        arguments = [*QUICK, *self.case.arguments, f"control.address={master}:{PORT}", f"run.dir={self.run.path}"]
+        if self._zygote is not None:
+            part = Part(number * workers, workers, nodes * workers, machine.holder)
+            return self._zygote.run(arguments, self._environment, part)
+        where = [f"--nnodes={nodes}", f"--node-rank={number}", f"--nproc-per-node={workers}"]
+        where += [f"--master-addr={master}", "--master-port=29500", "--rdzv-backend=static"]
+        return self.torchrun(machine, where, arguments)
+
+    def torchrun(self, machine: Machine, where: list[str], arguments: list[str]) -> Agent:
+        log = self._folder / f"{machine.name}.log"
+        command = [Path(sys.executable).with_name("torchrun"), *where, "-m", "recycle_pp.train", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", **self._environment}
+        with open(log, "a") as output:
+            return Agent(machine.run(command, env=environment, stdout=output, stderr=output), log)
+
+    @property
+    def output(self) -> str:
+        return "".join(f"[{node.machine.name}] {node.agent.output}" for node in self.nodes)
+
+    def events(self, name: str | None = None) -> list[Json]:
+        return [e for e in self.run.lines(self.run.events) if name in (None, e["event"])]
+
+    def wait_for_event(self, name: str, seconds: float = 60.0, nth: int = 1, **fields: Any) -> Json:
+        """The nth event of that name, with those fields."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = [e for e in self.events(name) if fields.items() <= e.items()]
+            if len(found) >= nth:
+                return found[nth - 1]
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no event {name} {fields} in {seconds} s\n{self.all_that_is_known()}")
+            time.sleep(0.02)
+
+    def wait_for_step(self, step: int, seconds: float = 60.0) -> None:
+        """Until that step is committed."""
+        deadline = time.monotonic() + seconds
+        while not any(line["step"] >= step for line in self.run.lines(self.run.metrics)):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"step {step} not committed in {seconds} s\n{self.all_that_is_known()}")
+            time.sleep(0.02)
+
+    def outcome(self, seconds: float = 60.0, node: int = 0) -> Outcome:
+        """When that node's agent has ended."""
+        try:
+            code = self.nodes[node].agent.wait(seconds)
+        except TimeoutError as error:
+            raise AssertionError(f"hung: {self.case}\n{self.all_that_is_known()}") from error
+        return _outcome(self.case, code, time.monotonic() - self._begun, self)
+
+    def all_that_is_known(self) -> str:
+        tail = "\n".join(map(str, self.events()[-25:]))
+        return f"{self.output}\n{tail}\n{_logs(self.run)}"
+
+    def __exit__(self, *exception: object) -> None:
+        self.network.__exit__()
+        for node in self.nodes:
+            node.agent.close()
+
+
+def start(
+    case: Case, folder: Path, zygote: Zygote | None = None, environment: dict[str, str] | None = None
+) -> NodesJob:
+    """Starts it, forked from `zygote`, or by torchrun where there is none."""
+    job = NodesJob(case, folder, zygote, TOKEN | (environment or {}))
+    try:
+        job.start()
+    except BaseException:
+        job.__exit__()
+        raise
+    return job
