@@ -50,7 +50,7 @@ from .session import Session
 from .spans import Spans
 
 Json = dict[str, Any]
-NEWS_SECONDS = 0.002  # a worker of the job tells what it has done: 500 messages a second, however many workers
+NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages a second, however many workers
 
 
 def main(spec: WorkerSpec) -> int:

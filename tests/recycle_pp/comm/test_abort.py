@@ -123,8 +123,8 @@ def test_who_waits_for_a_member_that_never_connects_raises_too():
     error, _ = wait_for(result)
     assert error is None or isinstance(error, RuntimeError)
     if error is None:  # the post went through just before the connection closed
-        work = low.backend.recv([torch.empty(4)], 1 - low.rank, 6)
-        assert wait_for(outcome_of(work.wait))[0] is not None
+        result = outcome_of(lambda: low.backend.recv([torch.empty(4)], 1 - low.rank, 6).wait())
+        assert wait_for(result)[0] is not None
 
 
 def test_no_socket_is_opened_to_a_member_that_does_not_exist():
