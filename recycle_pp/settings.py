@@ -15,7 +15,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 
 @dataclass
@@ -101,7 +101,8 @@ class Run:
 
 @dataclass
 class Control:
-    coordinator: str = "embedded"  # who decides which supervisor coordinates: embedded (a vote of the supervisors)
+    coordinator: str = "embedded"  # who decides which supervisor coordinates: embedded (their own vote) | etcd
+    endpoints: list[str] | None = None  # of etcd: [HOST:PORT, ...], with http:// or https:// before it
     address: str | None = None  # HOST:PORT of the first coordinator; null: one node, found by itself
     interface: str | None = None  # where workers listen for data; null: the one that reaches the coordinator
     heartbeat: float = 0.5  # seconds between heartbeats
@@ -171,13 +172,14 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
     for kind in allowed:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        if kind == list[int]:
-            if isinstance(value, list) and all(type(part) is int for part in value):
+        if get_origin(kind) is list:
+            if isinstance(value, list) and all(type(part) is get_args(kind)[0] for part in value):
                 return value
         elif type(value) is kind:
             return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
-    expected = " or ".join(words.get(kind, "a list of whole numbers") for kind in allowed)
+    words |= {list[int]: "a list of whole numbers", list[str]: "a list of texts"}
+    expected = " or ".join(words[kind] for kind in allowed)
     raise ValueError(f"{key} must be {expected}, not {_show(value)}")
 
 

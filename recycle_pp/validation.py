@@ -23,7 +23,7 @@ _CHOICES = {
     "schedule.reroute": ("failed_only", "any"),
     "numerics.precision": ("fp32", "bf16"),
     "run.device": ("auto", "cpu", "cuda"),
-    "control.coordinator": ("embedded",),
+    "control.coordinator": ("embedded", "etcd"),
     "emulate.mode": (None, "sleep"),
 }
 _AT_LEAST = (
@@ -85,6 +85,11 @@ def _validate_values(settings: Settings) -> None:
     address = settings.control.address
     if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
         raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
+    if settings.control.coordinator == "etcd" and not settings.control.endpoints:
+        raise ValueError("control.endpoints must be a list of HOST:PORT with control.coordinator=etcd")
+    for endpoint in settings.control.endpoints or ():
+        if not re.fullmatch(r"(https?://)?[^:/\s]+:[0-9]{1,5}/?", endpoint):
+            raise ValueError(f"control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not {endpoint!r}")
     if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
         raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto or gloo")
 

@@ -6,7 +6,7 @@
 
 A supervisor's `address` is where it listens from its first welcome to its end, for whatever its role then asks: the
 agreement's own connections (`handle`), and supervisors and workers once it leads. `control.coordinator` says what the
-agreement rests on: `embedded`, a vote of the supervisors (`election.py`).
+agreement rests on: `embedded`, a vote of the supervisors (`election.py`), or `etcd` (`etcd_agreement.py`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ class Agreement(Protocol):
 
 def make_agreement(settings: Settings, rank: int, address: Place, token: str, leader: Leader | None) -> Agreement:
     """leader: who leads now; None in rank 0 at the start of a job, which then leads term 0 by `leader(after=-1)`."""
+    if settings.control.coordinator == "etcd":
+        from .etcd import Etcd
+        from .etcd_agreement import EtcdAgreement
+
+        etcd = Etcd(settings.control.endpoints or [])
+        return EtcdAgreement(etcd, rank, address, token, leader, patience=settings.control.suspicion)
     from .election import Election
 
     return Election(rank, address, token, leader, patience=settings.control.suspicion)
