@@ -104,9 +104,7 @@ class Process:
         if settings.numerics.reproducible:
             reproducible.prepare()
         device = _device(settings, self._spec.rank)
-        emulated = settings.emulate.mode == "sleep"
-        stage = (EmulatedStage if emulated else Stage)(settings, worker.stage, device)
-        optimizer = (EmulatedOptimizer if emulated else StageOptimizer)(settings, stage)
+        stage, optimizer = _stage(settings, worker.stage, device)
         batches = Batches(settings)
         participant = Participant(worker, settings.parallel.stages)
         if welcome["resume"]:
@@ -194,6 +192,14 @@ class Process:
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+
+def _stage(settings: Settings, stage: int, device: torch.device) -> tuple[Stage, StageOptimizer]:
+    if settings.emulate.mode:
+        emulated = EmulatedStage(settings, stage, device)
+        return emulated, EmulatedOptimizer(settings, emulated)
+    real = Stage(settings, stage, device)
+    return real, StageOptimizer(settings, real)
 
 
 def _device(settings: Settings, rank: int) -> torch.device:
