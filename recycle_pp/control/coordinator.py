@@ -116,6 +116,7 @@ class Coordinator:
 
     async def _handle(self, peer: Peer) -> None:
         """A mistake of ours must end the job with its traceback, not look like the death of whoever was speaking."""
+        peer.end_after_silence(self._settings.control.suspicion)
         try:
             if peer.hello.get("role") == "supervisor":
                 await self._handle_supervisor(peer)

@@ -217,6 +217,8 @@ class Supervisor:
         match message["type"]:
             case "welcome":
                 self._settings: dict[str, Any] = message["settings"]
+                if self._peer is not None:
+                    self._peer.end_after_silence(self._settings["control"]["suspicion"])
                 self._run = RunFolder(message["run_dir"])
             case "spawn":
                 if self._host is not None:

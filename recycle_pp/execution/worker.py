@@ -95,6 +95,7 @@ class Process:
         self._welcome = self._channel.recv()
         self._settings = load(self._welcome["settings"], Settings)
         self._worker = Worker(*self._welcome["worker"])
+        self._channel.end_after_silence(self._settings.control.suspicion)
         self._interface = self._settings.control.interface or self._channel.local_host
         self._started = time.monotonic()
 

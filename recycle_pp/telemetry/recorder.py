@@ -52,6 +52,7 @@ class Recorder:
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
         self._deaths = 0
+        self._struck: dict[Worker, int] = {}  # the step in which a worker died whose death has no event yet
         self._final_loss: float | None = None
         self._lr = 0.0
         self._started = False
@@ -95,6 +96,7 @@ class Recorder:
     def death(self, worker: Worker, now: float) -> None:
         """At once, before the job plans around it; the cause follows."""
         self._deaths += 1
+        self._struck[worker] = self._job.committed + 1
         self._cpu.pop(worker, None)
         if worker in self._job.live and self._job.phase != "starting":
             self._recovery = self._recovery or Recovery(self._job.committed + 1)
@@ -103,9 +105,9 @@ class Recorder:
         self._traces.died(worker, now)
 
     def explain_death(self, worker: Worker, cause: Json) -> None:
-        self.event(
-            "death_detected", worker, cause=cause["cause"], detail=cause["detail"], injected=bool(cause.get("injected"))
-        )
+        details = {"cause": cause["cause"], "detail": cause["detail"], "injected": bool(cause.get("injected"))}
+        step, generation = self._struck.pop(worker, self._job.committed + 1), self._job.generation
+        self._events.record("death_detected", step=step, generation=generation, worker=worker, **details)
         if self._recovery and "at" in cause:
             self._recovery.died(worker, self._clocks.here(worker, float(cause["at"])))
 
