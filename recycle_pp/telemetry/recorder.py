@@ -176,6 +176,7 @@ class Recorder:
         self._final_loss = note["loss"]
         self._line = {
             "step": step,
+            "generation": note["generation"],
             "loss": note["loss"],
             "grad_norm": note["norm"],
             "clip_scale": note["scale"],

@@ -173,11 +173,22 @@ class Runs:
         assert outcome.losses == expected.losses, explain(outcome)
         assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None, explain(outcome)
         assert outcome.samples == expected.samples, explain(outcome)
+        check_one_truth(outcome)
         for step, samples in outcome.samples.items():
             assert len(set(samples)) == len(samples), f"step {step} saw a sample twice: {samples}"
         for step, trace in outcome.traces.items():
             dead = {e["worker"] for e in outcome.all("death_detected") if e["step"] in (step, step + 1)}
             check_no_survivor_repeats(trace, dead, step)
+
+
+def check_one_truth(outcome: Outcome) -> None:
+    """Never two generations that commit the same step, unless the job went back to a checkpoint between them."""
+    if not outcome.all("restored"):
+        committed: dict[int, set[int]] = {}
+        for line in outcome.metrics:
+            committed.setdefault(line["step"], set()).add(line["generation"])
+        twice = {step: generations for step, generations in committed.items() if len(generations) > 1}
+        assert not twice, f"steps committed in two generations: {twice}\n{explain(outcome)}"
 
 
 def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
