@@ -1,7 +1,8 @@
 """A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
 
     child = Child.spawn(spec, log=run.log(3))     # in the supervisor
-    child.pidfd                                   # readable within a millisecond of the death
+    child.wait()                                  # in a thread: returns within a millisecond of the death
+    child.pidfd                                   # readable when the kernel has cleaned up behind it: then
     death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
 
     last_words(spec, cause="exception", detail=traceback.format_exc())   # in the worker, before it dies
@@ -28,6 +29,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .lifeline import Lifeline
+
 _LONGEST_WORDS = 4000  # bytes; a pipe takes a write of at most 4096 as a whole
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -45,6 +48,7 @@ class WorkerSpec:
     run_dir: str
     settings: dict[str, Any]
     last_words: int = -1  # descriptor of a pipe to the supervisor
+    lifeline: int = -1  # descriptor of what tells the supervisor of its death
 
     @classmethod
     def read(cls) -> WorkerSpec:
@@ -82,9 +86,10 @@ def last_words(spec: WorkerSpec, **words: Any) -> None:
 class Child:
     """A running worker process."""
 
-    def __init__(self, pid: int, incarnation: int, words: int, log: Path):
+    def __init__(self, pid: int, incarnation: int, words: int, lifeline: Lifeline, log: Path):
         self.pid, self.incarnation = pid, incarnation
-        self._log = log
+        self._log, self._lifeline = log, lifeline
+        self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
         self._words = words
         self._oom_kills = _oom_kills()
@@ -96,6 +101,8 @@ class Child:
         Executed, it runs as `__main__` and calls WorkerSpec.read(); forked, its `main(spec)` is called.
         """
         words_end, spec.last_words = os.pipe()
+        lifeline = Lifeline.create()
+        spec.lifeline = lifeline.descriptor
         stdin, spec_end = os.pipe()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         parent = os.getpid()
@@ -106,21 +113,28 @@ class Child:
         os.write(spec_end, json.dumps(asdict(spec)).encode())  # far below a pipe's 64 KiB: never blocks
         for descriptor in (stdin, spec_end, output, spec.last_words):
             os.close(descriptor)
-        return cls(pid, spec.incarnation, words_end, log)
+        return cls(pid, spec.incarnation, words_end, lifeline, log)
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
+    def wait(self) -> float | None:
+        """Blocks until it dies, and returns when (time.monotonic()); None if it was reaped before it was a worker."""
+        if self._lifeline.wait():
+            self._died_at = time.monotonic()
+        return self._died_at
+
     def reap(self) -> Death:
         """How it ended, once `pidfd` is readable; releases everything of the worker and ends what it started itself."""
-        seen = time.monotonic()
+        seen = self._died_at or time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # its session; before waitpid, while the number is still ours
         _, status = os.waitpid(self.pid, 0)
         words = _read_words(self._words)
         os.close(self._words)
         os.close(self.pidfd)
+        self._lifeline.close()
         self.pidfd = -1
         return self._classify(status, words, seen)
 
@@ -163,6 +177,7 @@ def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, outpu
         if "torch" not in sys.modules:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             os.set_inheritable(spec.last_words, True)
+            os.set_inheritable(spec.lifeline, True)
             os.execv(sys.executable, [sys.executable, "-m", module])
         status = _run_forked(spec, module)
     except BaseException:
@@ -178,7 +193,7 @@ def _run_forked(spec: WorkerSpec, module: str) -> int:
     # a number cannot be used anew and then be closed when a stale Python object goes.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if descriptor > 2 and descriptor not in (spec.last_words, null):
+        if descriptor > 2 and descriptor not in (spec.last_words, spec.lifeline, null):
             with suppress(OSError):  # the listing's own
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)

@@ -36,6 +36,7 @@ from .saving import Saving
 
 _log = logging.getLogger(__name__)
 _CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
+_DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel, or a GPU's driver, has cleaned up
 _BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
 
 
@@ -142,6 +143,8 @@ class Coordinator:
             if message["type"] == "spawned":
                 pid, host = message["pid"], peer.hello.get("host")
                 self._recorder.event("spawned", rank.role, rank=number, pid=pid, host=host)
+            elif message["type"] == "dying":
+                self._dead(number, message["incarnation"], _DYING_SECONDS)
             elif message["type"] == "died":
                 seen = rank.causes.get(message["incarnation"], {})  # a hang that we have ended ourselves
                 rank.causes[message["incarnation"]] = {**message, **seen}
@@ -300,7 +303,7 @@ class Coordinator:
         rank.heard, rank.patience = time.monotonic(), self._settings.control.lease
         rank.supervisor.send({"type": "spawn", "rank": number, "incarnation": rank.incarnation})
 
-    def _dead(self, number: int, incarnation: int) -> None:
+    def _dead(self, number: int, incarnation: int, cause_seconds: float = _CAUSE_SECONDS) -> None:
         """A worker is dead, whoever saw it first: its own connection, its supervisor, or the watch."""
         rank = self._ranks[number]
         if incarnation != rank.incarnation or not rank.alive:
@@ -315,7 +318,7 @@ class Coordinator:
         ]
         self._drive(self._job.died, rank.role)
         self._send(self._saving.died(rank.role, self._job.live))
-        self._later(_CAUSE_SECONDS, self._explain, number, incarnation)
+        self._later(cause_seconds, self._explain, number, incarnation)
 
     def _explain(self, number: int, incarnation: int) -> None:
         """The event of a death, with its cause; and what follows from the cause. Once a death."""

@@ -9,14 +9,15 @@ sees nothing of a worker's death. What it says to the coordinator and hears from
 
     -> hello      role, rank, host, pid              <- welcome   settings, run_dir
     -> spawned    rank, incarnation, pid             <- spawn     rank, incarnation (after all supervisors have joined)
-    -> died       rank, incarnation, cause,          <- kill      rank, incarnation (SIGKILL; its death is reported)
-                  detail, at, injected, asked        <- finish    code (ends the supervisor)
+    -> dying      rank, incarnation, at              <- kill      rank, incarnation (SIGKILL; its death is reported)
+    -> died       rank, incarnation, cause,          <- finish    code (ends the supervisor)
+                  detail, at, injected, asked
     -> stopping   rank, signal
 
-`cause` is signal, exception, out_of_memory or exit; `at` is this node's monotonic clock; `asked` says that a `kill` was
-on its way; what else the worker's last words hold comes along. A supervisor that loses the coordinator ends its worker
-and itself. The job's exit code is that of each node's first rank; the others return 0, so that the launcher
-reports one failure instead of all.
+`dying` comes at once, `died` when the kernel has cleaned up and the cause is known: signal, exception, out_of_memory or
+exit. `at` is this node's monotonic clock; `asked` says that a `kill` was on its way; what else the worker's last words
+hold comes along. A supervisor that loses the coordinator ends its worker and itself. The job's exit code is that of
+each node's first rank; the others return 0, so that the launcher reports one failure instead of all.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..settings import Settings
@@ -253,7 +256,15 @@ class Supervisor:
             return
         self._gone.clear()
         asyncio.get_running_loop().add_reader(self._child.pidfd, self._on_death)
+        watch = partial(self._await_death, self._child, asyncio.get_running_loop())
+        threading.Thread(target=watch, name="lifeline", daemon=True).start()
         self._say("spawned", incarnation=incarnation, pid=self._child.pid)
+
+    def _await_death(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
+        at = child.wait()
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            if at is not None:
+                loop.call_soon_threadsafe(partial(self._say, "dying", incarnation=child.incarnation, at=at))
 
     def _on_death(self) -> None:
         child, self._child = self._child, None

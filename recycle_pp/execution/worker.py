@@ -29,6 +29,7 @@ from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.control.child import WorkerSpec, last_words
 from recycle_pp.control.faults import Fault
+from recycle_pp.control.lifeline import Lifeline
 from recycle_pp.control.messages import Channel
 from recycle_pp.data import Batches
 from recycle_pp.execution import reproducible
@@ -55,6 +56,7 @@ NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages
 
 def main(spec: WorkerSpec) -> int:
     """Until the job is over. Returns the exit code: 0 when the coordinator said so."""
+    Lifeline(spec.lifeline).hold()
     threading.excepthook = lambda failed: _die(spec, failed)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for _watch_for_eviction

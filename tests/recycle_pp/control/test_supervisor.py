@@ -1,6 +1,7 @@
 """A real supervisor process with a real (fake) worker under it; the test plays the coordinator."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -54,14 +55,15 @@ async def joined(tmp_path, play, local_rank=0):
     port = server.sockets[0].getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, HERE / "fake_rank.py", str(port), TOKEN, str(local_rank)],
-        env={"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "PATH": "/usr/bin:/bin"},
         stderr=subprocess.PIPE,
         text=True,
     )
     started = []
     try:
         peer = await asyncio.wait_for(arrived.get(), 20)
-        peer.send({"type": "welcome", "settings": {"play": play}, "run_dir": str(tmp_path), "now": time.monotonic()})
+        settings = {"play": play, "control": {"suspicion": 10.0}}
+        peer.send({"type": "welcome", "settings": settings, "run_dir": str(tmp_path), "now": time.monotonic()})
         yield Rank(peer, process, server)
         started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     finally:
