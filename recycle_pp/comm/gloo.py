@@ -57,6 +57,7 @@ class GlooTransport:
             generation.wait(link)
         ways = {worker: Way(generation, mesh, rank[worker]) for worker in others}
         with self._lock:
+            generation.check()  # an abandoned thread must not put its routes in the place of a newer generation's
             self._routes = {generation.number: Routes(ways, members, me, generation.number)}
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:

@@ -266,7 +266,7 @@ class Coordinator:
 
     def _restore(self, stage: int) -> None:
         """A stage has lost its last worker: fill it with others, and let everybody begin at the newest checkpoint."""
-        step, started = self._saving.steps_done(), self._job.phase != "starting"
+        step, started = self._saving.steps_done(), self._job.started
         self._report_damage()
         present = [n for n, r in self._ranks.items() if r.alive]
         reason = ""

@@ -72,7 +72,7 @@ class Job:
     plan: Plan | None = None  # what the steps run that nothing has broken
     remainder_plan: Plan | None = None  # what the last adoption found left of a broken step
     finished: set[Worker] = field(default_factory=set)
-    phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | finished
+    phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | finished | lost
 
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
@@ -84,6 +84,11 @@ class Job:
         self._evaluation: int | None = None  # the validation that is not complete
         self._losses: dict[int, float] = {}
         self._new_ballot()
+
+    @property
+    def started(self) -> bool:
+        """Everybody that it waited for has come."""
+        return self._base is not None
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -98,12 +103,14 @@ class Job:
         return self._find_donors()
 
     def died(self, worker: Worker) -> list[Send]:
-        """Raises StageLost if no peer is left; the caller stops the job or restores it."""
+        """Raises StageLost, once, if no peer is left; the caller stops the job or restores it."""
         if self.phase == "starting":
             self.waiting.discard(worker)
             self.live.discard(worker)
             self._check_stages(self.live | self.waiting)
             return self._regroup() if not self.waiting else []
+        if self.phase == "lost":
+            return []
         self.joiners.died(worker)
         was_live = worker in self.live
         self.live.discard(worker)
@@ -121,6 +128,8 @@ class Job:
     def receive(self, worker: Worker, message: Json) -> list[Send]:
         """A message from a worker. What belongs to an old generation, or comes from the dead, is ignored."""
         kind = message["type"]
+        if self.phase == "lost":
+            return []
         if kind == "synced":
             return self._synced(worker, message["step"])
         if kind == "finished" and worker in self.live:  # its parameters are final, whatever generation this is
@@ -336,6 +345,7 @@ class Job:
     def _check_stages(self, live: Collection[Worker]) -> None:
         for stage in range(self.problem.stages):
             if not any(w.stage == stage for w in live):
+                self.phase = "lost"  # whatever is still on its way means nothing any more
                 raise StageLost(stage)
 
     def _new_ballot(self) -> None:

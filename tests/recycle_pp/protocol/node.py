@@ -1,0 +1,388 @@
+"""A worker of the simulated world: what the real one keeps in tensors is counters and version numbers here.
+
+Its program is the executor's, line by line, as a generator: it yields None where anything else may happen in between,
+or a condition that it waits for. The control thread (`act("hears")`), the thread that builds links, the one that writes
+checkpoints and, on a worker that returns, the one that takes the state are actions of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recycle_schedules import Action, Tensor, Worker
+
+from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
+from recycle_pp.protocol.participant import Orders, Participant
+
+if TYPE_CHECKING:
+    from .world import World
+
+RENEWAL = 8  # generations after which all connections are made anew, see comm/gloo.py
+Json = dict[str, Any]
+Program = Generator[Callable[[], bool] | None, None, None]
+
+
+class Void(Exception):
+    """The orders in hand are void."""
+
+
+class Stream(NamedTuple):
+    """From a donor to a joiner: the state after a step, and then the gradients of every later one."""
+
+    donor: Node
+    to: Worker
+    parcels: deque[tuple[str, int]]
+
+
+class Node:
+    def __init__(self, world: World, number: int, worker: Worker, first_step: int) -> None:
+        self.world, self.number, self.me = world, number, Participant(worker, world.stages)
+        self.alive = self.stale = True
+        self.options: list[tuple[int, str]] = []
+        self.me.committed = self.me.applied = first_step - 1
+        self.inbox: deque[Json] = deque()
+        self.outbox: deque[Json] = deque([{"type": "ready"}])
+        self.mesh = -1  # the connections it has, by the generation that made them
+        self.saves: deque[Json] = deque()  # parts of checkpoints to be written, then checkpoints to be put together
+        self._streams: list[Stream] = []  # from its donors, one after the other
+        self._linking: Json | None = None  # the generation whose links are being built
+        self._linked = -1
+        self._asked: list[Node] = []  # joiners that wait for this worker's state
+        self._fed: list[Stream] = []  # to joiners that have it
+        self._left = False
+        self._log: dict[tuple[int, Tensor], int] = {}
+        self._received: dict[tuple[int, Tensor], int] = {}
+        self._sums: Counter = Counter()
+        self._reduced: dict[int, Counter] = {}
+        self._reductions = 0  # collectives in this generation
+        self._ran: set[tuple[int, str, Any]] = set()
+        self._blocked: Callable[[], bool] | None = None
+        self._program = self._run()
+
+    # -- what can happen ---------------------------------------------------------------------------------------
+
+    def can(self) -> Iterator[str]:
+        """What the dead have sent is still heard."""
+        if self.outbox:
+            yield "is heard"
+        if self.alive:
+            if self.inbox:
+                yield "hears"
+            if self._blocked is None or self._blocked():
+                yield "runs"
+            if self._linking and all((self.mesh, worker) in self.world.published for worker in self._members):
+                yield "links"
+            if self.saves:
+                yield "saves"
+            if self._offered():
+                yield "takes"
+
+    def _offered(self) -> bool:
+        while self._streams and not self._streams[0].donor.alive:  # the next one has been waiting to be let in
+            self._streams.pop(0)
+        return bool(self._streams and self._streams[0].parcels)
+
+    def act(self, what: str) -> None:
+        if what == "runs":
+            self._blocked = next(self._program)
+        elif what == "hears":
+            self._hear(self.inbox.popleft())
+        elif what == "links":
+            assert self._linking is not None
+            self._linked, self._linking = self._linking["generation"], None
+        elif what == "saves":
+            self.outbox.append(self.saves.popleft())
+        else:
+            self._take(*self._streams[0].parcels.popleft())
+
+    def _hear(self, message: Json) -> None:
+        kind, me = message["type"], self.me
+        if kind == "announce":
+            self.outbox.append(me.announce(message))
+            self._linking, self._linked, self._reductions = message, -1, 0
+            self._members = [Worker(*w) for w in message["members"]]
+            self.mesh = max(message["base"], message["generation"] - message["generation"] % RENEWAL)
+            if (self.mesh, me.worker) not in self.world.published:
+                self.world.published.add((self.mesh, me.worker))
+                self.world.touch()
+        elif kind == "adopt":
+            me.adopt(message)
+        elif kind == "plan":
+            me.plan(message)
+        elif kind == "commit":
+            me.commit(message)
+        elif kind == "donate" and message["joiner"] is not None:
+            self._asked.append(message["joiner"])
+        elif kind == "save":
+            self._save(message["step"])
+        elif kind == "assemble":
+            self.saves.append({"type": "assembled", "step": message["step"]})
+        elif kind == "leave":
+            self._left = True
+
+    # -- the executor ------------------------------------------------------------------------------------------
+
+    def _run(self) -> Program:
+        me = self.me
+        while True:
+            yield from self._settle()
+            yield lambda: self._left or bool(me.commits) or me.undo or self._ready()
+            if self._left:
+                self.world.gone(self)
+                yield lambda: False
+            if me.commits or me.undo or me.orders is None:
+                continue
+            with suppress(Void):
+                yield from self._follow(me.orders)
+
+    def _ready(self) -> bool:
+        return self.me.orders is not None and self._linked == self.me.generation
+
+    def _follow(self, orders: Orders) -> Program:
+        me = self.me
+        if orders.evaluate is not None:
+            yield from self._evaluate(orders, orders.evaluate)
+        step = me.committed + 1
+        if orders.copy is not None:
+            yield from self._copy(orders, step, orders.copy)
+        if me.record(step).reduced:
+            self._vote(orders, step)
+        while step < self.world.steps:
+            yield from self._run_step(orders, step)
+            step += 1
+        while True:
+            yield lambda: self._void(orders) or bool(me.commits)
+            yield from self._settle(orders)
+
+    def _run_step(self, orders: Orders, step: int) -> Program:
+        me = self.me
+        if step not in orders.steps:
+            yield lambda: orders.steady is not None or self._void(orders)
+            self._check(orders)
+        actions = orders.steps[step] if step in orders.steps else orders.steady
+        assert actions is not None
+        for action in actions:
+            yield from self._settle(orders)
+            if action.kind in "FIWB":
+                yield from self._compute(orders, step, action, actions)
+            elif action.kind == "REDUCE":
+                yield from self._await_turn(orders, step)
+                yield from self._reduce(orders, step)
+                self._vote(orders, step)
+            elif action.kind.startswith("SEND"):
+                assert action.peer is not None
+                key = (step, carried_by(action))
+                self._send(orders, action.peer, key, self._received[key] if key in self._received else self._log[key])
+            yield None
+        yield from self._await_turn(orders, step)
+        if orders.stagger and not self._is_barrier(step) and me.committed == me.applied == step - 1:
+            me.speculate(step)
+            return
+        if step > me.committed:
+            yield lambda: bool(me.commits) or self._void(orders)
+        yield from self._settle(orders)
+
+    def _compute(self, orders: Orders, step: int, action: Action, actions: list[Action]) -> Program:
+        me, kind, mb, stages = self.me, action.kind, action.microbatch, self.world.stages
+        assert mb is not None
+        if kind != "F":
+            yield from self._await_turn(orders, step)
+        takes = consumed_by(kind, mb, me.worker.stage, stages)
+        if takes and (step, takes) not in self._received:
+            sender = next(a.peer for a in actions if a.kind.startswith("RECV") and carried_by(a) == takes)
+            assert sender is not None
+            yield from self._receive(orders, sender, (step, takes))
+            self._received[step, takes] = self._arrived
+        self._check(orders)
+        record = me.record(step)
+        record.begin(kind, mb)
+        if me.applied != step - 1:
+            self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} with parameters after step {me.applied}")
+        if takes and self._received[step, takes] != step:
+            self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} on a tensor of {self._received[step, takes]}")
+        yield None  # it runs, and whatever may happen meanwhile happens
+        if me.records.get(step) is record:
+            if (step, kind, mb) in self._ran:
+                self.world.fail(f"{me.worker} repeats {kind}{mb} of step {step}")
+            self._ran.add((step, kind, mb))
+        makes = made_by(kind, mb, me.worker.stage, stages)
+        if makes:
+            self._log[step, makes] = step
+        if kind in "WB":
+            self._sums[mb] += 1
+        if takes:
+            self._received.pop((step, takes))
+        record.finish(takes)
+
+    def _evaluate(self, orders: Orders, step: int) -> Program:
+        me, losses, stages = self.me, {}, self.world.stages
+        yield lambda: orders.forward is not None or self._void(orders)
+        self._check(orders)
+        assert orders.forward is not None
+        for action in orders.forward:
+            self._check(orders)
+            mb = action.microbatch
+            assert mb is not None
+            if action.kind == "F":
+                takes = consumed_by("F", mb, me.worker.stage, stages)
+                if takes:
+                    sender = next(a.peer for a in orders.forward if a.kind == "RECV_F" and carried_by(a) == takes)
+                    assert sender is not None
+                    yield from self._receive(orders, sender, ("validation", step, takes))
+                if me.applied != step:
+                    self.world.fail(f"{me.worker} validates step {step} with parameters after step {me.applied}")
+                if not made_by("F", mb, me.worker.stage, stages):
+                    losses[mb[0] * self.world.problem.counts[0] + mb[1]] = 1.0
+            elif action.kind == "SEND_F":
+                assert action.peer is not None
+                self._send(orders, action.peer, ("validation", step, carried_by(action)), step)
+            yield None
+        if losses:
+            self.outbox.append({"type": "evaluated", "generation": orders.generation, "step": step, "losses": losses})
+
+    def _await_turn(self, orders: Orders, step: int) -> Program:
+        while step > self.me.committed + 1:
+            yield lambda: bool(self.me.commits) or self._void(orders)
+            yield from self._settle(orders)
+        yield from self._settle(orders)
+
+    def _is_barrier(self, step: int) -> bool:
+        every = [n for n in (self.world.evaluate_every, self.world.save_every) if n]
+        return step == self.world.steps - 1 or any((step + 1) % n == 0 for n in every)
+
+    # -- the end of a step -------------------------------------------------------------------------------------
+
+    def _reduce(self, orders: Orders, step: int) -> Program:
+        """Everybody sends its sums to all peers: whoever dies on the way has reached some of them."""
+        mine = Counter(self._sums)
+        total = Counter(mine)
+        self._reductions += 1
+        key = ("reduce", self._reductions)
+        for peer in self._peers():
+            self._send(orders, peer, key, mine)
+            yield None
+        for peer in self._peers():
+            yield from self._receive(orders, peer, key)
+            total.update(self._arrived)
+        self._hold(orders, step, total)
+
+    def _copy(self, orders: Orders, step: int, source: Worker) -> Program:
+        self._reductions += 1
+        key = ("copy", self._reductions)
+        if source == self.me.worker:
+            for peer in self._peers():
+                self._send(orders, peer, key, Counter(self._reduced[step]))
+                yield None
+            return
+        yield from self._receive(orders, source, key)
+        if not self.me.record(step).reduced:
+            self._hold(orders, step, self._arrived)
+
+    def _hold(self, orders: Orders, step: int, total: Counter) -> None:
+        self._check(orders)
+        self._reduced[step] = total
+        self.me.record(step).reduced = True
+
+    def _vote(self, orders: Orders, step: int) -> None:
+        counts = [self._reduced[step][mb] for mb in self.world.problem.microbatch_keys()]
+        self.outbox.append({
+            "type": "vote", "generation": orders.generation, "step": step, "finite": True, "counts": counts,
+            "squares": [4.0 if step in self.world.clipped else 0.01], "losses": [1.0] * len(counts),
+        })  # fmt: skip
+
+    def _settle(self, orders: Orders | None = None) -> Program:
+        me, validate = self.me, []
+        while me.commits or me.undo:
+            if me.undo:
+                undone = me.applied
+                me.taken_back()
+                self._ran = {r for r in self._ran if r[0] <= undone}
+                self._log = {k: v for k, v in self._log.items() if k[0] <= undone}
+                self._received = {k: v for k, v in self._received.items() if k[0] <= undone}
+            commit = me.next_commit()
+            if commit is None:
+                continue
+            me.applied = commit.step
+            yield None
+            if any(n != 1 for n in self._reduced[commit.step].values()):
+                self.world.fail(f"{me.worker} applies {self._reduced[commit.step]}")
+            self._feed(commit.step)
+            self._sums.clear()
+            self._reduced.pop(commit.step)
+            self._log = {k: v for k, v in self._log.items() if k[0] > commit.step}
+            self._received = {k: v for k, v in self._received.items() if k[0] > commit.step}
+            if commit.then["evaluate"]:
+                validate.append(commit.step)
+            if list(me.worker) in commit.then["savers"] and self.world.save_every:
+                self._save(commit.step + 1)
+            if commit.then["finish"]:
+                self.outbox.append({"type": "finished", "generation": me.generation})
+        if orders is not None:
+            self._check(orders)
+            for step in validate:
+                yield from self._evaluate(orders, step)
+
+    def _save(self, step: int) -> None:
+        if self.me.applied != step - 1:
+            self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
+        self.saves.append({"type": "saved", "step": step})
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def _peers(self) -> list[Worker]:
+        me = self.me.worker
+        return [w for w in self._members if w.stage == me.stage and w != me]
+
+    def _send(self, orders: Orders, to: Worker, key: Any, what: Any) -> None:
+        self._check(orders)
+        if self.world.broken(self.mesh, self.me.worker, to):
+            self._break(orders)
+        self.world.wires[orders.generation, self.me.worker, to, key] = what
+        self.world.touch(to)
+
+    def _receive(self, orders: Orders, sender: Worker, key: Any) -> Program:
+        """What came is in `_arrived`."""
+        wires, wire = self.world.wires, (orders.generation, sender, self.me.worker, key)
+        yield lambda: wire in wires or self._void(orders) or self.world.broken(self.mesh, self.me.worker, sender)
+        self._check(orders)
+        if wire not in wires:
+            self._break(orders)
+        self._arrived = wires.pop(wire)
+
+    def _break(self, orders: Orders) -> None:
+        self.me.orders = None
+        self.outbox.append({"type": "broken", "generation": orders.generation})
+        raise Void
+
+    def _void(self, orders: Orders) -> bool:
+        return self.me.orders is not orders
+
+    def _check(self, orders: Orders) -> None:
+        if self.me.orders is not orders:
+            raise Void
+
+    # -- rejoining ---------------------------------------------------------------------------------------------
+
+    def _feed(self, step: int) -> None:
+        """After a commit: new joiners get the state, the others this step's gradients."""
+        for stream in self._fed:
+            stream.parcels.append(("gradients", step))
+            self.world.touch(stream.to)
+        for joiner in self._asked:
+            stream = Stream(self, joiner.me.worker, deque([("state", step)]))
+            joiner._streams.append(stream)
+            self.world.touch(stream.to)
+            self._fed.append(stream)
+        self._asked = []
+
+    def _take(self, what: str, step: int) -> None:
+        """A donor's parcel. A member has the gradients itself."""
+        if self.me.generation >= 0:
+            return
+        if what == "gradients" and self.me.applied != step - 1:
+            self.world.fail(f"{self.me.worker} gets the gradients of step {step} after step {self.me.applied}")
+        self.me.applied = self.me.committed = step
+        self.outbox.append({"type": "synced", "step": step})

@@ -1,0 +1,168 @@
+"""Orders of events as data: drawn from a seed, run, and made as short as they can be where they break the contract.
+
+    order = Order.drawn(4711)            # shape, faults, and how the world chooses what happens next
+    order.run()                          # a World; raises Violation
+    shrunk(order)                        # a smaller order that still raises
+    explain(order)                       # text that replays it
+
+Half of the orders choose uniformly among all that can happen. The other half gives every process a priority and lets
+the first go on as long as it can, with a few changes on the way: few orders of that kind find what needs a long delay
+in one place (probabilistic concurrency testing; Burckhardt, Kothari, Musuvathi and Nagarakatte, 2010).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from recycle_schedules import Worker
+
+from .world import Chooser, Fault, Option, Violation, World
+
+KINDS = {"kill": 6, "lose": 1, "leave": 1, "cut": 1}
+SHAPES = ((2, 2, 2), (3, 2, 2), (3, 3, 1), (4, 1, 2), (3, 2, 3), (2, 3, 2))
+
+
+@dataclass(frozen=True)
+class Order:
+    shape: tuple[int, int, int]  # pipelines, stages, micro-batches
+    faults: tuple[Fault, ...] = ()
+    steps: int = 4
+    stagger: bool = False
+    evaluate_every: int = 0
+    save_every: int = 0
+    clipped: frozenset[int] = frozenset()
+    seed: int | None = None  # of what happens next; None: everybody in turn
+    delays: int | None = None  # changes of priority; None: no priorities
+
+    @classmethod
+    def drawn(cls, seed: int) -> Order:
+        """Two or three faults, most of them deaths, often the second within the recovery from the first."""
+        rng = random.Random(seed)
+        order = cls(
+            rng.choice(SHAPES),
+            stagger=rng.random() < 0.5,
+            evaluate_every=rng.choice((0, 2)),
+            save_every=rng.choice((0, 2)),
+            clipped=frozenset(step for step in range(4) if rng.random() < 0.15),
+            seed=seed,
+            delays=rng.choice((None, 3)),
+        )
+        return replace(order, faults=tuple(order._drawn_faults(rng)))
+
+    def _drawn_faults(self, rng: random.Random) -> Iterator[Fault]:
+        pipelines, stages, _ = self.shape
+        workers = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
+        end = _events(self.shape, self.steps, self.stagger, self.evaluate_every, self.save_every)
+        at = rng.randrange(end)
+        for _ in range(rng.choice((2, 2, 3))):
+            kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+            victim = rng.choice(workers)
+            yield Fault(at, kind, victim)
+            if kind != "cut" and rng.random() < 0.7:
+                yield Fault(at + rng.randrange(1, end // 2), "revive", victim)
+            at = at + rng.randrange(60) if rng.random() < 0.5 else rng.randrange(end)
+
+    def run(self) -> World:
+        world = World(
+            *self.shape,
+            steps=self.steps,
+            stagger=self.stagger,
+            evaluate_every=self.evaluate_every,
+            save_every=self.save_every,
+            clipped=self.clipped,
+        )
+        return world.run(self._chooser(), self.faults)
+
+    def _chooser(self) -> Chooser:
+        if self.seed is None:
+            return in_turn()
+        rng = random.Random(self.seed)
+        return at_random(rng) if self.delays is None else by_priority(rng, self.delays)
+
+
+@lru_cache
+def _events(shape: tuple[int, int, int], steps: int, stagger: bool, evaluate_every: int, save_every: int) -> int:
+    return Order(shape, (), steps, stagger, evaluate_every, save_every).run().events
+
+
+def in_turn() -> Chooser:
+    """Everybody gets a turn: the option after the last one."""
+    last = 0
+
+    def choose(options: Sequence[Option]) -> int:
+        nonlocal last
+        last += 1
+        return last % len(options)
+
+    return choose
+
+
+def at_random(rng: random.Random) -> Chooser:
+    return lambda options: int(rng.random() * len(options))
+
+
+def by_priority(rng: random.Random, changes: int) -> Chooser:
+    """The first in priority goes on as long as it can; at a change, it becomes the last."""
+    priority: dict[int, float] = {}
+    events = 0
+    due = {rng.randrange(1, 1000) for _ in range(changes)}
+
+    def choose(options: Sequence[Option]) -> int:
+        nonlocal events
+        events += 1
+        for who, _ in options:
+            if who not in priority:
+                priority[who] = rng.random()
+        best = max(priority[who] for who, _ in options)
+        mine = [k for k, (who, _) in enumerate(options) if priority[who] == best]
+        chosen = mine[int(rng.random() * len(mine))]
+        if events in due:
+            priority[options[chosen][0]] = -events
+        return chosen
+
+    return choose
+
+
+def shrunk(order: Order) -> Order:
+    """An order that still breaks the contract, and none that leaves out one thing more does."""
+    while True:
+        for smaller in _smaller(order):
+            if breaks(smaller):
+                order = smaller
+                break
+        else:
+            return order
+
+
+def breaks(order: Order) -> str | None:
+    """What is broken, or None."""
+    try:
+        order.run()
+    except Violation as violation:
+        return str(violation)
+    return None
+
+
+def explain(order: Order) -> str:
+    return f"{breaks(order)}\nreplay it: {order!r}.run()"
+
+
+def _smaller(order: Order) -> Iterator[Order]:
+    for k in range(len(order.faults)):
+        yield replace(order, faults=order.faults[:k] + order.faults[k + 1 :])
+    if order.stagger:
+        yield replace(order, stagger=False)
+    if order.evaluate_every:
+        yield replace(order, evaluate_every=0)
+    if order.save_every:
+        yield replace(order, save_every=0)
+    if order.clipped:
+        yield replace(order, clipped=frozenset())
+    if order.steps > 1:
+        yield replace(order, steps=order.steps - 1)
+    if order.seed is not None:
+        yield replace(order, seed=None, delays=None)
+        yield from (replace(order, seed=seed) for seed in range(8) if seed < order.seed)

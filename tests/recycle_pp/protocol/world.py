@@ -1,0 +1,308 @@
+"""A deterministic world for the recovery protocol: real `Job`, `Saving` and `Participant`s, invented all around them.
+
+    world = World(pipelines=2, stages=2, microbatches=2, steps=2)
+    world.run(in_turn())                                     # whoever may act does, one after the other
+    world.run(in_turn(), [Fault(17, "kill", Worker(0, 1))])  # ... until event 17, when somebody dies
+
+The world plays the coordinator, the supervisors, the network and the clock; `node.Node` plays a worker. Whatever is
+under way may arrive, and whoever can go on may do so, in any order that the chooser wants: so messages are delayed at
+will and overtake each other (those of one connection excepted, as TCP has it), timers fire at any time, and the dead
+leave half of what they had sent.
+
+Every run checks the contracts as it goes: an op uses the parameters of its step, no survivor runs an op twice, a step
+sums every micro-batch's gradient once at every stage, peers that save or validate are in the same state, and something
+can always happen until all is done. A violation raises `Violation` with the events that led to it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recycle_schedules import Problem, Worker, actions
+
+from recycle_pp.control.saving import Saving
+from recycle_pp.protocol.job import Job, Send, StageLost
+from recycle_pp.protocol.roles import fill_stages
+
+from .node import Node
+from .planning import plan_simply
+
+Json = dict[str, Any]
+Option = tuple[int, str]  # who acts (a node's number, or COORDINATOR), and what it does
+Chooser = Callable[[Sequence[Option]], int]
+
+COORDINATOR = -1
+NOWHERE = Path("/nonexistent")  # the checkpoints of this world are numbers
+
+
+class Violation(AssertionError):
+    pass
+
+
+class Fault(NamedTuple):
+    """At event `at`, `kind` befalls the process that was started as `worker`.
+
+    kill    it is gone; what it had sent may be lost
+    lose    it is given up though it lives: it works on, and nobody listens any more
+    revive  if it is dead: a new process takes its place
+    leave   it is told to go (SIGTERM)
+    cut     its connection to another worker breaks
+    """
+
+    at: int
+    kind: str
+    worker: Worker
+
+
+class World:
+    def __init__(
+        self,
+        pipelines: int,
+        stages: int,
+        microbatches: int,
+        steps: int = 2,
+        stagger: bool = False,
+        evaluate_every: int = 0,
+        save_every: int = 0,
+        clipped: frozenset[int] = frozenset(),
+    ) -> None:
+        self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
+        self.stages, self.steps, self.clipped = stages, steps, clipped
+        self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
+        self.wires: dict[tuple[int, Worker, Worker, Any], Any] = {}  # (generation, from, to, key) -> what was sent
+        self.published: set[tuple[int, Worker]] = set()  # who has told where it listens, by the number of a mesh
+        self.cuts: set[tuple[int, Worker, Worker]] = set()  # connections of a mesh that broke
+        self.graves: set[tuple[int, Worker]] = set()  # members of a mesh that are dead
+        self.saved = 0  # steps done of the newest checkpoint
+        self.restores = 0
+        self.lost: int | None = None  # the stage for whose sake the job had to stop
+        self.events = 0
+        self._history: list[tuple[Any, ...]] = []
+        self._rng = random.Random(0)
+        self._roles = dict(enumerate(Worker(d, s) for d in range(pipelines) for s in range(stages)))
+        self._ranks = {worker: rank for rank, worker in self._roles.items()}  # of the processes, by their first role
+        self._alive: dict[int, Node] = {}  # rank -> its process, as long as nobody has noticed that it is dead
+        self._actors: list[Node] = []  # all processes that do anything, also those given up
+        self._noticing: deque[Node] = deque()  # dead, and not known to be
+        self._mending: deque[int] = deque()  # generations in which a link broke
+        self._begin(0, range(len(self._roles)))
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def run(self, choose: Chooser, faults: Sequence[Fault] = (), limit: int = 100_000) -> World:
+        """Until the job is finished, or cannot go on (`lost`)."""
+        ahead = deque(sorted(faults))
+        while not self._over():
+            while ahead and ahead[0].at <= self.events:
+                self._befall(ahead.popleft())
+            options = self._options()
+            if not options:
+                self.fail("nothing can happen any more")
+            who, what = option = options[choose(options)]
+            self._history.append(option)
+            self.events += 1
+            try:
+                self._happen(who, what)
+            except Violation:
+                raise
+            except Exception as error:
+                self.fail(repr(error), error)
+            if self.events > limit:
+                self.fail("no end in sight")
+        if self.lost is None:
+            self._check_end()
+        return self
+
+    def fail(self, what: str, cause: BaseException | None = None) -> None:
+        story = "\n".join(" ".join(map(str, entry)) for entry in self._history[-150:])
+        raise Violation(f"{what}; the last events (number of the process, what it does):\n{story}") from cause
+
+    def _over(self) -> bool:
+        return self.lost is not None or (self.job.phase == "finished" and not self.saving.busy)
+
+    def _check_end(self) -> None:
+        if self.job.committed != self.steps - 1:
+            self.fail(f"finished after step {self.job.committed} of {self.steps}")
+        for node in self._alive.values():
+            if node.alive and node.me.worker in self.job.live and node.me.applied != self.steps - 1:
+                self.fail(f"{node.me.worker} ends with the parameters after step {node.me.applied}")
+        if self.save_every and self.saved != self.steps:
+            self.fail(f"the newest checkpoint holds {self.saved} steps of {self.steps}")
+
+    def _options(self) -> list[Option]:
+        """What a process can do changes only when something has touched it (`stale`)."""
+        found: list[Option] = []
+        for node in self._actors:
+            if node.stale:
+                node.stale = False
+                node.options = [(node.number, what) for what in node.can()]
+            found += node.options
+        if self._noticing:
+            found.append((COORDINATOR, "notices a death"))
+        if self._mending:
+            found.append((COORDINATOR, "mends"))
+        if self._stage_lost is not None:
+            found.append((COORDINATOR, "restores"))
+        return found
+
+    def touch(self, worker: Worker | None = None) -> None:
+        """Whoever has this place, or everybody, may be able to do something else now."""
+        for node in self._actors:
+            if worker is None or node.me.worker == worker:
+                node.stale = True
+
+    def _happen(self, who: int, what: str) -> None:
+        if who != COORDINATOR:
+            node = self._actors[who]
+            node.stale = True
+            if what == "is heard":
+                self._hear(node, node.outbox.popleft())
+            else:
+                node.act(what)
+        elif what == "mends":
+            if self._mending.popleft() == self.job.generation:
+                self._drive(self.job.regroup)
+        elif what == "restores":
+            self._restore()
+        else:
+            self._dead(self._noticing.popleft())
+
+    # -- the coordinator ---------------------------------------------------------------------------------------
+
+    def _begin(self, first_step: int, ranks: Sequence[int], generation: int = -1) -> None:
+        self.job = Job(
+            self.problem, steps=self.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=self.stagger,
+            first_step=first_step, evaluate_every=self.evaluate_every, save_every=self.save_every,
+            generation=generation, waiting={self._roles[rank] for rank in ranks},
+        )  # fmt: skip
+        self.saving = Saving(NOWHERE, self.stages)
+        self._notes_read = 0
+        self._stage_lost: int | None = None
+        for rank in ranks:
+            self._spawn(rank)
+
+    def _spawn(self, rank: int) -> None:
+        node = self._alive[rank] = Node(self, len(self._actors), self._roles[rank], self.job.first_step)
+        self._actors.append(node)
+
+    def _hear(self, node: Node, message: Json) -> None:
+        if node not in self._alive.values():
+            return  # given up: its generation is void
+        worker, kind = node.me.worker, message["type"]
+        if kind == "ready":
+            self._drive(self.job.ready, worker)
+        elif kind == "leaving":
+            self._drive(self.job.leave, worker)
+        elif kind == "broken":
+            self._mending.append(message["generation"])
+        elif kind == "saved":
+            self._send(self.saving.saved(worker, message))
+        elif kind == "assembled":
+            self.saving.assembled(message)
+            self.saved = max(self.saved, message["step"])
+        else:
+            self._drive(self.job.receive, worker, message)
+
+    def _drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
+        try:
+            self._send(event(*arguments))
+        except StageLost as lost:
+            if self._stage_lost is not None:
+                self.fail(f"stage {lost.stage} is lost twice")
+            self._stage_lost = lost.stage
+            return
+        notes, self._notes_read = self.job.notes[self._notes_read :], len(self.job.notes)
+        self._send(self.job.follow_up())
+        for note in notes:
+            if note["event"] == "committed" and note["savers"] and self.save_every:
+                self.saving.begin(note["step"] + 1, [Worker(*w) for w in note["savers"]], note["last"])
+
+    def _send(self, out: list[Send]) -> None:
+        nodes = {node.me.worker: node for node in self._alive.values()}
+        for to, message in out:
+            if to in nodes:
+                if message["type"] == "donate":
+                    message = message | {"joiner": nodes.get(Worker(*message["to"]))}
+                nodes[to].inbox.append(message)
+                nodes[to].stale = True
+
+    def _dead(self, node: Node) -> None:
+        rank = next((r for r, n in self._alive.items() if n is node), None)
+        if rank is None:
+            return
+        del self._alive[rank]
+        self._drive(self.job.died, node.me.worker)
+        self._send(self.saving.died(node.me.worker, self.job.live))
+
+    def _restore(self) -> None:
+        """What the coordinator does when a stage is lost."""
+        present = sorted(self._alive)
+        again = self.restores and self.saved == self._restored_from
+        if (self.job.started and not self.saved) or again or len(present) < self.stages:
+            self.lost = self._stage_lost
+        else:
+            self._roles = fill_stages(self._roles, present, self.stages)
+            self.restores, self._restored_from = self.restores + 1, self.saved
+            self._alive.clear()  # the old processes live on for a moment, and nobody listens
+            self._begin(self.saved, present, self.job.generation)
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    def _befall(self, fault: Fault) -> None:
+        rank = self._ranks[fault.worker]
+        node = self._alive.get(rank)
+        self._history.append(("      ", *fault))
+        if fault.kind == "revive":
+            if node is None and self._stage_lost is None:
+                self._spawn(rank)
+        elif node is None or not node.alive:
+            return
+        elif fault.kind == "kill":
+            self._kill(node)
+        elif fault.kind == "lose":
+            self._dead(node)
+        elif fault.kind == "leave":
+            node.outbox.append({"type": "leaving"})
+            node.stale = True
+        else:
+            others = [n.me.worker for n in self._alive.values() if n is not node]
+            if others:
+                self._cut(node, self._rng.choice(others))
+
+    def _kill(self, node: Node) -> None:
+        """What it has sent arrives up to a point, which is another one on every connection."""
+        me = node.me.worker
+        node.alive = False
+        self.graves.add((node.mesh, me))
+        keep = self._rng.random()
+        for wire in [w for w in self.wires if w[1] == me and w[0] == node.me.generation]:
+            if self._rng.random() > keep:
+                del self.wires[wire]
+        for _ in range(self._rng.randrange(len(node.outbox) + 1)):
+            node.outbox.pop()
+        self.touch()
+        self._noticing.append(node)
+
+    def gone(self, node: Node) -> None:
+        """A process has ended by itself, as it was told to."""
+        node.alive = False
+        self.graves.add((node.mesh, node.me.worker))
+        self.touch()
+        self._noticing.append(node)
+
+    def _cut(self, node: Node, other: Worker) -> None:
+        me = node.me.worker
+        self.cuts |= {(node.mesh, me, other), (node.mesh, other, me)}
+        for wire in [w for w in self.wires if {w[1], w[2]} == {me, other} and w[0] == node.me.generation]:
+            if self._rng.random() < 0.5:
+                del self.wires[wire]
+        self.touch()
+
+    def broken(self, mesh: int, me: Worker, other: Worker) -> bool:
+        """Gloo says that this connection is of no more use."""
+        return (mesh, me, other) in self.cuts or (mesh, other) in self.graves
+
