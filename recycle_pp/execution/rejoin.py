@@ -5,11 +5,12 @@
     executor.on_commit.append(donations.committed)         # copies the state, feeds what follows
 
     joining = Joining(optimizer, participant, stage, token, interface)     # on the returning worker
-    joining.start(synced=lambda step: ...)                 # at joining.address
+    joining.start(synced=lambda step, session: ...)        # at joining.address
 
 The donor copies its state between two steps and streams it from a thread of its own while it trains on; what it commits
 meanwhile follows as gradients. The joiner applies the very same updates, so it ends with the same bits. If either side
-dies the stream breaks and nothing else happens: the coordinator finds another donor.
+dies the stream breaks and nothing else happens: the coordinator finds another donor. A new donor takes the place of the
+one before at once, which may hang rather than be dead.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-from recycle_pp.comm.transfer import Receiver, TransferError, connect
+from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
 from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
@@ -91,27 +93,43 @@ class Joining:
     ) -> None:
         self._optimizer, self._participant, self._stage = optimizer, participant, stage
         self._receiver = Receiver(interface, token)
+        self._taking = threading.Lock()
+        self._stream: Stream | None = None  # from the newest donor
+        self._closed = False
         self.address = self._receiver.address
 
-    def start(self, synced: Callable[[int], None]) -> None:
-        """Takes states and steps in a thread, until this worker is a member; `synced(step)` after each."""
-        threading.Thread(target=self._run, args=(synced,), name="join", daemon=True).start()
+    def start(self, synced: Callable[[int, int], None]) -> None:
+        """Takes states and steps in threads, until this worker is a member; `synced(step, session)` after each."""
+        threading.Thread(target=self._accept, args=(synced,), name="join", daemon=True).start()
 
     def close(self) -> None:
+        self._closed = True
         self._receiver.close()
 
-    def _run(self, synced: Callable[[int], None]) -> None:
-        while self._participant.generation < 0:
-            try:
-                with self._receiver.accept(timeout=PATIENCE, idle=PATIENCE) as stream:
-                    while True:
-                        about, tensors = stream.receive()
-                        if self._participant.generation >= 0:
-                            return  # a member by now: it has these gradients itself
+    def _accept(self, synced: Callable[[int, int], None]) -> None:
+        while self._participant.generation < 0 and not self._closed:
+            with suppress(TransferError):  # nobody came
+                stream = self._receiver.accept(timeout=PATIENCE, idle=PATIENCE)
+                with self._taking:
+                    before, self._stream = self._stream, stream
+                if before is not None:
+                    before.close()
+                threading.Thread(target=self._follow, args=(stream, synced), name="follow", daemon=True).start()
+
+    def _follow(self, stream: Stream, synced: Callable[[int, int], None]) -> None:
+        session = -1
+        try:
+            with stream:
+                while True:
+                    about, tensors = stream.receive()
+                    with self._taking:
+                        if self._stream is not stream or self._participant.generation >= 0:
+                            return  # of a donor that has been replaced; or a member, which has these gradients itself
                         self._take(about, tensors)
-                        synced(self._participant.applied)
-            except TransferError as error:
-                _log.info("the donor is gone: %s", error)  # the coordinator finds another one
+                    session = about.get("session", session)
+                    synced(about["step"], session)
+        except TransferError as error:
+            _log.info("the donor is gone: %s", error)  # the coordinator finds another one
 
     def _take(self, about: Json, tensors: dict[str, Tensor]) -> None:
         if about["kind"] == "state":

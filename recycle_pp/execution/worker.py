@@ -146,7 +146,7 @@ class Process:
         session.start()
         session.send({"type": "ready", "address": joining.address, "seconds": time.monotonic() - self._started})
         if welcome["joins"]:
-            joining.start(lambda step: session.send({"type": "synced", "step": step}))
+            joining.start(lambda step, of: session.send({"type": "synced", "step": step, "session": of}))
         self._watch_for_eviction(session)
         try:
             reason = executor.run()

@@ -131,7 +131,7 @@ class Job:
         if self.phase == "lost":
             return []
         if kind == "synced":
-            return self._synced(worker, message["step"])
+            return self._synced(worker, message["step"], message["session"])
         if kind == "finished" and worker in self.live:  # its parameters are final, whatever generation this is
             self.finished.add(worker)
             self._finish_if_complete()
@@ -164,6 +164,13 @@ class Job:
     def regroup(self) -> list[Send]:
         """The same members build their links anew: a connection broke and nobody is dead."""
         return self._regroup(anew=True) if self.phase in ("reporting", "running") else []
+
+    def wait_no_longer(self) -> list[Send]:
+        """To be called when the job has been `holding` for too long: its donor may have died unseen, or the network."""
+        if self.phase != "holding":
+            return []
+        self.joiners.drop_late(self.committed)
+        return self._admit() + self._find_donors()
 
     def follow_up(self) -> list[Send]:
         """To be called after every event, once its messages are out: the plan of the steps that nothing has broken.
@@ -330,15 +337,18 @@ class Job:
         found = self.joiners.find_donors(self.live, self.committed)
         return [Send(donor, {"type": "donate", "to": list(to), "session": session}) for donor, to, session in found]
 
-    def _synced(self, worker: Worker, step: int) -> list[Send]:
+    def _synced(self, worker: Worker, step: int, session: int) -> list[Send]:
         """A joiner has the parameters after `step`. It takes part from the next commit on."""
-        waited_for = self.joiners.synced(worker, step) and self.phase == "holding"
-        if not waited_for or self.joiners.about_to_join(self.committed):
-            return []
-        for back in self.joiners.take_ready(self.committed):
+        waited_for = self.joiners.synced(worker, step, session) and self.phase == "holding"
+        return self._admit() if waited_for and not self.joiners.about_to_join(self.committed) else []
+
+    def _admit(self) -> list[Send]:
+        """The wait for joiners is over: those who are ready are members."""
+        ready = self.joiners.take_ready(self.committed)
+        for back in ready:
             self.live.add(back)
             self._note("rejoined", worker=str(back), step=self.committed + 1)
-        return self._regroup(anew=True)
+        return self._regroup(anew=bool(ready))
 
     # -- small things ------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 joiners.add(worker, earliest=40)
 joiners.find_donors(live, committed)       # messages to those who are to give their state
-joiners.synced(worker, step)               # its parameters are those after `step`
+joiners.synced(worker, step, session)      # its parameters are those after `step`, as that donor gave them
 joiners.about_to_join(committed)           # lack only the step that has just been agreed: wait for them
 joiners.take_ready(committed)              # lack nothing: members from now on
+joiners.drop_late(committed)               # were waited for and did not come: they begin anew with another donor
 """
 
 from __future__ import annotations
@@ -54,18 +55,27 @@ class Joiners:
                 found.append((joiner.donor, worker, joiner.session))
         return found
 
-    def synced(self, worker: Worker, step: int) -> bool:
-        """False if it is no joiner (any more)."""
+    def synced(self, worker: Worker, step: int, session: int) -> bool:
+        """False if it is no joiner (any more), or has that from a donor who is not its donor any more: then nobody
+        gives it the next step."""
         joiner = self._by_worker.get(worker)
-        if joiner is not None:
-            joiner.synced = step
-        return joiner is not None
+        if joiner is None or joiner.donor is None or joiner.session != session:
+            return False
+        joiner.synced = step
+        return True
 
     def about_to_join(self, committed: int) -> bool:
-        return any(j.synced == committed - 1 and j.earliest <= committed + 1 for j in self._by_worker.values())
+        return bool(self._late(committed))
 
     def take_ready(self, committed: int) -> list[Worker]:
         ready = [w for w, j in self._by_worker.items() if j.synced == committed and j.earliest <= committed + 1]
         for worker in ready:
             del self._by_worker[worker]
         return sorted(ready)
+
+    def drop_late(self, committed: int) -> None:
+        for joiner in self._late(committed):
+            joiner.donor, joiner.synced = None, None
+
+    def _late(self, committed: int) -> list[Joiner]:
+        return [j for j in self._by_worker.values() if j.synced == committed - 1 and j.earliest <= committed + 1]
