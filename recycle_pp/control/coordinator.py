@@ -166,13 +166,12 @@ class Coordinator:
             "worker": list(rank.role),
             "run_dir": str(self._run.path),
             "resume": self._job.first_step,
-            "joins": self._job.phase != "starting",
             "faults": [list(f) for f in self._faults if f.worker == rank.role and f.kind != "rejoin"],
             "now": time.monotonic(),
         })  # fmt: skip
         async for message in peer:
             rank.heard = time.monotonic()
-            if incarnation == rank.incarnation:
+            if incarnation == rank.incarnation and rank.alive:
                 self._hear(number, rank, message)
         if self._code is None:
             self._dead(number, incarnation)
@@ -230,6 +229,8 @@ class Coordinator:
             self.stop(str(violation))
             return
         self._send(out)
+        if self._job.phase == "holding":
+            self._later(self._settings.control.suspicion, self._hold_no_longer, self._job, self._job.committed)
         notes = self._recorder.read_notes()
         self._send(self._job.follow_up())
         for note in notes:
@@ -375,6 +376,11 @@ class Coordinator:
         """A link broke and still nobody has died: the same members build their links anew."""
         if generation == self._job.generation:
             self._drive(self._job.regroup)
+
+    def _hold_no_longer(self, job: Job, committed: int) -> None:
+        """A joiner for which the others hold has its donor or its network lost, and nobody saw it."""
+        if job is self._job and committed == job.committed:
+            self._drive(job.wait_no_longer)
 
     def _later(self, seconds: float, function: Any, *arguments: Any) -> None:
         async def wait() -> None:

@@ -72,10 +72,10 @@ class Saving:
     def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
         if worker not in (*self._missing.values(), self._assembler):
             return []
-        if not self._final:
+        peers = sorted(w for w in live if w.stage == worker.stage)
+        if not self._final or not peers:  # the next one will do, or the job begins anew at the one before
             self.abandon()
             return []
-        peers = sorted(w for w in live if w.stage == worker.stage)
         if self._assembler == worker:
             return self._assemble(min(live))
         self._missing[worker.stage] = peers[0]

@@ -38,7 +38,8 @@ COMPUTE = frozenset("FIWB")
 
 @dataclass
 class Executor:
-    """`on_commit(commit, reduced)` is called with the parameters in the state after the committed step."""
+    """`on_commit(commit, reduced)` is called with the parameters in the state after the committed step, `on_finish()`
+    in every generation that has no step left to do."""
 
     session: Session
     stage: Stage
@@ -49,6 +50,7 @@ class Executor:
     spans: Spans
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
+    on_finish: Callable[[], None] = lambda: None
 
     def run(self) -> str:
         """Until the job is over; returns why."""
@@ -83,6 +85,7 @@ class Executor:
             self._run_step(orders, step, self.session.actions(orders, step))
             step += 1
         self.session.resumed(orders)
+        self.on_finish()
         while True:  # nothing is left but what the coordinator may ask for
             self.session.wait_commit(orders)
 

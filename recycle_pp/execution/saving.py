@@ -43,14 +43,26 @@ class Savings:
         self._batches, self._faults = batches, faults
         self._folder = Path(run_dir) / "checkpoints"
         self._saver = checkpoint.Saver(self._folder)
+        self._lock = threading.Lock()
+        self._done = 0  # steps in the parameters
+        self._wanted = -1  # a checkpoint that was asked for
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        if list(self._session.participant.worker) in commit.then["savers"] and not self._settings.emulate.mode:
+        with self._lock:
+            self._done = commit.step + 1
+            wanted = self._wanted == self._done
+        named = list(self._session.participant.worker) in commit.then["savers"]
+        if (named or wanted) and not self._settings.emulate.mode:
             self._save(commit.step + 1)
             self._faults.fire("checkpoint", commit.step)
 
     def asked(self, message: Json) -> None:
-        """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state."""
+        """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state,
+        but the executor may still have to apply the last one."""
+        with self._lock:
+            self._wanted = message["step"]
+            if self._done < self._wanted:
+                return
         self._save(message["step"])
 
     def assemble(self, message: Json) -> None:

@@ -34,10 +34,9 @@ from recycle_pp.control.messages import Channel
 from recycle_pp.data import Batches
 from recycle_pp.execution import reproducible
 from recycle_pp.execution.emulate import EmulatedOptimizer, EmulatedStage
-from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
-from recycle_pp.protocol.participant import Commit, Participant
+from recycle_pp.protocol.participant import Participant
 from recycle_pp.settings import Settings, load
 from recycle_pp.telemetry.clocks import boot_id
 
@@ -141,12 +140,13 @@ class Process:
         donations = Donations(optimizer, self._spec.token)
         savings = Savings(settings, self._welcome["run_dir"], stage, optimizer, batches, session, faults)
         joining = Joining(optimizer, participant, stage, self._spec.token, self._interface)
-        executor.on_commit += [donations.committed, savings.committed, self._finish_hook(session, stage)]
+        executor.on_commit += [donations.committed, savings.committed]
+        executor.on_finish = lambda: self._finished(session, stage)
         session.handlers = {"donate": donations.asked, "save": savings.asked, "assemble": savings.assemble}
         session.start()
         session.send({"type": "ready", "address": joining.address, "seconds": time.monotonic() - self._started})
-        if welcome["joins"]:
-            joining.start(lambda step, of: session.send({"type": "synced", "step": step, "session": of}))
+        # Also where this is no joiner yet: it becomes one if the others begin without it.
+        joining.start(lambda step, of: session.send({"type": "synced", "step": step, "session": of}))
         self._watch_for_eviction(session)
         try:
             reason = executor.run()
@@ -166,17 +166,11 @@ class Process:
 
         threading.Thread(target=watch, name="eviction", daemon=True).start()
 
-    def _finish_hook(self, session: Session, stage: Stage) -> Any:
-        def hook(commit: Commit, reduced: Reduced) -> None:
-            if commit.then["finish"]:
-                session.send({
-                    "type": "finished",
-                    "generation": session.participant.generation,
-                    "digests": stage.digests(),
-                    "cpu": time.process_time(),
-                })  # fmt: skip
-
-        return hook
+    def _finished(self, session: Session, stage: Stage) -> None:
+        """The parameters are final."""
+        generation = session.participant.generation
+        cpu = time.process_time()
+        session.send({"type": "finished", "generation": generation, "digests": stage.digests(), "cpu": cpu})
 
     def _publish(self, key: str, value: bytes) -> None:
         self._channel.send({"type": "store", "key": key, "value": base64.b64encode(value).decode()})

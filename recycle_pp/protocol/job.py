@@ -282,7 +282,7 @@ class Job:
         hold = not last and (took_back or bool(leavers) or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
         self._plan_due = self._plan_due or fresh
-        then: Json = {"hold": hold, "replan": self._plan_due, "void": took_back, "finish": last, "evaluate": evaluate,
+        then: Json = {"hold": hold, "replan": self._plan_due, "void": took_back, "evaluate": evaluate,
                       "savers": self._savers() if last or self._due(self.save_every, decision.step) else [],
                       "stagger": self._staggers()}  # fmt: skip
         self._evaluation, self._losses = (decision.step if evaluate else None), {}

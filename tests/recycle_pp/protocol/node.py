@@ -32,8 +32,8 @@ class Void(Exception):
 class Stream(NamedTuple):
     """From a donor to a joiner: the state after a step, and then the gradients of every later one."""
 
-    donor: Node
     to: Worker
+    session: int
     parcels: deque[tuple[str, int]]
 
 
@@ -50,9 +50,10 @@ class Node:
         self._streams: list[Stream] = []  # from its donors, one after the other
         self._linking: Json | None = None  # the generation whose links are being built
         self._linked = -1
-        self._asked: list[Node] = []  # joiners that wait for this worker's state
+        self._asked: list[tuple[Node, int]] = []  # joiners that wait for this worker's state
         self._fed: list[Stream] = []  # to joiners that have it
         self._left = False
+        self._done, self._wanted = first_step, -1  # steps in the parameters, and in a checkpoint that was asked for
         self._log: dict[tuple[int, Tensor], int] = {}
         self._received: dict[tuple[int, Tensor], int] = {}
         self._sums: Counter = Counter()
@@ -77,13 +78,10 @@ class Node:
                 yield "links"
             if self.saves:
                 yield "saves"
-            if self._offered():
+            if self._streams and self._streams[0].parcels:
                 yield "takes"
-
-    def _offered(self) -> bool:
-        while self._streams and not self._streams[0].donor.alive:  # the next one has been waiting to be let in
-            self._streams.pop(0)
-        return bool(self._streams and self._streams[0].parcels)
+            if len(self._streams) > 1:
+                yield "accepts"
 
     def act(self, what: str) -> None:
         if what == "runs":
@@ -95,8 +93,10 @@ class Node:
             self._linked, self._linking = self._linking["generation"], None
         elif what == "saves":
             self.outbox.append(self.saves.popleft())
+        elif what == "accepts":  # a new donor takes the place of the one before
+            self._streams.pop(0)
         else:
-            self._take(*self._streams[0].parcels.popleft())
+            self._take(self._streams[0].session, *self._streams[0].parcels.popleft())
 
     def _hear(self, message: Json) -> None:
         kind, me = message["type"], self.me
@@ -115,9 +115,11 @@ class Node:
         elif kind == "commit":
             me.commit(message)
         elif kind == "donate" and message["joiner"] is not None:
-            self._asked.append(message["joiner"])
+            self._asked.append((message["joiner"], message["session"]))
         elif kind == "save":
-            self._save(message["step"])
+            self._wanted = message["step"]
+            if self._done >= self._wanted:
+                self._save(self._wanted)
         elif kind == "assemble":
             self.saves.append({"type": "assembled", "step": message["step"]})
         elif kind == "leave":
@@ -153,6 +155,7 @@ class Node:
         while step < self.world.steps:
             yield from self._run_step(orders, step)
             step += 1
+        self.outbox.append({"type": "finished", "generation": me.generation})
         while True:
             yield lambda: self._void(orders) or bool(me.commits)
             yield from self._settle(orders)
@@ -162,7 +165,7 @@ class Node:
         if step not in orders.steps:
             yield lambda: orders.steady is not None or self._void(orders)
             self._check(orders)
-        actions = orders.steps[step] if step in orders.steps else orders.steady
+        actions = orders.steps.get(step, orders.steady)
         assert actions is not None
         for action in actions:
             yield from self._settle(orders)
@@ -316,16 +319,17 @@ class Node:
             self._received = {k: v for k, v in self._received.items() if k[0] > commit.step}
             if commit.then["evaluate"]:
                 validate.append(commit.step)
-            if list(me.worker) in commit.then["savers"] and self.world.save_every:
+            self._done = commit.step + 1
+            if list(me.worker) in commit.then["savers"] or self._wanted == self._done:
                 self._save(commit.step + 1)
-            if commit.then["finish"]:
-                self.outbox.append({"type": "finished", "generation": me.generation})
         if orders is not None:
             self._check(orders)
             for step in validate:
                 yield from self._evaluate(orders, step)
 
     def _save(self, step: int) -> None:
+        if not self.world.save_every:
+            return
         if self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
         self.saves.append({"type": "saved", "step": step})
@@ -371,18 +375,18 @@ class Node:
         for stream in self._fed:
             stream.parcels.append(("gradients", step))
             self.world.touch(stream.to)
-        for joiner in self._asked:
-            stream = Stream(self, joiner.me.worker, deque([("state", step)]))
+        for joiner, session in self._asked:
+            stream = Stream(joiner.me.worker, session, deque([("state", step)]))
             joiner._streams.append(stream)
             self.world.touch(stream.to)
             self._fed.append(stream)
         self._asked = []
 
-    def _take(self, what: str, step: int) -> None:
+    def _take(self, session: int, what: str, step: int) -> None:
         """A donor's parcel. A member has the gradients itself."""
         if self.me.generation >= 0:
             return
         if what == "gradients" and self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} gets the gradients of step {step} after step {self.me.applied}")
         self.me.applied = self.me.committed = step
-        self.outbox.append({"type": "synced", "step": step})
+        self.outbox.append({"type": "synced", "step": step, "session": session})

@@ -49,4 +49,3 @@ def plan_simply(problem: Problem) -> Plan:
             elif "I" in kinds and "W" not in kinds:
                 add("W", mb, s, 0.0)
     return Plan(problem, OpArrays.of(problem, ops))
-

@@ -10,7 +10,7 @@ from recycle_pp.protocol.ledger import Record, remainder
 from .orders import SHAPES, Order, breaks, explain, shrunk
 from .world import Fault
 
-SLICE = range(400)
+SLICE = range(300)
 ALL = range(1000, 101_000)
 
 
@@ -24,7 +24,7 @@ def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, 
 
 
 @pytest.mark.parametrize("stagger", [False, True])
-@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
+@pytest.mark.parametrize("shape", [(2, 2, 1), (2, 1, 2), (2, 3, 1)])
 def test_a_death_at_any_event_changes_nothing_but_who_works(shape, stagger):
     pipelines, stages, _ = shape
     events = Order(shape, steps=2, stagger=stagger).run().events
@@ -65,7 +65,13 @@ def broken_seeds(seeds):
 
 def test_what_is_drawn_reaches_every_kind_of_fault_and_end():
     worlds = [Order.drawn(seed).run() for seed in range(150)]
-    assert {f.kind for seed in range(150) for f in Order.drawn(seed).faults} == {"kill", "lose", "revive", "leave", "cut"}
+    assert {f.kind for seed in range(150) for f in Order.drawn(seed).faults} == {
+        "kill",
+        "lose",
+        "revive",
+        "leave",
+        "cut",
+    }
     assert {Order.drawn(seed).shape for seed in range(150)} == set(SHAPES)
     assert any(world.restores for world in worlds) and any(world.lost is not None for world in worlds)
 

@@ -96,26 +96,30 @@ class World:
     def run(self, choose: Chooser, faults: Sequence[Fault] = (), limit: int = 100_000) -> World:
         """Until the job is finished, or cannot go on (`lost`)."""
         ahead = deque(sorted(faults))
-        while not self._over():
-            while ahead and ahead[0].at <= self.events:
-                self._befall(ahead.popleft())
-            options = self._options()
-            if not options:
-                self.fail("nothing can happen any more")
-            who, what = option = options[choose(options)]
-            self._history.append(option)
-            self.events += 1
-            try:
-                self._happen(who, what)
-            except Violation:
-                raise
-            except Exception as error:
-                self.fail(repr(error), error)
-            if self.events > limit:
-                self.fail("no end in sight")
+        try:
+            while not self._over():
+                while ahead and ahead[0].at <= self.events:
+                    self._befall(ahead.popleft())
+                self._advance(choose)
+                if self.events > limit:
+                    self.fail("no end in sight")
+        except Violation:
+            raise
+        except Exception as error:
+            self.fail(repr(error), error)
         if self.lost is None:
             self._check_end()
         return self
+
+    def _advance(self, choose: Chooser) -> None:
+        options = self._options()
+        if not options:
+            live = ", ".join(map(str, sorted(self.job.live)))
+            self.fail(f"nothing can happen any more ({self.job.phase}, step {self.job.committed + 1}, live {live})")
+        who, what = option = options[choose(options)]
+        self._history.append(option)
+        self.events += 1
+        self._happen(who, what)
 
     def fail(self, what: str, cause: BaseException | None = None) -> None:
         story = "\n".join(" ".join(map(str, entry)) for entry in self._history[-150:])
@@ -145,6 +149,8 @@ class World:
             found.append((COORDINATOR, "notices a death"))
         if self._mending:
             found.append((COORDINATOR, "mends"))
+        if self.job.phase == "holding":
+            found.append((COORDINATOR, "waits no longer"))
         if self._stage_lost is not None:
             found.append((COORDINATOR, "restores"))
         return found
@@ -166,6 +172,8 @@ class World:
         elif what == "mends":
             if self._mending.popleft() == self.job.generation:
                 self._drive(self.job.regroup)
+        elif what == "waits no longer":
+            self._drive(self.job.wait_no_longer)
         elif what == "restores":
             self._restore()
         else:
@@ -305,4 +313,3 @@ class World:
     def broken(self, mesh: int, me: Worker, other: Worker) -> bool:
         """Gloo says that this connection is of no more use."""
         return (mesh, me, other) in self.cuts or (mesh, other) in self.graves
-
