@@ -18,7 +18,11 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+
+from recycle_schedules import Worker
+
+from recycle_pp.comm.silence import end_after_silence
 
 Address = tuple[str, int]  # (ip, port), numeric
 
@@ -27,13 +31,15 @@ class LinkBroken(RuntimeError):
     """An operation's generation is over: it was aborted, superseded, or a peer's connection broke.
 
     `aborted` is False when the error came from a socket first: then a peer has died, or has torn its group down because
-    it learned of a death before us; the coordinator wants to hear of it.
+    it learned of a death before us, or the network between us is broken; the coordinator wants to hear of it.
+    `unreachable`: the members to whom no connection could be made.
     """
 
-    def __init__(self, generation: int, reason: str, *, aborted: bool = True):
+    def __init__(self, generation: int, reason: str, *, aborted: bool = True, unreachable: Sequence[Worker] = ()):
         super().__init__(f"generation {generation}: {reason}")
         self.generation = generation
         self.aborted = aborted
+        self.unreachable = unreachable
 
 
 def shutdown_sockets(listener: Address, peers: Collection[Address]) -> int:
@@ -49,6 +55,14 @@ def shutdown_sockets(listener: Address, peers: Collection[Address]) -> int:
                 with contextlib.suppress(OSError):  # the other end was faster
                     sock.shutdown(socket.SHUT_RDWR)
     return found
+
+
+def end_sockets_after_silence(listener: Address, peers: Collection[Address], seconds: float) -> None:
+    """From now on these connections break when the other machine has not answered for so long."""
+    for sock in _sockets():
+        with sock:
+            if _belongs(sock, listener, peers):
+                end_after_silence(sock, seconds)
 
 
 def answer_for_the_missing(listener: Address, ranks: Collection[int]) -> None:

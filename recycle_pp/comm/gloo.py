@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -19,12 +20,16 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending, Pool
 
 RENEWAL = 32  # generations after which the mesh is built anew, and lets go of what aborted ones have left in it
+LINK_SECONDS = 10.0  # for the connections of a generation to stand; loopback and data centres take milliseconds
 MAX_TAG = 2**25  # tags of the caller; as many slots above them are for collectives, and 32 such pairs fill 31 bits
 
 
 class GlooTransport:
-    def __init__(self, store: ControlStore, interface: str, timeout: float, workers: Sequence[Worker]):
+    def __init__(
+        self, store: ControlStore, interface: str, timeout: float, workers: Sequence[Worker], silence: float | None
+    ):
         self._store, self._interface, self._timeout = store, address_of(interface), timeout
+        self._silence = silence
         self._workers = list(workers)
         self._pool = Pool()
         self._lock = threading.Lock()
@@ -50,15 +55,26 @@ class GlooTransport:
                 generation.check()
                 if not mesh.is_linked:
                     mesh.link({k: self._store.get(key) for k, key in keys.items()})
-        for worker in others:
-            link = mesh.linked(rank[worker])
-            if link is None:
-                raise ValueError(f"base {base}: {worker} joined later")
-            generation.wait(link)
+        self._wait_for_links(generation, mesh, {worker: rank[worker] for worker in others})
         ways = {worker: Way(generation, mesh, rank[worker]) for worker in others}
         with self._lock:
             generation.check()  # an abandoned thread must not put its routes in the place of a newer generation's
             self._routes = {generation.number: Routes(ways, members, me, generation.number)}
+
+    def _wait_for_links(self, generation: Generation, mesh: Mesh, ranks: dict[Worker, int]) -> None:
+        deadline = time.monotonic() + LINK_SECONDS
+        unreachable = []
+        for worker, rank in ranks.items():
+            link = mesh.linked(rank)
+            if link is None:
+                raise ValueError(f"{worker} joined later than the base of generation {generation.number}")
+            if not generation.wait(link, max(0.0, deadline - time.monotonic())):
+                unreachable.append(worker)
+        if unreachable:
+            reason = f"no connection to {', '.join(map(str, unreachable))} in {LINK_SECONDS:g} s"
+            raise LinkBroken(generation.number, reason, aborted=False, unreachable=unreachable)
+        if self._silence is not None:
+            mesh.end_after_silence(self._silence)
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
         routes = self._of(generation)

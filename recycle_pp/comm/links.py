@@ -36,7 +36,8 @@ class Links:
     store: where they find each other. backend: "gloo" (CPU tensors) or "nccl". interface: where Gloo listens (address,
     host name or interface name). timeout: seconds after which an operation fails although nobody is known to have died;
     long, as the control plane decides about deaths. workers: everybody who may ever be a member, the same list
-    everywhere; needed to keep connections over a change of generation (`base` in `rebuild`).
+    everywhere; needed to keep connections over a change of generation (`base` in `rebuild`). silence: seconds without
+    an answer of the other machine after which a connection of Gloo breaks; None: as long as the kernel tries.
     """
 
     def __init__(
@@ -47,11 +48,12 @@ class Links:
         interface: str = "127.0.0.1",
         timeout: float = 1800.0,
         workers: Sequence[Worker] = (),
+        silence: float | None = None,
     ):
         if backend not in ("gloo", "nccl"):
             raise ValueError(f"backend: {backend!r} is neither 'gloo' nor 'nccl'")
         self._transport: Transport = (
-            GlooTransport(store, interface, timeout, workers)
+            GlooTransport(store, interface, timeout, workers, silence)
             if backend == "gloo"
             else GroupTransport(store, device, timeout)
         )

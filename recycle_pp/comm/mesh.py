@@ -32,7 +32,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from recycle_pp.comm.abort import answer_for_the_missing, gloo_address, nowhere, shutdown_sockets
+from recycle_pp.comm.abort import (
+    answer_for_the_missing,
+    end_sockets_after_silence,
+    gloo_address,
+    nowhere,
+    shutdown_sockets,
+)
 from recycle_pp.comm.waiting import Job, Pool
 
 MAX_SLOT = 2**31 - 1  # no message carries it: for receives that only make Gloo connect
@@ -73,6 +79,10 @@ class Mesh:
     def linked(self, rank: int) -> Job | None:
         """Done when the connection stands (its error, if it failed); None if `link` did not know this member."""
         return None if self._links is None else self._links.get(rank)
+
+    def end_after_silence(self, seconds: float) -> None:
+        """Connections that stand break when the other machine has not answered for so long, as after a cut."""
+        end_sockets_after_silence(self._listener, self._peers, seconds)
 
     def send(self, tensor: Tensor, rank: int, slot: int) -> Message:
         """A contiguous tensor, not to be changed until the receiver has it. Whether it has is noticed now and then."""

@@ -43,10 +43,12 @@ class Job:
             self.error = error
         self.release()
 
-    def wait(self) -> None:
-        """Until the function has returned, or `release`."""
-        self._gate.acquire()
-        self.release()
+    def wait(self, seconds: float = -1) -> bool:
+        """Until the function has returned, or `release`; False if that takes longer than `seconds` (-1: any time)."""
+        over = self._gate.acquire(timeout=seconds)
+        if over:
+            self.release()
+        return over
 
     def release(self) -> None:
         with contextlib.suppress(RuntimeError):  # open already
@@ -105,15 +107,16 @@ class Generation:
         if self.over:
             raise LinkBroken(self.number, "aborted")
 
-    def wait(self, job: Job) -> None:
-        """Until the job is done; LinkBroken if it failed, or if the generation has ended."""
+    def wait(self, job: Job, seconds: float = -1) -> bool:
+        """Until the job is done; False if that takes longer than `seconds` (-1: any time). LinkBroken if it failed, or
+        if the generation has ended."""
         self._awaited.add(job)
-        if not self.over:
-            job.wait()
+        done = self.over or job.wait(seconds)
         self._awaited.discard(job)
         self.check()
-        if job.error is not None:
+        if done and job.error is not None:
             raise self.broken(job.error) from job.error
+        return done
 
     def attempt(self, operation: Callable[[], T]) -> T:
         """Runs an operation of Gloo or NCCL here; LinkBroken if it fails, or if the generation has ended."""
@@ -136,7 +139,7 @@ class Pending:
 
     __slots__ = ("_finish",)
 
-    def __init__(self, finish: Callable[[], None] | None):
+    def __init__(self, finish: Callable[[], object] | None):
         self._finish = finish
 
     def wait(self) -> None:

@@ -23,6 +23,7 @@ from recycle_schedules import Worker, actions, plan
 from ..protocol.commit import ProtocolViolation
 from ..protocol.job import Job, Send, StageLost
 from ..protocol.roles import fill_stages
+from ..protocol.unlinked import give_up
 from ..settings import Settings
 from ..telemetry.events import Events
 from ..telemetry.progress import Progress
@@ -49,6 +50,7 @@ class Coordinator:
         self._changed = asyncio.Event()
         self._code: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unreachable: dict[Worker, list[Worker]] = {}  # by who says so, since the last time that it was mended
         self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
         self._digests: dict[Worker, dict[str, str]] = {}
         self._saving = Saving(run.checkpoints, settings.parallel.stages)
@@ -187,6 +189,7 @@ class Coordinator:
                     other.worker.send(message)
             return
         if kind == "broken":
+            self._unreachable[rank.role] = [Worker(*w) for w in message.get("unreachable", ())]
             self._later(_BROKEN_SECONDS, self._mend, message["generation"])
             return
         self._recorder.hear(rank.role, message)
@@ -373,8 +376,20 @@ class Coordinator:
                     self._dead(number, rank.incarnation)
 
     def _mend(self, generation: int) -> None:
-        """A link broke and still nobody has died: the same members build their links anew."""
-        if generation == self._job.generation:
+        """A link broke and still nobody has died: the same members build their links anew, or, where that was tried in
+        vain, without those whom others cannot reach."""
+        if generation != self._job.generation:
+            return
+        complaints = {w: others for w, others in self._unreachable.items() if w in self._job.live}
+        self._unreachable.clear()
+        lost = give_up(complaints)
+        for number, rank in self._ranks.items():
+            if rank.role in lost and rank.alive:
+                detail = "the network between it and other workers is broken"
+                rank.causes[rank.incarnation] = {"cause": "node_loss", "detail": detail}
+                rank.supervisor.send({"type": "kill", "rank": number, "incarnation": rank.incarnation})
+                self._dead(number, rank.incarnation)
+        if not lost:
             self._drive(self._job.regroup)
 
     def _hold_no_longer(self, job: Job, committed: int) -> None:

@@ -26,6 +26,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from ..comm.silence import end_after_silence
+
 Message = dict[str, Any]
 
 MAX_FRAME = 16 << 20  # bytes
@@ -110,7 +112,7 @@ class Channel:
 
     def end_after_silence(self, seconds: float) -> None:
         """From now on the connection breaks when the other machine has not answered for so long, as after a cut."""
-        _end_after_silence(self._socket, seconds)
+        end_after_silence(self._socket, seconds)
 
     def close(self) -> None:
         """From any thread; a thread that waits in `recv` gets ChannelClosed."""
@@ -166,7 +168,7 @@ class Peer:
 
     def end_after_silence(self, seconds: float) -> None:
         """From now on the connection breaks when the other machine has not answered for so long, as after a cut."""
-        _end_after_silence(self._writer.get_extra_info("socket"), seconds)
+        end_after_silence(self._writer.get_extra_info("socket"), seconds)
 
     def close(self) -> None:
         """Closes after what is queued has been sent."""
@@ -283,17 +285,6 @@ class _Frames:
 def _check_length(length: int, limit: int) -> None:
     if length > limit:
         raise ChannelClosed(f"a frame above {limit} bytes")
-
-
-def _end_after_silence(sock: socket.socket, seconds: float) -> None:
-    """Its kernel answers also for a process that hangs or is paused: this is about machines and networks only.
-
-    Linux (tcp(7)): what was sent must be acknowledged in time; where nothing is to be sent, it asks.
-    """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(seconds / 4)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(seconds / 4)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
 
 def _readable(sock: socket.socket, seconds: float) -> bool:

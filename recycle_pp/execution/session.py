@@ -176,7 +176,8 @@ class Session:
             self.links.rebuild(generation, members, self.participant.worker, base)
         except LinkBroken as error:
             if self.participant.generation == generation:
-                self.send({"type": "broken", "generation": generation, "detail": str(error)})
+                to = [list(worker) for worker in error.unreachable]
+                self.send({"type": "broken", "generation": generation, "detail": str(error), "unreachable": to})
             return
         with self.changed:
             if self.participant.generation == generation:

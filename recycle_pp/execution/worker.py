@@ -125,7 +125,8 @@ class Process:
             backend = "nccl" if device.type == "cuda" else "gloo"
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
-        links = Links(store, backend, device, self._interface, workers=everybody)
+        silence = settings.control.suspicion
+        links = Links(store, backend, device, self._interface, workers=everybody, silence=silence)
         session = Session(self._channel, participant, links, store)
         spans = Spans(NEWS_SECONDS * pipelines * stages)
         faults = Injector(

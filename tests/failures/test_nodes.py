@@ -77,3 +77,15 @@ def test_latency_and_loss_slow_a_job_down_and_nobody_is_given_up(zygote, runs, t
         outcome = job.outcome(120)
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
+
+
+@pytest.mark.slow
+def test_two_nodes_that_reach_only_the_third_one_do_not_stop_it(zygote, runs, tmp_path):
+    case = Case("the link between two nodes is cut", "3x2", steps=20, deaths=2)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.wait_for_step(3)
+        job.network.cut(job.nodes[1].machine, job.nodes[2].machine)
+        outcome = job.outcome()
+    assert outcome.code == 0, explain(outcome)
+    runs.check_exact(outcome)
+    assert {e["worker"] for e in outcome.all("death_detected")} == {"2.0", "2.1"}, explain(outcome)
