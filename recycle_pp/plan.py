@@ -30,23 +30,31 @@ from rich.table import Table as Grid
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or 2 after one sentence about what is wrong."""
+    """The exit code: 0; 2 after one sentence about what is wrong; 130 if it was interrupted before there was a plan."""
     arguments = _parser().parse_args(argv)
-    load()
-    console = Console()
     try:
-        problem = _problem(arguments)
-        if arguments.what_if:
-            _show_deaths(console, problem, arguments)
-            return 0
-        best = replace(_search(problem, arguments.seconds), time_unit=arguments.unit)
-        if arguments.out:
-            best.save(arguments.out)
-        if arguments.csv:
-            Path(arguments.csv).write_text(torch_csv(best))
+        return _run(arguments)
     except (ValueError, OSError) as error:
         print(f"error: {_sentence(error)}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    problem = _problem(arguments)
+    _check(arguments)
+    load()
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a file's lines are not cut to a terminal's
+    if arguments.what_if:
+        _show_deaths(console, problem, arguments)
+        return 0
+    best = replace(_search(problem, arguments.seconds), time_unit=arguments.unit)
+    if arguments.out:
+        best.save(arguments.out)
+    if arguments.csv:
+        Path(arguments.csv).write_text(torch_csv(best))
     grid = Grid(show_header=False, box=None, padding=(0, 2, 0, 0))
     for row in summary(best, None if problem.remainder else Baselines.of(problem, min(arguments.seconds, 0.2))):
         grid.add_row(*row)
@@ -108,6 +116,21 @@ def _problem(arguments: argparse.Namespace) -> Problem:
         pairs = [_pair("--speed", item) for item in arguments.speed]
         keys["speed"] = {"{},{}".format(*_worker("--speed", key)): value for key, value in pairs}
     return Problem.from_json(keys)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What would otherwise be noticed only after the search."""
+    if not arguments.seconds >= 0:
+        raise ValueError(f"--seconds: {arguments.seconds:g} is not a time")
+    for name in ("bytes", "capacity"):
+        if getattr(arguments, name) is not None and not getattr(arguments, name) > 0:
+            raise ValueError(f"--{name}: {getattr(arguments, name):g} is not above 0")
+    if arguments.capacity is not None and arguments.bytes is None:
+        raise ValueError("--capacity: --bytes is needed, too, the size of one micro-batch in flight")
+    for name in ("out", "csv"):
+        folder = Path(getattr(arguments, name) or ".").parent
+        if not folder.is_dir():
+            raise ValueError(f"--{name}: there is no folder {folder}")
 
 
 def _worker(flag: str, text: str) -> Worker:
@@ -189,7 +212,7 @@ def _grid(table: Table, capacity: float | None) -> Grid:
         grid.add_column(name, justify="left" if name in ("dies next", "fits") else "right")
     for row in table.rows:
         if row.period is None:
-            grid.add_row(str(row.worker), "none", "-", "-", "-", "-", "-", "no: its stage would be gone")
+            grid.add_row(str(row.worker), "none", "-", "-", "-", "-", "-", "no: its stage is gone")
             continue
         size = "-" if row.bytes is None else f"{row.bytes:.3g}" + (f" of {capacity:.3g}" if capacity else "")
         cells = (

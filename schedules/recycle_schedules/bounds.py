@@ -68,7 +68,7 @@ def steady_bounds(p: Problem) -> dict[str, float]:
     fill_f = [t.forward[s] / fast[s] for s in range(P)]
     fill_g = [t.early[s] / fast[s] for s in range(P)]
     O, reduce = (p.per_stage(k) if p.optimizer != "none" else (0.0,) * P for k in ("O", "allreduce"))
-    makespan = period = 0.0
+    makespan = period = max(O[s] / min(speeds[s]) for s in range(P))
     for s in range(P if N else 0):
         head = sum(fill_f[:s]) + hop * s
         down = sum(fill_g[:s]) + hop * s  # the last gradient still goes to stage 0 and ends with its W and O
@@ -102,16 +102,15 @@ def _with_memory(t: _Times, s: int, L: float, beyond: float) -> Span:
     """Least time of n micro-batches on a worker of speed v that holds at most L; `beyond`: the round trip of a
     micro-batch through the later stages."""
     F, early, late, whole, longest = t.forward[s], t.early[s], t.late[s], t.whole[s], t.longest[s]
-    if math.inf == L:
-        return _work(F + whole)
 
     def span(v: float, n: int) -> float:
+        most = min(L, n)
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
         stay = trip + late / v
-        front = max(0.0, trip - (L * F + early) / v)
-        back = max(0.0, stay - (F + L * longest) / v)
+        front = max(0.0, trip - (most * F + early) / v)
+        back = max(0.0, stay - (F + most * longest) / v)
         idle = front + back if work >= trip + stay else max(front, back)
-        return max(work + idle, n * stay / L)
+        return max(work + idle, n * stay / most)
 
     return span
 

@@ -30,7 +30,7 @@ class Draft:
 def value(x: Instance, draft: Draft) -> int:
     """What is minimised, in ticks."""
     last, first = times(x, draft)
-    w = np.flatnonzero(x.alive & ~np.isin(np.arange(len(x.alive)) % x.stages, list(x.problem.finished)))
+    w = x.stepping
     step = steps_from(x, last)[w % x.stages]
     if x.problem.optimizer != "none":
         step = np.maximum(step, x.release[w]) + x.duration[4, w]
@@ -67,7 +67,7 @@ def finish(x: Instance, draft: Draft, bound: float) -> Plan:
         (host[node] // P).astype(np.int16), starts, starts + x.duration[kind, host[node]],
     ]  # fmt: skip
     if x.problem.optimizer != "none":
-        w = np.flatnonzero(x.alive & ~np.isin(np.arange(len(x.alive)) % P, list(x.problem.finished)))
+        w = x.stepping
         begin = np.maximum(ready[w % P], x.release[w])
         steps = [
             np.full(len(w), O, np.uint8), np.full(len(w), -1, np.int32), (w % P).astype(np.int16),

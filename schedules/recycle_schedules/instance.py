@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -45,7 +46,13 @@ class Instance:
     def stages(self) -> int:
         return self.problem.stages
 
-    @property
+    @cached_property
+    def stepping(self) -> np.ndarray:
+        """Live workers of stages that are not finished."""
+        w = np.flatnonzero(self.alive)
+        return w[~np.isin(w % self.stages, list(self.problem.finished))]
+
+    @cached_property
     def tail(self) -> np.ndarray:
         """(w,) int64: from the end of the stage's last gradient to the end of the worker's step, without waiting for
         other stages. A barrier waits for all, so every stage gets the longest O."""

@@ -24,6 +24,7 @@ def one_f_one_b(problem: Problem) -> Plan:
         raise ValueError("1F1B is a fault-free schedule with coupled backward")
     x = Instance.of(problem)
     P, g0 = problem.stages, 0
+    host = np.repeat(x.pipeline, P) * np.int64(P) + np.tile(np.arange(P), problem.total)  # everybody his own
     sequences = []
     for m in problem.counts:
         for s in range(P):
@@ -33,10 +34,10 @@ def one_f_one_b(problem: Problem) -> Plan:
     codes = np.array([c for sequence in sequences for c in sequence], dtype=np.int64)
     starts, topological = np.empty_like(codes), np.empty_like(codes)
     earliest(
-        P, x.host, x.todo, x.sent, x.duration, x.release, x.send, x.send_rerouted,
+        P, host, x.todo, x.sent, x.duration, x.release, x.send, x.send_rerouted,
         np.cumsum(length) - length, length, codes, starts, topological,
     )  # fmt: skip
-    return finish(x, Draft(codes[topological], starts[topological], x.host), lower_bound(problem))
+    return finish(x, Draft(codes[topological], starts[topological], host), lower_bound(problem))
 
 
 def order(stages: int, stage: int, microbatches: int) -> list[tuple[int, int]]:

@@ -26,11 +26,6 @@ MOVED = 60_000
 """Ops that the first round of local search times."""
 
 
-def first_draft(x: Instance, target: int) -> Draft:
-    """What a few milliseconds give for a small problem."""
-    return next(search(x, target))
-
-
 def search(x: Instance, target: int) -> Iterator[Draft]:
     """The best draft so far, again and again, each time after some more work (about a fifth of a second at most).
 
@@ -48,7 +43,8 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
             best = _with_less(x, choices, best, target)
             for seed in range(8 if x.problem.reroute == "any" else 0):  # many more ways to go wrong
                 if value(x, best) > target:
-                    best = improved(x, best, target, 1500, seed, heat=(0.5, 0.1)[seed % 2], weight=8.0)
+                    heat, weight = ((0.5, 1.0), (0.5, 8.0), (2.0, 1.0), (0.2, 1.0))[seed % 4]
+                    best = improved(x, best, target, 100 * size, seed, heat, (0.5, 0.0, 1.0)[seed % 3], weight)
     yield best
     drafts, some = [best], max(1, 1_500_000 // size // slow)
     for r in range(first, len(table), some):
@@ -80,7 +76,7 @@ def _with_less(x: Instance, choices: Choices, best: Draft, target: int) -> Draft
         for w in np.flatnonzero(x.alive):
             if (x.cap[x.alive & (stage == stage[w])] >= 1).sum() > 1:
                 cap = np.where(np.arange(W) == w, 0.0, x.cap)
-                tries.append((cap, Choices.of(replace(x, cap=cap), turns=2)))
+                tries.append((cap, Choices.of(replace(x, cap=cap), turns=1)))
     for seed, (cap, ways) in enumerate(tries, 1):
         drafts = portfolio(replace(x, cap=cap), ways, ways.table(24), target, keep=1)
         for start in (drafts[0], best):
@@ -163,8 +159,9 @@ def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
     """(w,): what a worker's end of step is after the end of its stage's gradients; of a repeated step, given its
     release, its period. Dead workers and finished stages: hugely negative."""
     lag = x.tail - release if steady(x) and release is not None else x.tail
-    open_ = ~np.isin(np.arange(len(lag)) % x.stages, list(x.problem.finished))
-    return np.where(x.alive & open_, lag, -(1 << 61))
+    out = np.full_like(lag, -(1 << 61))
+    out[x.stepping] = lag[x.stepping]
+    return out
 
 
 def windows(x: Instance, draft: Draft, lean: float) -> np.ndarray:

@@ -1,0 +1,178 @@
+"""The planner's command line: flags, the table, sentences for mistakes, Ctrl-C."""
+
+import json
+import os
+import pty
+import shlex
+import sys
+
+import pytest
+from recycle_schedules import Plan, Problem, Worker
+from recycle_schedules.validate import validate
+
+from recycle_pp import plan as command
+from recycle_pp.plan import main
+
+WORKED = ["--pipelines", "3", "--stages", "4", "--microbatches", "6"]
+DEAD = [*WORKED, "--fail", "1.2"]
+ROWS = ["makespan", "period", "lower bound", "gap", "bubble share", "peak in flight"]
+
+
+def saved(tmp_path, *flags: str) -> Plan:
+    assert main([*flags, "--out", str(tmp_path / "plan.json")]) == 0
+    found = Plan.load(tmp_path / "plan.json")
+    assert validate(found) == []
+    return found
+
+
+def test_the_worked_example_from_flags(tmp_path, capsys):
+    flags = shlex.split("--durations F=1,I=1,W=1,O=1 --memory 1f1b+2 --optimizer barrier --backward decoupled")
+    best = saved(tmp_path, *DEAD, *flags)
+    assert best.makespan == 29 + 1
+    table = capsys.readouterr().out
+    names = [*ROWS, "against fault-free 1F1B", "against fault-free zero-bubble"]
+    assert [line[: len(name)] for line, name in zip(table.splitlines(), names, strict=True)] == names
+    assert "30 slots" in table and "(optimal)" in table and "+7.1 % (28 slots)" in table
+
+
+def test_every_flag_becomes_its_key(tmp_path):
+    flags = shlex.split(
+        "--durations F=1/1/2/1,O=3 --memory 4/3/6/none --backward mixed --optimizer staggered --reroute any --send 0.1 "
+        "--send-rerouted 0.3 --allreduce 0.5 --speed 0.1=0.5 2.3=1.25 --unit ms --seconds 0"
+    )
+    best = saved(tmp_path, *WORKED, "--fail", "1.2,0.0", *flags)
+    assert best.time_unit == "ms"
+    assert best.problem == Problem(
+        pipelines=3, stages=4, microbatches=6, failed=[Worker(0, 0), Worker(1, 2)],
+        durations={"F": [1, 1, 2, 1], "O": 3}, memory_limit=[4, 3, 6, None], backward="mixed", optimizer="staggered",
+        reroute="any", send=0.1, send_rerouted=0.3, allreduce=0.5, speed={"0,1": 0.5, "2,3": 1.25},
+    )  # fmt: skip
+
+
+def test_flags_win_over_the_keys_of_a_problem_or_plan_file(tmp_path):
+    (tmp_path / "problem.json").write_text(json.dumps({"pipelines": 3, "stages": 4, "microbatches": 6, "send": 0.5}))
+    best = saved(tmp_path, str(tmp_path / "problem.json"), "--stages", "2", "--memory", "3")
+    assert (best.problem.stages, best.problem.send, best.problem.memory_limit) == (2, 0.5, 3)
+    again = saved(tmp_path, str(tmp_path / "plan.json"), "--memory", "none")
+    assert again.problem == best.problem.replace(memory_limit=None)
+
+
+def test_the_remainder_of_a_step_has_no_period(tmp_path, capsys):
+    keys = {"pipelines": 2, "stages": 2, "microbatches": 2, "failed": [[0, 1]], "done": [], "busy_until": {"1,1": 0.5}}
+    (tmp_path / "left.json").write_text(json.dumps(keys))
+    best = saved(tmp_path, str(tmp_path / "left.json"))
+    assert best.period is None and "remainder of a step" in capsys.readouterr().out
+
+
+def test_a_fault_free_plan_goes_out_in_torchs_notation(tmp_path):
+    path = tmp_path / "plan.csv"
+    shape = ["--pipelines", "1", "--stages", "2", "--microbatches", "2", "--backward", "decoupled"]
+    assert main([*shape, "--csv", str(path)]) == 0
+    first, last = (row.split(",") for row in path.read_text().splitlines())
+    assert first[:2] == ["0F0", "0F1"] and {"0I0", "0W0"} <= set(first) and last[:2] == ["1F0", "1I0"]
+
+
+def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage(capsys):
+    assert main([*DEAD, "--memory", "1f1b+2", "--what-if", "--bytes", "1e9", "--capacity", "6e9"]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.splitlines() if line[:1].isdigit()}
+    assert set(rows) == {f"{d}.{s}" for d in range(3) for s in range(4)} - {"1.2"}
+    assert "of 6e+09" in rows["0.0"] and rows["0.0"].rstrip().endswith("yes")
+    assert "stage 2 has the least redundancy left: 2 of 3 workers live" in out
+
+
+def test_what_if_says_that_a_stage_would_be_gone(capsys):
+    assert main(["--pipelines", "1", "--stages", "2", "--microbatches", "2", "--what-if"]) == 0
+    assert capsys.readouterr().out.count("no: its stage is gone") == 2
+
+
+MISTAKES = {
+    "--fail 0.1 1.1 2.1": "failed: no live worker at stage 1",
+    "--fail 7.1": "failed: worker 7.1 does not exist",
+    "--fail x": "--fail: ",
+    "--durations F=-1": "durations.F: -1.0 is negative",
+    "--durations F=x": "--durations: 'F=x' is not of the form KEY=NUMBER",
+    "--durations F=1/2": "durations.F: 4 times are needed",
+    "--durations Q=1": "durations: unknown op 'Q'",
+    "--memory many": "--memory: 'many' is not none, a number",
+    "--memory 0": "memory_limit: ",
+    "--speed 1.2=0": "speed: ",
+    "--speed 1.2": "--speed: '1.2' is not of the form KEY=NUMBER",
+    "--send -1": "send: -1.0 is negative",
+    "--allreduce -1": "allreduce: -1.0 is negative",
+    "--stages 0": "stages: 0 is not a whole number of at least 1",
+    "--seconds nan": "--seconds: nan is not a time",
+    "--what-if --capacity 1e9": "--capacity: --bytes is needed",
+    "--what-if --bytes 2e9 --capacity 1e9": "capacity: one micro-batch does not fit",
+    "--out no/such/folder/plan.json": "--out: there is no folder no/such/folder",
+    "--fail 1.2 --csv plan.csv": "fault-free",
+}
+
+
+@pytest.mark.parametrize(("flags", "sentence"), MISTAKES.items(), ids=MISTAKES)
+def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*WORKED, "--seconds", "0", *flags.split()]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1 and sentence in error
+    assert list(tmp_path.iterdir()) == []
+
+
+FILES = {
+    "{": "not JSON",
+    "[]": "a problem is an object with keys",
+    '{"stages": 4, "microbatches": 6}': "pipelines: missing",
+    '{"pipelines": 3, "stages": 4, "microbatches": 6, "stage": 4}': "unknown problem key 'stage'",
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), FILES.items(), ids=FILES.values())
+def test_a_bad_file_gets_one_sentence_and_exit_code_2(text, sentence, capsys, tmp_path):
+    (tmp_path / "problem.json").write_text(text)
+    assert main([str(tmp_path / "problem.json")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and sentence in error
+
+
+def test_a_file_that_is_not_there_gets_one_sentence(capsys):
+    assert main(["nowhere.json"]) == 2
+    assert capsys.readouterr().err == "error: nowhere.json: No such file or directory\n"
+
+
+def test_ctrl_c_before_there_is_a_plan_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupted(problem):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(command, "plans", interrupted)
+    assert main(DEAD) == 130
+    assert capsys.readouterr().err == "\nstopped\n"
+
+
+def test_ctrl_c_on_a_terminal_ends_a_long_search_with_the_best_plan_so_far(tmp_path):
+    path = tmp_path / "plan.json"
+    hard = ["--pipelines", "4", "--stages", "4", "--microbatches", "7", "--fail", "1.2", "--memory", "1f1b+0"]
+    uneven = ["--durations", "F=1/1.3/0.9/1.1,I=0.9,W=1.2", "--seconds", "200", "--out", str(path)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "recycle_pp.plan", *hard, *uneven])
+    shown = b""
+    while b"bound" not in shown:  # the line that shows how the search gets on
+        shown += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    while chunk := _read(terminal):
+        shown += chunk
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(terminal)
+    text = shown.decode()
+    assert "of 200" in text and "stopped; this is the best plan so far" in text and "Traceback" not in text
+    assert all(name in text for name in ROWS)
+    assert validate(Plan.load(path)) == []
+
+
+def _read(terminal: int) -> bytes:
+    """What came from the terminal; nothing once its last process has ended."""
+    try:
+        return os.read(terminal, 1024)
+    except OSError:
+        return b""
