@@ -1,15 +1,17 @@
-"""A whole pipeline stage on one GPU: F, I and W with the kernels and with the torch references.
+"""A whole pipeline stage on one GPU: F, I, W and O with the kernels and with the torch references.
 
     python bench/stage.py [--layers 4] [--peak 989]
 
-A middle stage of a 4096-wide Llama, micro-batches of one sample of 4096 tokens, bfloat16. Medians in milliseconds,
-tokens/s through F + I + W, MFU (6 flops a weight and token, causal attention at half of 12 L H T, over --peak),
-peak memory. Both rows run the same Stage that the trainer runs.
+A middle and a last stage of a 4096-wide Llama (vocabulary 128256), micro-batches of one sample of 4096 tokens,
+bfloat16. Medians in milliseconds, tokens/s through F + I + W, MFU (6 flops a weight and token, causal attention at half
+of 12 L H T, over --peak; what W projects once more does not count), peak memory of F, I and W. All rows run the same
+Stage that the trainer runs, warmed up as the trainer does.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -18,20 +20,27 @@ from typing import Any
 
 import torch
 
+from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
 from recycle_pp.settings import Model, Numerics, Parallel, Settings
 
 TIMES = 20
+STAGES = {"middle": 1, "last": 2}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=4, help="of each stage")
     parser.add_argument("--peak", type=float, default=989.0, help="TFLOP/s: dense bfloat16 of an H100 or H200")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a GPU")
-    rows = [measure(kernels, arguments.layers, arguments.peak) for kernels in ("triton", "reference")]
+    rows = []
+    for place in STAGES:
+        for kernels in ("triton", "reference"):
+            rows.append(measure(place, kernels, arguments.layers, arguments.peak))
+            gc.collect()
+            torch.cuda.empty_cache()
     print("  ".join(f"{name:>10}" for name in rows[0]))
     for row in rows:
         print("  ".join(f"{v:10.3f}" if isinstance(v, float) else f"{v:>10}" for v in row.values()))
@@ -40,25 +49,34 @@ def main() -> None:
     (out / "stage.json").write_text(json.dumps(rows, indent=1))
 
 
-def measure(kernels: str, layers: int, peak: float) -> dict[str, Any]:
-    model = Model(layers=3 * layers, width=4096, heads=32, kv_heads=8, ffn=14336, sequence=4096, kernels=kernels)
+def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any]:
+    model = Model(layers=3 * layers, width=4096, heads=32, kv_heads=8, ffn=14336, sequence=4096, vocabulary=128256)
+    model.kernels = kernels
     parallel = Parallel(pipelines=1, stages=3, microbatches=4, microbatch_size=1)
     settings = Settings(model=model, parallel=parallel, numerics=Numerics(precision="bf16"))
-    stage = Stage(settings, 1, torch.device("cuda"))
+    stage = Stage(settings, STAGES[place], torch.device("cuda"))
+    optimizer = StageOptimizer(settings, stage)
+    stage.warm()
+    optimizer.warm()
     shape, dtype = stage.boundary
     x, dy = (torch.randn(shape, dtype=dtype, device="cuda") for _ in range(2))
+    targets = torch.randint(model.vocabulary, shape[:2], device="cuda") if stage.last else None
+    grad = None if stage.last else dy
+    times: dict[str, list[float]] = {"F": [], "I": [], "W": [], "O": []}
     torch.cuda.reset_peak_memory_stats()
-    times: dict[str, list[float]] = {"F": [], "I": [], "W": []}
     for _ in range(TIMES):
-        times["F"].append(milliseconds(stage.forward, 0, 0, x))
-        times["I"].append(milliseconds(stage.backward_input, 0, dy))
+        times["F"].append(milliseconds(stage.forward, 0, 0, x, targets))
+        times["I"].append(milliseconds(stage.backward_input, 0, grad))
         times["W"].append(milliseconds(stage.backward_weight, 0))
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    reduced = stage.gradients.reduced(stage.gradients.payload())
+    times["O"] = [milliseconds(optimizer.step, reduced, step, 0.5) for step in range(TIMES)]
     medians = {name: statistics.median(values) for name, values in times.items()}
-    total, tokens = sum(medians.values()), shape[0] * shape[1]
+    total, tokens = medians["F"] + medians["I"] + medians["W"], shape[0] * shape[1]
     weights = sum(parameter.numel() for parameter in stage.parameters.values())
     flops = 6.0 * tokens * (weights + layers * model.width * model.sequence)
     rates = {"tokens/s": 1e3 * tokens / total, "MFU": flops / total / peak / 1e9}
-    return {"kernels": kernels} | medians | rates | {"GiB": torch.cuda.max_memory_allocated() / 2**30}
+    return {"stage": place, "kernels": kernels} | medians | rates | {"GiB": memory}
 
 
 def milliseconds(call: Any, *arguments: Any) -> float:

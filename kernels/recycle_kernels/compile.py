@@ -3,9 +3,9 @@
     python -m recycle_kernels.compile                   # sm_80, sm_90, sm_100: a table; exit code 1 if a kernel spills
     python -m recycle_kernels.compile --arch 90
 
-The launches are those of `warm.py`, made on tensors without memory under a driver that says it has the target: the same
-specialisation (alignment, divisibility, constants) as a real launch, without a list of signatures beside the code that
-would go stale. Registers and spills come from the cuobjdump that Triton brings.
+The launches are those of `launches.py`, made on tensors without memory under a driver that says it has the target: the
+same specialisation (alignment, divisibility, constants) as a real launch, without a list of signatures beside the code
+that would go stale. Registers and spills come from the cuobjdump that Triton brings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from .warm import StageShape, calls
+from .launches import StageShape, launches
 
 SHAPE = StageShape(
     batch=2, sequence=2048, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, parameters=1 << 24
@@ -58,7 +58,7 @@ class Binary:
 def compile_stage(arch: int, shape: StageShape = SHAPE) -> list[Binary]:
     """Every distinct kernel that a stage of this shape launches, compiled for `arch` (80, 90, 100)."""
     with _pretend(arch) as kernels:
-        for call in calls(shape, torch.device("meta")).values():
+        for call in launches(shape, torch.device("meta")).values():
             call()
     return [_binary(name, arch, kernel) for name, kernel in kernels.values()]
 

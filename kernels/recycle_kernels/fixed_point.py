@@ -1,15 +1,16 @@
 """Sums that do not depend on their order: gradients in fixed point, for `numerics.reproducible`.
 
     q = torch.zeros(n, dtype=torch.int64); bad = torch.zeros((), dtype=torch.float64)
-    quantise_add(q, grad, exponent, terms, bad)      # q += rint(grad * 2^exponent), in any order, on any peer
-    total = dequantise(q, exponent)                  # float32, after the integer all-reduce
+    quantise_add(q, grad, exponent, limit, bad)      # q += rint(grad * 2^exponent), in any order, on any peer
+    dequantise(q, exponent, total)                   # total = q * 2^-exponent, after the integer all-reduce
 
 Floating-point addition is not associative, integer addition is: whichever peer ran a micro-batch, and in whatever
 order the parts arrive, the int64 sum has the same bits. An addend is rounded once, half to even, to a multiple of
-2^-exponent. `bad` becomes 1 (and the element counts as 0) when an addend is NaN, infinite, or so large that `terms`
-such addends could overflow: 2^62 / terms steps, terms rounded up to a power of two. Tensors are contiguous and of
-equal size; grad is float32 or bfloat16, bad a scalar or one element of any dtype; -126 <= exponent <= 126, one for a
-tensor, agreed by all peers.
+2^-exponent. `bad` becomes 1 (and the element counts as 0) when an addend is NaN, infinite, or of `limit` steps and
+more. Who adds up chooses the format: an exponent that all peers agree on, one for a tensor, -126 <= exponent <= 126,
+and a limit, a power of two, such that the int64 holds as many addends as there will be. `first`: the sum was empty, q
+is written and not read. Tensors are contiguous and of equal size; grad is float32 or bfloat16, bad a scalar of any
+dtype.
 """
 
 from __future__ import annotations
@@ -24,43 +25,38 @@ _ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it pushes the fraction of a float
 _WHOLE = tl.constexpr(2.0**51)  # a float32 above 2^23 is whole anyway
 
 
-def quantise_add(q: Tensor, grad: Tensor, exponent: int, terms: int, bad: Tensor) -> None:
-    """q (int64) += rint(grad * 2^exponent), one of at most `terms` addends; bad becomes 1 when it does not fit."""
+def quantise_add(q: Tensor, grad: Tensor, exponent: int, limit: float, bad: Tensor, first: bool = False) -> None:
+    """q (int64) += rint(grad * 2^exponent); bad becomes 1 when an element is not below `limit` steps."""
     n = grad.numel()
     _quantise_kernel[(triton.cdiv(n, BLOCK),)](
-        q, grad, bad, n, 2.0**exponent, addend_limit(terms), BLOCK=BLOCK, num_warps=4
+        q, grad, bad, n, 2.0**exponent, limit, FIRST=first, BLOCK=BLOCK, num_warps=4
     )
 
 
-def quantise_add_reference(q: Tensor, grad: Tensor, exponent: int, terms: int, bad: Tensor) -> None:
+def quantise_add_reference(
+    q: Tensor, grad: Tensor, exponent: int, limit: float, bad: Tensor, first: bool = False
+) -> None:
     """The same in plain torch, equal in every bit."""
     steps = grad.double() * 2.0**exponent
-    fits = steps.abs() < addend_limit(terms)  # false for NaN
-    q += torch.where(fits, steps.round(), 0.0).long()
+    fits = steps.abs() < limit  # false for NaN
+    q.copy_((0 if first else q) + torch.where(fits, steps.round(), 0.0).long())
     bad.masked_fill_(~fits.all(), 1)
 
 
-def dequantise(q: Tensor, exponent: int) -> Tensor:
-    """q * 2^-exponent, rounded once to float32."""
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+def dequantise(q: Tensor, exponent: int, out: Tensor) -> None:
+    """out (float32) = q * 2^-exponent, rounded once."""
     n = q.numel()
     _dequantise_kernel[(triton.cdiv(n, BLOCK),)](q, out, n, 2.0**-exponent, BLOCK=BLOCK, num_warps=4)
-    return out
 
 
-def dequantise_reference(q: Tensor, exponent: int) -> Tensor:
+def dequantise_reference(q: Tensor, exponent: int, out: Tensor) -> None:
     """The same in plain torch, equal in every bit."""
-    return q.float() * 2.0**-exponent
-
-
-def addend_limit(terms: int) -> float:
-    """Steps that an addend stays below so that `terms` of them fit an int64."""
-    return 2.0 ** (62 - (terms - 1).bit_length())
+    out.copy_(q).mul_(2.0**-exponent)
 
 
 @triton.jit
 def to_steps(grad, scale, limit):
-    """(int64 steps, whether each fits) of a float32 block; `scale` and `limit` are powers of two."""
+    """(int64 steps, whether each fits) of a float32 block."""
     steps = grad.to(tl.float64) * scale
     fits = tl.abs(steps) < limit
     steps = tl.where(fits, steps, 0.0)
@@ -75,11 +71,13 @@ def raise_flag(bad, fits, mask):
 
 
 @triton.jit
-def _quantise_kernel(q, grad, bad, n, scale, limit, BLOCK: tl.constexpr):
+def _quantise_kernel(q, grad, bad, n, scale, limit, FIRST: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     steps, fits = to_steps(tl.load(grad + at, mask=mask, other=0.0).to(tl.float32), scale, limit)
-    tl.store(q + at, tl.load(q + at, mask=mask, other=0) + steps, mask=mask)
+    if not FIRST:
+        steps += tl.load(q + at, mask=mask, other=0)
+    tl.store(q + at, steps, mask=mask)
     raise_flag(bad, fits, mask)
 
 

@@ -1,7 +1,8 @@
 """Head projection and cross-entropy in one: the logits of a micro-batch never exist as a whole.
 
     loss = head_loss(x, weight, targets)                 # x [N, H], weight [V, H], targets [N] int64 -> float32 scalar
-    loss = head_loss(x, weight, targets, defer=defer)    # the weight's gradient waits (W)
+    loss = head_loss(x, weight, targets, defer=defer)    # the weight's gradient waits: backward calls defer(later),
+    later(add)                                           # and W is add(dl, x, parts) for each of `parts` chunks
     loss = cross_entropy(logits, targets)                # for logits that exist anyway: [N, V]
 
 Formula, for row n with logits l = x_n W^T (rounded to x's dtype, as torch does) and target t:
@@ -14,12 +15,14 @@ The rows are taken a chunk at a time: project, turn the logits into dl in place,
 Liger-Kernel's fused linear cross-entropy, Hsu et al. 2024, arXiv:2410.10989). A backward that only scales what forward
 left: dx is computed with the loss because the logits are there. dW in B is computed there too (3 products of N V H in
 all); deferred, W projects once more from (x, targets, lse) instead of keeping anything of size V (4 products), so
-what waits for W is x, targets and lse.
+what waits for W is x, targets and lse. `add` sums dl^T x wherever the caller keeps the gradient (`weight_grad`).
 
 A chunk holds at most CHUNK_BYTES of logits and depends on the shape alone, so peers add in the same order.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import triton
@@ -27,20 +30,22 @@ import triton.language as tl
 from torch import Tensor
 
 from .blocks import power_of_two
-from .deferral import Defer
 from .weight_grad import weight_grad
+
+Add = Callable[[Tensor, Tensor, int], None]  # dl [n, V], x [n, H], parts: one of the chunks that dW is the sum of
+Defer = Callable[[Callable[[Add], None]], None]
 
 CHUNK_BYTES = 256 << 20  # small beside a stage, large enough that dW's read and write (8 V H bytes a chunk) stay hidden
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
-    """The mean negative log-likelihood of targets, a float32 scalar. `defer` takes dW (see deferral.py).
+    """The mean negative log-likelihood of targets, a float32 scalar. `defer` takes dW.
 
     The products have x's dtype, under autocast the autocast dtype, as those of torch's linear layer.
     """
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or defer is not None):
         return _HeadLoss.apply(x, weight, targets, defer)
     return _forward(x, weight, targets, want_x=False, want_weight=False)[0]
 
@@ -73,8 +78,8 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx, dloss):
         x, targets, lse, dx, dw = ctx.saved_tensors
         weight, defer = ctx.weight, ctx.defer
-        if defer is not None and ctx.needs_input_grad[1]:
-            defer(weight, lambda buffer: add_head_weight_grad(buffer, x, weight, targets, lse, dloss))
+        if defer is not None:
+            defer(lambda add: _add_products(add, x, weight, targets, lse, dloss))
         dx = None if dx is None else (dx * dloss).to(x.dtype)
         dw = None if dw is None else (dw * dloss).to(weight.dtype)
         return dx, dw, None, None
@@ -94,15 +99,14 @@ class _CrossEntropy(torch.autograd.Function):
         return _logit_grads(logits, torch.empty_like(logits), targets, lse, dloss, 1.0 / len(targets)), None
 
 
-def add_head_weight_grad(
-    buffer: Tensor, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor
-) -> None:
-    """W: buffer [V, H] (float32) += dloss * dW, from a second projection and forward's lse [N]."""
-    weight = weight.to(x.dtype)
-    for rows in _chunks(x, weight):
+def _add_products(add: Add, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor) -> None:
+    """W: dloss * dW, from a second projection and forward's lse [N]."""
+    x, weight = x.contiguous(), weight.to(x.dtype)
+    chunks = _chunks(x, weight)
+    for rows in chunks:
         logits = x[rows] @ weight.T
         _logit_grads(logits, logits, targets[rows], lse[rows], dloss, 1.0 / len(x))
-        weight_grad(buffer, logits, x[rows])
+        add(logits, x[rows], len(chunks))
 
 
 def _forward(x: Tensor, weight: Tensor, targets: Tensor, want_x: bool, want_weight: bool):
@@ -110,7 +114,7 @@ def _forward(x: Tensor, weight: Tensor, targets: Tensor, want_x: bool, want_weig
     x, weight = x.contiguous(), weight.to(x.dtype)
     nll, lse = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
     dx = torch.empty_like(x) if want_x else None
-    dw = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if want_weight else None
+    dw = torch.empty(weight.shape, dtype=torch.float32, device=x.device) if want_weight else None
     for rows in _chunks(x, weight):
         logits = x[rows] @ weight.T
         nll[rows], lse[rows] = _losses(logits, targets[rows])
@@ -119,7 +123,7 @@ def _forward(x: Tensor, weight: Tensor, targets: Tensor, want_x: bool, want_weig
         if dx is not None:
             torch.mm(logits, weight, out=dx[rows])
         if dw is not None:
-            weight_grad(dw, logits, x[rows])
+            weight_grad(dw, logits, x[rows], first=rows.start == 0)
     return nll.mean(), lse, dx, dw
 
 

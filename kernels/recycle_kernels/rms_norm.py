@@ -25,30 +25,21 @@ import triton.language as tl
 from torch import Tensor
 
 from .blocks import row_tile
-from .deferral import Defer
 
 GROUPS = 256  # partial sums of the weight gradient: about two programs on each multiprocessor
 FUSED_WIDTH = 8192  # wider rows get two passes: both gradients at once would not fit the registers
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None, defer: Defer | None = None
-) -> Tensor:
-    """y [..., H]. `dtype` is y's; `defer` takes the weight gradient (see deferral.py)."""
-    return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype, defer)
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None) -> Tensor:
+    """y [..., H]. `dtype` is y's."""
+    return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype)
 
 
 def add_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float = 1e-5,
-    *,
-    dtype: torch.dtype | None = None,
-    defer: Defer | None = None,
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, h) [..., H], h = x + residual. `dtype` is y's; `defer` takes the weight gradient (see deferral.py)."""
-    return _RMSNorm.apply(x, weight, eps, residual, dtype or x.dtype, defer)
+    """(y, h) [..., H], h = x + residual. `dtype` is y's."""
+    return _RMSNorm.apply(x, weight, eps, residual, dtype or x.dtype)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -67,10 +58,10 @@ def add_rms_norm_reference(
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, eps, residual, dtype, defer):
+    def forward(ctx, x, weight, eps, residual, dtype):
         y, h, rstd = _forward(x, weight, eps, residual, dtype)
         ctx.save_for_backward(h, rstd)
-        ctx.weight, ctx.defer = weight, defer  # a saved weight would be a detached copy under activation checkpointing
+        ctx.weight = weight  # a saved weight would be a detached copy under activation checkpointing
         ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
         return y if residual is None else (y, h)
@@ -78,22 +69,12 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, dh=None):
         h, rstd = ctx.saved_tensors
-        weight, defer = ctx.weight, ctx.defer
         if dy is None:  # y went unused: only the residual stream carries a gradient
-            return dh.to(ctx.x_dtype), None, None, dh, None, None
+            return dh.to(ctx.x_dtype), None, None, dh, None
         wanted = ctx.needs_input_grad[1]
-        dx, dresidual, partial = _backward(
-            dy, h, weight, rstd, dh, ctx.x_dtype, ctx.residual_dtype, want_weight=wanted and defer is None
-        )
-        if wanted and defer is not None:
-            defer(weight, lambda buffer: add_weight_grad(buffer, dy, h, rstd))
-        dw = None if partial is None else partial.sum(0).to(weight.dtype)
-        return dx, dw, None, dresidual, None, None
-
-
-def add_weight_grad(buffer: Tensor, dy: Tensor, h: Tensor, rstd: Tensor) -> None:
-    """W: buffer [H] (float32) += sum over rows of dy * h * rstd."""
-    buffer.add_(_backward(dy, h, None, rstd, None, None, None, want_weight=True)[2].sum(0))
+        dx, dresidual, partial = _backward(dy, h, ctx.weight, rstd, dh, ctx.x_dtype, ctx.residual_dtype, wanted)
+        dw = None if partial is None else partial.sum(0).to(ctx.weight.dtype)
+        return dx, dw, None, dresidual, None
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dtype: torch.dtype):
@@ -111,12 +92,12 @@ def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dty
     return y, h, rstd
 
 
-def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, *, want_weight: bool):
+def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, want_weight: bool):
     """(dx, dresidual, partial): None for what there is none of; without a weight, only the partial weight gradients."""
     width, rows = h.shape[-1], rstd.numel()
     if weight is not None and want_weight and width > FUSED_WIDTH:
-        dx, dresidual, _ = _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, want_weight=False)
-        return dx, dresidual, _backward(dy, h, None, rstd, None, None, None, want_weight=True)[2]
+        dx, dresidual, _ = _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, False)
+        return dx, dresidual, _backward(dy, h, None, rstd, None, None, None, True)[2]
     block, tile, warps = row_tile(width)
     tiles = triton.cdiv(rows, tile)
     tiles_a_group = triton.cdiv(tiles, GROUPS) if want_weight else 1

@@ -1,7 +1,8 @@
 """The weight gradient of a linear layer, accumulated where the product is made: the heart of a deferred W.
 
     weight_grad(buffer, dy, x)                              # buffer [O, K] float32 += dy^T x
-    weight_grad_fixed(q, dy, x, exponent, terms, bad)       # q [O, K] int64 += rint(dy^T x * 2^exponent)
+    weight_grad(buffer, dy, x, first=True)                  # buffer = dy^T x: it need not be zeroed, nor is it read
+    weight_grad_fixed(q, dy, x, exponent, limit, bad)       # q [O, K] int64 += rint(dy^T x * 2^exponent)
 
 dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row; the product is summed in
 float32 (float32 operands are multiplied as such, not as tf32) and added to the buffer in the epilogue, so the gradient
@@ -9,13 +10,13 @@ of a micro-batch is neither rounded to bfloat16 nor written and read once more. 
 program, which sums over T in one fixed order: no atomics, no split of T, the same bits every time for the same `Tile`.
 The fixed-point form (see fixed_point.py) makes the sum over micro-batches independent of their order as well.
 
-The tile is `default_tile(...)`, a function of shape and dtype, unless `tiles` (see tuning.py) has one for the shape;
-peers must use the same tiles to compute the same bits.
+Another tile adds in another order. So it is a table, `tile_of(...)`, a pure function of shape, dtype and architecture:
+peers with the same GPU launch the same program without asking each other, and none measures anything at its start.
+`tile=` is for benchmarks, which tell whether the table should change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from .fixed_point import addend_limit, raise_flag, to_steps
+from .fixed_point import raise_flag, to_steps
 
 ADDED, ADDED_FIXED = 32, 8  # elements that a thread adds to the buffer at once; more of them spill
 
@@ -40,19 +41,24 @@ class Tile(NamedTuple):
     stages: int = 3  # loads in flight
 
 
-Tiles = Mapping[str, Tile]
-
-
-def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None = None) -> None:
-    """buffer [O, K] (float32, contiguous) += dy^T x."""
-    _launch(buffer, dy, x, tiles, None, 1.0, 1.0)
+def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, *, first: bool = False, tile: Tile | None = None) -> None:
+    """buffer [O, K] (float32, contiguous) += dy^T x; `first`: =."""
+    _launch(buffer, dy, x, None, 1.0, 1.0, first, tile)
 
 
 def weight_grad_fixed(
-    q: Tensor, dy: Tensor, x: Tensor, exponent: int, terms: int, bad: Tensor, tiles: Tiles | None = None
+    q: Tensor,
+    dy: Tensor,
+    x: Tensor,
+    exponent: int,
+    limit: float,
+    bad: Tensor,
+    *,
+    first: bool = False,
+    tile: Tile | None = None,
 ) -> None:
-    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); for `terms` and `bad` see fixed_point.py."""
-    _launch(q, dy, x, tiles, bad, 2.0**exponent, addend_limit(terms))
+    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); `first`: =. For the rest see fixed_point.py."""
+    _launch(q, dy, x, bad, 2.0**exponent, limit, first, tile)
 
 
 def weight_grad_reference(buffer: Tensor, dy: Tensor, x: Tensor) -> None:
@@ -61,12 +67,7 @@ def weight_grad_reference(buffer: Tensor, dy: Tensor, x: Tensor) -> None:
     buffer.addmm_(dy.to(wide).T, x.to(wide))
 
 
-def shape_key(dy: Tensor, x: Tensor) -> str:
-    """The name of a shape in a table of tiles: `OxKxT/dtype`."""
-    return f"{dy.shape[1]}x{x.shape[1]}x{dy.shape[0]}/{str(x.dtype).removeprefix('torch.')}"
-
-
-def default_tile(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
+def tile_of(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
     """The largest tile that still gives every multiprocessor of a large GPU (about 130) work. `arch`: 80, 90, 100."""
     if dtype == torch.float32:  # no tensor cores: registers are the limit
         return Tile(64, 64, 16)
@@ -80,17 +81,24 @@ def default_tile(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
 
 
 def _launch(
-    buffer: Tensor, dy: Tensor, x: Tensor, tiles: Tiles | None, bad: Tensor | None, scale: float, limit: float
+    buffer: Tensor,
+    dy: Tensor,
+    x: Tensor,
+    bad: Tensor | None,
+    scale: float,
+    limit: float,
+    first: bool,
+    tile: Tile | None,
 ) -> None:
     dy, x = (t if t.stride(1) == 1 else t.contiguous() for t in (dy, x))
     tokens, out = dy.shape
     inner = x.shape[1]
     arch = 0 if x.device.type == "cpu" else driver.active.get_current_target().arch  # cpu: the interpreter
-    tile = (tiles or {}).get(shape_key(dy, x)) or default_tile(out, inner, x.dtype, arch)
+    tile = tile or tile_of(out, inner, x.dtype, arch)
     a_thread = tile.out * tile.inner // (32 * tile.warps)
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
         buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0), scale, limit,
-        WHOLE=tokens % tile.tokens == 0,
+        WHOLE=tokens % tile.tokens == 0, FIRST=first,
         OUT=tile.out, INNER=tile.inner, TOKENS=tile.tokens, GROUP=tile.group,
         PARTS=max(1, a_thread // (ADDED if bad is None else ADDED_FIXED)), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -99,8 +107,8 @@ def _launch(
 @triton.jit
 def _kernel(
     buffer, dy, x, bad, tokens, out, inner, dy_stride, x_stride, scale, limit,
-    WHOLE: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr, FIRST: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, TOKENS: tl.constexpr,
+    GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     pid, columns = tl.program_id(0), tl.cdiv(inner, INNER)
     tile_out, tile_inner = tl.swizzle2d(pid // columns, pid % columns, tl.cdiv(out, OUT), columns, GROUP)
@@ -115,27 +123,27 @@ def _kernel(
         product = tl.dot(a, b, product, input_precision="ieee")
         dy_at += TOKENS * dy_stride
         x_at += TOKENS * x_stride
-    _add(buffer, product, bad, scale, limit, out, inner, tile_out * OUT, tile_inner * INNER, OUT, INNER, PARTS)
+    _add(buffer, product, bad, scale, limit, out, inner, tile_out * OUT, tile_inner * INNER, FIRST, OUT, INNER, PARTS)
 
 
 @triton.jit
 def _add(
-    buffer, product, bad, scale, limit, out, inner, first_out, first_inner,
-    OUT: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
+    buffer, product, bad, scale, limit, out, inner, out_at, inner_at,
+    FIRST: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds the product to its place, PARTS blocks of columns in turn: all at once does not fit the registers."""
     if PARTS > 1:
         half: tl.constexpr = INNER // 2
         left, right = tl.split(tl.permute(tl.reshape(product, (OUT, 2, half)), (0, 2, 1)))
-        _add(buffer, left, bad, scale, limit, out, inner, first_out, first_inner, OUT, half, PARTS // 2)
-        _add(buffer, right, bad, scale, limit, out, inner, first_out, first_inner + half, OUT, half, PARTS // 2)
+        _add(buffer, left, bad, scale, limit, out, inner, out_at, inner_at, FIRST, OUT, half, PARTS // 2)
+        _add(buffer, right, bad, scale, limit, out, inner, out_at, inner_at + half, FIRST, OUT, half, PARTS // 2)
     else:
-        o, k = first_out + tl.arange(0, OUT), first_inner + tl.arange(0, INNER)
+        o, k = out_at + tl.arange(0, OUT), inner_at + tl.arange(0, INNER)
         at = buffer + o.to(tl.int64)[:, None] * inner + k[None, :]
         mask = (o < out)[:, None] & (k < inner)[None, :]
-        if bad is None:
-            tl.store(at, tl.load(at, mask=mask, other=0.0) + product, mask=mask)
-        else:
-            steps, fits = to_steps(product, scale, limit)
-            tl.store(at, tl.load(at, mask=mask, other=0) + steps, mask=mask)
+        if bad is not None:
+            product, fits = to_steps(product, scale, limit)
             raise_flag(bad, fits, mask)
+        if not FIRST:
+            product += tl.load(at, mask=mask, other=0)
+        tl.store(at, product, mask=mask)

@@ -54,6 +54,7 @@ class Coordinator:
         self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
         self._digests: dict[Worker, dict[str, str]] = {}
         self._saving = Saving(run.checkpoints, settings.parallel.stages)
+        self._platform: str | None = None  # of the first worker: see execution.device
         self._restored = -1  # steps done of the checkpoint that was restored last
         self._job = self._new_job(self._saving.steps_done() if settings.run.resume else 0)
         self._recorder = Recorder(settings, run, events, progress, self._job)
@@ -195,7 +196,9 @@ class Coordinator:
         self._recorder.hear(rank.role, message)
         if kind == "ready":
             rank.patience = self._settings.control.suspicion
-            self._drive(self._job.ready, rank.role, self._earliest(rank.role))
+            earliest = self._earliest(rank.role)
+            if self._fits(rank, message["platform"]):
+                self._drive(self._job.ready, rank.role, earliest)
         elif kind == "leaving" and self._code is None:
             self._recorder.event("evicted", rank.role)
             self._drive(self._job.leave, rank.role)
@@ -215,6 +218,19 @@ class Coordinator:
             if kind == "finished":
                 self._digests[rank.role] = message["digests"]
             self._drive(self._job.receive, rank.role, message)
+
+    def _fits(self, rank: Rank, platform: str) -> bool:
+        """Peers must compute the same bits, so all workers have the platform of the first. At the start another one
+        stops the job; who comes later is sent away."""
+        self._platform = self._platform or platform
+        if platform == self._platform:
+            return True
+        if self._job.phase == "starting":
+            self.stop(f"all workers must run on the same: {rank.role} has {platform}, not {self._platform}", code=2)
+        else:
+            self._recorder.event("refused", rank.role, platform=platform, expected=self._platform)
+            rank.worker.send({"type": "leave"})  # type: ignore[union-attr]  # it has just spoken
+        return False
 
     # -- the protocol ------------------------------------------------------------------------------------------
 

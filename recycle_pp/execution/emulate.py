@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.ops import State
 from recycle_pp.model.stage import Stage
 from recycle_pp.settings import Settings
 
@@ -71,5 +72,7 @@ class EmulatedOptimizer(StageOptimizer):
         super().__init__(settings, stage)
         self._queue, self._seconds = stage.queue, settings.emulate.O
 
-    def step(self, reduced: Reduced, step: int, scale: float = 1.0) -> None:
+    def step(self, reduced: Reduced, step: int, scale: float = 1.0, undo: State | None = None) -> None:
+        for kept, live in zip(undo or (), self._live, strict=False):
+            kept.copy_(live)
         self._queue.run(self._seconds)

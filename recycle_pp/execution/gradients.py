@@ -1,6 +1,6 @@
 """The gradient of one stage: the sum over the micro-batches that ran on this worker, then over its peers.
 
-    gradients = Gradients(layout, microbatches=G, device=device, reproducible=False)
+    gradients = Gradients(layout, microbatches=G, device=device, reproducible=False, ops=ops)
     gradients.add(name, grad); gradients.close(g, loss)     # micro-batch g is complete here
     payload = gradients.payload()                           # fresh tensors: SUM-all-reduce them in place
     reduced = gradients.reduced(payload)                    # the gradient of the mean loss over all G micro-batches
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from recycle_pp.execution import reproducible as fixed
 from recycle_pp.model.layout import Layout
+from recycle_pp.model.ops import Operations
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,19 @@ class Gradients:
 
     Attributes:
         exponents: of each tensor's fixed point (reproducible only, else empty): state of the stage, in the checkpoint.
+        places: `ops.places` of the layout.
     """
 
-    def __init__(self, layout: Layout, microbatches: int, device: torch.device, *, reproducible: bool):
+    def __init__(self, layout: Layout, microbatches: int, device: torch.device, *, reproducible: bool, ops: Operations):
         self.names = layout.names
         self.microbatches, self.reproducible = microbatches, reproducible
+        self.places = ops.places(layout, device)
+        self._ops = ops
         self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
         self._flat = layout.zeros(device, torch.int64 if reproducible else torch.float32)
         self._sums = layout.views(self._flat)
         self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros((), dtype=torch.float64, device=device)
-        self._scratch = torch.empty(max(s.numel() for s in self._sums) if reproducible else 0, device=device)
         self.exponents = [fixed.exponent(fixed.FIRST, microbatches)] * len(self.names) if reproducible else []
         self.clear()
 
@@ -78,25 +81,21 @@ class Gradients:
     def add(self, index: int | str, grad: Tensor) -> None:
         """The gradient of tensor `index` (or name), of its shape; `grad` stays as it is."""
         index = self._index[index] if isinstance(index, str) else index
-        total = self._sums[index]
+        total, first = self._sums[index], self._fresh(index)
         if self.reproducible:
-            self._quantise(index, self._scratch_like(total).copy_(grad))
-        elif self._fresh(index):
+            self._ops.accumulate(total, grad, *self._format(index), first)
+        elif first:
             total.copy_(grad)
         else:
             total.add_(grad)
 
-    def add_product(self, index: int, dy: Tensor, x: Tensor) -> None:
-        """The gradient dy^T x of a matrix: dy (N, O), x (N, K), float32 or bfloat16."""
-        total = self._sums[index]
-        if dy.dtype != torch.float32:
-            self.add(index, dy.t().mm(x))
-        elif self.reproducible:
-            self._quantise(index, torch.mm(dy.t(), x, out=self._scratch_like(total)))
-        elif self._fresh(index):
-            torch.mm(dy.t(), x, out=total)
+    def add_product(self, index: int, dy: Tensor, x: Tensor, parts: int = 1) -> None:
+        """The gradient dy^T x of a matrix: dy (N, O), x (N, K), float32 or bfloat16; or one of `parts` of it."""
+        total, first = self._sums[index], self._fresh(index)
+        if self.reproducible:
+            self._ops.accumulate_product(total, dy, x, *self._format(index, parts), first)
         else:
-            total.addmm_(dy.t(), x)
+            self._ops.add_product(total, dy, x, first)
 
     def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None:
         """The gradient of an embedding: dy (N, H) float32 added to the rows `rows` (N,) int64."""
@@ -110,7 +109,7 @@ class Gradients:
         rows, position = torch.unique(rows, return_inverse=True)
         grad = torch.ops.aten.embedding_dense_backward(dy, position, len(rows), -1, False)
         sums = total[rows]
-        fixed.accumulate(sums, grad, self.exponents[index], self.microbatches, self._bad)
+        self._ops.accumulate(sums, grad, *self._format(index), False)
         total[rows] = sums
 
     def close(self, g: int, loss: Tensor | float | None) -> None:
@@ -147,8 +146,8 @@ class Gradients:
             flat = self._layout.zeros(flat.device)
             views = zip(self._layout.views(payload[0]), self._layout.views(flat), self.exponents, strict=True)
             for total, out, e in views:
-                fixed.restore(total, e, out)
-        squares = torch.stack([squared_norm(grad) for grad in self._layout.views(flat)]).tolist()
+                self._ops.restore(total, e, out)
+        squares = self._ops.squared_norms(flat, self.places).tolist()
         finite = math.isfinite(sum(squares)) and math.isfinite(losses.sum().item()) and not misfits.any()
         return Reduced(flat, counts.long(), losses, squares, finite)
 
@@ -170,17 +169,6 @@ class Gradients:
         fresh, self._empty[index] = self._empty[index], False
         return fresh
 
-    def _scratch_like(self, total: Tensor) -> Tensor:
-        return self._scratch[: total.numel()].view(total.shape)
-
-    def _quantise(self, index: int, grad: Tensor) -> None:
-        e, first = self.exponents[index], self._fresh(index)
-        fixed.accumulate(self._sums[index], grad, e, self.microbatches, self._bad, first)
-
-
-def squared_norm(grad: Tensor) -> Tensor:
-    """The squared norm of one tensor as a float64 scalar: each row in float32, the rows in float64.
-
-    Twenty times faster on a CPU than float64 throughout, and as precise as the gradient itself: rows are short.
-    """
-    return torch.linalg.vector_norm(grad, dim=-1).double().square_().sum()
+    def _format(self, index: int, parts: int = 1) -> tuple[int, float, Tensor]:
+        """(exponent, limit in steps, misfits) of an addend that is one of `parts` of a micro-batch's gradient."""
+        return self.exponents[index], fixed.limit(self.microbatches * parts), self._bad

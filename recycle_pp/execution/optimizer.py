@@ -6,8 +6,8 @@
     optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
     optimizer.speculate(reduced, step); optimizer.undo()        # as if nothing had happened, in every bit
 
-The update is torch's own fused kernel behind `torch.optim.AdamW(fused=True)`, tensor by tensor, so its bits are those
-of that optimizer. Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.05101).
+Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.05101). On a CPU the bits are those of
+`torch.optim.AdamW(fused=True)`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from recycle_pp.execution.gradients import Reduced
+from recycle_pp.model.ops import State
 from recycle_pp.model.stage import Stage
 from recycle_pp.settings import Optimizer, Settings
 
@@ -47,52 +48,28 @@ class StageOptimizer:
     def __init__(self, settings: Settings, stage: Stage):
         self._settings, self._stage = settings.optimizer, stage
         self._steps = settings.run.steps
-        self._mean, self._square = torch.zeros_like(stage.flat), torch.zeros_like(stage.flat)
-        self._live = [stage.flat, self._mean, self._square]
-        self._undo: list[Tensor] = []  # allocated at the first speculation, then reused
+        self._live = (stage.flat, torch.zeros_like(stage.flat), torch.zeros_like(stage.flat))
+        self._undo: State | None = None  # allocated at the first speculation, then reused
         self._undo_exponents: list[int] | None = None  # not None while a speculation is open
-        self._count = torch.zeros((), device=stage.device)  # what the kernel takes for the number of the step, from 1
 
     def lr(self, step: int) -> float:
         return learning_rate(self._settings, step, self._steps)
 
     @torch.no_grad()
-    def step(self, reduced: Reduced, step: int, scale: float = 1.0) -> None:
-        """One AdamW step (number `step`, from 0) with the gradient times `scale`; `reduced` is not changed."""
-        o, lr = self._settings, self.lr(step)
-        self._count.fill_(step + 1)
-        parameters = list(self._stage.parameters.values())
-        flats = (reduced.flat, self._mean, self._square)
-        views = zip(parameters, *(self._stage.layout.views(flat) for flat in flats), strict=True)
-        for parameter, grad, mean, square in views:
-            torch._fused_adamw_(
-                [parameter],
-                [grad if scale == 1.0 else grad * scale],
-                [mean],
-                [square],
-                [],
-                [self._count],
-                lr=lr,
-                beta1=o.beta1,
-                beta2=o.beta2,
-                weight_decay=o.weight_decay if parameter.dim() >= 2 else 0.0,
-                eps=o.eps,
-                amsgrad=False,
-                maximize=False,
-            )
-        torch.autograd.graph.increment_version(parameters)  # the kernel does not; bf16 copies look at it
+    def step(self, reduced: Reduced, step: int, scale: float = 1.0, undo: State | None = None) -> None:
+        """One AdamW step (number `step`, from 0) with the gradient times `scale`; `reduced` is not changed.
+
+        undo: receives parameters and state as they were.
+        """
+        self._update(reduced.flat, self.lr(step), step, scale, undo)
         self._stage.gradients.follow(reduced)
 
     @torch.no_grad()
     def speculate(self, reduced: Reduced, step: int) -> None:
         """The step before it is sure: keeps what it overwrites."""
         assert self._undo_exponents is None, "confirm() or undo() the last speculation first"
-        if not self._undo:
-            self._undo = [torch.empty_like(tensor) for tensor in self._live]
-        for kept, tensor in zip(self._undo, self._live, strict=True):
-            kept.copy_(tensor)
         self._undo_exponents = self._stage.gradients.exponents
-        self.step(reduced, step)
+        self.step(reduced, step, undo=self._undo_copy())
 
     def confirm(self) -> None:
         """The speculated step stands."""
@@ -102,7 +79,7 @@ class StageOptimizer:
     @torch.no_grad()
     def undo(self) -> None:
         """Parameters, state and exponents are again what they were before speculate(), in every bit."""
-        assert self._undo_exponents is not None, "nothing was speculated"
+        assert self._undo is not None and self._undo_exponents is not None, "nothing was speculated"
         for kept, tensor in zip(self._undo, self._live, strict=True):
             tensor.copy_(kept)
         self._stage.gradients.exponents, self._undo_exponents = self._undo_exponents, None
@@ -129,3 +106,24 @@ class StageOptimizer:
                 tensor.copy_(state[key])
         if self._stage.gradients.reproducible:
             self._stage.gradients.exponents = [int(state[f"exponent.{name}"]) for name in self._stage.names]
+
+    @torch.no_grad()
+    def warm(self) -> None:
+        """Launches what a step does (see `Stage.warm`); to be called on fresh state, which it leaves as it is."""
+        nothing = torch.zeros_like(self._live[0])
+        self._update(nothing, 0.0, 0, 1.0, None)
+        if self._settings.stagger:
+            self._update(nothing, 0.0, 0, 1.0, self._undo_copy())
+
+    def _update(self, grad: Tensor, lr: float, step: int, scale: float, undo: State | None) -> None:
+        stage = self._stage
+        stage.ops.adamw(
+            self._live, grad, stage.gradients.places, self._settings, lr=lr, step=step, scale=scale, undo=undo
+        )
+        torch.autograd.graph.increment_version(list(stage.parameters.values()))  # bf16 copies look at it
+
+    def _undo_copy(self) -> State:
+        if self._undo is None:
+            param, mean, square = (torch.empty_like(tensor) for tensor in self._live)
+            self._undo = (param, mean, square)
+        return self._undo

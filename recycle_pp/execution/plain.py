@@ -16,8 +16,8 @@ from torch import Tensor
 
 from recycle_pp.data import Batches
 from recycle_pp.execution import reproducible as fixed
-from recycle_pp.execution.gradients import squared_norm
 from recycle_pp.execution.optimizer import clip_scale, learning_rate
+from recycle_pp.model.reference import squared_norm
 from recycle_pp.model.transformer import Build, Transformer
 from recycle_pp.settings import Settings
 

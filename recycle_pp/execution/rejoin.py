@@ -135,7 +135,7 @@ class Joining:
         if about["kind"] == "state":
             self._optimizer.load(tensors)
         else:
-            reduced = Reduced.from_tensors(list(tensors.values()))
+            reduced = Reduced.from_tensors([tensor.to(self._stage.device) for tensor in tensors.values()])
             if about["scale"] is None:
                 self._stage.gradients.follow(reduced)
             else:

@@ -41,6 +41,7 @@ from recycle_pp.settings import Settings, load
 from recycle_pp.telemetry.clocks import boot_id
 
 from .commits import Commits
+from .device import backend_for, choose, platform
 from .executor import Executor
 from .injection import Injector
 from .mailbox import Mailbox
@@ -105,7 +106,11 @@ class Process:
         self._beat()
         if settings.numerics.reproducible:
             reproducible.prepare()
-        device = _device(settings, self._spec.rank)
+        try:
+            device = choose(settings.run.device, self._spec.rank)
+        except ValueError as error:
+            return self._refuse(error)
+        backend = backend_for(settings.parallel.backend, device)
         stage, optimizer = _stage(settings, worker.stage, device)
         batches = Batches(settings)
         participant = Participant(worker, settings.parallel.stages)
@@ -114,15 +119,11 @@ class Process:
             try:
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
             except ValueError as error:
-                self._channel.send({"type": "refused", "reason": str(error)})
-                return 2
+                return self._refuse(error)
             optimizer.load(checkpoint.load(path, list(optimizer.state())))
         participant.committed = participant.applied = welcome["resume"] - 1
 
         store = ControlStore(self._publish)
-        backend = settings.parallel.backend
-        if backend == "auto":
-            backend = "nccl" if device.type == "cuda" else "gloo"
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
         silence = settings.control.suspicion
@@ -145,7 +146,12 @@ class Process:
         executor.on_finish = lambda: self._finished(session, stage)
         session.handlers = {"donate": donations.asked, "save": savings.asked, "assemble": savings.assemble}
         session.start()
-        session.send({"type": "ready", "address": joining.address, "seconds": time.monotonic() - self._started})
+        session.send({
+            "type": "ready",
+            "address": joining.address,
+            "platform": platform(device, backend),
+            "seconds": time.monotonic() - self._started,
+        })  # fmt: skip
         # Also where this is no joiner yet: it becomes one if the others begin without it.
         joining.start(lambda step, of: session.send({"type": "synced", "step": step, "session": of}))
         self._watch_for_eviction(session)
@@ -157,6 +163,11 @@ class Process:
         if reason == "left":
             last_words(self._spec, cause="eviction", detail="SIGTERM")
         return 0 if reason in ("done", "left") else 1
+
+    def _refuse(self, error: ValueError) -> int:
+        """Nothing can be done with what the user asks for: the job stops with this sentence."""
+        self._channel.send({"type": "refused", "reason": str(error)})
+        return 2
 
     def _watch_for_eviction(self, session: Session) -> None:
         """In a thread, because a signal handler would wait for whatever the main thread does in C++."""
@@ -193,20 +204,16 @@ class Process:
 
 
 def _stage(settings: Settings, stage: int, device: torch.device) -> tuple[Stage, StageOptimizer]:
+    """On a GPU everything is compiled with it: that is long, and nobody waits yet but the lease of the start."""
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device)
         return emulated, EmulatedOptimizer(settings, emulated)
     real = Stage(settings, stage, device)
-    return real, StageOptimizer(settings, real)
-
-
-def _device(settings: Settings, rank: int) -> torch.device:
-    wanted = settings.run.device
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    optimizer = StageOptimizer(settings, real)
+    if device.type == "cuda":
+        real.warm()
+        optimizer.warm()
+    return real, optimizer
 
 
 if __name__ == "__main__":

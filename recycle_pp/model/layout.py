@@ -20,21 +20,18 @@ ALIGNMENT = 16  # elements: 64 bytes of float32
 
 
 class Layout:
-    """Attributes: names and shapes in order; size, the length of the vector in elements."""
+    """Attributes, in order: names, shapes, sizes (elements, with the gap behind them); size, of the whole vector."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]):
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]
-        self.size = 0
-        self._starts: list[int] = []
-        for shape in self.shapes:
-            self._starts.append(self.size)
-            self.size += -(-prod(shape) // ALIGNMENT) * ALIGNMENT
+        self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
+        self.size = sum(self.sizes)
 
     def zeros(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(self.size, dtype=dtype, device=device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors that lie in `flat` (size,), in order."""
-        pairs = zip(self._starts, self.shapes, strict=True)
-        return [flat[start : start + prod(shape)].view(shape) for start, shape in pairs]
+        pieces = zip(flat.split(self.sizes), self.shapes, strict=True)
+        return [piece[: prod(shape)].view(shape) for piece, shape in pieces]

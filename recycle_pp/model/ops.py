@@ -1,140 +1,121 @@
-"""The operations of a layer that have a kernel: the one place that picks Triton or the torch reference.
+"""What a stage computes beside matrix products and attention: one interface, two backends, picked by one config value.
 
-    ops = operations("auto", device)        # settings.model.kernels
-    y = ops.rms_norm(x, weight, eps)        # (N, H) -> (N, H)
+    ops = operations(settings.model.kernels, device)    # auto (triton on GPUs) | triton | reference
+    y, h = ops.add_rms_norm(x, branch, weight, eps)
 
-The references are autograd Functions with the backward written out: on a CPU every pass over memory that is saved
-counts, and the gradient of a norm's weight falls out of the same pass as the gradient of its input.
+A backend is a module with the functions of `Operations`: `reference` is plain torch, `fused` the Triton kernels of
+`recycle_kernels`. Nothing else in the trainer knows which of them it has.
+
+Which bits may differ. Between the backends: those that rounding in another order gives, in values and gradients (under
+bf16 `fused` also keeps weight gradients in float32, where `reference` rounds each product to bf16). Within a backend,
+on equal devices and library versions (`execution.device.platform`, equal on all workers of a job): none. Every function
+is deterministic, and what it launches depends on shapes and dtypes alone, so a micro-batch has the same gradient on any
+peer, and I then W has the bits of B. The fixed-point functions (int64) are exact sums of addends rounded once: equal
+addends give equal sums, in any order, on either backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from recycle_pp.model.deferred import Sink
+from recycle_pp.model.layout import Layout
+from recycle_pp.settings import Optimizer
+
+State = tuple[Tensor, Tensor, Tensor]  # parameters, their mean gradient, their mean squared gradient; flat float32
 
 
-class Operations(NamedTuple):
-    """One implementation of every operation; shapes and dtypes are those of the references below."""
+class Operations(Protocol):
+    """`first` says that a sum is empty: it is written, and what its memory held does not matter."""
 
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    rope_qkv: Callable[[Tensor, int, int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-    swiglu: Callable[[Tensor], Tensor]
-    cross_entropy: Callable[[Tensor, Tensor], Tensor]
+    # --- layers, differentiable
+
+    def add_rms_norm(self, x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(y, h): h = x + branch (x without one) goes on as the residual stream, y = h / rms(h) * weight.
+
+        x (N, H) float32, branch (N, H) of any float dtype, weight (H,) -> y in the dtype that the next matrix
+        product may want (float32 or that of autocast), h float32.
+        """
+        ...
+
+    def rope_qkv(self, qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """(q turned, k turned, v) of a packed projection (b, T, heads + 2 kv_heads, d); cos and sin (T, 1, d/2)."""
+        ...
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """gate_up (N, 2 K), the gate in the first K columns -> silu(gate) * up (N, K)."""
+        ...
+
+    def head_loss(self, x: Tensor, weight: Tensor, targets: Tensor, sink: Sink | None, index: int) -> Tensor:
+        """x (N, H), weight (V, H), targets (N,) int64 -> the mean negative log-likelihood, a float32 scalar.
+
+        The gradient of the weight goes to the sink as that of tensor `index`; without one to autograd.
+        """
+        ...
+
+    # --- sums over micro-batches, in place
+
+    def add_product(self, total: Tensor, dy: Tensor, x: Tensor, first: bool) -> None:
+        """total (O, K) float32 += dy^T x; dy (N, O), x (N, K), both float32 or bfloat16."""
+        ...
+
+    def accumulate(self, total: Tensor, grad: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
+        """total (int64) += round(grad 2^e), half to even; `grad` (float32 or bfloat16, equal size) stays as it is.
+
+        `bad` (float64 scalar) rises if an element is NaN, infinite or not below `limit` steps; total is void then.
+        """
+        ...
+
+    def accumulate_product(
+        self, total: Tensor, dy: Tensor, x: Tensor, e: int, limit: float, bad: Tensor, first: bool
+    ) -> None:
+        """total (O, K) int64 += round(dy^T x 2^e), as `accumulate`."""
+        ...
+
+    def restore(self, total: Tensor, e: int, out: Tensor) -> None:
+        """out (float32) = total 2^-e, rounded once."""
+        ...
+
+    # --- the end of a step
+
+    def places(self, layout: Layout, device: torch.device) -> Any:
+        """What the two below want to know of the layout, made once."""
+        ...
+
+    def squared_norms(self, flat: Tensor, places: Any) -> Tensor:
+        """The squared norm of every tensor in `flat`: (tensors,) float64, finite exactly if the elements are."""
+        ...
+
+    def adamw(
+        self,
+        state: State,
+        grad: Tensor,
+        places: Any,
+        o: Optimizer,
+        *,
+        lr: float,
+        step: int,
+        scale: float,
+        undo: State | None,
+    ) -> None:
+        """One step, number `step` from 0, with the gradient times `scale`. Matrices decay, vectors do not.
+
+        undo: receives the state as it was.
+        """
+        ...
 
 
 def operations(kernels: str, device: torch.device) -> Operations:
-    """The implementation for `settings.model.kernels`: auto (triton on GPUs), triton or reference."""
+    """The backend for `settings.model.kernels`."""
     if kernels not in ("auto", "triton", "reference"):
         raise ValueError(f"model.kernels must be auto, triton or reference, not {kernels!r}")
-    if kernels == "reference" or (kernels == "auto" and device.type != "cuda"):
-        return REFERENCE
-    import recycle_kernels as triton  # not on a CPU: the import alone costs a second
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        from recycle_pp.model import fused  # not on a CPU: the import alone costs a second
 
-    return Operations(triton.rms_norm, triton.rope_qkv, triton.swiglu, triton.cross_entropy)
+        return fused
+    from recycle_pp.model import reference
 
-
-class _RMSNorm(torch.autograd.Function):
-    """y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019, arXiv:1910.07467), in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
-        ctx.save_for_backward(x, scale)
-        ctx.weight = weight
-        return (x * scale).mul_(weight)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        x, scale = ctx.saved_tensors
-        unit = x * scale
-        product = dy * unit
-        dweight = product.sum(0)
-        mean = torch.mv(product, ctx.weight).div_(x.shape[-1]).unsqueeze_(-1)
-        dx = (dy * ctx.weight).sub_(unit.mul_(mean)).mul_(scale)
-        return dx, dweight, None
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x (N, H) float32, weight (H,) -> (N, H)."""
-    return _RMSNorm.apply(x, weight, eps)
-
-
-class _RopeQKV(torch.autograd.Function):
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864): the pair (i, i + d/2) of a head turns by its angle.
-
-    Takes the packed projection apart in the same pass; left to autograd, backward would fill three zeroed gradients
-    of the whole projection and add them up.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        ctx.cos, ctx.sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
-        turned = torch.empty_like(qkv[:, :, : heads + kv_heads], memory_format=torch.contiguous_format)
-        _turn(qkv[:, :, : heads + kv_heads], ctx.cos, ctx.sin, turned)
-        return turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, heads + kv_heads :]
-
-    @staticmethod
-    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        heads, kv_heads = dq.shape[2], dk.shape[2]
-        out = dq.new_empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3])
-        q, k, v = out.split([heads, kv_heads, kv_heads], dim=2)
-        _turn(dq, ctx.cos, -ctx.sin, q)
-        _turn(dk, ctx.cos, -ctx.sin, k)
-        v.copy_(dv)
-        return out, None, None, None, None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
-
-
-def rope_qkv(qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(q turned, k turned, v) of a packed projection (b, T, heads + 2 kv_heads, d); cos and sin (T, 1, d/2)."""
-    return _RopeQKV.apply(qkv, heads, kv_heads, cos, sin)
-
-
-def rope_tables(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2i/dim), each (length, 1, dim/2) float32."""
-    frequency = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency).unsqueeze_(1)
-    return angle.cos().float().to(device), angle.sin().float().to(device)
-
-
-class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202) of one matrix that holds both."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
-        (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, -1)
-        out = torch.empty_like(gate_up)
-        dgate, dup = out.chunk(2, -1)
-        torch.mul(F.silu(gate), dy, out=dup)
-        torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=dgate)
-        return out
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    """gate_up (N, 2 K), the gate in the first K columns -> (N, K)."""
-    return _SwiGLU.apply(gate_up)
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits (N, V), targets (N,) int64 -> the mean negative log-likelihood, a float32 scalar."""
-    return F.cross_entropy(logits.float(), targets)
-
-
-REFERENCE = Operations(rms_norm, rope_qkv, swiglu, cross_entropy)
+    return reference

@@ -47,6 +47,7 @@ class Stage:
         names: the keys of `parameters`.
         boundary: shape (b, T, H) and dtype of the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
+        ops: what computes, see `model.ops`.
     """
 
     def __init__(self, settings: Settings, stage: int, device: torch.device):
@@ -58,13 +59,14 @@ class Stage:
 
         self._sink = Sink()
         layers = layers_of(model, parallel.stages)[stage]
-        self._part = Transformer(Build(model, settings.run.seed, device, self._sink), layers)
+        build = Build(model, settings.run.seed, device, self._sink)
+        self._part, self.ops = Transformer(build, layers), build.ops
         self.layout = Layout({name: parameter.shape for name, parameter in self._part.named_parameters()})
         self.flat = flatten(self._part, self.layout)
         self.parameters = dict(self._part.named_parameters())
         self.names = self.layout.names
         reproducible = settings.numerics.reproducible
-        self.gradients = Gradients(self.layout, self.microbatches, device, reproducible=reproducible)
+        self.gradients = Gradients(self.layout, self.microbatches, device, reproducible=reproducible, ops=self.ops)
         self._sink.gradients = self.gradients
         self._flights: dict[int, _Flight] = {}
 
@@ -104,6 +106,26 @@ class Stage:
         """F of a validation micro-batch: no dropout, nothing kept."""
         with self._autocast():
             return self._part(source, targets)
+
+    def warm(self) -> None:
+        """Everything that a step launches, once, on zeros of the real shapes; leaves no trace.
+
+        The first launch of a kernel compiles it, which in the middle of a step looks like a hang to the peers. So a
+        worker does this at its start, under the lease for it: what is compiled is what will be launched.
+        """
+        shape, dtype = self.boundary
+        tokens = torch.zeros(shape[:2], dtype=torch.int64, device=self.device)
+        source = tokens if self.first else torch.zeros(shape, dtype=dtype, device=self.device)
+        targets = tokens if self.last else None
+        grad = None if self.last else torch.zeros(shape, dtype=dtype, device=self.device)
+        self.forward(0, 0, source, targets)
+        self.backward_input(0, grad)
+        self.backward_weight(0)  # writes the sums
+        self.forward(0, 1, source, targets)
+        self.backward(1, grad)  # adds to them
+        self.evaluate(source, targets)
+        self.gradients.reduced(self.gradients.payload())
+        self.gradients.clear()
 
     def drop_flights(self) -> None:
         """Forgets the micro-batches between F and W; the gradients of those that are done stay."""

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from recycle_pp.model import deferred
 from recycle_pp.model.deferred import Sink
-from recycle_pp.model.ops import Operations, operations, rope_tables
+from recycle_pp.model.ops import Operations, operations
 from recycle_pp.model.recompute import recomputed
 from recycle_pp.settings import Model
 
@@ -63,25 +63,40 @@ class Linear(nn.Module):
         self._copy, self._copied = torch.empty(0), -1
 
     def forward(self, x: Tensor) -> Tensor:
+        return deferred.linear(*self.operands(x), self.sink, self.index)
+
+    def operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and the weight, in the dtype to multiply in."""
         if self.sink is None or not torch.is_autocast_enabled(x.device.type):
-            return deferred.linear(x, self.weight, self.sink, self.index)
+            return x, self.weight
         dtype = torch.get_autocast_dtype(x.device.type)
         if self._copied != self.weight._version:
             self._copy, self._copied = self.weight.detach().to(dtype), self.weight._version
-        return deferred.linear(x.to(dtype), self._copy, self.sink, self.index)
+        return x.to(dtype), self._copy
+
+
+class Head(Linear):
+    """The projection to the vocabulary, and the mean loss of what it says: a float32 scalar."""
+
+    def __init__(self, build: Build):
+        super().__init__(build, build.model.width, build.model.vocabulary, STD, "head")
+        self.loss = build.ops.head_loss
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+        return self.loss(*self.operands(x), targets, self.sink, self.index)
 
 
 class Norm(nn.Module):
-    """RMSNorm in float32."""
+    """RMSNorm, with the addition that ends the branch before it: (normalised, residual stream)."""
 
     def __init__(self, build: Build):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(build.model.width, device=build.device))
-        self.rms_norm, self.eps = build.ops.rms_norm, build.model.norm_eps
+        self.add_rms_norm, self.eps = build.ops.add_rms_norm, build.model.norm_eps
         self.sink, self.index = build.sink, -1
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rms_norm(x, deferred.norm_weight(self.weight, self.sink, self.index), self.eps)
+    def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.add_rms_norm(x, branch, deferred.norm_weight(self.weight, self.sink, self.index), self.eps)
 
 
 class Embedding(nn.Module):
@@ -124,6 +139,8 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
+    """(x, branch) -> (x, branch): each norm adds up what the branch before it left, so the last one stays open."""
+
     def __init__(self, build: Build, layer: int):
         super().__init__()
         self.layer, self.dropout = layer, build.model.dropout
@@ -133,10 +150,17 @@ class Layer(nn.Module):
         self.ffn_norm = Norm(build)
         self.ffn = FeedForward(build, std, layer)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, key: Key | None) -> Tensor:
+    def forward(
+        self, x: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, key: Key | None
+    ) -> tuple[Tensor, Tensor]:
         random = generator(x.device, *key, self.layer) if key and self.dropout else None
-        x = x + self._drop(self.attention(self.attention_norm(x), cos, sin), random)
-        return x + self._drop(self.ffn(self.ffn_norm(x)), random)
+        y, x = self.attention_norm(x, branch)
+        y, x = self.ffn_norm(x, self._drop(self.attention(y, cos, sin), random))
+        return x, self._drop(self.ffn(y), random)
+
+    def closed(self, x: Tensor, cos: Tensor, sin: Tensor, key: Key | None) -> Tensor:
+        """A function of one tensor, to be recomputed: the branch is added."""
+        return torch.add(*self(x, None, cos, sin, key))
 
     def _drop(self, x: Tensor, random: torch.Generator | None) -> Tensor:
         if random is None:
@@ -157,12 +181,12 @@ class Transformer(nn.Module):
     def __init__(self, build: Build, layers: range):
         super().__init__()
         model = build.model
-        self.recompute, self.cross_entropy = model.recompute, build.ops.cross_entropy
+        self.recompute = model.recompute
         self.embedding = Embedding(build) if layers.start == 0 else None
         self.layers = nn.ModuleDict({str(layer): Layer(build, layer) for layer in layers})
         last = layers.stop == model.layers
         self.norm = Norm(build) if last else None
-        self.head = Linear(build, model.width, model.vocabulary, STD, "head") if last else None
+        self.head = Head(build) if last else None
         for index, (name, _) in enumerate(self.named_parameters()):
             self.get_submodule(name.rpartition(".")[0]).index = index  # type: ignore[assignment]
         cos, sin = rope_tables(model.sequence, model.width // model.heads, model.rope_theta, build.device)
@@ -177,12 +201,21 @@ class Transformer(nn.Module):
         """
         shape = source.shape[:2]
         x = source.flatten(0, 1) if self.embedding is None else self.embedding(source.flatten())
+        branch = None
         for layer in self.layers.values():
+            assert isinstance(layer, Layer)
             if self.recompute and torch.is_grad_enabled():
-                x = recomputed(layer, x, self.cos, self.sin, key)
+                x = recomputed(layer.closed, x, self.cos, self.sin, key)
             else:
-                x = layer(x, self.cos, self.sin, key)
+                x, branch = layer(x, branch, self.cos, self.sin, key)
         if self.norm is None or self.head is None:
-            return x.view(*shape, -1)
+            return (x if branch is None else x + branch).view(*shape, -1)
         assert targets is not None
-        return self.cross_entropy(self.head(self.norm(x)), targets.flatten())
+        return self.head(self.norm(x, branch)[0], targets.flatten())
+
+
+def rope_tables(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * theta^(-2i/dim), each (length, 1, dim/2) float32."""
+    frequency = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency).unsqueeze_(1)
+    return angle.cos().float().to(device), angle.sin().float().to(device)

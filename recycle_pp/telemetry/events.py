@@ -102,6 +102,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "slow_no_more": lambda e: f"step {e['step']}: worker {e['worker']} is as fast as before",
     "given_up": lambda e: f"step {e['step']}: worker {e['worker']} is given up after {e.get('respawns', '?')} respawns",
+    "refused": lambda e: (
+        f"step {e['step']}: worker {e['worker']} is sent away: it has {e.get('platform')}, the job {e.get('expected')}"
+    ),
     "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
     "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",
     "checkpoint_damaged": lambda e: (

@@ -110,6 +110,21 @@ def test_an_op_that_fails_on_two_workers_stops_the_job_with_its_traceback(sabota
     assert "ValueError: sabotaged" in outcome.output
 
 
+def test_workers_of_two_kinds_are_refused_in_one_sentence(sabotaged, tmp_path):
+    case = Case("has another GPU", "2x2", ends="has another GPU, not cpu", deaths=0)
+    plan = {"foreign": str(tmp_path / "started"), "after": 3}
+    outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    assert outcome.code == 2 and "all workers must run on the same" in outcome.output
+
+
+def test_a_returning_worker_of_another_kind_is_sent_away_and_the_job_goes_on(sabotaged, tmp_path):
+    case = Case("returns on another GPU", "2x2", ("+fail_at=3:0.1", "+rejoin_at=5:0.1"), steps=40, deaths=2)
+    plan = {"foreign": str(tmp_path / "started"), "after": 4}
+    outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    sabotaged.check_exact(outcome)
+    assert [e["platform"] for e in outcome.all("refused")] == ["another GPU"] and not outcome.all("rejoined")
+
+
 def test_a_poisoned_sample_stops_the_job_and_names_what_is_wrong_with_it(runs, tmp_path):
     import numpy as np
 

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+STAGE = Path(__file__).parent / "values" / "test_in_the_model.py"
+PARTS = {"kernels": [STAGE.parent, f"--ignore={STAGE}"], "stage": [STAGE]}
 
+
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the value tests run on the GPU")
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="they run in this process")
-def test_the_values_of_all_kernels_are_right_in_the_interpreter():
-    folder = Path(__file__).parent / "values"
+def test_the_values_are_right_in_the_interpreter(part):
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", folder, "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    command = [sys.executable, "-m", "pytest", *PARTS[part], *options]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,9 +1,8 @@
 """The torch references: right by finite differences and by torch's own functions. They judge the kernels."""
 
-import json
-
 import torch
 from recycle_kernels import (
+    AdamW,
     adamw_reference,
     add_rms_norm_reference,
     cross_entropy_reference,
@@ -15,8 +14,6 @@ from recycle_kernels import (
     rope_table,
     swiglu_reference,
 )
-from recycle_kernels.tuning import CANDIDATES, from_json, to_json
-from recycle_kernels.weight_grad import default_tile
 from torch.autograd import gradcheck
 from torch.nn import functional as F
 
@@ -63,21 +60,11 @@ def test_adamw_follows_torchs_optimizer_step_by_step():
     decayed, rest = {"params": [matrices], "weight_decay": 0.1}, {"params": [vectors], "weight_decay": 0.0}
     optimizer = torch.optim.AdamW([decayed, rest], lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
     flat = torch.cat([matrices, vectors]).detach().clone()
-    moments = [torch.zeros(25, dtype=torch.float64) for _ in range(2)]
+    state = (flat, *(torch.zeros(25, dtype=torch.float64) for _ in range(2)))
     chunks = make_chunks([20, 5], [True, False], "cpu")
     for step in range(1, 6):
         grad = randn(25).detach()
         matrices.grad, vectors.grad = grad[:20] * 0.5, grad[20:] * 0.5
         optimizer.step()
-        adamw_reference(flat, grad, *moments, chunks, step=step, lr=1e-2, weight_decay=0.1, scale=0.5)
+        adamw_reference(state, grad, chunks, AdamW(1e-2, weight_decay=0.1), step, scale=0.5)
         assert torch.allclose(flat, torch.cat([matrices, vectors]), rtol=1e-12)
-
-
-def test_a_table_of_tiles_survives_json():
-    tiles = {f"shape {i}": tile for i, tile in enumerate(CANDIDATES)}
-    assert from_json(json.loads(json.dumps(to_json(tiles)))) == tiles
-
-
-def test_every_default_tile_is_one_that_tuning_may_find():
-    found = {default_tile(n, n, torch.bfloat16, arch) for n in (64, 512, 2048, 8192) for arch in (80, 90, 100)}
-    assert found <= set(CANDIDATES)

@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 import torch
 from compare import DEVICE, close, double, error, grads, randn
-from recycle_kernels import cross_entropy, head_loss, head_loss_reference
+from recycle_kernels import cross_entropy, head_loss, head_loss_reference, weight_grad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -36,13 +36,17 @@ def test_the_weight_gradient_can_wait_and_has_the_same_bits(dtype, small_chunks)
     quarter = [torch.tensor(0.25, device=DEVICE)]  # a power of two: scaling before or after rounding is the same
     dx, dw = grads(head_loss(x, weight, targets), [x, weight], quarter)
     queue = []
-    loss = head_loss(x, weight, targets, defer=lambda w, add: queue.append((w, add)))
+    loss = head_loss(x, weight, targets, defer=queue.append)
     assert torch.equal(grads(loss, [x], quarter)[0], dx)
-    ((parameter, add),) = queue
-    buffer = torch.zeros_like(weight)
+    buffer, chunks = torch.zeros_like(weight), []
+
+    def add(dl, rows, parts):
+        chunks.append(parts)
+        weight_grad(buffer, dl, rows)
+
     with torch.no_grad():
-        add(buffer)
-    assert parameter is weight
+        queue.pop()(add)
+    assert chunks == [2, 2]
     assert torch.equal(buffer, dw)
 
 

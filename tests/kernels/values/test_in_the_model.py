@@ -1,33 +1,143 @@
-"""The trainer's own model with `model.kernels=triton`: the same loss and gradients as with the references."""
+"""The trainer's own stage with `model.kernels=triton`: what the references compute, and its promises of exactness."""
 
+import pytest
 import torch
 from compare import DEVICE, error
 
+from recycle_pp.execution.gradients import Gradients
+from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.model.layout import Layout
+from recycle_pp.model.ops import operations
 from recycle_pp.model.stage import Stage
-from recycle_pp.settings import Model, Parallel, Settings
+from recycle_pp.settings import Model, Numerics, Optimizer, Parallel, Run, Settings
+
+G = 2
+both = pytest.mark.parametrize("reproducible", [False, True])
 
 
-def run(kernels, split):
-    """F, then I and W or B, of one micro-batch on the only stage: (loss, gradient)."""
-    model = Model(layers=1, width=64, heads=4, kv_heads=2, ffn=96, sequence=8, vocabulary=50, kernels=kernels)
-    parallel = Parallel(pipelines=1, stages=1, microbatches=1, microbatch_size=2)
-    stage = Stage(Settings(model=model, parallel=parallel), 0, torch.device(DEVICE))
-    tokens = torch.arange(16, device=DEVICE).view(2, 8)
-    loss = stage.forward(0, 0, tokens, tokens + 1)
-    if split:
-        stage.backward_input(0)
-        stage.backward_weight(0)
-    else:
-        stage.backward(0)
-    return loss, stage.gradients.payload()[0]
+def build(kernels="triton", reproducible=False, stages=1, stage=0, **model):
+    shape = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "sequence": 4, "vocabulary": 20}
+    settings = Settings(
+        model=Model(kernels=kernels, **shape | model),
+        parallel=Parallel(pipelines=1, stages=stages, microbatches=G, microbatch_size=2),
+        optimizer=Optimizer(warmup=0, stagger=True),
+        numerics=Numerics(reproducible=reproducible),
+        run=Run(steps=10),
+    )
+    built = Stage(settings, stage, torch.device(DEVICE))
+    return built, StageOptimizer(settings, built)
 
 
-def test_a_stage_computes_the_same_with_kernels_as_with_references():
-    loss, gradient = run("triton", split=True)
-    exact_loss, exact_gradient = run("reference", split=True)
-    assert error(loss, exact_loss) < 1e-6
-    assert error(gradient, exact_gradient) < 1e-5
+def micro_batch(stage, g, split=True, step=0):
+    """F, then I and W or B: (what F returned, what I returned)."""
+    tokens = (torch.arange(8, device=DEVICE) * (g + 3) % 19).view(2, 4)
+    random = torch.Generator().manual_seed(g)
+    x, dy = (torch.randn(stage.boundary[0], generator=random).to(DEVICE) for _ in range(2))
+    y = stage.forward(step, g, tokens if stage.first else x, tokens + 1 if stage.last else None)
+    grad = None if stage.last else dy
+    if not split:
+        return y, stage.backward(g, grad)
+    dx = stage.backward_input(g, grad)
+    stage.backward_weight(g)
+    return y, dx
 
 
-def test_input_then_weights_gives_the_bits_of_both_at_once():
-    assert torch.equal(run("triton", split=True)[1], run("triton", split=False)[1])
+def reduced(stage):
+    return stage.gradients.reduced(stage.gradients.payload())
+
+
+def state(optimizer):
+    return {name: tensor.clone() for name, tensor in optimizer.state().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@both
+@pytest.mark.parametrize(("stage", "stages"), [(0, 1), (1, 3)], ids=["whole model", "middle"])
+def test_a_stage_trains_as_with_the_references(reproducible, stage, stages):
+    model = {"layers": max(2, stages), "dropout": 0.1}
+    ours, optimizer = build("triton", reproducible, stages, stage, **model)
+    exact, reference = build("reference", reproducible, stages, stage, **model)
+    for step in range(2):
+        for g in range(G):
+            for mine, theirs in zip(micro_batch(ours, g, g > 0, step), micro_batch(exact, g, True, step), strict=True):
+                assert mine is theirs is None or error(mine, theirs) < 1e-5
+        mine, theirs = reduced(ours), reduced(exact)
+        assert error(mine.flat, theirs.flat) < 1e-5 and mine.finite
+        assert mine.counts.tolist() == [1] * G
+        assert mine.losses.tolist() == pytest.approx(theirs.losses.tolist(), rel=1e-6)
+        assert mine.squares == pytest.approx(theirs.squares, rel=1e-5)
+        optimizer.step(mine, step, 0.5)
+        reference.step(theirs, step, 0.5)
+        ours.gradients.clear(), exact.gradients.clear()
+    for name, tensor in optimizer.state().items():
+        if name.startswith("model."):  # one step moves a weight by lr / 10 of its size; Adam's sign may flip at 0
+            assert error(tensor, reference.state()[name]) < 1e-3, name
+    assert ours.gradients.exponents == exact.gradients.exponents
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_input_then_weights_gives_the_bits_of_both_at_once(recompute):
+    sums = []
+    for split in (True, False):
+        stage, _ = build(recompute=recompute)
+        losses = [micro_batch(stage, g, split)[0] for g in range(G)]
+        sums.append([stage.gradients.payload()[0], *losses])
+    assert all(map(torch.equal, *sums))
+
+
+def test_reproducible_sums_have_the_same_bits_in_any_order_on_any_peer_whether_w_is_apart_or_not():
+    one, other, peer, idle = (build(reproducible=True)[0] for _ in range(4))
+    micro_batch(one, 0), micro_batch(one, 1)
+    micro_batch(other, 1, split=False), micro_batch(other, 0, split=False)
+    micro_batch(peer, 1)
+    rest = one.gradients.payload()[0] - peer.gradients.payload()[0]
+    micro_batch(idle, 0, split=False)
+    assert torch.equal(one.gradients.payload()[0], other.gradients.payload()[0])
+    assert torch.equal(rest, idle.gradients.payload()[0]) and rest.any()
+
+
+def test_a_speculative_step_is_the_step_and_can_be_taken_back_in_every_bit():
+    stage, optimizer = build(reproducible=True)
+    _, expected = build(reproducible=True)
+    micro_batch(stage, 0)
+    gradient = reduced(stage)
+    optimizer.step(gradient, 0)
+    before = state(optimizer)
+    optimizer.speculate(gradient, 1)
+    assert not same(state(optimizer), before)
+    optimizer.undo()
+    assert same(state(optimizer), before)
+    optimizer.speculate(gradient, 1)
+    optimizer.confirm()
+    for step in range(2):
+        expected.step(gradient, step)
+    assert same(state(optimizer), state(expected))
+
+
+@both
+def test_warming_up_leaves_no_trace(reproducible):
+    stage, optimizer = build(reproducible=reproducible)
+    before = state(optimizer)
+    stage.warm()
+    optimizer.warm()
+    assert same(state(optimizer), before)
+    assert not any(tensor.any() for tensor in stage.gradients.payload())
+
+
+def test_equal_addends_give_equal_fixed_point_sums_on_either_backend():
+    device, layout = torch.device(DEVICE), Layout({"embedding.weight": (9, 5), "norm.weight": (5,)})
+    sums = []
+    for kernels in ("triton", "reference"):
+        gradients = Gradients(layout, G, device, reproducible=True, ops=operations(kernels, device))
+        random = torch.Generator().manual_seed(0)
+        for g in range(G):
+            dy, norm = (torch.randn(*shape, generator=random).to(device) for shape in ((7, 5), (5,)))
+            gradients.add_rows(0, torch.tensor([1, 4, 4, 8, 0, 1, 1], device=device), dy)
+            gradients.add(1, norm)
+            gradients.close(g, None)
+        payload = gradients.payload()
+        sums.append([*payload, gradients.reduced([tensor.clone() for tensor in payload]).flat])
+    assert all(map(torch.equal, *sums))

@@ -17,10 +17,10 @@ def test_any_shape_and_magnitude_agrees_with_float64(rows, width, exponent):
     dy = randn(rows, width)
     assert close(y, exact)
     (dx, dw), (exact_dx, exact_dw) = grads(y, [x, weight], [dy]), grads(exact, exact_inputs, [dy])
-    assert close(dw, exact_dw)
-    # dx is a difference that can cancel (in a row of one element it does): its error is one of the terms' size
-    terms = (dy * weight).detach().double() * torch.rsqrt(x.detach().double().square().mean(-1, keepdim=True) + 1e-5)
-    assert (dx - exact_dx).norm() < 1e-6 * terms.norm()
+    # sums that can cancel (in a row of one element dx does): their errors are of the size of the terms
+    scale = torch.rsqrt(x.detach().double().square().mean(-1, keepdim=True) + 1e-5)
+    assert (dx - exact_dx).norm() < 1e-6 * (dy * weight * scale).norm()
+    assert (dw - exact_dw).norm() < 1e-6 * (dy * x * scale).abs().sum(0).norm()
 
 
 @pytest.mark.parametrize("width", [96, 5000])
@@ -35,21 +35,6 @@ def test_the_residual_stream_carries_its_gradient_through(width, dtype):
     computed = grads(outputs, [x, residual, weight], upstream)
     assert [g.dtype for g in computed] == [dtype, torch.float32, torch.float32]
     assert close(computed, grads(exact, inputs, upstream), dtype)
-
-
-def test_input_gradient_first_and_weight_gradient_later_give_the_bits_of_both_at_once(dtype):
-    x, residual, weight = randn(300, 96, dtype=dtype, grad=True), randn(300, 96, grad=True), randn(96, grad=True)
-    upstream = [randn(300, 96, dtype=dtype), randn(300, 96)]
-    both = grads(add_rms_norm(x, residual, weight), [x, residual, weight], upstream)
-    queue = []
-    y, h = add_rms_norm(x, residual, weight, defer=lambda w, add: queue.append((w, add)))
-    first = grads([y, h], [x, residual], upstream)
-    assert all(torch.equal(a, b) for a, b in zip(first, both[:2], strict=True))
-    ((parameter, add),) = queue
-    buffer = torch.zeros_like(weight)
-    add(buffer)
-    assert parameter is weight
-    assert torch.equal(buffer, both[2])
 
 
 def test_an_unused_norm_passes_the_residual_gradient_on():

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.execution.gradients import Gradients, Reduced, squared_norm
+from recycle_pp.execution.gradients import Gradients, Reduced
+from recycle_pp.model import reference
 from recycle_pp.model.layout import Layout
 from tests.recycle_pp.in_process import CPU
 
@@ -15,7 +16,7 @@ both = pytest.mark.parametrize("reproducible", [False, True])
 
 
 def gradients(reproducible: bool) -> Gradients:
-    return Gradients(LAYOUT, G, CPU, reproducible=reproducible)
+    return Gradients(LAYOUT, G, CPU, reproducible=reproducible, ops=reference)
 
 
 def micro_batch(worker: Gradients, g: int, *, poison: float | None = None) -> None:
@@ -95,6 +96,22 @@ def test_a_worker_without_micro_batches_adds_nothing(reproducible):
     assert reduced([here, idle]).counts.tolist() == [1] * G
 
 
+def test_parts_of_a_product_leave_room_for_each_other():
+    """Two micro-batches of four parts each, all just below what a part may be: the int64 does not overflow."""
+    worker, most = Gradients(LAYOUT, 2, CPU, reproducible=True, ops=reference), 2.0 ** (62 - 3)
+    worker.exponents = [0] * 3
+    for g in range(2):
+        for _ in range(4):
+            worker.add_product(2, torch.full((1, 9), most / 2), torch.full((1, 5), 1.999), parts=4)
+        worker.close(g, None)
+    result = worker.reduced(worker.payload())
+    assert result.finite and result.flat.max() == pytest.approx(8 * most / 2 * 1.999)
+    worker.clear()
+    worker.add_product(2, torch.full((1, 9), most), torch.ones(1, 5), parts=4)
+    worker.close(0, None)
+    assert not worker.reduced(worker.payload()).finite
+
+
 @both
 def test_an_aborted_all_reduce_leaves_the_accumulators_whole(reproducible):
     worker = gradients(reproducible)
@@ -152,7 +169,7 @@ def test_exponents_follow_the_gradient_and_grow_coarser_when_it_does_not_fit():
 
 def test_the_squared_norm_is_that_of_float64():
     grad = torch.randn(300, 500) * torch.logspace(-6, 3, 300).unsqueeze(1)
-    assert squared_norm(grad).item() == pytest.approx(grad.double().square().sum().item(), rel=1e-6)
+    assert reference.squared_norm(grad).item() == pytest.approx(grad.double().square().sum().item(), rel=1e-6)
 
 
 def test_every_tensor_of_a_layout_begins_at_64_bytes_and_the_gaps_stay_empty():

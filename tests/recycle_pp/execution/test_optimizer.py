@@ -76,7 +76,7 @@ def test_undo_restores_every_bit_also_after_steps_in_between():
 def test_the_undo_copy_is_allocated_once_and_only_by_those_who_speculate():
     stage, optimizer = stage_and_optimizer()
     optimizer.step(gradient(stage, 0), 0)
-    assert optimizer._undo == []
+    assert optimizer._undo is None
     addresses = set()
     for step in range(1, 4):
         optimizer.speculate(gradient(stage, step), step)

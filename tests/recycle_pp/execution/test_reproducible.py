@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.execution import reproducible as fixed
+from recycle_pp.model import reference
 
 ELEMENTS = 300
 
@@ -22,13 +23,13 @@ def terms_of(seed: int, count: int, spread: float) -> torch.Tensor:
 def summed(terms, e, count, start=None):
     total, bad = torch.zeros(ELEMENTS, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
     for number, term in enumerate(terms):
-        fixed.accumulate(total, term.clone(), e, count, bad, first=number == 0)
+        reference.accumulate(total, term, e, fixed.limit(count), bad, first=number == 0)
     return total, bad.item()
 
 
 def restored(total, e):
     out = torch.empty(ELEMENTS)
-    fixed.restore(total, e, out)
+    reference.restore(total, e, out)
     return out
 
 
@@ -79,9 +80,9 @@ def test_a_sum_4096_times_the_last_one_still_fits(largest, count):
 
 
 def test_blocks_cover_every_element():
-    count = 2 * fixed.BLOCK + 17
+    count = 2 * reference.BLOCK + 17
     total, bad = torch.zeros(count, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
-    fixed.accumulate(total, torch.full((count,), 0.5), 10, 1, bad)
+    reference.accumulate(total, torch.full((count,), 0.5), 10, fixed.limit(1), bad, first=False)
     assert bool((total == 512).all())
 
 

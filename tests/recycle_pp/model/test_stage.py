@@ -182,6 +182,17 @@ def test_validation_leaves_no_trace():
         assert all(torch.equal(held[name], grad) for name, grad in sums(stage).items())
 
 
+def test_warming_up_leaves_no_trace():
+    config = small(numerics__reproducible=True, optimizer__stagger=True)
+    for stage in pipeline(config):
+        optimizer = StageOptimizer(config, stage)
+        before = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+        stage.warm()
+        optimizer.warm()
+        assert all(torch.equal(before[name], tensor) for name, tensor in optimizer.state().items())
+        assert not any(tensor.any() for tensor in stage.gradients.payload()) and not stage._flights
+
+
 def test_dropping_the_flights_keeps_the_gradients():
     config = small()
     stages, batches = pipeline(config), Batches(config)

@@ -1,29 +1,27 @@
-"""Compiles every kernel that a stage will launch, before the first collective.
+"""Every launch of a stage, each made once, at the stage's shapes.
 
-    for name, seconds in warm(StageShape(...), device): log(name, seconds)
+    for call in launches(StageShape(...), device).values(): call()
 
-A cold compile in the middle of a step looks like a hang to the peers, so a worker does this at its start, under its
-lease. Each function is called once, forward and backward, on zeros of the real shape: what is compiled is exactly
-what will be launched, and the matrix libraries choose their algorithms too. `compile.py` makes the same calls on
-tensors without memory to compile for GPUs that are not here.
+For `compile.py`, which makes them on tensors without memory to compile for GPUs that are not here. A trainer needs no
+such list: it warms up by a micro-batch of zeros through its own stage.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from .adamw import adamw, make_chunks, squared_norm
+from .adamw import AdamW, adamw, make_chunks, squared_norms
 from .fixed_point import dequantise, quantise_add
 from .head_loss import cross_entropy, head_loss
 from .rms_norm import add_rms_norm, rms_norm
 from .rope import rope, rope_qkv, rope_table
 from .swiglu import swiglu
-from .weight_grad import Tiles, weight_grad, weight_grad_fixed
+from .weight_grad import weight_grad, weight_grad_fixed
 
 
 @dataclass(frozen=True)
@@ -55,19 +53,7 @@ class StageShape:
         return [(o, k, self.tokens) for o, k in [*sizes, *([(self.vocabulary, self.width)] if self.vocabulary else [])]]
 
 
-def warm(shape: StageShape, device: torch.device | str, tiles: Tiles | None = None) -> Iterator[tuple[str, float]]:
-    """(name, seconds) of each kernel's first call. The memory it took is given back at the end."""
-    for name, call in calls(shape, torch.device(device), tiles).items():
-        began = time.perf_counter()
-        call()
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize(device)
-        yield name, time.perf_counter() - began
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -> dict[str, Callable[[], None]]:
+def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], None]]:
     """Every launch of a stage by name. Zeros, so that indices are valid; on `meta` nothing is allocated."""
 
     def zeros(*size: int, dtype: torch.dtype = shape.dtype, grad: bool = False) -> Tensor:
@@ -76,16 +62,12 @@ def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -
     wide, tokens, width = torch.float32, shape.tokens, shape.width
 
     def norm() -> None:
-        y = rms_norm(zeros(tokens, width, dtype=wide, grad=True), zeros(width, dtype=wide, grad=True))
-        _backward(y)
+        x, weight = zeros(tokens, width, dtype=wide, grad=True), zeros(width, dtype=wide, grad=True)
+        _backward(rms_norm(x, weight, dtype=shape.dtype))
 
     def norm_residual() -> None:
         x, residual = zeros(tokens, width, grad=True), zeros(tokens, width, dtype=wide, grad=True)
-        weight = zeros(width, dtype=wide, grad=True)
-        _backward(*add_rms_norm(x, residual, weight))
-        queue: list[Callable[[Tensor], None]] = []
-        _backward(*add_rms_norm(x, residual, weight, defer=lambda _, add: queue.append(add)))
-        queue[0](zeros(width, dtype=wide))
+        _backward(*add_rms_norm(x, residual, zeros(width, dtype=wide, grad=True)))
 
     def positions() -> None:
         table = rope_table(shape.sequence, shape.head_dim, device=device)
@@ -100,31 +82,36 @@ def calls(shape: StageShape, device: torch.device, tiles: Tiles | None = None) -
 
     def products() -> None:
         for o, k, t in shape.products():
-            weight_grad(zeros(o, k, dtype=wide), zeros(t, o), zeros(t, k), tiles)
-            bad = zeros(dtype=torch.float64)
-            weight_grad_fixed(zeros(o, k, dtype=torch.int64), zeros(t, o), zeros(t, k), 40, 16, bad, tiles)
+            for first in (True, False):
+                weight_grad(zeros(o, k, dtype=wide), zeros(t, o), zeros(t, k), first=first)
+                q, bad = zeros(o, k, dtype=torch.int64), zeros(dtype=torch.float64)
+                weight_grad_fixed(q, zeros(t, o), zeros(t, k), 40, 2.0**58, bad, first=first)
 
     def head() -> None:
         x, weight = zeros(tokens, width, grad=True), zeros(shape.vocabulary, width, dtype=wide, grad=True)
         targets = zeros(tokens, dtype=torch.int64)
         _backward(head_loss(x, weight, targets))
-        queue: list[Callable[[Tensor], None]] = []
-        _backward(head_loss(x, weight, targets, defer=lambda _, add: queue.append(add)))
-        queue[0](zeros(shape.vocabulary, width, dtype=wide))
+        _backward(head_loss(x, weight, targets, defer=lambda later: later(add)))
         _backward(cross_entropy(zeros(tokens, shape.vocabulary, grad=True), targets))
 
+    def add(dl: Tensor, x: Tensor, parts: int) -> None:
+        weight_grad(zeros(dl.shape[1], x.shape[1], dtype=wide), dl, x)
+
     def fixed_point() -> None:
+        q = zeros(shape.parameters, dtype=torch.int64)
         for dtype in {wide, shape.dtype}:
-            q, grad = zeros(shape.parameters, dtype=torch.int64), zeros(shape.parameters, dtype=dtype)
-            quantise_add(q, grad, 40, 16, zeros(dtype=torch.float64))
-            dequantise(q, 40)
+            for first in (True, False):
+                grad = zeros(shape.parameters, dtype=dtype)
+                quantise_add(q, grad, 40, 2.0**58, zeros(dtype=torch.float64), first=first)
+        dequantise(q, 40, zeros(shape.parameters, dtype=wide))
 
     def optimizer() -> None:
         param, grad, mean, square, *undo = (zeros(shape.parameters, dtype=wide) for _ in range(7))
-        squared_norm(grad)
-        chunks, clip = make_chunks([shape.parameters], [True], device), zeros(dtype=wide)
-        adamw(param, grad, mean, square, chunks, step=1, lr=0.0, clip=clip)
-        adamw(param, grad, mean, square, chunks, step=1, lr=0.0, clip=clip, undo=(undo[0], undo[1], undo[2]))
+        chunks = make_chunks([shape.parameters], [True], device)
+        squared_norms(grad, chunks)
+        step = partial(adamw, (param, mean, square), grad, chunks, AdamW(lr=0.0), step=1)
+        step()
+        step(undo=(undo[0], undo[1], undo[2]))
 
     named = [norm, norm_residual, positions, activation, products, fixed_point, optimizer]
     return {call.__name__: call for call in ([*named, head] if shape.vocabulary else named)}

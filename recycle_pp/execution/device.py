@@ -1,0 +1,43 @@
+"""Which device a worker computes on, how it talks to others from there, and what it must have in common with them.
+
+device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
+backend = backend_for(settings.parallel.backend, device)    # gloo | nccl
+platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+import torch
+
+
+def choose(wanted: str, rank: int) -> torch.device:
+    """For `run.device`: the node's GPUs in turn, by the launcher's LOCAL_RANK. It becomes the current one."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and not count):
+        return torch.device("cpu")
+    if not count:
+        raise ValueError("run.device=cuda needs a GPU, and torch finds none on this machine; allowed: auto, cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def backend_for(wanted: str, device: torch.device) -> str:
+    """The backend for `parallel.backend`: auto is NCCL between GPUs, Gloo between CPUs."""
+    if wanted == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    return wanted
+
+
+def platform(device: torch.device, backend: str) -> str:
+    """What the bits of a result depend on beside its operands. Workers that differ in it could not stand in for each
+    other: kernels, their tiles, the matrix libraries and the order of a reduction are chosen by it."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        chip = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}, triton {version('triton')}"
+    else:
+        chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    return f"{chip}, torch {torch.__version__}, {backend}"

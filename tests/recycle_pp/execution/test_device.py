@@ -1,0 +1,70 @@
+"""Which device and which backend a worker takes, on machines with GPUs that are not here."""
+
+import pytest
+import torch
+
+from recycle_pp.execution.device import backend_for, choose, platform
+from recycle_pp.model import reference
+from recycle_pp.model.ops import operations
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Call it with the number of GPUs of the node; returns the list of those that became current."""
+
+    def pretend(count):
+        current = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        return current
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    return pretend
+
+
+def test_auto_takes_a_gpu_where_there_is_one(gpus):
+    current = gpus(2)
+    assert choose("auto", 0) == torch.device("cuda", 0)
+    assert choose("cuda", 1) == torch.device("cuda", 1)
+    assert choose("cpu", 0) == CPU
+    assert current == [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def test_workers_share_the_gpus_of_their_node_in_turn(gpus, monkeypatch):
+    gpus(2)
+    assert [choose("auto", rank).index for rank in range(5)] == [0, 1, 0, 1, 0]
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the launcher counts on each node, ranks over all
+    assert choose("auto", 6).index == 1
+
+
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(gpus):
+    current = gpus(0)
+    assert choose("auto", 3) == choose("cpu", 3) == CPU
+    with pytest.raises(ValueError, match=r"run\.device=cuda needs a GPU, .*; allowed: auto, cpu"):
+        choose("cuda", 3)
+    assert current == []
+
+
+def test_the_backend_follows_the_device_unless_it_is_named():
+    assert [backend_for("auto", device) for device in (CPU, GPU)] == ["gloo", "nccl"]
+    assert [backend_for(name, GPU) for name in ("gloo", "nccl")] == ["gloo", "nccl"]
+
+
+def test_kernels_follow_the_device_unless_they_are_named():
+    fused = operations("auto", GPU)
+    assert fused.__name__ == "recycle_pp.model.fused"
+    assert operations("triton", CPU) is fused and operations("reference", GPU) is reference is operations("auto", CPU)
+
+
+def test_a_platform_tells_gpus_and_versions_apart(monkeypatch):
+    chip = {"get_device_name": "NVIDIA H200", "get_device_capability": (9, 0)}
+    for name, value in chip.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    here = platform(GPU, "nccl")
+    assert here.startswith("NVIDIA H200 sm_90, triton 3.") and here.endswith(f", torch {torch.__version__}, nccl")
+    assert platform(CPU, "gloo").startswith("cpu ")
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    assert platform(GPU, "nccl") != here
