@@ -1,11 +1,15 @@
 """Which device and which backend a worker takes, on machines with GPUs that are not here."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from recycle_pp.execution import worker
 from recycle_pp.execution.device import backend_for, choose, platform
 from recycle_pp.model import reference
 from recycle_pp.model.ops import operations
+from recycle_pp.settings import Settings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -68,3 +72,16 @@ def test_a_platform_tells_gpus_and_versions_apart(monkeypatch):
     assert platform(CPU, "gloo").startswith("cpu ")
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     assert platform(GPU, "nccl") != here
+
+
+@pytest.mark.parametrize(("device", "warmed"), [(GPU, ["stage", "optimizer"]), (CPU, [])])
+def test_a_worker_compiles_everything_before_it_is_ready(device, warmed, monkeypatch):
+    done = []
+
+    def fake(name):
+        return lambda *arguments: SimpleNamespace(warm=lambda: done.append(name))
+
+    monkeypatch.setattr(worker, "Stage", fake("stage"))
+    monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
+    worker._stage(Settings(), 0, device)
+    assert done == warmed
