@@ -9,9 +9,10 @@ Four kinds of keys, under a prefix that the job's token names:
     lost/RANK    the term of the leader that this supervisor has lost, while it looks for another one
 
 Every write is a transaction on the two keys' revisions that it was decided by, so of two sides that cannot see each
-other only one gets the next membership agreed, and a leader that was followed by another gets none. A leader goes when
-its lease ends, or when most of the membership have lost it. While etcd cannot be reached nothing changes: training goes
-on, a death waits `ETCD_SECONDS` at most.
+other only one gets the next membership agreed. A leader that was followed by another gets none; nor does a new leader
+whose side has not heard of the last generation, as the one before may go on in it. A leader goes when its lease ends, or
+when most of the membership have lost it. While etcd cannot be reached nothing changes: training goes on, a death waits
+`ETCD_SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -100,16 +101,19 @@ class EtcdAgreement:
             await asyncio.sleep(AGAIN)
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
-        silence = _Silence()
+        silence, wrote = _Silence(), False
         roster = {rank: (host, port) for rank, (host, port) in supervisors.items()}
         while True:
             try:
                 view = await self._look()
                 held = self._held(view)
                 new = held._replace(generation=generation, roster=roster)
-                if held == new:
+                if wrote and held == new:
                     return
+                if generation <= held.generation >= 0:
+                    raise LostMajority("the job may go on elsewhere, in a generation that nobody here has heard of")
                 if view.led:
+                    wrote = True
                     await self._write([self._put(new)], view)
                     continue
                 await self._renew(view)

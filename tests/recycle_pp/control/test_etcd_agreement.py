@@ -129,6 +129,22 @@ def test_of_two_sides_only_one_gets_the_next_membership(server):
     asyncio.run(main())
 
 
+def test_a_side_that_has_not_heard_of_a_generation_cannot_follow_it(server):
+    """The leader is cut off from the others, not from etcd: in generation 1 it may go on alone, to the end."""
+
+    async def main():
+        async with agreed(server, "unheard of", 3) as supervisors:
+            await supervisors.those[0].agree(1, supervisors.places)
+            supervisors.die(0)
+            leader, _ = await supervisors.all_notice(0)
+            new = supervisors.those[leader.rank]
+            with pytest.raises(LostMajority, match="a generation that nobody here has heard of"):
+                await new.agree(1, supervisors.places)
+            await new.agree(2, supervisors.places)
+
+    asyncio.run(main())
+
+
 def test_who_is_no_member_any_more_cannot_lead(server):
     async def main():
         async with agreed(server, "no member", 3) as supervisors:
