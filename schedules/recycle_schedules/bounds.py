@@ -5,13 +5,16 @@
 
 Every bound takes one stage s and lets everything else go as well as it ever could:
 
-    makespan >= fill(s) + span(s) + what must follow      (fill: the first micro-batch reaches s)
+    makespan >= fill(s) + span(s) + all-reduce + O        (fill: the first micro-batch reaches s)
     period   >= span(s) + all-reduce + O                  (staggered: nothing but the stage itself)
+    both     >= way(u, s) + span'(s) + W + all-reduce + O (way: the first micro-batch comes from stage u before s, and
+                                                           the last one's gradient goes back there)
 
 span(s) is the time of the fullest worker in the best split of the micro-batches over the stage's live workers. A
 worker that may hold L micro-batches idles in addition: until the first one's gradient is back it can do no more than L
 forwards and one backward, before the last forward's gradient is back no more than one forward and L backwards, and
-each micro-batch occupies its place for a full round trip.
+each micro-batch occupies its place for a full round trip. span' ends with the last I: of no more than L micro-batches
+W may be left then.
 """
 
 from __future__ import annotations
@@ -71,18 +74,22 @@ def steady_bounds(p: Problem) -> dict[str, float]:
     makespan = period = max(O[s] / min(speeds[s]) for s in range(P))
     for s in range(P if N else 0):
         head = sum(fill_f[:s]) + hop * s
-        down = sum(fill_g[:s]) + hop * s  # the last gradient still goes to stage 0 and ends with its W and O
-        drain = down + (t.late[0] / fast[0] if s else 0.0) + reduce[0] + O[0] / min(speeds[0])
         beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * hop * (P - 1 - s)
         L = _most_in_flight(p, s)
-        span = _with_memory(t, s, L if p.i_release == 0 and L >= 1 else math.inf, beyond)
-        chain = _work(t.forward[s] + t.early[s])
+        span = _with_memory(t, s, L, p.i_release, beyond)
         fullest = _fullest(p, s, speeds[s], span)
         makespan = max(makespan, head + fullest + reduce[s] + O[s] / min(speeds[s]))
-        makespan = max(makespan, head + _fullest(p, s, speeds[s], chain) + drain)
-        if p.backward == "coupled":
-            makespan = max(makespan, head + fullest + down + reduce[0] + O[0] / min(speeds[0]))
         period = max(period, _fullest(p, s, speeds[s], _followed_by(span, reduce[s], O[s])))
+        if p.backward == "coupled":
+            trip = fullest
+        else:
+            trip = _fullest(p, s, speeds[s], _until_last_gradient(t, s, L, p.i_release, beyond))
+        for u in reversed(range(s)):  # the first one comes through u, and the last one's gradient goes back there
+            trip += fill_f[u] + fill_g[u] + 2 * hop
+            end = trip + t.late[u] / fast[u] + reduce[u]
+            period = max(period, end + O[u] / fast[u])
+            if u == 0:
+                makespan = max(makespan, end + O[u] / min(speeds[u]))
     return {"makespan": makespan, "period": period if p.optimizer == "staggered" else makespan}
 
 
@@ -98,21 +105,39 @@ def _followed_by(span: Span, reduce: float, step: float) -> Span:
     return lambda v, n: span(v, n) + reduce + step / v
 
 
-def _with_memory(t: _Times, s: int, L: float, beyond: float) -> Span:
+def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
     """Least time of n micro-batches on a worker of speed v that holds at most L; `beyond`: the round trip of a
     micro-batch through the later stages."""
     F, early, late, whole, longest = t.forward[s], t.early[s], t.late[s], t.whole[s], t.longest[s]
+    behind = _behind(L, i_release)
 
     def span(v: float, n: int) -> float:
-        most = min(L, n)
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
         stay = trip + late / v
-        front = max(0.0, trip - (most * F + early) / v)
-        back = max(0.0, stay - (F + most * longest) / v)
+        front = max(0.0, trip - (min(L, n) * F + early) / v)
+        back = max(0.0, stay - (F + min(behind, n) * longest) / v)
         idle = front + back if work >= trip + stay else max(front, back)
-        return max(work + idle, n * stay / most)
+        return max(work + idle, n * (trip + (1 - i_release) * late / v) / min(L, n))
 
     return span
+
+
+def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
+    """Least time of n micro-batches on a worker of speed v from the first F to the end of the last I: only of those
+    that it holds then, W may be left."""
+    F, early, whole = t.forward[s], t.early[s], t.whole[s]
+    behind = _behind(L, i_release)
+
+    def span(v: float, n: int) -> float:
+        front = max(0.0, beyond + (1 - min(L, n)) * F / v)
+        return (n * (F + whole) - min(behind, n) * (whole - early)) / v + front
+
+    return span
+
+
+def _behind(L: float, i_release: float) -> float:
+    """Most micro-batches that a worker holds between I and W."""
+    return L / (1 - i_release) if i_release < 1 else math.inf
 
 
 def _most_in_flight(p: Problem, s: int) -> float:

@@ -35,8 +35,7 @@ def value(x: Instance, draft: Draft) -> int:
     if x.problem.optimizer != "none":
         step = np.maximum(step, x.release[w]) + x.duration[4, w]
     if x.problem.optimizer == "staggered" and not x.problem.remainder:
-        busy = first[w] < NEVER
-        return int((step - first[w])[busy].max()) if busy.any() else int(step.max())
+        return int(np.where(first[w] < NEVER, step - first[w], x.duration[4, w]).max())  # the idle have their O alone
     return int(step.max(initial=0))
 
 

@@ -120,8 +120,8 @@ class Plan:
             return self.makespan
         worker = a.pipeline.astype(np.int64) * self.problem.stages + a.stage
         first = np.full(self.problem.pipelines * self.problem.stages, np.inf)
-        np.minimum.at(first, worker[a.kind != O], a.start[a.kind != O])
-        spans = (a.end - first[worker])[(a.kind == O) & np.isfinite(first[worker])]
+        np.minimum.at(first, worker, a.start)
+        spans = (a.end - first[worker])[a.kind == O]
         return float(spans.max()) if len(spans) else self.makespan
 
     @property

@@ -90,6 +90,26 @@ def test_the_bound_is_the_judges_or_better_and_never_above_a_plan(judge, problem
     assert plan(problem).value >= lower_bound(problem) - 1e-6
 
 
+def test_no_bound_is_above_the_best_known_plan():
+    cases = golden()
+    above = [case["name"] for case in cases if lower_bound(Problem.from_json(case["problem"])) > case["best"] + 1e-6]
+    assert above == []
+
+
+def test_a_death_at_a_late_stage_costs_the_way_there_and_back():
+    """With little memory the last gradient leaves the fullest worker just before the end, and goes all the way back."""
+    problem = Problem(pipelines=6, stages=16, microbatches=64, failed=[(1, 14)], memory_limit=extra(2))
+    assert plan(problem).gap < 0.01
+
+
+def test_an_idle_workers_optimizer_step_counts():
+    problem = Problem(
+        pipelines=2, stages=1, microbatches=1, durations={"O": 20}, speed={"1,0": 0.5}, reroute="any", memory_limit=1
+    )
+    best = plan(problem)
+    assert best.period >= 40 and best.period >= best.lower_bound
+
+
 @relaxed
 @given(st.data())
 def test_a_remainder_loses_no_op_and_repeats_none_of_a_survivor(data):
