@@ -10,9 +10,9 @@ Four kinds of keys, under a prefix that the job's token names:
 
 Every write is a transaction on the two keys' revisions that it was decided by, so of two sides that cannot see each
 other only one gets the next membership agreed. A leader that was followed by another gets none; nor does a new leader
-whose side has not heard of the last generation, as the one before may go on in it. A leader goes when its lease ends, or
-when most of the membership have lost it. While etcd cannot be reached nothing changes: training goes on, a death waits
-`ETCD_SECONDS` at most.
+whose side has not heard of the last generation, as the one before may go on in it. A leader goes when its lease ends,
+or when most of the membership have lost it. While etcd cannot be reached nothing changes: training goes on, a death
+waits `ETCD_SECONDS` at most.
 """
 
 from __future__ import annotations

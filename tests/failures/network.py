@@ -71,6 +71,7 @@ class Machine:
     def run(self, command: Sequence[str | Path], **how: Any) -> subprocess.Popen[Any]:
         """Starts a command on this machine."""
         inside = ["nsenter", f"--target={self.holder}", "--net", "--pid", "--mount", "--uts"]
+        inside += ["setpriv", "--pdeathsig=KILL"]  # nsenter waits for a child: killed with it
         process = subprocess.Popen([*inside, *map(str, command)], **how)
         self._started.append(process)
         return process
