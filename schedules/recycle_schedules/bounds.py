@@ -43,7 +43,7 @@ class _Times:
 
     forward: tuple[float, ...]
     early: tuple[float, ...]
-    late: tuple[float, ...]  # W that may follow after `early`
+    late: tuple[float, ...]  # the rest of `whole`
     whole: tuple[float, ...]
     longest: tuple[float, ...]  # the longest backward a worker may choose
 
@@ -51,13 +51,11 @@ class _Times:
     def of(cls, p: Problem) -> _Times:
         F, I, W, B = (p.per_stage(kind) for kind in "FIWB")
         split = tuple(i + w for i, w in zip(I, W, strict=True))
-        nothing = (0.0,) * p.stages
-        if p.backward == "coupled":
-            return cls(F, B, nothing, B, B)
-        if p.backward == "decoupled":
-            return cls(F, I, W, split, split)
         least = lambda a, b: tuple(map(min, a, b))  # noqa: E731
-        return cls(F, least(I, B), nothing, least(B, split), tuple(map(max, B, split)))
+        early = {"coupled": B, "decoupled": I, "mixed": least(I, B)}[p.backward]
+        whole = {"coupled": B, "decoupled": split, "mixed": least(B, split)}[p.backward]
+        longest = {"coupled": B, "decoupled": split, "mixed": tuple(map(max, B, split))}[p.backward]
+        return cls(F, early, tuple(w - e for w, e in zip(whole, early, strict=True)), whole, longest)
 
 
 def steady_bounds(p: Problem) -> dict[str, float]:
@@ -125,12 +123,12 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
 def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
     """Least time of n micro-batches on a worker of speed v from the first F to the end of the last I: only of those
     that it holds then, W may be left."""
-    F, early, whole = t.forward[s], t.early[s], t.whole[s]
+    F, late, whole = t.forward[s], t.late[s], t.whole[s]
     behind = _behind(L, i_release)
 
     def span(v: float, n: int) -> float:
         front = max(0.0, beyond + (1 - min(L, n)) * F / v)
-        return (n * (F + whole) - min(behind, n) * (whole - early)) / v + front
+        return (n * (F + whole) - min(behind, n) * late) / v + front
 
     return span
 
