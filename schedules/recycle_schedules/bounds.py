@@ -65,14 +65,14 @@ def steady_bounds(p: Problem) -> dict[str, float]:
     given = p.speeds
     speeds = [[given.get(Worker(d, s), 1.0) if given else 1.0 for d in p.live[s]] for s in range(P)]
     fast = [max(v) for v in speeds]
-    hop = p.send if p.send_rerouted is None else min(p.send, p.send_rerouted)
+    hops = [_least_latency(p, s) for s in range(P - 1)]
     fill_f = [t.forward[s] / fast[s] for s in range(P)]
     fill_g = [t.early[s] / fast[s] for s in range(P)]
     O, reduce = (p.per_stage(k) if p.optimizer != "none" else (0.0,) * P for k in ("O", "allreduce"))
     makespan = period = max(O[s] / min(speeds[s]) for s in range(P))
     for s in range(P if N else 0):
-        head = sum(fill_f[:s]) + hop * s
-        beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * hop * (P - 1 - s)
+        head = sum(fill_f[:s]) + sum(hops[:s])
+        beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * sum(hops[s:])
         L = _most_in_flight(p, s)
         span = _with_memory(t, s, L, p.i_release, beyond)
         fullest = _fullest(p, s, speeds[s], span)
@@ -83,7 +83,7 @@ def steady_bounds(p: Problem) -> dict[str, float]:
         else:
             trip = _fullest(p, s, speeds[s], _until_last_gradient(t, s, L, p.i_release, beyond))
         for u in reversed(range(s)):  # the first one comes through u, and the last one's gradient goes back there
-            trip += fill_f[u] + fill_g[u] + 2 * hop
+            trip += fill_f[u] + fill_g[u] + 2 * hops[u]
             end = trip + t.late[u] / fast[u] + reduce[u]
             period = max(period, end + O[u] / fast[u])
             if u == 0:
@@ -136,6 +136,12 @@ def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: 
 def _behind(L: float, i_release: float) -> float:
     """Most micro-batches that a worker holds between I and W."""
     return L / (1 - i_release) if i_release < 1 else math.inf
+
+
+def _least_latency(p: Problem, s: int) -> float:
+    """Between stages s and s + 1: where nobody is dead and nothing need leave its pipeline, nothing does."""
+    stays = p.pipelines == 1 or (p.reroute == "failed_only" and len(p.live[s]) == len(p.live[s + 1]) == p.pipelines)
+    return p.send if stays or p.send_rerouted is None else min(p.send, p.send_rerouted)
 
 
 def _most_in_flight(p: Problem, s: int) -> float:
