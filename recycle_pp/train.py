@@ -37,12 +37,7 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"recycle_pp: {error}", file=sys.stderr)
         return 2
-    code = asyncio.run(supervise(launch, address, settings, run))
-    if run is not None and code == 0:
-        from .telemetry.report import report
-
-        print(report(run))
-    return code
+    return asyncio.run(supervise(launch, address, settings, run))
 
 
 def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunFolder | None, Address | None]:

@@ -51,6 +51,10 @@ class Agreement(Protocol):
         """
         ...
 
+    async def supervisors(self) -> Mapping[int, Place]:
+        """The newest membership that is known here: those whom a new leader expects to find."""
+        ...
+
     async def handle(self, peer: Peer) -> None:
         """Serves a connection of another supervisor's agreement (role `agreement` in its hello) to its end."""
         ...

@@ -1,6 +1,7 @@
 """A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
 
     child = Child.spawn(spec, log=run.log(3))     # in the supervisor
+    child.tell({"host": ..., "port": ...})        # where the coordinator is now
     child.wait()                                  # in a thread: returns within a millisecond of the death
     child.pidfd                                   # readable when the kernel has cleaned up behind it: then
     death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
@@ -9,14 +10,15 @@
     last_words(spec, cause="injected", detail="kill@vote")
 
 The worker gets its spec (with the job's token) through a pipe on its standard input, never through its command line or
-environment. It leads a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, and dies with
-its supervisor (PR_SET_PDEATHSIG). A supervisor whose process has imported torch (tests) forks the worker; a
-real one, which never does, executes a fresh interpreter.
+environment; what it is told later comes the same way, a line of JSON each. It leads a session of its own, so that a
+Ctrl-C in the terminal reaches only the supervisor, and dies with its supervisor (PR_SET_PDEATHSIG). A supervisor whose
+process has imported torch (tests) forks the worker; a real one, which never does, executes a fresh interpreter.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -24,10 +26,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from .lifeline import Lifeline
 
@@ -52,8 +55,8 @@ class WorkerSpec:
 
     @classmethod
     def read(cls) -> WorkerSpec:
-        """In an executed worker: what the supervisor wrote to standard input."""
-        return cls(**json.load(sys.stdin))
+        """In a worker: the first line that the supervisor wrote to its standard input."""
+        return cls(**json.loads(_standard_input().readline()))
 
 
 @dataclass
@@ -65,6 +68,17 @@ class Death:
     at: float
     injected: bool = False  # a fault injection ended it
     words: dict[str, Any] = field(default_factory=dict)  # the worker's last words, if it left any
+
+
+def told_later() -> Iterator[dict[str, Any]]:
+    """In a worker: what its supervisor says after the spec; blocks, and ends with the supervisor."""
+    for line in _standard_input():
+        yield json.loads(line)
+
+
+@functools.cache
+def _standard_input() -> TextIO:
+    return open(0, closefd=False)  # not sys.stdin, which a forked worker has from its parent
 
 
 def last_words(spec: WorkerSpec, **words: Any) -> None:
@@ -86,9 +100,9 @@ def last_words(spec: WorkerSpec, **words: Any) -> None:
 class Child:
     """A running worker process."""
 
-    def __init__(self, pid: int, incarnation: int, words: int, lifeline: Lifeline, log: Path):
+    def __init__(self, pid: int, incarnation: int, ears: int, words: int, lifeline: Lifeline, log: Path):
         self.pid, self.incarnation = pid, incarnation
-        self._log, self._lifeline = log, lifeline
+        self._ears, self._log, self._lifeline = ears, log, lifeline
         self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
         self._words = words
@@ -98,7 +112,7 @@ class Child:
     def spawn(cls, spec: WorkerSpec, log: Path, module: str = "recycle_pp.execution.worker") -> Child:
         """Starts `module` as a worker whose standard output and error are appended to `log`.
 
-        Executed, it runs as `__main__` and calls WorkerSpec.read(); forked, its `main(spec)` is called.
+        Executed, it runs as `__main__` and calls main(WorkerSpec.read()); forked, the same is called.
         """
         words_end, spec.last_words = os.pipe()
         lifeline = Lifeline.create()
@@ -110,10 +124,16 @@ class Child:
         pid = os.fork()
         if pid == 0:
             _become_worker(spec, module, parent, stdin, output)
-        os.write(spec_end, json.dumps(asdict(spec)).encode())  # far below a pipe's 64 KiB: never blocks
-        for descriptor in (stdin, spec_end, output, spec.last_words):
+        for descriptor in (stdin, output, spec.last_words):
             os.close(descriptor)
-        return cls(pid, spec.incarnation, words_end, lifeline, log)
+        child = cls(pid, spec.incarnation, spec_end, words_end, lifeline, log)
+        child.tell(asdict(spec))
+        return child
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """One line to its standard input."""
+        with suppress(BrokenPipeError):
+            os.write(self._ears, json.dumps(message).encode() + b"\n")  # far below a pipe's 64 KiB: never blocks
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -132,8 +152,8 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)  # its session; before waitpid, while the number is still ours
         _, status = os.waitpid(self.pid, 0)
         words = _read_words(self._words)
-        os.close(self._words)
-        os.close(self.pidfd)
+        for descriptor in (self._words, self._ears, self.pidfd):
+            os.close(descriptor)
         self._lifeline.close()
         self.pidfd = -1
         return self._classify(status, words, seen)
@@ -198,7 +218,7 @@ def _run_forked(spec: WorkerSpec, module: str) -> int:
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)
     gc.freeze()
-    return importlib.import_module(module).main(spec) or 0
+    return importlib.import_module(module).main(WorkerSpec.read()) or 0
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -1,11 +1,11 @@
 """The one place that decides: who is live, what runs, what is agreed. It hosts `protocol.Job` on real connections.
 
-    coordinator = Coordinator(settings, run, events, progress)
-    host, port = await coordinator.serve("127.0.0.1", 0, token)
+    coordinator = Coordinator(settings, run, events, progress, agreement, leader)
+    await coordinator.handle(peer)        # a supervisor or a worker has connected
     code = await coordinator.run()        # 0, or the exit code of a job that had to stop
 
 Two kinds of clients: a supervisor a rank (spawns and watches, decides nothing) and its worker. The coordinator keeps no
-state that workers could not report again, and nothing here depends on where it runs.
+state that they could not report again, and nothing here depends on where it runs: `successor.py` takes its place.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from ..telemetry.events import Events
 from ..telemetry.progress import Progress
 from ..telemetry.recorder import Recorder
 from ..telemetry.run_folder import RunFolder
-from .faults import Fault, faults
-from .messages import Message, Peer, serve
+from .agreement import Agreement, Leader, Place
+from .gate import Gate
+from .messages import Message, Peer
 from .problem import initial_problem, with_less_memory
-from .ranks import Rank
-from .saving import Saving
+from .ranks import NODE_LOSS, Rank
+from .returns import Returns
+from .saving import CannotRestore, Saving
 
 _log = logging.getLogger(__name__)
 _CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
@@ -42,20 +44,27 @@ _BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after s
 
 
 class Coordinator:
-    def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress) -> None:
-        self._settings = settings
-        self._run = run
+    def __init__(
+        self,
+        settings: Settings,
+        run: RunFolder,
+        events: Events,
+        progress: Progress,
+        agreement: Agreement,
+        leader: Leader,
+    ) -> None:
+        self._settings, self._run, self._agreement, self._leader = settings, run, agreement, leader
         self._ranks: dict[int, Rank] = {}
-        self._faults: list[Fault] = faults(settings)
+        self._returns = Returns(settings)
+        self._lease = settings.control.lease
+        self._gate = Gate(agreement, self._deliver, self.stop)
         self._changed = asyncio.Event()
         self._code: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._unreachable: dict[Worker, list[Worker]] = {}  # by who says so, since the last time that it was mended
-        self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
         self._digests: dict[Worker, dict[str, str]] = {}
         self._saving = Saving(run.checkpoints, settings.parallel.stages)
         self._platform: str | None = None  # of the first worker: see execution.device
-        self._restored = -1  # steps done of the checkpoint that was restored last
         self._job = self._new_job(self._saving.steps_done() if settings.run.resume else 0)
         self._recorder = Recorder(settings, run, events, progress, self._job)
         self._report_damage()
@@ -81,11 +90,6 @@ class Coordinator:
 
     # -- the job's life ----------------------------------------------------------------------------------------
 
-    async def serve(self, host: str, port: int, token: str) -> tuple[str, int]:
-        """Listens for supervisors and workers that know the token; returns the bound address."""
-        self._server = await serve(self._handle, host, port, token)
-        return self._server.sockets[0].getsockname()[:2]
-
     async def run(self) -> int:
         """Until the job is finished or has to stop."""
         watch = asyncio.create_task(self._watch())
@@ -96,9 +100,9 @@ class Coordinator:
         for rank in self._ranks.values():
             if rank.worker is not None:
                 rank.worker.send({"type": "exit"})
-            rank.supervisor.send({"type": "finish", "code": self._code})
+            rank.tell({"type": "finish", "code": self._code})
+        self._gate.close()
         await self._until_all_have_gone()
-        self._server.close()
         self._recorder.close()
         return self._code
 
@@ -118,60 +122,92 @@ class Coordinator:
 
     # -- connections -------------------------------------------------------------------------------------------
 
-    async def _handle(self, peer: Peer) -> None:
+    async def handle(self, peer: Peer) -> None:
         """A mistake of ours must end the job with its traceback, not look like the death of whoever was speaking."""
         peer.end_after_silence(self._settings.control.suspicion)
         try:
-            if peer.hello.get("role") == "supervisor":
+            if peer.hello["role"] == "supervisor":
                 await self._handle_supervisor(peer)
-            elif peer.hello.get("role") == "worker":
+            else:
                 await self._handle_worker(peer)
         except Exception:
             self.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 
     async def _handle_supervisor(self, peer: Peer) -> None:
         number = int(peer.hello["rank"])
-        stages = self._settings.parallel.stages
-        rank = self._ranks[number] = Rank(Worker(*divmod(number, stages)), peer)
-        peer.send({
-            "type": "welcome",
-            "settings": asdict(self._settings),
-            "run_dir": str(self._run.path),
-            "now": time.monotonic(),
-        })  # fmt: skip
-        if len(self._ranks) == self._settings.parallel.pipelines * stages:
-            for each in sorted(self._ranks):
-                self._spawn(each)
+        now, settings = time.monotonic(), asdict(self._settings)
+        path = str(self._run.path)
+        peer.send({"type": "welcome", "settings": settings, "run_dir": path, "leader": self._leader, "now": now})
         async for message in peer:
-            if message["type"] == "spawned":
-                pid, host = message["pid"], peer.hello.get("host")
-                self._recorder.event("spawned", rank.role, rank=number, pid=pid, host=host)
-            elif message["type"] == "dying":
-                self._dead(number, message["incarnation"], _DYING_SECONDS)
-            elif message["type"] == "died":
-                seen = rank.causes.get(message["incarnation"], {})  # a hang that we have ended ourselves
-                rank.causes[message["incarnation"]] = {**message, **seen}
-                self._dead(number, message["incarnation"])
-                self._explain(number, message["incarnation"])
-        if rank.alive and self._code is None:  # the node is gone, or its agent: nobody is left to watch the worker
-            rank.causes.setdefault(rank.incarnation, {"cause": "node_loss", "detail": "its supervisor is gone"})
+            if message["type"] == "present":
+                self._present(number, message, peer)
+            else:
+                self._obey(number, message, peer)
+        self._supervisor_lost(number, peer)
+
+    def _supervisor_lost(self, number: int, peer: Peer) -> None:
+        """The node is gone, or its agent: nobody watches the worker."""
+        rank = self._ranks.get(number)
+        if rank is not None and rank.supervisor is peer:
+            rank.supervisor = None
+            rank.causes.setdefault(rank.incarnation, NODE_LOSS)
             self._dead(number, rank.incarnation)
+
+    def _present(self, number: int, message: Message, peer: Peer) -> None:
+        """A supervisor listens, and says what it knows of its worker."""
+        stages = self._settings.parallel.stages
+        everybody = self._settings.parallel.pipelines * stages
+        rank = self._ranks.setdefault(number, Rank(number, Worker(*divmod(number, stages))))
+        rank.supervisor, rank.place, rank.unheard = peer, tuple(message["place"]), 0
+        if message["spawn"] is not None:
+            self._returned(rank, message, peer)
+        elif len(self._ranks) == everybody:
+            self._gate.announce(-1, self._places())  # from now on the job survives the loss of this coordinator
+            for each in sorted(self._ranks):
+                self._ranks[each].spawn(self._lease)
+
+    def _returned(self, rank: Rank, message: Message, peer: Peer) -> None:
+        """A supervisor that had lost its connection; where it was missed, its worker has been given up."""
+        self._recorder.event("supervisor_back", rank.role, rank=rank.number)
+        for death in message["deaths"]:
+            if rank.alive and death["incarnation"] == rank.incarnation:
+                self._obey(rank.number, {"type": "died", **death}, peer)
+        rank.incarnation = max(rank.incarnation, message["spawn"]["incarnation"])
+        if not rank.alive and self._returns.comes_back(rank):
+            rank.spawn(self._lease)
+
+    def _obey(self, number: int, message: Message, peer: Peer) -> None:
+        rank = self._ranks[number]
+        rank.unheard = 0
+        if message["type"] == "spawned":
+            pid, host = message["pid"], peer.hello.get("host")
+            self._recorder.event("spawned", rank.role, rank=number, pid=pid, host=host)
+        elif message["type"] == "dying":
+            self._dead(number, message["incarnation"], _DYING_SECONDS)
+        elif message["type"] == "died":
+            seen = rank.causes.get(message["incarnation"], {})  # a hang that we have ended ourselves
+            rank.causes[message["incarnation"]] = {**message, **seen}
+            self._dead(number, message["incarnation"])
+            self._explain(number, message["incarnation"])
 
     async def _handle_worker(self, peer: Peer) -> None:
         number, incarnation = int(peer.hello["rank"]), int(peer.hello["incarnation"])
         rank = self._ranks[number]
         if incarnation != rank.incarnation or not rank.alive:
             return  # given up before it came: its generation is void
+        if peer.hello["moved"] and rank.worker is not peer:
+            return  # it comes from another coordinator, too late: likewise
         rank.worker, rank.heard = peer, time.monotonic()
-        peer.send({
-            "type": "welcome",
-            "settings": asdict(self._settings),
-            "worker": list(rank.role),
-            "run_dir": str(self._run.path),
-            "resume": self._job.first_step,
-            "faults": [list(f) for f in self._faults if f.worker == rank.role and f.kind != "rejoin"],
-            "now": time.monotonic(),
-        })  # fmt: skip
+        if not peer.hello["moved"]:
+            peer.send({
+                "type": "welcome",
+                "settings": asdict(self._settings),
+                "worker": list(rank.role),
+                "run_dir": str(self._run.path),
+                "resume": self._job.first_step,
+                "faults": [list(f) for f in self._returns.faults_of(rank.role)],
+                "now": time.monotonic(),
+            })  # fmt: skip
         async for message in peer:
             rank.heard = time.monotonic()
             if incarnation == rank.incarnation and rank.alive:
@@ -196,8 +232,8 @@ class Coordinator:
         self._recorder.hear(rank.role, message)
         if kind == "ready":
             rank.patience = self._settings.control.suspicion
-            earliest = self._earliest(rank.role)
-            if self._fits(rank, message["platform"]):
+            if self._fits(rank, message["platform"]) and rank.role not in self._job.live:
+                earliest = 0 if self._job.phase == "starting" else self._returns.earliest(rank.role)
                 self._drive(self._job.ready, rank.role, earliest)
         elif kind == "leaving" and self._code is None:
             self._recorder.event("evicted", rank.role)
@@ -210,6 +246,8 @@ class Coordinator:
             if self._saving.could_not_save(message["step"]):
                 self._recorder.event("checkpoint_failed", None, checkpoint=message["step"], detail=message["detail"])
             self._finish_if_done()
+        elif kind == "assembling":
+            self._saving.assembling(rank.role, message)
         elif kind == "assembled":
             self._saving.assembled(message)
             self._recorder.event("checkpoint_saved", None, checkpoint=message["step"])
@@ -254,7 +292,7 @@ class Coordinator:
         self._send(self._job.follow_up())
         for note in notes:
             if note["event"] == "committed":
-                self._respawn_due(note["step"])
+                self._respawn_due()
                 self._replan()
                 if note["savers"] and not self._settings.emulate.mode:
                     self._saving.begin(note["step"] + 1, [Worker(*w) for w in note["savers"]], note["last"])
@@ -266,15 +304,24 @@ class Coordinator:
             self._end(int(self._saving.failed))
 
     def _send(self, out: list[Send]) -> None:
-        peers = {r.role: r.worker for r in self._ranks.values()}
-        for to, message in out:
-            peer = peers.get(to)
-            if message["type"] == "donate":
-                joiner = next(r for r in self._ranks.values() if r.role == Worker(*message["to"]))
-                message = message | {"address": self._recorder.address(joiner.role)}
-                self._recorder.event("joining", joiner.role, donor=str(to))
-            if peer is not None:
-                peer.send(message)
+        for _, message in out[:1]:
+            if message["type"] == "announce":
+                self._gate.announce(message["generation"], self._places())
+        self._gate.send(out)
+
+    def _places(self) -> dict[int, Place]:
+        """Of the supervisors that are there."""
+        return {number: rank.place for number, rank in self._ranks.items() if rank.supervisor and rank.place}
+
+    def _deliver(self, send: Send) -> None:
+        to, message = send
+        if message["type"] == "donate":
+            joiner = Worker(*message["to"])
+            message = message | {"address": self._recorder.address(joiner)}
+            self._recorder.event("joining", joiner, donor=str(to))
+        for rank in self._ranks.values():
+            if rank.role == to and rank.worker is not None:
+                rank.worker.send(message)
 
     def _replan(self) -> None:
         """The profile is complete, or it has changed: plan with it from now on."""
@@ -286,42 +333,30 @@ class Coordinator:
 
     def _restore(self, stage: int) -> None:
         """A stage has lost its last worker: fill it with others, and let everybody begin at the newest checkpoint."""
-        step, started = self._saving.steps_done(), self._job.started
-        self._report_damage()
         present = [n for n, r in self._ranks.items() if r.alive]
-        reason = ""
-        if started and not step:
-            reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
-        elif step == self._restored:
-            reason = f"once more since the checkpoint of step {step}, from which the job was restored before"
-        elif len(present) < self._settings.parallel.stages:
-            reason = f"and {len(present)} workers are left for {self._settings.parallel.stages} stages"
-        if reason:
+        stages = self._settings.parallel.stages
+        try:
+            step = self._saving.restore_point(self._job.started, len(present), stages)
+        except CannotRestore as cannot:
             self.stop(
-                f"stage {stage} has no live worker left, {reason}. Start the run again with enough workers and "
-                f"run.dir={self._run.path} run.resume=true: it goes on after step {step}"
+                f"stage {stage} has no live worker left, {cannot}. Start the run again with enough workers and "
+                f"run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}"
             )
             return
-        self._restored = step
-        roles = fill_stages({n: r.role for n, r in self._ranks.items()}, present, self._settings.parallel.stages)
+        finally:
+            self._report_damage()
+        roles = fill_stages({n: r.role for n, r in self._ranks.items()}, present, stages)
         for number, role in roles.items():
             self._ranks[number].role = role
         self._saving.abandon()
         self._job = self._new_job(step, self._job.generation, [roles[n] for n in present])
         self._recorder.restored(self._job)
         for number in present:
-            self._spawn(number)
+            self._ranks[number].spawn(self._lease)
 
     def _report_damage(self) -> None:
         for step, damage in self._saving.damaged.items():
             self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
-
-    def _spawn(self, number: int) -> None:
-        rank = self._ranks[number]
-        rank.incarnation += 1
-        rank.alive, rank.worker = True, None
-        rank.heard, rank.patience = time.monotonic(), self._settings.control.lease
-        rank.supervisor.send({"type": "spawn", "rank": number, "incarnation": rank.incarnation})
 
     def _dead(self, number: int, incarnation: int, cause_seconds: float = _CAUSE_SECONDS) -> None:
         """A worker is dead, whoever saw it first: its own connection, its supervisor, or the watch."""
@@ -333,9 +368,7 @@ class Coordinator:
         if self._code is not None:
             return
         self._recorder.death(rank.role, now)
-        self._faults = [
-            f for f in self._faults if f.worker != rank.role or f.step > self._job.committed + 1 or f.kind == "rejoin"
-        ]
+        self._returns.died(rank.role, self._job.committed)
         self._drive(self._job.died, rank.role)
         self._send(self._saving.died(rank.role, self._job.live))
         self._later(cause_seconds, self._explain, number, incarnation)
@@ -349,46 +382,41 @@ class Coordinator:
         cause = rank.causes.get(incarnation, {"cause": "node_loss", "detail": "its connection broke"})
         self._recorder.explain_death(rank.role, cause)
         if where := cause.get("where"):
-            first = self._exceptions.setdefault(where, rank.role)
-            if first != rank.role:
+            first = self._returns.failed(where, rank.role)
+            if first is not None:
                 self.stop(f"workers {first} and {rank.role} both failed in {where}:\n{cause['detail']}")
         if cause["cause"] == "out_of_memory":
             self._job.replan(with_less_memory(self._job.problem, rank.role))
-        planned = any(f.kind == "rejoin" and f.worker == rank.role for f in self._faults)
-        if cause.get("injected") or cause["cause"] in ("node_loss", "eviction") or planned:
-            return
-        if rank.respawns < self._settings.run.respawns:
+        if self._returns.is_respawned(rank, cause):
             rank.respawns += 1
             self._recorder.event("respawned", rank.role, respawns=rank.respawns)
-            self._spawn(number)
-        else:
+            rank.spawn(self._lease)
+        elif self._returns.is_given_up(rank, cause):
             self._recorder.event("given_up", rank.role, respawns=rank.respawns)
 
-    def _respawn_due(self, committed: int) -> None:
+    def _respawn_due(self) -> None:
         """A worker that is to rejoin is started when it is dead, and waits for its step."""
-        for number, rank in self._ranks.items():
-            returns = [f for f in self._faults if f.kind == "rejoin" and f.worker == rank.role]
-            if returns and not rank.alive and rank.incarnation >= 0:
-                self._spawn(number)
-
-    def _earliest(self, role: Worker) -> int:
-        """The step from which a returning worker takes part; asking for it uses the rejoin up."""
-        returns = [f for f in self._faults if f.kind == "rejoin" and f.worker == role]
-        if self._job.phase == "starting" or not returns:
-            return 0
-        self._faults.remove(returns[0])
-        return returns[0].step
+        for rank in self._ranks.values():
+            if self._returns.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
+                rank.spawn(self._lease)
 
     async def _watch(self) -> None:
-        """Heartbeats: a worker that gives no sign of life is killed, and dies like any other."""
+        """Heartbeats: a worker that gives no sign of life is killed, and dies like any other; a supervisor that gives
+        none is cut off, as its node may be: then it counts as lost with its worker."""
+        control = self._settings.control
         while True:
-            await asyncio.sleep(self._settings.control.heartbeat)
+            await asyncio.sleep(control.heartbeat)
             now = time.monotonic()
             for number, rank in self._ranks.items():
+                rank.tell({"type": "heartbeat"})
+                rank.unheard += 1
+                if rank.supervisor is not None and rank.unheard * control.heartbeat > control.suspicion:
+                    rank.supervisor.abort()
+                    continue
                 if rank.alive and now - rank.heard > rank.patience:
                     rank.causes[rank.incarnation] = {"cause": "hang", "detail": f"silent for {now - rank.heard:.1f} s"}
                     self._recorder.event("hang_suspected", rank.role)
-                    rank.supervisor.send({"type": "kill", "rank": number, "incarnation": rank.incarnation})
+                    rank.kill()
                     self._dead(number, rank.incarnation)
 
     def _mend(self, generation: int) -> None:
@@ -403,7 +431,7 @@ class Coordinator:
             if rank.role in lost and rank.alive:
                 detail = "the network between it and other workers is broken"
                 rank.causes[rank.incarnation] = {"cause": "node_loss", "detail": detail}
-                rank.supervisor.send({"type": "kill", "rank": number, "incarnation": rank.incarnation})
+                rank.kill()
                 self._dead(number, rank.incarnation)
         if not lost:
             self._drive(self._job.regroup)

@@ -7,16 +7,17 @@
 As in Raft (Ongaro and Ousterhout, 2014): one vote a term, and none for a candidate whose membership is older than the
 voter's own. The log is a single entry, the membership. A new one needs a majority of the last agreed one, of every one
 that was proposed since, and of itself (Raft's joint consensus), so any two majorities that could decide something share
-a supervisor. The next in rank is the first candidate, the others wait for their turn. A supervisor whose port refuses
-connections has died; where that leaves no majority nobody waits.
+a supervisor. A candidate needs the same, unless it hears from enough of them that its newest membership was agreed,
+which the leader may have had no time to say. The next in rank is the first candidate, the others wait for their turn. A
+supervisor whose port refuses connections has died; where that leaves no majority nobody waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from .agreement import Leader, LostMajority, Place, majority
 from .messages import Message, Peer, connect
@@ -28,6 +29,12 @@ AGAIN = 0.02  # seconds between two times of asking: it may not have noticed yet
 
 Position = tuple[int, int]  # term, generation
 Roster = dict[int, Place]
+
+
+class Membership(NamedTuple):
+    position: Position
+    leader: int  # who proposed it: the first to acknowledge it
+    roster: Roster
 
 
 class Election:
@@ -45,7 +52,8 @@ class Election:
         self._led = asyncio.Event()
         # What the job is before any membership is agreed: its first leader alone.
         first = {leader.rank: (leader.host, leader.port)} if leader else {rank: address}
-        self._rosters: list[tuple[Position, Roster]] = [((-1, -1), first)]  # the last agreed, and those proposed since
+        begin = Membership((-1, -1), leader.rank if leader else rank, first)
+        self._memberships = [begin]  # the last agreed, and those proposed since
         self._lines: dict[Place, _Line] = {}
         self._telling: set[asyncio.Task[None]] = set()
         if leader is not None:
@@ -63,7 +71,9 @@ class Election:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._led.wait(), pause)
             if self._leader is None and loop.time() > deadline:
-                raise LostMajority(f"no majority of supervisors {_names(self._rosters[-1][1])} has answered in time")
+                raise LostMajority(
+                    f"no majority of supervisors {_names(self._memberships[-1].roster)} has answered in time"
+                )
             if self._leader is None:
                 await self._campaign()
         return self._leader
@@ -73,8 +83,8 @@ class Election:
         if leader is None or leader.rank != self._rank:
             raise LostMajority("another supervisor coordinates now")
         position = (leader.term, generation)
-        self._rosters.append((position, dict(supervisors)))
-        question = {"type": "propose", "leader": leader, "rosters": _to_json(self._rosters)}
+        self._memberships.append(Membership(position, self._rank, dict(supervisors)))
+        question = {"type": "propose", "leader": leader, "memberships": _to_json(self._memberships)}
         try:
             async with asyncio.timeout(self._patience):
                 await self._ask_all(question)
@@ -85,10 +95,14 @@ class Election:
         self._agreed(position)
         self._tell({"type": "agreed", "position": position})
 
+    async def supervisors(self) -> Mapping[int, Place]:
+        return self._memberships[-1].roster
+
     async def handle(self, peer: Peer) -> None:
         async for message in peer:
             yes = self._judge(message)
-            peer.send({"type": "answer", "yes": yes, "term": self._term, "leader": self._leader})
+            position = self._memberships[-1].position
+            peer.send({"type": "answer", "yes": yes, "position": position, "leader": self._leader})
 
     def close(self) -> None:
         for task in self._telling:
@@ -107,7 +121,7 @@ class Election:
                 if leader.term < self._term:
                     return False
                 self._follow(leader)
-                self._rosters = _from_json(message["rosters"])
+                self._memberships = _from_json(message["memberships"])
             case "agreed":
                 self._agreed(tuple(message["position"]))
             case "leads":
@@ -115,7 +129,7 @@ class Election:
         return True
 
     def _grants(self, term: int, rank: int, position: Position) -> bool:
-        if self._leader is not None or position < self._rosters[-1][0]:
+        if self._leader is not None or position < self._memberships[-1].position:
             return False
         if term < self._term or (term == self._term and self._vote != rank):
             return False
@@ -131,20 +145,21 @@ class Election:
             self._led.set()
 
     def _agreed(self, position: Position) -> None:
-        if any(known == position for known, _ in self._rosters):
-            self._rosters = [entry for entry in self._rosters if entry[0] >= position]
+        if any(known.position == position for known in self._memberships):
+            self._memberships = [known for known in self._memberships if known.position >= position]
 
     # -- as a candidate and as the leader ----------------------------------------------------------------------
 
     def _turn(self) -> int:
         """How many stand in line before this supervisor; the one that was lost comes last."""
-        line = sorted(rank for rank in self._rosters[-1][1] if rank != self._lost_rank)
+        line = sorted(rank for rank in self._memberships[-1].roster if rank != self._lost_rank)
         return line.index(self._rank) if self._rank in line else len(line)
 
     async def _campaign(self) -> None:
         self._term, self._vote = self._term + 1, self._rank
         term = self._term
-        question = {"type": "campaign", "term": term, "rank": self._rank, "position": self._rosters[-1][0]}
+        position = self._memberships[-1].position
+        question = {"type": "campaign", "term": term, "rank": self._rank, "position": position}
         asking = asyncio.create_task(self._ask_all(question))
         led = asyncio.create_task(self._led.wait())
         try:
@@ -160,8 +175,10 @@ class Election:
 
     async def _ask_all(self, question: Message) -> None:
         """Until a majority of every membership that may count says yes; LostMajority when that cannot be."""
-        rosters = [roster for _, roster in self._rosters]
+        newest = self._memberships[-1]
         yes, gone = {self._rank}, set[int]()
+        know = {self._rank, newest.leader}  # who has acknowledged the newest membership
+        may_know = know | self._members().keys()
 
         async def ask(rank: int, place: Place) -> None:
             while rank not in gone | yes:
@@ -169,11 +186,13 @@ class Election:
                     answer = await self._line(place).ask(question)
                 except ConnectionRefusedError:
                     gone.add(rank)
+                    may_know.difference_update({rank} - know)
                 except OSError:
                     await asyncio.sleep(AGAIN)
                 else:
                     if answer["leader"] is not None:
                         self._follow(Leader(*answer["leader"]))
+                    (know.add if tuple(answer["position"]) == newest.position else may_know.discard)(rank)
                     if answer["yes"]:
                         yes.add(rank)
                     else:
@@ -181,14 +200,23 @@ class Election:
 
         asking = {asyncio.create_task(ask(*each)) for each in self._others()}
         try:
-            while not all(majority(yes, roster) for roster in rosters):
-                if lost := [roster for roster in rosters if not majority(set(roster) - gone, roster)]:
-                    left = set(lost[0]) - gone
+            while not all(majority(yes, roster) for roster in self._counting(know)):
+                if lost := [
+                    roster for roster in self._counting(may_know) if not majority(roster.keys() - gone, roster)
+                ]:
+                    left = lost[0].keys() - gone
                     raise LostMajority(f"of supervisors {_names(lost[0])} only {_names(left)} can answer: no majority")
                 _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asking:
                 task.cancel()
+        if len(self._counting(know)) == 1:
+            self._agreed(newest.position)
+
+    def _counting(self, know: Collection[int]) -> list[Roster]:
+        """The memberships of which a majority is needed; the newest alone, if those who know it have agreed it."""
+        rosters = [membership.roster for membership in self._memberships]
+        return rosters[-1:] if all(majority(know, roster) for roster in rosters) else rosters
 
     def _tell(self, message: Message) -> None:
         """Everybody, once, without waiting: who misses it hears it when it asks."""
@@ -203,8 +231,10 @@ class Election:
             task.add_done_callback(self._telling.discard)
 
     def _others(self) -> Sequence[tuple[int, Place]]:
-        members = {rank: place for _, roster in self._rosters for rank, place in roster.items()}
-        return [(rank, place) for rank, place in sorted(members.items()) if rank != self._rank]
+        return [(rank, place) for rank, place in sorted(self._members().items()) if rank != self._rank]
+
+    def _members(self) -> Roster:
+        return {rank: place for known in self._memberships for rank, place in known.roster.items()}
 
     def _line(self, place: Place) -> _Line:
         return self._lines.setdefault(place, _Line(place, self._token))
@@ -242,9 +272,12 @@ def _names(ranks: Any) -> str:
     return ", ".join(map(str, sorted(ranks)))
 
 
-def _to_json(rosters: Sequence[tuple[Position, Roster]]) -> list[Any]:
-    return [[position, [[rank, *place] for rank, place in roster.items()]] for position, roster in rosters]
+def _to_json(memberships: Sequence[Membership]) -> list[Any]:
+    return [[m.position, m.leader, [[rank, *place] for rank, place in m.roster.items()]] for m in memberships]
 
 
-def _from_json(data: Any) -> list[tuple[Position, Roster]]:
-    return [((term, gen), {rank: (host, port) for rank, host, port in roster}) for (term, gen), roster in data]
+def _from_json(data: Any) -> list[Membership]:
+    return [
+        Membership((term, generation), leader, {rank: (host, port) for rank, host, port in roster})
+        for (term, generation), leader, roster in data
+    ]

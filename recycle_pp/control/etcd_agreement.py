@@ -122,6 +122,16 @@ class EtcdAgreement:
                 silence.goes_on(error)
             await asyncio.sleep(AGAIN)
 
+    async def supervisors(self) -> Mapping[int, Place]:
+        silence = _Silence()
+        while True:
+            try:
+                membership = (await self._look()).membership
+                return membership.roster if membership else {}
+            except (Unreachable, Refusal) as error:
+                silence.goes_on(error)
+            await asyncio.sleep(AGAIN)
+
     async def handle(self, peer: Peer) -> None:
         """The supervisors tell etcd, not each other."""
 

@@ -4,6 +4,8 @@
         with zygote.run(["parallel=2x2", "+fail_at=3:0.1"]) as job:
             assert job.wait(60) == 0, job.output
             job.run.lines(job.run.events)
+        with zygote.run_nodes(["parallel=2x2"], nodes=4) as job:  # a launcher each: who loses one goes on
+            os.kill(job.supervisors()[0], signal.SIGKILL)
 
 A job runs what torchrun would run (supervisors, their workers, the coordinator, the private file), only the launcher is
 a small stand-in. It lives in a new temporary folder unless the overrides set run.dir. Leaving a `with` block ends every
@@ -16,6 +18,7 @@ import ctypes
 import json
 import os
 import runpy
+import secrets
 import select
 import shutil
 import signal
@@ -111,6 +114,52 @@ class LocalJob:
         self.close()
 
 
+class LocalNodes:
+    """A job whose ranks have several launchers, as on several nodes, with the face of a LocalJob."""
+
+    def __init__(self, nodes: list[LocalJob]):
+        self.run, self.nodes = nodes[0].run, nodes
+
+    @property
+    def output(self) -> str:
+        return "".join(node.output for node in self.nodes)
+
+    def wait(self, seconds: float) -> int:
+        """The first failure of a node that was not killed from outside, else 0; TimeoutError after `seconds`."""
+        deadline = time.monotonic() + seconds
+        try:
+            codes = [node.wait(max(0.0, deadline - time.monotonic())) for node in self.nodes]
+        except TimeoutError as error:
+            raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}") from error
+        survived = [code for code in codes if code != 128 + signal.SIGKILL]
+        return next((code for code in survived if code), 0) if survived else codes[0]
+
+    def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
+        return self.nodes[0].wait_for_event(event, seconds)
+
+    def supervisors(self) -> list[int]:
+        return [pid for node in self.nodes for pid in node.supervisors()]
+
+    def workers(self) -> dict[int, int]:
+        """rank -> process id of its worker, where each node has one rank."""
+        return {rank: pid for rank, node in enumerate(self.nodes) for pid in node.workers().values()}
+
+    def signal(self, number: int) -> None:
+        for node in self.nodes:
+            node.signal(number)
+
+    def close(self) -> None:
+        self.signal(signal.SIGTERM)
+        for node in self.nodes:
+            node.close()
+
+    def __enter__(self) -> LocalNodes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
 class Zygote:
     """A process that has imported what jobs need, and forks them.
 
@@ -159,6 +208,21 @@ class Zygote:
             os.close(output)
             os.close(status_end)
         return LocalJob(RunFolder(compose(arguments).run.dir), folder, pid, status)
+
+    def run_nodes(
+        self, overrides: Sequence[str], nodes: int, environment: Mapping[str, str] | None = None
+    ) -> LocalNodes:
+        """The same with `nodes` launchers, all on this machine's loopback; the ranks are spread evenly."""
+        settings = compose(list(overrides))
+        world = settings.parallel.pipelines * settings.parallel.stages
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"control.address=127.0.0.1:{free.getsockname()[1]}"
+        arguments = [f"run.dir={folder / 'run'}", *overrides, address, "control.interface=127.0.0.1"]
+        variables = {"RECYCLE_TOKEN": secrets.token_hex(16), **(environment or {})}
+        count = world // nodes
+        parts = [Part(first, count, world) for first in range(0, world, count)]
+        return LocalNodes([self.run(arguments, variables, part) for part in parts])
 
     def close(self) -> None:
         """Ends the zygote and every job that still runs."""
@@ -218,7 +282,7 @@ def _preload() -> None:
 
     from .. import train, validation  # noqa: F401
     from ..execution import worker  # noqa: F401
-    from . import coordinator  # noqa: F401
+    from . import host  # noqa: F401
 
 
 def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:

@@ -134,6 +134,11 @@ class Peer:
         self._reader, self._writer = reader, writer
         self.address: str = "{}:{}".format(*writer.get_extra_info("peername", ("?", 0))[:2])
 
+    @property
+    def local_host(self) -> str:
+        """The address of this machine that the other end sees."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
     def send(self, message: Message) -> None:
         """Queues one message. To a peer that is gone, or has left 64 MiB unread, it goes nowhere: its `recv` fails."""
         if self._writer.is_closing():

@@ -19,6 +19,14 @@ from ..protocol.job import Send
 from .messages import Message
 
 
+class CannotRestore(RuntimeError):
+    """A reason, and the steps that the newest whole checkpoint holds."""
+
+    def __init__(self, reason: str, step: int) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
 class Saving:
     def __init__(self, folder: Path, stages: int) -> None:
         self._folder, self._stages = folder, stages
@@ -27,6 +35,7 @@ class Saving:
         self._assembler: Worker | None = None
         self._final = False
         self.damaged: dict[int, str] = {}  # steps done of a checkpoint that cannot be used -> what is wrong with it
+        self._restored = -1  # steps done of the checkpoint that was restored last
         self.failed = False  # the last checkpoint of the run could not be written
 
     @property
@@ -42,6 +51,20 @@ class Saving:
                 return step
             self.damaged[step] = damage
         return 0
+
+    def restore_point(self, started: bool, present: int, stages: int) -> int:
+        """Steps done of the checkpoint at which everybody begins anew; never twice the same one."""
+        step = self.steps_done()
+        if started and not step:
+            reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
+        elif step == self._restored:
+            reason = f"once more since the checkpoint of step {step}, from which the job was restored before"
+        elif present < stages:
+            reason = f"and {present} workers are left for {stages} stages"
+        else:
+            self._restored = step
+            return step
+        raise CannotRestore(reason, step)
 
     def begin(self, step: int, savers: Collection[Worker], final: bool) -> None:
         """`step`: steps done. A save that is still under way is given up: the newer one is worth more."""
@@ -65,9 +88,14 @@ class Saving:
         del self._missing[worker.stage]
         return [] if self._missing else self._assemble(worker)
 
+    def assembling(self, worker: Worker, message: Message) -> None:
+        """It was asked to, by this coordinator or by the one before."""
+        if message["step"] == self._step:
+            self._missing, self._assembler = {}, worker
+
     def assembled(self, message: Message) -> None:
         if message["step"] == self._step:
-            self._assembler = None
+            self.abandon()
 
     def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
         if worker not in (*self._missing.values(), self._assembler):

@@ -1,23 +1,27 @@
 """The process that the launcher starts for each rank: it starts the worker, sees it die, and decides nothing.
 
-    code = asyncio.run(supervise(launch, address=None, settings=settings, run=run))   # rank 0: hosts the coordinator
+    code = asyncio.run(supervise(launch, address=None, settings=settings, run=run))   # rank 0: the first to coordinate
     code = asyncio.run(supervise(launch))                                             # another rank of one node
     code = asyncio.run(supervise(launch, address=Address.of_cluster(...)))            # of several nodes
 
 A supervisor never imports torch: it starts in milliseconds, stays small, and outlives its worker, so that the launcher
 sees nothing of a worker's death. What it says to the coordinator and hears from it:
 
-    -> hello      role, rank, host, pid              <- welcome   settings, run_dir
-    -> spawned    rank, incarnation, pid             <- spawn     rank, incarnation (after all supervisors have joined)
-    -> dying      rank, incarnation, at              <- kill      rank, incarnation (SIGKILL; its death is reported)
-    -> died       rank, incarnation, cause,          <- finish    code (ends the supervisor)
+    -> hello      role, rank, host, pid              <- welcome    settings, run_dir, leader
+    -> present    place, spawn, alive, deaths        <- spawn      rank, incarnation, worker, respawns
+    -> spawned    rank, incarnation, pid             <- kill       rank, incarnation (SIGKILL; its death is reported)
+    -> dying      rank, incarnation, at              <- finish     code (ends the supervisor)
+    -> died       rank, incarnation, cause,          <-> heartbeat
                   detail, at, injected, asked
     -> stopping   rank, signal
 
-`dying` comes at once, `died` when the kernel has cleaned up and the cause is known: signal, exception, out_of_memory or
-exit. `at` is this node's monotonic clock; `asked` says that a `kill` was on its way; what else the worker's last words
-hold comes along. A supervisor that loses the coordinator ends its worker and itself. The job's exit code is that of
-each node's first rank; the others return 0, so that the launcher reports one failure instead of all.
+`place` is where it listens from its first welcome on, for the agreement's connections, and for everybody's once it
+coordinates itself; `spawn` is the last such message that it has got. `dying` comes at once, `died` when the kernel has
+cleaned up and the cause is known: signal, exception, out_of_memory or exit. `at` is this node's monotonic clock;
+`asked` says that a `kill` was on its way; what else the worker's last words hold comes along. When the coordinator is
+lost the agreement says who is the next one; without a majority the supervisor ends its worker and itself. The job's
+exit code is that of each node's first rank; the others return 0, so that the launcher reports one failure instead of
+all.
 """
 
 from __future__ import annotations
@@ -28,24 +32,30 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..settings import Settings
+from ..settings import Settings, load
 from ..telemetry.run_folder import RunFolder
+from ..telemetry.succession import Succession
+from .agreement import Agreement, Leader, LostMajority, Place, make_agreement
 from .child import Child, Death, WorkerSpec
 from .launch import Address, Launch, find, new_token, publish, withdraw
-from .messages import Message, Peer, connect
+from .messages import Message, Peer, connect, serve
 
 if TYPE_CHECKING:
-    from .coordinator import Coordinator
+    from .host import Host
 
 JOIN_SECONDS = 600.0  # for the coordinator to appear: nodes of a cluster do not start together
+CONNECT_SECONDS = 10.0
+RETURN_SECONDS = 1.0  # for the answer of a coordinator that may be lost
+PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspicion: it has plans to make
 ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order
 END_SECONDS = 30.0  # for a worker to end by itself when the job is done
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
+DEATHS = 20  # that a supervisor remembers
 
 
 async def supervise(
@@ -53,90 +63,39 @@ async def supervise(
 ) -> int:
     """Runs one rank to the end of the job and returns the exit code of its process.
 
-    address: of the coordinator; None: by the private file of this node. settings, run: rank 0's, which hosts it.
+    address: of the coordinator; None: by the private file of this node. settings, run: rank 0's, the first host.
     """
-    host = None
-    if launch.rank == 0:
-        assert settings is not None and run is not None
-        try:
-            host = Host(launch, settings, run)
-            address = await host.start(address)
-        except (ValueError, OSError) as error:
-            print(f"recycle_pp: {error}", file=sys.stderr)
-            return 2
-    supervisor = Supervisor(launch, host)
+    supervisor = Supervisor(launch)
     try:
+        if settings is not None and run is not None:
+            try:
+                address = await supervisor.found(address, settings, run)
+            except ValueError as error:
+                print(f"recycle_pp: {error}", file=sys.stderr)
+                return 2
         return await supervisor.run(address)
     finally:
         supervisor.close()
-        if host is not None:
-            host.close()
-
-
-class Host:
-    """The coordinator in the loop of rank 0's supervisor."""
-
-    def __init__(self, launch: Launch, settings: Settings, run: RunFolder):
-        from ..telemetry.events import Events
-        from ..telemetry.progress import Progress
-        from .coordinator import Coordinator
-
-        self._launch = launch
-        progress = Progress(settings.run.steps, launch.world)
-        progress.say(
-            f"{launch.world} {'worker starts' if launch.world == 1 else 'workers start'}; run folder {run.path}"
-        )
-        self._events = Events(run.events, progress.say)
-        self._coordinator: Coordinator = Coordinator(settings, run, self._events, progress)
-
-    async def start(self, address: Address | None) -> Address:
-        """Binds the port, lets the other ranks find it, and starts to coordinate; ValueError where it cannot."""
-        wanted = address or Address("127.0.0.1", 0, new_token())
-        try:
-            host, port = await self._coordinator.serve(wanted.host, wanted.port, wanted.token)
-        except OSError as error:
-            at = f"{wanted.host}:{wanted.port}"
-            raise ValueError(
-                f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
-            ) from error
-        bound = Address(host, port, wanted.token)
-        if address is None and self._launch.world > 1:
-            publish(self._launch, bound)
-        self._task = asyncio.create_task(self._coordinator.run())
-        return bound
-
-    def all_joined(self) -> None:
-        withdraw(self._launch)
-
-    def stop(self, reason: str, code: int) -> None:
-        self._coordinator.stop(reason, code)
-
-    async def end(self) -> int:
-        """The job's exit code. A coordinator that fails says so with its traceback: that is no mistake of the user."""
-        try:
-            return await self._task
-        except Exception:
-            traceback.print_exc()
-            return 1
-
-    @property
-    def ended(self) -> asyncio.Task[int]:
-        return self._task
-
-    def close(self) -> None:
-        self._task.cancel()
-        self._events.close()
-        withdraw(self._launch)
 
 
 class Supervisor:
     """One rank's end of the conversation, and its worker."""
 
-    def __init__(self, launch: Launch, host: Host | None = None, module: str = "recycle_pp.execution.worker"):
-        self._launch, self._host, self._module = launch, host, module
+    def __init__(self, launch: Launch, module: str = "recycle_pp.execution.worker"):
+        self._launch, self._module = launch, module
+        self._settings: Settings | None = None
         self._peer: Peer | None = None
+        self._server: asyncio.Server | None = None
+        self._place: Place = ("", 0)  # where it listens
+        self._agreement: Agreement | None = None
+        self._leader: Leader | None = None
+        self._host: Host | None = None
+        self._hosts = asyncio.Event()
+        self._silence = 0  # heartbeats of its own since the coordinator's last message
         self._child: Child | None = None
-        self._next: int | None = None  # incarnation to start as soon as the present worker is gone
+        self._spawned: Message | None = None  # the last order to start a worker
+        self._deaths: list[Message] = []
+        self._next: Message | None = None  # the order to start one as soon as the present worker is gone
         self._killed_by_request = False
         self._finished = False  # the coordinator has said so
         self._ending = False  # no worker is started any more
@@ -144,22 +103,39 @@ class Supervisor:
         self._gone.set()
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
+    async def found(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
+        """Rank 0, at the start: coordinates, and lets the others find it; ValueError where it cannot."""
+        wanted = address or Address("127.0.0.1", 0, new_token())
+        try:
+            await self._listen(wanted.host, wanted.port, wanted.token)
+        except OSError as error:
+            at = f"{wanted.host}:{wanted.port}"
+            raise ValueError(
+                f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
+            ) from error
+        self._settings, self._run, self._token = settings, run, wanted.token
+        self._agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None)
+        try:
+            self._leader = await self._agreement.leader(after=-1)
+        except LostMajority as lost:
+            raise ValueError(str(lost)) from lost
+        self._coordinate(None)
+        bound = Address(*self._place, wanted.token)
+        if address is None and self._launch.world > 1:
+            publish(self._launch, bound)
+        return bound
+
     async def run(self, address: Address | None) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
         serving = asyncio.create_task(self._serve(address))
-        watched = {serving, self._signal} | ({self._host.ended} if self._host else set())
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
         if self._signal.done():
             code = 128 + self._signal.result()
             await self._ask_to_stop(serving)
-        elif serving.done():
+        else:
             code = serving.result()
-        else:  # the coordinator ended, and `finish` is on its way, unless it failed
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(serving), 1.0)
-            code = serving.result() if serving.done() else 1
         serving.cancel()
         await self._end_worker(gently=code == 0)
         if self._finished and self._launch.local_rank != 0:
@@ -168,12 +144,21 @@ class Supervisor:
             self._peer.close()  # by this the coordinator knows that nothing of this rank is left
         if self._host is not None:
             with suppress(TimeoutError):
-                ended = await asyncio.wait_for(self._host.end(), END_SECONDS)
+                ended = await asyncio.wait_for(self._host.ended, END_SECONDS)
                 code = code or ended
+            if code == 0:
+                print(self._host.report())
         return code
 
     def close(self) -> None:
         """Nothing stays behind, whatever happened."""
+        if self._host is not None:
+            self._host.close()
+            withdraw(self._launch)
+        if self._agreement is not None:
+            self._agreement.close()
+        if self._server is not None:
+            self._server.close()
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
             asyncio.get_running_loop().remove_reader(self._child.pidfd)
@@ -185,23 +170,27 @@ class Supervisor:
     async def _serve(self, address: Address | None) -> int:
         """Does what the coordinator asks until it says `finish`; the exit code."""
         try:
-            self._peer, self._address = await self._join(address)
+            self._peer, place = await self._join(address)
         except (OSError, ValueError) as error:
             print(f"recycle_pp: rank {self._launch.rank} found no coordinator: {error}", file=sys.stderr)
             return 1
-        async for message in self._peer:
-            if message["type"] == "finish":
-                self._finished = True
-                return int(message["code"])
-            self._obey(message)
-        if not self._signal.done():
-            where = f"{self._address.host}:{self._address.port}"
-            print(f"recycle_pp: rank {self._launch.rank} lost the coordinator at {where} and ends", file=sys.stderr)
-        return 1
+        self._token, where = place.token, f"{place.host}:{place.port}"
+        while True:
+            code = await self._converse(self._peer)
+            if code is not None:
+                return code
+            try:
+                if self._agreement is None or self._leader is None:
+                    raise LostMajority("it had not said yet what the job is")
+                where = f"{self._leader.host}:{self._leader.port}"
+                self._peer = await self._follow(self._agreement, self._leader)
+            except LostMajority as lost:
+                if not self._signal.done():
+                    says = f"rank {self._launch.rank} lost the coordinator at {where} and ends: {lost}"
+                    print(f"recycle_pp: {says}", file=sys.stderr)
+                return 1
 
     async def _join(self, address: Address | None) -> tuple[Peer, Address]:
-        rank = self._launch.rank
-        hello = {"type": "hello", "role": "supervisor", "rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + JOIN_SECONDS
         while True:
@@ -209,24 +198,81 @@ class Supervisor:
             error: OSError = TimeoutError("rank 0 did not say where it is")
             if place is not None:
                 try:
-                    return await connect(place.host, place.port, place.token, hello), place
+                    return await connect(place.host, place.port, place.token, self._hello()), place
                 except OSError as failure:
                     error = failure
             if loop.time() > deadline:
                 raise error
             await asyncio.sleep(0.02 if address is None else 0.2)
 
+    async def _converse(self, peer: Peer) -> int | None:
+        """With one coordinator; its exit code for this job, None if it is lost."""
+        beat = asyncio.create_task(self._beat(peer))
+        try:
+            async for message in peer:
+                self._silence = 0
+                if message["type"] == "finish":
+                    self._finished = True
+                    return int(message["code"])
+                if message["type"] == "welcome":
+                    await self._welcomed(message, peer)
+                else:
+                    self._obey(message)
+            return None
+        finally:
+            beat.cancel()
+
+    async def _welcomed(self, message: Message, peer: Peer) -> None:
+        if self._settings is None:
+            self._settings = load(message["settings"])
+            self._run = RunFolder(message["run_dir"])
+        peer.end_after_silence(self._settings.control.suspicion)
+        if self._agreement is None:
+            self._leader = Leader(*message["leader"])
+            await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
+            self._agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, self._leader)
+        alive, deaths = self._child is not None, self._deaths
+        self._say("present", place=self._place, spawn=self._spawned, alive=alive, deaths=deaths)
+
+    async def _beat(self, peer: Peer) -> None:
+        """Heartbeats, counted rather than timed: a pause of this very process is no silence of the coordinator."""
+        while True:
+            control = self._settings.control if self._settings else None
+            await asyncio.sleep(control.heartbeat if control else 1.0)
+            self._say("heartbeat")
+            self._silence += 1
+            if control and self._silence * control.heartbeat > control.suspicion + PLANNING:
+                peer.abort()
+
+    async def _follow(self, agreement: Agreement, lost: Leader) -> Peer:
+        """A connection to the next coordinator, which may be here; or to the same one, if it was only the connection
+        that broke."""
+        loop = asyncio.get_running_loop()
+        lost_at, leader = loop.time(), lost
+        with suppress(OSError):
+            return await self._connect(lost, RETURN_SECONDS)
+        while True:
+            leader = self._leader = await agreement.leader(after=leader.term)
+            if leader.rank == self._launch.rank:
+                self._coordinate(Succession(leader.term, leader.rank, lost.rank, lost_at, loop.time()))
+            with suppress(OSError):
+                return await self._connect(leader, CONNECT_SECONDS)
+
+    async def _connect(self, leader: Leader, seconds: float) -> Peer:
+        peer = await connect(leader.host, leader.port, self._token, self._hello(), seconds)
+        if self._child is not None:
+            self._child.tell({"host": leader.host, "port": leader.port})
+        return peer
+
+    def _hello(self) -> Message:
+        rank, host = self._launch.rank, socket.gethostname()
+        return {"type": "hello", "role": "supervisor", "rank": rank, "host": host, "pid": os.getpid()}
+
     def _obey(self, message: Message) -> None:
         match message["type"]:
-            case "welcome":
-                self._settings: dict[str, Any] = message["settings"]
-                if self._peer is not None:
-                    self._peer.end_after_silence(self._settings["control"]["suspicion"])
-                self._run = RunFolder(message["run_dir"])
             case "spawn":
-                if self._host is not None:
-                    self._host.all_joined()
-                self._next = int(message["incarnation"])
+                withdraw(self._launch)
+                self._next = self._spawned = message
                 if self._child is None:
                     self._spawn()
                 else:
@@ -240,13 +286,43 @@ class Supervisor:
         if self._peer is not None:
             self._peer.send({"type": type_, "rank": self._launch.rank, **fields})
 
+    # ------------------------------------------------------------------------------------------- coordination
+
+    async def _listen(self, host: str, port: int, token: str) -> None:
+        self._server = await serve(self._handle, host, port, token)
+        self._place = self._server.sockets[0].getsockname()[:2]
+
+    async def _handle(self, peer: Peer) -> None:
+        if peer.hello.get("role") == "agreement" and self._agreement is not None:
+            await self._agreement.handle(peer)
+        elif peer.hello.get("role") in ("supervisor", "worker"):
+            await self._lead_or_send_away(peer)
+
+    async def _lead_or_send_away(self, peer: Peer) -> None:
+        """Whoever comes while another rank coordinates hears where it is to go."""
+        if self._leader is None or self._leader.rank != self._launch.rank:
+            peer.send({"type": "redirect", "leader": self._leader})
+            return
+        await self._hosts.wait()
+        assert self._host is not None
+        await self._host.handle(peer)
+
+    def _coordinate(self, succession: Succession | None) -> None:
+        from .host import Host
+
+        assert self._settings is not None and self._agreement is not None and self._leader is not None
+        self._host = Host(
+            self._settings, self._run, self._agreement, self._leader, self._token, self._launch.world, succession
+        )
+        self._hosts.set()
+
     # -------------------------------------------------------------------------------------------------- worker
 
     def _spawn(self) -> None:
-        assert self._next is not None
-        incarnation, self._next, self._killed_by_request = self._next, None, False
-        host, port, token = self._address.host, self._address.port, self._address.token
-        spec = WorkerSpec(host, port, token, self._launch.rank, incarnation, str(self._run.path), self._settings)
+        assert self._next is not None and self._leader is not None and self._settings is not None
+        incarnation, self._next, self._killed_by_request = int(self._next["incarnation"]), None, False
+        host, port, settings = self._leader.host, self._leader.port, asdict(self._settings)
+        spec = WorkerSpec(host, port, self._token, self._launch.rank, incarnation, str(self._run.path), settings)
         try:
             self._run.logs.mkdir(parents=True, exist_ok=True)  # on another node's disk
             self._child = Child.spawn(spec, self._run.log(self._launch.rank), self._module)
@@ -279,7 +355,9 @@ class Supervisor:
 
     def _report(self, death: Death, incarnation: int) -> None:
         known = {"cause": death.cause, "detail": death.detail, "at": death.at, "injected": death.injected}
-        self._say("died", incarnation=incarnation, **{**death.words, **known, "asked": self._killed_by_request})
+        report = {**death.words, **known, "asked": self._killed_by_request}
+        self._deaths = [*self._deaths, {"incarnation": incarnation, **report}][-DEATHS:]
+        self._say("died", incarnation=incarnation, **report)
 
     # ----------------------------------------------------------------------------------------------------- end
 

@@ -66,6 +66,7 @@ class Savings:
         self._save(message["step"])
 
     def assemble(self, message: Json) -> None:
+        self._session.send({"type": "assembling", "step": message["step"]})
         threading.Thread(target=self._assemble, args=(message["step"],), name="assemble", daemon=True).start()
 
     def _save(self, step: int) -> None:

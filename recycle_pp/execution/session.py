@@ -1,13 +1,14 @@
 """A worker's line to the job: the thread that listens to the coordinator, and what the executor asks of it.
 
-    session = Session(channel, participant, links, store)
+    session = Session(line, participant, links, store)
     session.start()
     orders = session.orders()         # blocks: the newest generation's plan, its links built; None: the job is over
     session.check(orders)             # raises Superseded as soon as the generation is void
     commit = session.wait_commit(orders)
 
 The listening thread does whatever must not wait for compute: it answers an announcement with the report, breaks the
-links so that a blocked executor wakes, and builds the next generation's links in a thread that can be abandoned.
+links so that a blocked executor wakes, and builds the next generation's links in a thread that can be abandoned. A
+coordinator that is lost is none of the executor's business: it goes on with what it has until the next one announces.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from recycle_schedules import Action, Worker
 from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.control.messages import Channel, ChannelClosed
+from recycle_pp.control.line import Line
 from recycle_pp.protocol.participant import Commit, Orders, Participant
 
 Json = dict[str, Any]
+# What stays true whoever coordinates: a new coordinator is told it again.
+LASTING = {"ready", "refused", "leaving", "vote", "evaluated", "saved", "save_failed", "assembling", "assembled"}
+LASTING |= {"finished"}
 
 
 class Superseded(Exception):
@@ -36,7 +40,7 @@ class Superseded(Exception):
 class Session:
     """`lock` guards `participant`; every change of it that the executor may wait for notifies `changed`."""
 
-    def __init__(self, channel: Channel, participant: Participant, links: Links, store: ControlStore) -> None:
+    def __init__(self, line: Line, participant: Participant, links: Links, store: ControlStore) -> None:
         self.participant = participant
         self.links = links
         self.lock = threading.RLock()
@@ -44,7 +48,8 @@ class Session:
         self.times: dict[str, float] = {}  # of the present generation: announced, unblocked, grouped, adopted
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.handlers: dict[str, Callable[[Json], None]] = {}  # further messages: donate, receive, save, ...
-        self._channel = channel
+        self._line = line
+        line.state = self._state
         self._store = store
         self._built = -1
         self._resumed = -1
@@ -54,11 +59,8 @@ class Session:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: Json) -> None:
-        """To the coordinator; a lost connection ends the session, which `orders` reports."""
-        try:
-            self._channel.send({"worker": list(self.participant.worker), **message})
-        except (OSError, ChannelClosed):
-            self._end("the coordinator is gone")
+        """To the coordinator, if there is one."""
+        self._line.send({"worker": list(self.participant.worker), **message}, message["type"] in LASTING)
 
     # -- for the executor --------------------------------------------------------------------------------------
 
@@ -124,11 +126,12 @@ class Session:
     # -- the listening thread ----------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        try:
-            while self._over is None:
-                self._handle(self._channel.recv())
-        except (OSError, ChannelClosed):
-            self._end("the coordinator is gone")
+        while self._over is None:
+            self._handle(self._line.recv())
+
+    def _state(self) -> Json:
+        with self.lock:
+            return self.participant.state(linked=self._built == self.participant.generation)
 
     def _handle(self, message: Json) -> None:
         kind = message["type"]

@@ -30,7 +30,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.control.child import WorkerSpec, last_words
 from recycle_pp.control.faults import Fault
 from recycle_pp.control.lifeline import Lifeline
-from recycle_pp.control.messages import Channel
+from recycle_pp.control.line import Line
 from recycle_pp.data import Batches
 from recycle_pp.execution import reproducible
 from recycle_pp.execution.emulate import EmulatedOptimizer, EmulatedStage
@@ -85,20 +85,13 @@ def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
 class Process:
     def __init__(self, spec: WorkerSpec) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        hello = {
-            "type": "hello",
-            "role": "worker",
-            "rank": spec.rank,
-            "incarnation": spec.incarnation,
-            "pid": os.getpid(),
-        }
         self._spec = spec
-        self._channel = Channel.connect(spec.host, spec.port, spec.token, hello)
-        self._welcome = self._channel.recv()
+        self._line = Line(spec)
+        self._welcome = self._line.recv()
         self._settings = load(self._welcome["settings"], Settings)
         self._worker = Worker(*self._welcome["worker"])
-        self._channel.end_after_silence(self._settings.control.suspicion)
-        self._interface = self._settings.control.interface or self._channel.local_host
+        self._line.end_after_silence(self._settings.control.suspicion)
+        self._interface = self._settings.control.interface or self._line.local_host
         self._started = time.monotonic()
 
     def run(self) -> int:
@@ -106,14 +99,23 @@ class Process:
         self._beat()
         if settings.numerics.reproducible:
             reproducible.prepare()
+        store = ControlStore(self._publish)
         try:
             device = choose(settings.run.device, self._spec.rank)
         except ValueError as error:
             return self._refuse(error)
         backend = backend_for(settings.parallel.backend, device)
+        pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
+        everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
+        silence = settings.control.suspicion
+        links = Links(store, backend, device, self._interface, workers=everybody, silence=silence)
+        participant = Participant(worker, stages)
+        participant.committed = participant.applied = welcome["resume"] - 1
+        session = Session(self._line, participant, links, store)
+        session.start()  # before all that takes long: the coordinator may be lost meanwhile
+
         stage, optimizer = _stage(settings, worker.stage, device)
         batches = Batches(settings)
-        participant = Participant(worker, settings.parallel.stages)
         if welcome["resume"]:
             path = Path(welcome["run_dir"]) / "checkpoints" / checkpoint.name(welcome["resume"])
             try:
@@ -121,20 +123,13 @@ class Process:
             except ValueError as error:
                 return self._refuse(error)
             optimizer.load(checkpoint.load(path, list(optimizer.state())))
-        participant.committed = participant.applied = welcome["resume"] - 1
 
-        store = ControlStore(self._publish)
-        pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
-        everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
-        silence = settings.control.suspicion
-        links = Links(store, backend, device, self._interface, workers=everybody, silence=silence)
-        session = Session(self._channel, participant, links, store)
         spans = Spans(NEWS_SECONDS * pipelines * stages)
         faults = Injector(
             [Fault(kind, step, Worker(*w), moment, factor) for kind, step, w, moment, factor in welcome["faults"]],
             lambda **words: last_words(self._spec, **words),
         )
-        shape = (settings.parallel.pipelines, settings.parallel.stages, settings.parallel.microbatches)
+        shape = (pipelines, stages, settings.parallel.microbatches)
         mailbox = Mailbox(links, stage.boundary, device, shape)
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
@@ -145,7 +140,6 @@ class Process:
         executor.on_commit += [donations.committed, savings.committed]
         executor.on_finish = lambda: self._finished(session, stage)
         session.handlers = {"donate": donations.asked, "save": savings.asked, "assemble": savings.assemble}
-        session.start()
         session.send({
             "type": "ready",
             "address": joining.address,
@@ -166,7 +160,7 @@ class Process:
 
     def _refuse(self, error: ValueError) -> int:
         """Nothing can be done with what the user asks for: the job stops with this sentence."""
-        self._channel.send({"type": "refused", "reason": str(error)})
+        self._line.send({"type": "refused", "reason": str(error)}, lasting=True)
         return 2
 
     def _watch_for_eviction(self, session: Session) -> None:
@@ -185,7 +179,7 @@ class Process:
         session.send({"type": "finished", "generation": generation, "digests": stage.digests(), "cpu": cpu})
 
     def _publish(self, key: str, value: bytes) -> None:
-        self._channel.send({"type": "store", "key": key, "value": base64.b64encode(value).decode()})
+        self._line.send({"type": "store", "key": key, "value": base64.b64encode(value).decode()})
 
     def _beat(self) -> None:
         """Heartbeats from a thread of their own: they stop only when the whole process does."""
@@ -194,10 +188,7 @@ class Process:
 
         def beat() -> None:
             while True:
-                try:
-                    self._channel.send({"type": "heartbeat", "now": time.monotonic(), "boot": boot})
-                except OSError:
-                    return
+                self._line.send({"type": "heartbeat", "now": time.monotonic(), "boot": boot})
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()

@@ -4,6 +4,7 @@
     for send in job.ready(worker): ...      # every event returns the messages that it causes
     for send in job.died(worker): ...
     for send in job.receive(worker, message): ...
+    for send in job.take_over(found): ...   # in the place of a coordinator that was lost
 
 A pure event machine: no sockets, no clock, no torch. The coordinator drives it with real messages, the tests with every
 order of events that can be. A change of membership runs through the same three messages, whatever caused it:
@@ -27,11 +28,13 @@ from recycle_schedules import Action, Plan, Problem, Worker
 from .commit import Ballot, Vote
 from .joining import Joiners
 from .ledger import Record, Remainder, remainder
+from .takeover import Found
 
 Json = dict[str, Any]
 Actions = Mapping[Worker, list[Action]]
 Planner = Callable[[Problem], Plan]
 Deriver = Callable[..., Actions]  # recycle_schedules.actions
+STAGGER_PAUSE = 8  # steps without speculation after one was taken back
 
 
 class Send(NamedTuple):
@@ -135,6 +138,9 @@ class Job:
         if kind == "finished" and worker in self.live:  # its parameters are final, whatever generation this is
             self.finished.add(worker)
             self._finish_if_complete()
+        if kind == "evaluated" and worker in self.live and message["step"] == self._evaluation:  # likewise
+            self._losses |= {int(g): x for g, x in message["losses"].items()}
+            self._evaluated()
         if worker not in self.live or message.get("generation", self.generation) != self.generation:
             return []
         if kind == "report" and self.phase == "reporting":
@@ -144,9 +150,6 @@ class Job:
             vote = Vote(*(_tuple(message[k]) for k in ("squares", "finite", "counts", "losses")))
             self._ballot.cast(worker, vote)
             return self._commit() if self._ballot.complete(self.live) else []
-        if kind == "evaluated" and message["step"] == self._evaluation:
-            self._losses |= {int(g): x for g, x in message["losses"].items()}
-            self._evaluated()
         return []
 
     def leave(self, worker: Worker) -> list[Send]:
@@ -156,6 +159,21 @@ class Job:
             return [Send(worker, {"type": "leave"})]
         self.leaving.add(worker)
         return []
+
+    def take_over(self, found: Found) -> list[Send]:
+        """Goes on where another coordinator left the job, with the members that are found alive. Raises StageLost."""
+        self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
+        self._base = found.generation if found.base is None else found.base
+        self.phase = "running"
+        self._new_ballot()
+        self._check_stages(self.live)
+        out: list[Send] = []
+        if found.commit is not None:
+            then = found.commit["then"]
+            self._evaluation = found.committed if then["evaluate"] else None
+            self._stagger_pause = 0 if then["stagger"] else STAGGER_PAUSE
+            out = [Send(w, found.commit) for w in sorted(found.behind)]
+        return out + self._regroup(anew=found.base is None)
 
     def replan(self, problem: Problem) -> None:
         """New durations or limits (a profile, a slow worker): the next commit carries the new plan."""
@@ -223,6 +241,8 @@ class Job:
             if not left.revoked and any(r.done for r in ahead.values()):
                 per_step.append((step + 1, self._plan_left(remainder(problem, ahead, {}))))
         self.phase, self._plan_due = "running", True
+        if any(report["ahead"] for report in self._reports.values()):
+            self._evaluation = None  # it is over, and the parameters are other ones: a loss that got lost stays so
         self._note("plan_adopted", step=step, lost=left.lost, revoked=sorted(left.revoked))
         out = []
         for worker in sorted(self.live):
@@ -277,7 +297,7 @@ class Job:
         problem = self._problem_now()
         fresh = self.plan is None or self.plan.problem != problem
         took_back = self._staggers() and decision.scale != 1.0
-        self._stagger_pause = 8 if took_back else max(0, self._stagger_pause - 1)
+        self._stagger_pause = STAGGER_PAUSE if took_back else max(0, self._stagger_pause - 1)
         joining = self.joiners.about_to_join(self.committed)
         hold = not last and (took_back or bool(leavers) or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
@@ -289,7 +309,8 @@ class Job:
         self._note("committed", step=decision.step, loss=decision.loss, norm=decision.norm, scale=decision.scale,
                    savers=then["savers"], evaluate=evaluate, last=last)  # fmt: skip
         message = {"type": "commit", "generation": self.generation, "step": decision.step, "scale": decision.scale}
-        out = [Send(w, message | {"norm": decision.norm, "then": then}) for w in voters]
+        message |= {"norm": decision.norm, "loss": decision.loss, "then": then}
+        out = [Send(w, message) for w in voters]
         out += [Send(w, {"type": "leave"}) for w in sorted(leavers)]
         if hold and joining:
             self.phase = "holding"

@@ -4,6 +4,7 @@
     me.announce(message)            # a new generation: returns the report that answers it
     me.adopt(message)               # the plan of that generation: `me.orders` is what to run
     me.commit(message)              # the job has agreed on a step: `me.commits` waits to be applied
+    me.state(linked=True)           # all that a new coordinator needs to know of it
 
 Pure and not thread-safe: the worker calls it under one lock (control thread and executor share it), the simulator in
 the tests calls it directly. Which optimizer steps are *committed* (agreed by the job) and which are *applied* (in the
@@ -63,6 +64,8 @@ class Participant:
     commits: list[Commit] = field(default_factory=list)  # agreed, not yet applied
     orders: Orders | None = None  # None: wait
     undo: bool = False  # the executor must take back its speculative step before anything else
+    announced: Json | None = None  # the newest announcement
+    last: Json | None = None  # the newest commit message
 
     def record(self, step: int) -> Record:
         return self.records.setdefault(step, Record(step))
@@ -71,7 +74,7 @@ class Participant:
 
     def announce(self, message: Json, busy: float = 0.0) -> Json:
         """A new generation. Everything of the old one is void but what is done; returns the report."""
-        self.generation = message["generation"]
+        self.generation, self.announced = message["generation"], message
         self.committed = max(self.committed, message["committed"])  # news only to a worker that has just joined
         self.orders = None
         return self.report(busy)
@@ -85,7 +88,18 @@ class Participant:
             "worker": list(self.worker),
             "committed": self.committed,
             "records": open_steps,
+            "ahead": self.applied > self.committed,
             "busy": busy,
+        }
+
+    def state(self, linked: bool) -> Json:
+        """What `takeover.find` asks for. linked: the links of the present generation stand."""
+        return {
+            "generation": self.generation,
+            "members": self.announced["members"] if self.announced else [],
+            "base": self.announced["base"] if self.announced and linked else None,
+            "committed": self.committed,
+            "commit": self.last,
         }
 
     def adopt(self, message: Json) -> bool:
@@ -118,7 +132,7 @@ class Participant:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
         step = message["step"]
         assert step == self.committed + 1, (step, self.committed)
-        self.committed = step
+        self.committed, self.last = step, message
         self.records.pop(step, None)
         self.commits.append(Commit(step, message["scale"], message["norm"], message["then"]))
         then = message["then"]

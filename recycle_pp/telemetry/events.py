@@ -105,6 +105,12 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "refused": lambda e: (
         f"step {e['step']}: worker {e['worker']} is sent away: it has {e.get('platform')}, the job {e.get('expected')}"
     ),
+    "coordinator_lost": lambda e: f"step {e['step']}: the coordinator, which ran with rank {e.get('rank')}, is lost",
+    "coordinator_elected": lambda e: (
+        f"step {e['step']}: rank {e.get('rank')} coordinates from now on, elected in "
+        f"{1000 * e.get('seconds', 0.0):.0f} ms"
+    ),
+    "supervisor_back": lambda e: f"step {e['step']}: the supervisor of rank {e.get('rank')} is back",
     "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
     "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",
     "checkpoint_damaged": lambda e: (

@@ -12,6 +12,7 @@ everybody slows down alike no plan changes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -87,6 +88,13 @@ class Profile:
             "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
             "steps": self._seen,
         }
+
+    def take_up(self, data: Mapping[str, Any]) -> None:
+        """What another coordinator has measured, from its `to_json`."""
+        self._durations, self._seen = data["durations_seconds"], data["steps"]
+        self._turns, self._messages = [data["turn_seconds"]], [data["message_seconds"]]
+        self._sums = [[seconds] for seconds in data["sum_seconds"]]
+        self._first_forward = {Worker.parse(w): seconds for w, seconds in data["first_forward_seconds"].items()}
 
     def _collect(self, spans: Spans) -> None:
         for worker, of in spans.items():

@@ -11,8 +11,9 @@ It reads and never decides; only `profiled_problem` flows back, as the planner's
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any
@@ -23,10 +24,12 @@ from ..protocol.job import Job
 from ..settings import Settings
 from .clocks import Clocks
 from .events import Events, Lines
+from .history import History
 from .profile import Profile
 from .progress import Progress
 from .recovery import Recovery
 from .run_folder import RunFolder, Summary
+from .succession import Succession
 from .traces import Traces
 
 Json = dict[str, Any]
@@ -56,6 +59,8 @@ class Recorder:
         self._final_loss: float | None = None
         self._lr = 0.0
         self._started = False
+        self._known: frozenset[str] = frozenset()  # the dead that a coordinator before this one has recorded
+        self._recorded = -1  # newest step whose line it has written
         self.profile = Profile(settings)
 
     # -- from the workers --------------------------------------------------------------------------------------
@@ -147,6 +152,38 @@ class Recorder:
         self._traces = Traces(self._run)
         self._cpu.clear()
         self.event("restored", None, checkpoint=job.first_step)
+
+    def took_over(self, job: Job, succession: Succession, dead: Collection[Worker]) -> None:
+        """Goes on with the files of the coordinator that was lost, as far as they are on this machine."""
+        history = History.read(self._run)
+        self._job, self._started = job, True
+        self._deaths, self._stalls, self._cpu_steps = history.deaths, history.stalls, history.cpu_steps
+        self._begun -= history.seconds
+        self._known, self._recorded, self._final_loss = history.dead, history.step, history.loss
+        if self._run.profile.exists():
+            self.profile.take_up(json.loads(self._run.profile.read_text()))
+        lost, rank = succession.lost_rank, succession.rank
+        self.event("coordinator_lost", None, rank=lost)
+        seconds = succession.elected_at - succession.lost_at
+        self.event("coordinator_elected", None, rank=rank, term=succession.term, seconds=seconds)
+        self._recovery = Recovery(job.committed + 1)
+        self._recovery.coordinator_lost(succession.lost_at, succession.elected_at)
+        for worker in sorted(dead):
+            self._deaths += 1
+            self._recovery.death(worker, succession.lost_at)
+        self._traces.mark(self._recovery.step, self._recovery)
+
+    def knows_death(self, worker: Worker) -> bool:
+        """The coordinator that was lost has recorded it."""
+        return str(worker) in self._known
+
+    def commit_again(self, commit: Json, votes: Iterable[tuple[int, Json]]) -> None:
+        """A step's line, if the coordinator that was lost had no time left to write it."""
+        if commit["step"] > self._recorded:
+            for _, vote in votes:
+                self.hear(Worker(*vote["worker"]), vote)
+            then = commit["then"]
+            self._committed({**commit, "evaluate": then["evaluate"]})
 
     def stopped(self, reason: str) -> None:
         self._write_line()

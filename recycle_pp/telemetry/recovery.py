@@ -2,6 +2,7 @@
 
 died        the worker died (its supervisor's or its own word), else when it was first noticed
 detected    the coordinator knew
+elected     it coordinates in the place of one that died (only then)
 announced   it announced the new generation
 unblocked   the last survivor was out of whatever had blocked it
 regrouped   the last survivor had its new links
@@ -45,6 +46,9 @@ class Recovery:
         self.detected = self.detected or now
         self.phases.setdefault("died", now)
         self.phases.setdefault("detected", now)
+
+    def coordinator_lost(self, lost_at: float, elected_at: float) -> None:
+        self.phases |= {"died": lost_at, "detected": lost_at, "elected": elected_at}
 
     def died(self, worker: Worker, at: float) -> None:
         """The time of a death, from who stood nearer."""

@@ -72,12 +72,16 @@ class RunFolder:
         elif settings.run.resume:
             raise ValueError(f"run.resume=true needs a run to go on with, and run.dir={settings.run.dir} holds none")
         try:
-            for folder in (run.logs, run.traces, run.checkpoints):
-                folder.mkdir(parents=True, exist_ok=True)
+            run.make()
         except OSError as error:
             raise ValueError(f"run.dir={settings.run.dir} cannot be made: {error.strerror}") from error
         run.write_text(run.config, _yaml(asdict(settings)))
         return run
+
+    def make(self) -> None:
+        """The folder and those in it, also on another node's disk."""
+        for folder in (self.logs, self.traces, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def log(self, rank: int) -> Path:
         return self.logs / f"worker-{rank}.log"

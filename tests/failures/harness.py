@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 from recycle_schedules import Trace
 
-from recycle_pp.control.local import LocalJob, Zygote
+from recycle_pp.control.local import LocalJob, LocalNodes, Zygote
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Json = dict[str, Any]
@@ -63,6 +63,7 @@ class Case:
     ends: str | None = None  # the documented sentence with which the job must stop; None: it finishes exactly
     deaths: int | None = 1  # that must have happened, so that no case passes because nothing struck; None: any
     bound: float = 60.0  # seconds
+    nodes: int = 1  # launchers: who loses a node goes on without it
 
     def __str__(self) -> str:
         return f"{self.shape}{' staggered' if self.stagger else ''}, {self.claim}".replace(" ", "-")
@@ -84,7 +85,7 @@ class Case:
         kept = tuple(
             o for o in self.overrides if not o.startswith(("+", "checkpoint", "control", "run.dir", "run.resume"))
         )
-        return replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0)
+        return replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0, nodes=1)
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Runs:
     ) -> Outcome:
         """Runs a case to its end; AssertionError with all that is known if it hangs or leaves something behind."""
         begun = time.monotonic()
-        with self._zygote.run(case.arguments, environment) as job, Striker(job, case.strikes):
+        with self._start(case, environment) as job, Striker(job, case.strikes):
             try:
                 if meanwhile is not None:
                     meanwhile(job)
@@ -159,6 +160,11 @@ class Runs:
         if case.deaths is not None:
             assert outcome.deaths == case.deaths, explain(outcome)
         return outcome
+
+    def _start(self, case: Case, environment: dict[str, str] | None) -> LocalJob | LocalNodes:
+        if case.nodes == 1:
+            return self._zygote.run(case.arguments, environment)
+        return self._zygote.run_nodes(case.arguments, case.nodes, environment)
 
     def fault_free(self, case: Case) -> Outcome:
         case = case.fault_free()

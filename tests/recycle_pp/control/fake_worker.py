@@ -14,7 +14,7 @@ from recycle_pp.control.child import WorkerSpec, last_words
 
 
 def main(spec: WorkerSpec) -> int:
-    play = spec.settings["play"]
+    play = spec.settings["data"]["path"]
     print(f"incarnation {spec.incarnation} plays {play}", flush=True)
     match play:
         case "wait":

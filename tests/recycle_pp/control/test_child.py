@@ -23,7 +23,7 @@ def spawned(play, tmp_path, monkeypatch):
     """A fake worker that is executed as a real one is; killed and reaped at the end."""
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported it would be forked
-    spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"play": play})
+    spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
     child = Child.spawn(spec, tmp_path / "log", "fake_worker")
     try:
         yield child

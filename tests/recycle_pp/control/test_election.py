@@ -40,7 +40,7 @@ class Supervisors:
 
     async def agree(self, leader, generation, places=None):
         await self.elections[leader].agree(generation, places or self.places)
-        while any(len(election._rosters) > 1 for election in self.elections.values()):
+        while any(len(election._memberships) > 1 for election in self.elections.values()):
             await asyncio.sleep(0.01)  # until all have heard that it is agreed
 
     async def all_notice(self, term, *ranks):
@@ -80,6 +80,22 @@ def test_the_next_in_rank_follows_a_leader_that_died():
             supervisors.die(1)
             leaders = await supervisors.all_notice(1)
             assert {leader.rank for leader in leaders} == {2}
+
+    asyncio.run(main())
+
+
+def test_a_leader_may_die_before_it_says_that_a_membership_is_agreed():
+    async def main():
+        async with agreed(4) as supervisors:
+            supervisors.die(0)
+            await supervisors.all_notice(0)
+            await supervisors.elections[1].agree(0, supervisors.places)
+            supervisors.die(
+                1
+            )  # at once: the others have acknowledged that they are three, and do not know that all have
+            leaders = await supervisors.all_notice(1)
+            assert {leader.rank for leader in leaders} == {2}
+            await supervisors.elections[2].agree(1, supervisors.places)
 
     asyncio.run(main())
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
 from recycle_pp.control.messages import ChannelClosed, serve
+from recycle_pp.settings import Data, Settings
 
 HERE = Path(__file__).parent
 TOKEN = "a token of the job"
@@ -33,7 +35,8 @@ class Rank:
             return message
 
     async def spawn(self, incarnation=0):
-        self.peer.send({"type": "spawn", "rank": 5, "incarnation": incarnation})
+        order = {"type": "spawn", "rank": 5, "incarnation": incarnation, "worker": [0, 5], "respawns": 0}
+        self.peer.send(order)
         return psutil.Process((await self.hear("spawned"))["pid"])
 
     async def end(self, seconds=20):
@@ -62,8 +65,9 @@ async def joined(tmp_path, play, local_rank=0):
     started = []
     try:
         peer = await asyncio.wait_for(arrived.get(), 20)
-        settings = {"play": play, "control": {"suspicion": 10.0}}
-        peer.send({"type": "welcome", "settings": settings, "run_dir": str(tmp_path), "now": time.monotonic()})
+        settings = asdict(Settings(data=Data(path=play)))  # the fake worker's orders
+        leader = [0, 0, "127.0.0.1", port]
+        peer.send({"type": "welcome", "settings": settings, "run_dir": str(tmp_path), "leader": leader})
         yield Rank(peer, process, server)
         started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     finally:
@@ -196,10 +200,12 @@ def test_without_its_coordinator_a_supervisor_ends_with_a_sentence(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             worker = await rank.spawn()
+            rank.server.close()
             rank.peer.abort()
             code, errors = await rank.end()
             assert code == 1
             assert errors.startswith("recycle_pp: rank 5 lost the coordinator at 127.0.0.1:")
+            assert "no majority" in errors
             assert errors.count("\n") == 1
             assert gone(worker)
 
@@ -222,7 +228,7 @@ def test_a_worker_that_cannot_be_started_counts_as_dead(tmp_path):
     async def main():
         (tmp_path / "logs").write_text("in the way")
         async with joined(tmp_path, "wait") as rank:
-            rank.peer.send({"type": "spawn", "rank": 5, "incarnation": 0})
+            rank.peer.send({"type": "spawn", "rank": 5, "incarnation": 0, "worker": [0, 5], "respawns": 0})
             died = await rank.hear("died")
             assert died["cause"] == "exit"
             assert died["detail"].startswith("could not be started")

@@ -46,6 +46,7 @@ class Node:
         self.inbox: deque[Json] = deque()
         self.outbox: deque[Json] = deque([{"type": "ready"}])
         self.mesh = -1  # the connections it has, by the generation that made them
+        self.said: dict[str, Json] = {}  # what another coordinator is told again
         self.saves: deque[Json] = deque()  # parts of checkpoints to be written, then checkpoints to be put together
         self._streams: list[Stream] = []  # from its donors, one after the other
         self._linking: Json | None = None  # the generation whose links are being built
@@ -82,6 +83,10 @@ class Node:
                 yield "takes"
             if len(self._streams) > 1:
                 yield "accepts"
+
+    @property
+    def linked(self) -> bool:
+        return self._linked == self.me.generation
 
     def act(self, what: str) -> None:
         if what == "runs":

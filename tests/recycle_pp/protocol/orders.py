@@ -21,7 +21,7 @@ from recycle_schedules import Worker
 
 from .world import Chooser, Fault, Option, Violation, World
 
-KINDS = {"kill": 6, "lose": 1, "leave": 1, "cut": 1}
+KINDS = {"kill": 6, "lose": 1, "leave": 1, "cut": 1, "orphan": 2}
 SHAPES = ((2, 2, 2), (3, 2, 2), (3, 3, 1), (4, 1, 2), (3, 2, 3), (2, 3, 2))
 
 
@@ -61,7 +61,7 @@ class Order:
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
             victim = rng.choice(workers)
             yield Fault(at, kind, victim)
-            if kind != "cut" and rng.random() < 0.7:
+            if kind not in ("cut", "orphan") and rng.random() < 0.7:
                 yield Fault(at + rng.randrange(1, end // 2), "revive", victim)
             at = at + rng.randrange(60) if rng.random() < 0.5 else rng.randrange(end)
 

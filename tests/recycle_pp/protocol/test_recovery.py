@@ -1,6 +1,7 @@
 """The recovery contract, tried at every event of small jobs and at random in larger ones (no sockets, no clock)."""
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 from recycle_schedules import Problem, Worker, plan
@@ -32,6 +33,20 @@ def test_a_death_at_any_event_changes_nothing_but_who_works(shape, stagger, each
     for moment in range(0, events, each):
         for victim in [Worker(d, s) for d in range(pipelines) for s in range(stages)]:
             world = Order(shape, (Fault(moment, "kill", victim),), steps=2, stagger=stagger).run()
+            assert world.lost is None
+            assert world.job.committed == 1
+
+
+@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stagger", [False, True])
+@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
+def test_a_coordinator_that_dies_at_any_event_is_replaced_and_nothing_is_done_twice(shape, stagger, each):
+    order = Order(shape, steps=2, stagger=stagger, evaluate_every=2, save_every=2)
+    for moment in range(0, order.run().events, each):
+        dies = Fault(moment, "orphan", Worker(0, 0))
+        assert replace(order, faults=(dies,), seed=moment).run().takeovers == 1
+        for victim in (Worker(0, 0), Worker(1, 0)):  # with the worker of its node
+            world = replace(order, faults=(dies, Fault(moment, "kill", victim)), seed=moment).run()
             assert world.lost is None
             assert world.job.committed == 1
 
@@ -72,6 +87,7 @@ def test_what_is_drawn_reaches_every_kind_of_fault_and_end():
         "revive",
         "leave",
         "cut",
+        "orphan",
     }
     assert {Order.drawn(seed).shape for seed in range(150)} == set(SHAPES)
     assert any(world.restores for world in worlds) and any(world.lost is not None for world in worlds)

@@ -27,6 +27,7 @@ from recycle_schedules import Problem, Worker, actions
 from recycle_pp.control.saving import Saving
 from recycle_pp.protocol.job import Job, Send, StageLost
 from recycle_pp.protocol.roles import fill_stages
+from recycle_pp.protocol.takeover import find
 
 from .node import Node
 from .planning import plan_simply
@@ -36,6 +37,7 @@ Option = tuple[int, str]  # who acts (a node's number, or COORDINATOR), and what
 Chooser = Callable[[Sequence[Option]], int]
 
 COORDINATOR = -1
+LASTING = ("ready", "leaving", "evaluated", "saved", "assembled", "finished")  # see execution/session.py
 NOWHERE = Path("/nonexistent")  # the checkpoints of this world are numbers
 
 
@@ -51,6 +53,7 @@ class Fault(NamedTuple):
     revive  if it is dead: a new process takes its place
     leave   it is told to go (SIGTERM)
     cut     its connection to another worker breaks
+    orphan  the coordinator dies (whoever `worker` is); a new one takes over later, from what the workers report
     """
 
     at: int
@@ -89,6 +92,8 @@ class World:
         self._actors: list[Node] = []  # all processes that do anything, also those given up
         self._noticing: deque[Node] = deque()  # dead, and not known to be
         self._mending: deque[int] = deque()  # generations in which a link broke
+        self.headless = False  # the coordinator is dead, and no other one has taken over
+        self.takeovers = 0
         self._begin(0, range(len(self._roles)))
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -144,7 +149,9 @@ class World:
             if node.stale:
                 node.stale = False
                 node.options = [(node.number, what) for what in node.can()]
-            found += node.options
+            found += [option for option in node.options if not (self.headless and option[1] == "is heard")]
+        if self.headless:
+            return [*found, (COORDINATOR, "takes over")]
         if self._noticing:
             found.append((COORDINATOR, "notices a death"))
         if self._mending:
@@ -172,6 +179,8 @@ class World:
         elif what == "mends":
             if self._mending.popleft() == self.job.generation:
                 self._drive(self.job.regroup)
+        elif what == "takes over":
+            self._take_over()
         elif what == "waits no longer":
             self._drive(self.job.wait_no_longer)
         elif what == "restores":
@@ -182,6 +191,11 @@ class World:
     # -- the coordinator ---------------------------------------------------------------------------------------
 
     def _begin(self, first_step: int, ranks: Sequence[int], generation: int = -1) -> None:
+        self._new_job(first_step, ranks, generation)
+        for rank in ranks:
+            self._spawn(rank)
+
+    def _new_job(self, first_step: int, ranks: Sequence[int], generation: int) -> None:
         self.job = Job(
             self.problem, steps=self.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=self.stagger,
             first_step=first_step, evaluate_every=self.evaluate_every, save_every=self.save_every,
@@ -190,8 +204,6 @@ class World:
         self.saving = Saving(NOWHERE, self.stages)
         self._notes_read = 0
         self._stage_lost: int | None = None
-        for rank in ranks:
-            self._spawn(rank)
 
     def _spawn(self, rank: int) -> None:
         node = self._alive[rank] = Node(self, len(self._actors), self._roles[rank], self.job.first_step)
@@ -201,6 +213,10 @@ class World:
         if node not in self._alive.values():
             return  # given up: its generation is void
         worker, kind = node.me.worker, message["type"]
+        if kind in LASTING:
+            node.said[kind] = message
+        if kind == "ready" and worker in self.job.live:
+            return
         if kind == "ready":
             self._drive(self.job.ready, worker)
         elif kind == "leaving":
@@ -258,21 +274,73 @@ class World:
             self._alive.clear()  # the old processes live on for a moment, and nobody listens
             self._begin(self.saved, present, self.job.generation)
 
+    # -- another coordinator -----------------------------------------------------------------------------------
+
+    def _orphan(self) -> None:
+        """What the coordinator had sent arrives up to a point; what nobody has noticed yet nobody will."""
+        self.headless, self._stage_lost = True, None
+        self._mending.clear()
+        for node in self._actors:
+            for _ in range(self._rng.randrange(len(node.inbox) + 1)):
+                node.inbox.pop()
+        self.touch()
+
+    def _take_over(self) -> None:
+        """What the coordinator's successor does, see control/successor.py."""
+        self.headless, self.takeovers = False, self.takeovers + 1
+        self._noticing.clear()
+        self._alive = {rank: node for rank, node in self._alive.items() if node.alive}
+        for node in self._alive.values():
+            while node.inbox:
+                node.act("hears")
+            node.said |= {message["type"]: message for message in node.outbox if message["type"] in LASTING}
+            node.outbox.clear()
+        found = find({node.me.worker: node.me.state(node.linked) for node in self._alive.values()})
+        first_step = max((node.me.committed for node in self._alive.values()), default=self.job.committed) + 1
+        self._new_job(first_step, list(self._roles), found.generation)
+        if found.generation < 0:
+            for rank in self._roles.keys() - self._alive.keys():
+                self._drive(self.job.died, self._roles[rank])
+        else:
+            then = found.commit["then"] if found.commit else {"savers": []}
+            if then["savers"] and self.save_every and self.saved != found.committed + 1:
+                savers = [Worker(*w) for w in then["savers"]]
+                self.saving.begin(found.committed + 1, savers, found.committed == self.steps - 1)
+            self._drive(self.job.take_over, found)
+            for rank, node in list(self._alive.items()):
+                if node.me.worker not in found.live:
+                    self._kill(node)
+                    self._noticing.pop()
+                    self._spawn(rank)
+        for node in list(self._alive.values()):
+            if any(message["type"] == "assembled" for message in node.saves):
+                self.saving.assembling(node.me.worker, next(m for m in node.saves if m["type"] == "assembled"))
+        for node in list(self._alive.values()):
+            for message in sorted(node.said.values(), key=lambda message: message["type"] != "assembled"):
+                self._hear(node, message)
+        for worker in found.members - found.live:
+            self._send(self.saving.died(worker, self.job.live))
+        self.touch()
+
     # -- faults ------------------------------------------------------------------------------------------------
 
     def _befall(self, fault: Fault) -> None:
         rank = self._ranks[fault.worker]
         node = self._alive.get(rank)
         self._history.append(("      ", *fault))
-        if fault.kind == "revive":
-            if node is None and self._stage_lost is None:
+        if fault.kind == "orphan":
+            if not self.headless and self.job.phase != "finished":
+                self._orphan()
+        elif fault.kind == "revive":
+            if node is None and not self.headless and self._stage_lost is None:
                 self._spawn(rank)
         elif node is None or not node.alive:
             return
         elif fault.kind == "kill":
             self._kill(node)
         elif fault.kind == "lose":
-            self._dead(node)
+            if not self.headless:
+                self._dead(node)
         elif fault.kind == "leave":
             node.outbox.append({"type": "leaving"})
             node.stale = True

@@ -1,0 +1,58 @@
+"""A new coordinator picks the job up where the last one left it, from what the workers say.
+
+    found = find({worker: participant.state(linked=True), ...})      # of every worker that can be reached
+    for send in job.take_over(found): ...                            # a fresh Job of the same shape
+
+The last coordinator may have died between two messages of one kind: whatever it told anybody counts for all. The newest
+generation that anybody knows says who is a member; the newest commit that a member has is the job's, and members that
+lack it get the very same message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recycle_schedules import Worker
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """generation: -1 if nobody is a member yet; commit: the newest one, None before the first; behind: who lacks it;
+    base: of the links that stand between all who live, None if they have to be made anew."""
+
+    generation: int
+    members: frozenset[Worker]
+    live: frozenset[Worker]
+    committed: int
+    commit: Json | None
+    behind: frozenset[Worker]
+    base: int | None
+
+
+def find(states: Mapping[Worker, Json]) -> Found:
+    """States as `Participant.state` gives them. Who was given up, or still catches up, is none of the members."""
+    newest = max(states.values(), key=lambda state: state["generation"], default=None)
+    generation = newest["generation"] if newest else -1
+    members = {Worker(*w) for w in newest["members"]} if newest else set()
+    live = {worker: states[worker] for worker in members & states.keys()}
+    committed = max((state["committed"] for state in live.values()), default=-1)
+    commits = [s["commit"] for s in live.values() if s["commit"] and s["commit"]["step"] == committed]
+    if not commits and any(state["committed"] < committed for state in live.values()):
+        # Only who came back in that step has it, as parameters: of no use to those who must apply it.
+        assert newest is not None
+        known = {key: newest[key] for key in ("generation", "members")}
+        return find({w: state | known for w, state in live.items() if state["committed"] < committed})
+    bases = {state["base"] if state["generation"] == generation else None for state in live.values()}
+    return Found(
+        generation=generation,
+        members=frozenset(members),
+        live=frozenset(live),
+        committed=committed,
+        commit=commits[0] if commits else None,
+        behind=frozenset(worker for worker, state in live.items() if state["committed"] < committed),
+        base=bases.pop() if len(bases) == 1 else None,
+    )

@@ -1,0 +1,99 @@
+"""The host of the coordinator dies, and the job goes on: the supervisors elect another one, nothing is done twice."""
+
+import pytest
+
+from .harness import Case, Strike, explain, fails, rejoins
+
+slow = pytest.mark.slow
+
+
+def host(event, after=0.0, victim="0.0", nth=1):
+    """Kills a worker's supervisor, and the worker dies with it, as on a node that is gone."""
+    return Strike(event, victim, nth=nth, after=after, supervisor=True)
+
+
+def case(claim, *strikes, shape="2x2", overrides=(), **options):
+    nodes = {"2x2": 4, "3x2": 6}[shape]
+    return Case(claim, shape, tuple(overrides), strikes, nodes=nodes, **{"steps": 12, **options})
+
+
+SURVIVED = [
+    case("the host is killed in mid-step", host("started", 0.4)),
+    case("the host is killed in mid-step", host("started", 0.4), stagger=True),
+    case("two hosts die in a row", host("started", 0.3), host("coordinator_elected", 0.3, "0.1"), deaths=2),
+    case(
+        "the host dies in the recovery from another death",
+        host("death_detected"),
+        shape="3x2",
+        overrides=fails("3:1.1"),
+        deaths=2,
+    ),
+]
+MORE = [
+    case("the host is killed right after the start", host("started")),
+    case("the host dies with a checkpoint under way", host("checkpoint_saved"), overrides=["checkpoint.every=2"]),
+    case("the host dies while a process is started again", Strike("started", "1.1"), host("respawned", 0.2), deaths=2),
+    case(
+        "the host dies while a worker takes the state",
+        host("joining"),
+        shape="3x2",
+        overrides=[*fails("3:2.1"), *rejoins("8:2.1")],
+        deaths=2,
+        steps=16,
+    ),
+    case(
+        "the second host dies as soon as it is elected",
+        host("started", 0.3),
+        host("coordinator_elected", victim="0.1"),
+        shape="3x2",
+        deaths=2,
+    ),
+    case(
+        "three hosts die in a row",
+        host("started", 0.2),
+        host("coordinator_elected", 0.3, "0.1"),
+        host("coordinator_elected", 0.3, "1.0", nth=2),
+        shape="3x2",
+        deaths=3,
+    ),
+]
+MORE += [
+    case(f"the host is killed {after} ms after the start", host("started", after / 1000), stagger=stagger)
+    for after in (100, 200, 300, 500, 700)
+    for stagger in (False, True)
+]
+
+
+@pytest.mark.parametrize("case", [*SURVIVED, *(pytest.param(c, marks=slow) for c in MORE)], ids=str)
+def test_the_job_goes_on_without_the_host_of_its_coordinator(case, runs):
+    outcome = runs.of(case, "the coordinator's host")
+    runs.check_exact(outcome)
+    assert outcome.all("coordinator_lost") and outcome.all("coordinator_elected"), explain(outcome)
+
+
+def test_the_next_in_rank_coordinates_and_the_stall_is_measured_like_any_other(runs):
+    killed = case("the host is killed", host("started", 0.3))
+    outcome = runs.of(killed, "the coordinator's host")
+    (elected,) = outcome.all("coordinator_elected")
+    assert (elected["rank"], elected["term"]) == (1, 1)
+    (death,) = outcome.all("death_detected")
+    assert (death["worker"], death["cause"]) == ("0.0", "node_loss")
+    (resumed,) = outcome.all("resumed")
+    assert list(resumed["phases"])[:3] == ["died", "detected", "elected"]
+    assert resumed["dead"] == ["0.0"]
+
+
+@pytest.mark.parametrize("dead", [["0.0", "1.0", "1.1"], ["0.0", "0.1", "1.0"]], ids=str)
+def test_without_a_majority_the_rest_stops_and_says_so(dead, runs):
+    strikes = [host("started", 0.3 * (victim == "0.0"), victim) for victim in dead]  # the first waits, for all
+    stops = case("most supervisors are killed at once", *strikes, deaths=None, ends="and ends: of supervisors")
+    outcome = runs.of(stops, "the coordinator's host")
+    assert "no majority" in outcome.output
+    assert outcome.code == 1
+
+
+def test_a_supervisor_that_does_not_coordinate_is_an_ordinary_death(runs):
+    killed = case("another supervisor is killed", host("started", 0.3, "1.1"))
+    outcome = runs.of(killed, "the coordinator's host")
+    runs.check_exact(outcome)
+    assert not outcome.all("coordinator_lost")
