@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node=12 -m recycle_pp.train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2
     python -m recycle_pp.train parallel=1x1 model=tiny          # one worker needs no torchrun
+    torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # a new node, for a job that runs
     python -m recycle_pp.train --help                           # every key
 
 Each of these processes becomes a supervisor (`recycle_pp.control.supervisor`); rank 0 reads the configuration first. A
@@ -18,6 +19,7 @@ import sys
 
 from .control.child import die_with_parent
 from .control.launch import Address, Launch
+from .control.newcomer import find_place
 from .control.supervisor import supervise
 from .settings import Settings
 from .telemetry.run_folder import RunFolder
@@ -33,6 +35,8 @@ def main(arguments: list[str]) -> int:
 
                 print(help_text())
             return 0
+        if (job := find_place(arguments)) is not None:
+            return asyncio.run(supervise(launch, job, joins=True))
         settings, run, address = prepare(launch, arguments)
     except ValueError as error:
         print(f"recycle_pp: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -135,9 +136,20 @@ class Coordinator:
 
     async def _handle_supervisor(self, peer: Peer) -> None:
         number = int(peer.hello["rank"])
-        now, settings = time.monotonic(), asdict(self._settings)
-        path = str(self._run.path)
-        peer.send({"type": "welcome", "settings": settings, "run_dir": path, "leader": self._leader, "now": now})
+        if number < 0 and not self._ranks:  # nobody has come yet: the newcomer is to ask again
+            peer.send({"type": "redirect", "leader": self._leader})
+            return
+        if number < 0 and (number := self._free_rank(peer)) < 0:
+            peer.send({"type": "refused", "reason": "no node of the job is lost, so there is no place for another one"})
+            return
+        peer.send({
+            "type": "welcome",
+            "settings": asdict(self._settings),
+            "run_dir": str(self._run.path),
+            "leader": self._leader,
+            "rank": number,
+            "now": time.monotonic(),
+        })  # fmt: skip
         async for message in peer:
             if message["type"] == "present":
                 self._present(number, message, peer)
@@ -153,6 +165,16 @@ class Coordinator:
             rank.causes.setdefault(rank.incarnation, NODE_LOSS)
             self._dead(number, rank.incarnation)
 
+    def _free_rank(self, peer: Peer) -> int:
+        """For a newcomer: of the ranks whose node is lost, one of a stage with the fewest live workers; -1: none."""
+        live = Counter(worker.stage for worker in self._job.live)
+        free = [rank for rank in self._ranks.values() if rank.supervisor is None and rank.incarnation >= 0]
+        if not free:
+            return -1
+        rank = min(free, key=lambda rank: (live[rank.role.stage], rank.number))
+        rank.supervisor, rank.respawns = peer, 0
+        return rank.number
+
     def _present(self, number: int, message: Message, peer: Peer) -> None:
         """A supervisor listens, and says what it knows of its worker."""
         stages = self._settings.parallel.stages
@@ -161,6 +183,9 @@ class Coordinator:
         rank.supervisor, rank.place, rank.unheard = peer, tuple(message["place"]), 0
         if message["spawn"] is not None:
             self._returned(rank, message, peer)
+        elif rank.incarnation >= 0:  # a newcomer, in the place of a node that was lost
+            self._recorder.event("node_joined", rank.role, rank=number, host=peer.hello.get("host"))
+            rank.spawn(self._lease)
         elif len(self._ranks) == everybody:
             self._gate.announce(-1, self._places())  # from now on the job survives the loss of this coordinator
             for each in sorted(self._ranks):

@@ -188,15 +188,18 @@ class Zygote:
         """
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
         arguments = list(overrides)
         if not any(text.lstrip("+").startswith("run.dir=") for text in arguments):
-            arguments.append(f"run.dir={folder / 'run'}")
-        request = {
-            "arguments": arguments,
-            "part": asdict(part or Part(0, world, world)),
-            "environment": dict(environment or {}),
-        }
+            arguments.append(f"run.dir={tempfile.mkdtemp(dir=self._folder)}/run")
+        run = RunFolder(compose(arguments).run.dir)
+        return self.start(arguments, run, part or Part(0, world, world), environment)
+
+    def start(
+        self, arguments: Sequence[str], run: RunFolder, part: Part, environment: Mapping[str, str] | None = None
+    ) -> LocalJob:
+        """Starts these ranks with this command line, whatever it says; `run` is where the job's folder will be."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        request = {"arguments": list(arguments), "part": asdict(part), "environment": dict(environment or {})}
         status, status_end = os.pipe()
         output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -207,7 +210,7 @@ class Zygote:
         finally:
             os.close(output)
             os.close(status_end)
-        return LocalJob(RunFolder(compose(arguments).run.dir), folder, pid, status)
+        return LocalJob(run, folder, pid, status)
 
     def run_nodes(
         self, overrides: Sequence[str], nodes: int, environment: Mapping[str, str] | None = None

@@ -3,11 +3,12 @@
     code = asyncio.run(supervise(launch, address=None, settings=settings, run=run))   # rank 0: the first to coordinate
     code = asyncio.run(supervise(launch))                                             # another rank of one node
     code = asyncio.run(supervise(launch, address=Address.of_cluster(...)))            # of several nodes
+    code = asyncio.run(supervise(launch, address, joins=True))                        # of a job that runs already
 
 A supervisor never imports torch: it starts in milliseconds, stays small, and outlives its worker, so that the launcher
 sees nothing of a worker's death. What it says to the coordinator and hears from it:
 
-    -> hello      role, rank, host, pid              <- welcome    settings, run_dir, leader
+    -> hello      role, rank, host, pid              <- welcome    settings, run_dir, leader, rank
     -> present    place, spawn, alive, deaths        <- spawn      rank, incarnation, worker, respawns
     -> spawned    rank, incarnation, pid             <- kill       rank, incarnation (SIGKILL; its death is reported)
     -> dying      rank, incarnation, at              <- finish     code (ends the supervisor)
@@ -33,7 +34,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ from .agreement import Agreement, Leader, LostMajority, Place, make_agreement
 from .child import Child, Death, WorkerSpec
 from .launch import Address, Launch, find, new_token, publish, withdraw
 from .messages import Message, Peer, connect, serve
+from .newcomer import Entered, enter
 
 if TYPE_CHECKING:
     from .host import Host
@@ -52,6 +54,7 @@ JOIN_SECONDS = 600.0  # for the coordinator to appear: nodes of a cluster do not
 CONNECT_SECONDS = 10.0
 RETURN_SECONDS = 1.0  # for the answer of a coordinator that may be lost
 PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspicion: it has plans to make
+HEARSAY = 1.0  # seconds that others may know earlier who coordinates
 ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order
 END_SECONDS = 30.0  # for a worker to end by itself when the job is done
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
@@ -59,7 +62,11 @@ DEATHS = 20  # that a supervisor remembers
 
 
 async def supervise(
-    launch: Launch, address: Address | None = None, settings: Settings | None = None, run: RunFolder | None = None
+    launch: Launch,
+    address: Address | None = None,
+    settings: Settings | None = None,
+    run: RunFolder | None = None,
+    joins: bool = False,
 ) -> int:
     """Runs one rank to the end of the job and returns the exit code of its process.
 
@@ -67,6 +74,12 @@ async def supervise(
     """
     supervisor = Supervisor(launch)
     try:
+        if joins and address is not None:
+            try:
+                return await supervisor.run(address, await enter(address, supervisor.hello()))
+            except ValueError as error:
+                print(f"recycle_pp: {error}", file=sys.stderr)
+                return 2
         if settings is not None and run is not None:
             try:
                 address = await supervisor.found(address, settings, run)
@@ -125,11 +138,12 @@ class Supervisor:
             publish(self._launch, bound)
         return bound
 
-    async def run(self, address: Address | None) -> int:
+    async def run(self, address: Address | None, entered: Entered | None = None) -> int:
+        """entered: of a newcomer, its connection to a job that runs already."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
-        serving = asyncio.create_task(self._serve(address))
+        serving = asyncio.create_task(self._serve(address, entered))
         await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
         if self._signal.done():
             code = 128 + self._signal.result()
@@ -167,14 +181,17 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------- conversation
 
-    async def _serve(self, address: Address | None) -> int:
+    async def _serve(self, address: Address | None, entered: Entered | None) -> int:
         """Does what the coordinator asks until it says `finish`; the exit code."""
         try:
-            self._peer, place = await self._join(address)
+            self._peer, place = await self._join(address) if entered is None else (entered.peer, entered.address)
         except (OSError, ValueError) as error:
             print(f"recycle_pp: rank {self._launch.rank} found no coordinator: {error}", file=sys.stderr)
             return 1
         self._token, where = place.token, f"{place.host}:{place.port}"
+        if entered is not None:
+            self._launch = replace(self._launch, rank=entered.welcome["rank"])
+            await self._welcomed(entered.welcome, entered.peer)
         while True:
             code = await self._converse(self._peer)
             if code is not None:
@@ -198,7 +215,7 @@ class Supervisor:
             error: OSError = TimeoutError("rank 0 did not say where it is")
             if place is not None:
                 try:
-                    return await connect(place.host, place.port, place.token, self._hello()), place
+                    return await connect(place.host, place.port, place.token, self.hello()), place
                 except OSError as failure:
                     error = failure
             if loop.time() > deadline:
@@ -259,12 +276,12 @@ class Supervisor:
                 return await self._connect(leader, CONNECT_SECONDS)
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
-        peer = await connect(leader.host, leader.port, self._token, self._hello(), seconds)
+        peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
         if self._child is not None:
             self._child.tell({"host": leader.host, "port": leader.port})
         return peer
 
-    def _hello(self) -> Message:
+    def hello(self) -> Message:
         rank, host = self._launch.rank, socket.gethostname()
         return {"type": "hello", "role": "supervisor", "rank": rank, "host": host, "pid": os.getpid()}
 
@@ -299,13 +316,14 @@ class Supervisor:
             await self._lead_or_send_away(peer)
 
     async def _lead_or_send_away(self, peer: Peer) -> None:
-        """Whoever comes while another rank coordinates hears where it is to go."""
-        if self._leader is None or self._leader.rank != self._launch.rank:
+        """Whoever comes while another rank coordinates hears where it is to go; it may also have heard that this one
+        does before we have."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hosts.wait(), None if self._leader is None else HEARSAY)
+        if self._host is None or self._leader is None or self._leader.rank != self._launch.rank:
             peer.send({"type": "redirect", "leader": self._leader})
-            return
-        await self._hosts.wait()
-        assert self._host is not None
-        await self._host.handle(peer)
+        else:
+            await self._host.handle(peer)
 
     def _coordinate(self, succession: Succession | None) -> None:
         from .host import Host

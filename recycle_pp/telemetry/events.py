@@ -110,6 +110,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"step {e['step']}: rank {e.get('rank')} coordinates from now on, elected in "
         f"{1000 * e.get('seconds', 0.0):.0f} ms"
     ),
+    "node_joined": lambda e: f"step {e['step']}: {e.get('host')} joins in the place of worker {e['worker']}",
     "supervisor_back": lambda e: f"step {e['step']}: the supervisor of rank {e.get('rank')} is back",
     "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
     "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",

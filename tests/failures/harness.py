@@ -83,7 +83,9 @@ class Case:
     def fault_free(self) -> Case:
         """The run to compare with: neither who dies nor when the optimizer steps may make a difference."""
         kept = tuple(
-            o for o in self.overrides if not o.startswith(("+", "checkpoint", "control", "run.dir", "run.resume"))
+            o
+            for o in self.overrides
+            if not o.startswith(("+", "checkpoint", "coordinator", "control", "run.dir", "run.resume"))
         )
         return replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0, nodes=1)
 

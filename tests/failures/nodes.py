@@ -22,6 +22,7 @@ from typing import Any
 
 from recycle_pp.control.local import LocalJob, Part, Zygote
 from recycle_pp.telemetry.run_folder import RunFolder
+from tests.etcd import EtcdServer
 
 from .harness import Case, Json, Outcome, _logs, _outcome
 from .network import Machine, Network
@@ -64,33 +65,53 @@ class Node:
 class NodesJob(contextlib.AbstractContextManager):
     """The pipelines of a case on as many machines; everything of it is gone when the block is left."""
 
-    def __init__(self, case: Case, folder: Path, zygote: Zygote | None, environment: dict[str, str]) -> None:
+    def __init__(self, case: Case, folder: Path, zygote: Zygote | None, coordinator: str) -> None:
         self.case, self.run = case, RunFolder(folder / "run")
         self.network = Network()
         self.nodes: list[Node] = []
-        self._folder, self._zygote, self._environment = folder, zygote, environment
+        self._folder, self._zygote = folder, zygote
+        self._coordinator = [f"coordinator={coordinator}"]
         self._begun = time.monotonic()
         self._world = WORKERS[case.shape]
 
-    def start(self) -> None:
+    def start(self, coordinator: str) -> None:
         nodes, workers = self._world
+        if coordinator == "etcd":
+            self.etcd = EtcdServer(self._folder, self.network.machine("etcd"))
+            self.etcd.start()
+            self._coordinator += [f"control.endpoints=[{self.etcd.endpoint}]"]
         machines = [self.network.machine(f"node{k}") for k in range(nodes)]
         for number, machine in enumerate(machines):
             self.nodes.append(Node(machine, self._agent(number, machine, machines[0].address, nodes, workers)))
 
     def _agent(self, number: int, machine: Machine, master: str, nodes: int, workers: int) -> LocalJob | Agent:
-        arguments = [*QUICK, *self.case.arguments, f"control.address={master}:{PORT}", f"run.dir={self.run.path}"]
+        where_to = [f"control.address={master}:{PORT}", f"run.dir={self.run.path}"]
+        arguments = [*QUICK, *self.case.arguments, *self._coordinator, *where_to]
         if self._zygote is not None:
             part = Part(number * workers, workers, nodes * workers, machine.holder)
-            return self._zygote.run(arguments, self._environment, part)
+            return self._zygote.run(arguments, TOKEN, part)
         where = [f"--nnodes={nodes}", f"--node-rank={number}", f"--nproc-per-node={workers}"]
         where += [f"--master-addr={master}", "--master-port=29500", "--rdzv-backend=static"]
         return self.torchrun(machine, where, arguments)
 
+    def join(self, machine: Machine | None = None, token: str | None = None, where: str | None = None) -> Node:
+        """An agent that joins the job as it would be told to on a command line, by default on a new machine."""
+        machine = machine or self.network.machine(f"node{len(self.nodes)}")
+        _, workers = self._world
+        where = where or f"{self.nodes[0].machine.address}:{PORT}"
+        environment = TOKEN | ({"RECYCLE_TOKEN": token} if token else {})
+        arguments = [f"+join={where}"]
+        if self._zygote is not None:
+            agent = self._zygote.start(arguments, self.run, Part(0, workers, workers, machine.holder), environment)
+        else:
+            agent = self.torchrun(machine, [f"--nproc-per-node={workers}"], arguments)
+        self.nodes.append(Node(machine, agent))
+        return self.nodes[-1]
+
     def torchrun(self, machine: Machine, where: list[str], arguments: list[str]) -> Agent:
         log = self._folder / f"{machine.name}.log"
         command = [Path(sys.executable).with_name("torchrun"), *where, "-m", "recycle_pp.train", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", **self._environment}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", **TOKEN}
         with open(log, "a") as output:
             return Agent(machine.run(command, env=environment, stdout=output, stderr=output), log)
 
@@ -138,13 +159,11 @@ class NodesJob(contextlib.AbstractContextManager):
             node.agent.close()
 
 
-def start(
-    case: Case, folder: Path, zygote: Zygote | None = None, environment: dict[str, str] | None = None
-) -> NodesJob:
-    """Starts it, forked from `zygote`, or by torchrun where there is none."""
-    job = NodesJob(case, folder, zygote, TOKEN | (environment or {}))
+def start(case: Case, folder: Path, zygote: Zygote | None = None, coordinator: str = "embedded") -> NodesJob:
+    """Starts it, forked from `zygote`, or by torchrun where there is none; an etcd gets a machine of its own."""
+    job = NodesJob(case, folder, zygote, coordinator)
     try:
-        job.start()
+        job.start(coordinator)
     except BaseException:
         job.__exit__()
         raise

@@ -62,11 +62,22 @@ def test_a_node_that_is_cut_off_is_given_up_and_does_no_harm_when_it_is_back(cut
         job.wait_for_event("plan_adopted", nth=2)
         job.network.heal()
         outcome = job.outcome()
-        code, said = job.nodes[2].agent.wait(30), job.nodes[2].agent.output
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
     assert {e["worker"] for e in outcome.all("death_detected")} == {"2.0", "2.1"}, explain(outcome)
-    assert code != 0 and "lost the coordinator" in said
+
+
+@pytest.mark.slow
+def test_a_node_that_stays_cut_off_stops_with_its_own_error(zygote, tmp_path):
+    case = Case("a node stays cut off", "3x2", steps=10_000)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.wait_for_step(3)
+        job.network.cut(job.nodes[2].machine)
+        assert job.nodes[2].agent.wait(90) == 1, job.output
+        said = job.nodes[2].agent.output
+        assert "lost the coordinator" in said and "no majority" in said
+        assert "Traceback" not in said
+        job.wait_for_step(max(line["step"] for line in job.run.lines(job.run.metrics)) + 3)
 
 
 @pytest.mark.slow
@@ -89,3 +100,35 @@ def test_two_nodes_that_reach_only_the_third_one_do_not_stop_it(zygote, runs, tm
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
     assert {e["worker"] for e in outcome.all("death_detected")} == {"2.0", "2.1"}, explain(outcome)
+
+
+def test_a_new_node_takes_the_place_of_a_lost_one(zygote, runs, tmp_path):
+    case = Case("a node is lost, another one joins", "3x2", steps=60, deaths=2)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.wait_for_step(3)
+        job.nodes[2].machine.kill()
+        job.wait_for_event("plan_adopted", nth=2)
+        newcomer = job.join()
+        job.wait_for_event("rejoined", nth=2)
+        outcome = job.outcome(120)
+        assert newcomer.agent.wait(30) == 0, job.output
+    assert outcome.code == 0, explain(outcome)
+    runs.check_exact(outcome)
+    assert {e["worker"] for e in outcome.all("rejoined")} == {"2.0", "2.1"}, explain(outcome)
+    assert [e["host"] for e in outcome.all("spawned")].count("node3") == 2
+
+
+@pytest.mark.slow
+def test_who_has_no_place_in_a_job_is_told_why(zygote, tmp_path):
+    case = Case("newcomers that cannot join", "3x2", steps=10_000)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.wait_for_step(1)
+        nowhere = f"{job.nodes[0].machine.address}:9"
+        for told, newcomer in {
+            "no node of the job is lost": job.join(),
+            "does not accept this RECYCLE_TOKEN": job.join(token="of somebody else, who is a stranger"),
+            f"no job answers at {nowhere}": job.join(where=nowhere),
+        }.items():
+            assert newcomer.agent.wait(60) == 2, newcomer.agent.output
+            assert told in newcomer.agent.output
+            assert "Traceback" not in newcomer.agent.output
