@@ -64,8 +64,10 @@ class Successor(Coordinator):
         states = self._reunion.states()
         found = find(states)
         begun = found.generation >= 0
-        first_step = max((state["committed"] for state in states.values()), default=self._job.committed) + 1
-        self._job = self._new_job(first_step, found.generation)
+        committed = max((state["committed"] for state in states.values()), default=self._job.committed)
+        # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
+        self._job = self._new_job(0 if begun else committed + 1, found.generation)
+        self._job.committed = committed
         self._ranks |= self._reunion.ranks(parallel.pipelines, parallel.stages)
         self._recorder.took_over(self._job, self._succession, found.members - found.live)
         self._replan()
