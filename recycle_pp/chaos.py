@@ -1,16 +1,17 @@
-"""Kills, hangs and pauses workers of a live job, to see whether it can be trusted.
+"""Kills, hangs, slows and revives workers of a live job, to see whether it can be trusted.
 
     torchrun --nproc-per-node=12 -m recycle_pp.train run.dir=runs/mine run.steps=2000 run.respawns=100000
     python -m recycle_pp.chaos --run-dir runs/mine --mtbf 5s --until-step 1500 --seed 7      # in another terminal
 
 It reads who lives from the run's events, strikes processes on this machine (one strike every --mtbf on average, at
 random instants; or at the times of --trace), and ends with the job, at --until-step or at a Ctrl-C, with a table:
-deaths, stalls, steps, and the goodput (the share of a run without deaths that was got done). It leaves a member of
-every stage alone, unless --cruel. The same seed draws the same times; who lives then, and where in a step, is chance.
+deaths, stalls, steps, the goodput (the share of a run without deaths that was got done), and what the processes use. It
+leaves a member of every stage alone, unless --cruel. Who was killed comes back as run.respawns allows, who was evicted
+does not. The same seed draws the same times; who lives then, and where in a step, is chance.
 
 --trace: a CSV file with a header; the first column is a time (in hours, minutes or seconds, as its header says), the
-second one how many workers are up from then on. Where the number falls, so many are struck; --speed 60 makes a minute a
-second.
+second one how many workers are up from then on. Where the number falls, so many are killed and held back while they
+start again; where it rises, so many may go on. --speed 60 makes a minute a second.
 """
 
 from __future__ import annotations
@@ -24,23 +25,27 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.soak import Usage, table
 
 KINDS = {
     "kill": "SIGKILL",
     "hang": "SIGSTOP, until the job notices and kills it",
     "pause": "SIGSTOP for a fraction of a second",
+    "slow": "stopped for half of the time, for some seconds",
     "evict": "SIGTERM: the worker hands over and leaves",
 }
-SHARES = {"kill": 7, "hang": 1, "pause": 1, "evict": 1}
+SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
 _POLL = 0.02  # seconds between looks at the run folder
+_LOOK = 5.0  # seconds between looks at what its processes use
 
 
 @dataclass
@@ -50,6 +55,7 @@ class Live:
     run: RunFolder
     pids: dict[str, int] = field(default_factory=dict)  # worker -> its process
     members: set[str] = field(default_factory=set)  # those that take part, rather than still catching up
+    held: dict[str, int | None] = field(default_factory=dict)  # down by the trace -> its new process, once it starts
     over: bool = False
     _begun: bool = False
     _read: int = 0
@@ -59,7 +65,7 @@ class Live:
         for event in events[self._read :]:
             name, worker = event["event"], event["worker"]
             if name == "spawned" and event.get("host") == socket.gethostname():
-                self.pids[worker] = event["pid"]
+                self._spawned(worker, event["pid"])
             if name == "rejoined" or (name == "spawned" and not self._begun):
                 self.members.add(worker)
             elif name in ("death_detected", "left"):
@@ -72,6 +78,19 @@ class Live:
             if name in ("finished", "stopped", "spawned"):  # a resume goes on in the same folder
                 self.over = name != "spawned"
         self._read = len(events)
+
+    def _spawned(self, worker: str, pid: int) -> None:
+        if worker in self.held:
+            self.held[worker] = pid
+            _signal(pid, signal.SIGSTOP)  # it has not begun to take part: nobody waits for it
+        else:
+            self.pids[worker] = pid
+
+    def release(self, worker: str) -> None:
+        pid = self.held.pop(worker)
+        if pid is not None:
+            self.pids[worker] = pid
+            _signal(pid, signal.SIGCONT)
 
     def struck(self, worker: str) -> None:
         self.pids.pop(worker, None)
@@ -100,55 +119,86 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         print(f"recycle_pp.chaos: {error}", file=sys.stderr)
         return 2
-    live, begun = Live(run), time.time()
+    live, usage, begun = Live(run), Usage(), time.time()
     with suppress(KeyboardInterrupt):
-        strike(live, times, random.Random(options.seed), options)
-    print(table(run, begun))
+        strike(live, times, random.Random(options.seed), options, usage)
+    for worker in list(live.held):
+        live.release(worker)
+    print(table(run, begun, usage))
     return 0
 
 
-def strike(live: Live, times: Iterator[float], rng: random.Random, options: argparse.Namespace) -> None:
-    """Strikes at `times` (seconds from now) until the job ends, or has done `options.until_step` steps."""
-    begun, due = time.monotonic(), next(times, None)
+def strike(live: Live, times: Iterator[Change], rng: random.Random, options: argparse.Namespace, usage: Usage) -> None:
+    """Strikes at `times` until the job ends, or has done `options.until_step` steps."""
+    begun, due, looked = time.monotonic(), next(times, None), 0.0
     while due is not None:
         live.look()
         if live.over or (options.until_step is not None and live.steps() >= options.until_step):
             return
-        if time.monotonic() - begun < due:
+        now = time.monotonic() - begun
+        if now >= looked + _LOOK:
+            looked = now
+            usage.look(list(live.pids.values()))
+        if now < due.at:
             time.sleep(_POLL)
             continue
-        due = next(times, None)
         victims = live.victims(options.cruel)
-        if victims:
-            kind = rng.choices(options.kinds, [SHARES[kind] for kind in options.kinds])[0]
-            victim = rng.choice(victims)
-            _hit(kind, live.pids[victim], rng)
-            print(f"{time.monotonic() - begun:8.2f} s  {kind:<6} worker {victim}", flush=True)
-            if kind != "pause":
-                live.struck(victim)
+        if due.up and live.held:
+            worker, kind = next(iter(live.held)), "return"
+            live.release(worker)
+            print(f"{now:8.2f} s  {kind:<6} worker {worker}", flush=True)
+        elif not due.up and victims:
+            worker = rng.choice(victims)
+            kind = "kill" if options.trace else rng.choices(options.kinds, [SHARES[k] for k in options.kinds])[0]
+            if options.trace:
+                live.held[worker] = None
+            _hit(kind, live.pids[worker], rng)
+            print(f"{now:8.2f} s  {kind:<6} worker {worker}", flush=True)
+            if kind not in ("pause", "slow"):
+                live.struck(worker)
+        due = next(times, None)
 
 
 def _hit(kind: str, pid: int, rng: random.Random) -> None:
+    if kind in ("pause", "slow"):
+        pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
+        threading.Thread(target=_pause, args=(pid, pauses), daemon=True).start()
+    else:
+        _signal(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM, "hang": signal.SIGSTOP}[kind])
+
+
+def _pause(pid: int, pauses: Sequence[float]) -> None:
+    """Stops the process for each of the pauses, and lets it go on as long in between."""
+    for seconds in pauses:
+        _signal(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        _signal(pid, signal.SIGCONT)
+        time.sleep(seconds)
+
+
+def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM}.get(kind, signal.SIGSTOP))
-        if kind == "pause":
-            time.sleep(rng.uniform(0.05, 0.5))
-            os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)
 
 
 # ------------------------------------------------------------------------------------------------------------ times
 
 
-def _at_random(mtbf: float, seed: int) -> Iterator[float]:
+class Change(NamedTuple):
+    at: float  # seconds from now
+    up: bool = False  # one more, rather than one less
+
+
+def _at_random(mtbf: float, seed: int) -> Iterator[Change]:
     """A Poisson process."""
     rng, now = random.Random(f"times {seed}"), 0.0
     while True:
         now += rng.expovariate(1 / mtbf)
-        yield now
+        yield Change(now)
 
 
-def _times_of(path: str, speed: float) -> Iterator[float]:
-    """One time for every worker that a trace loses; ValueError for a file that is none."""
+def _times_of(path: str, speed: float) -> Iterator[Change]:
+    """One change for every worker that a trace loses or gets; ValueError for a file that is none."""
     try:
         with Path(path).open(newline="") as file:
             rows = list(csv.reader(file))
@@ -157,57 +207,11 @@ def _times_of(path: str, speed: float) -> Iterator[float]:
         points = [(unit * float(row[0]), int(float(row[1]))) for row in body if row]
     except (OSError, ValueError, LookupError) as error:
         raise ValueError(f"--trace {path} must be a CSV of hours (minutes, seconds) and workers: {error}") from error
-    falls = [
-        (at - points[0][0]) / speed
+    return iter([
+        Change((at - points[0][0]) / speed, up=after > before)
         for (_, before), (at, after) in itertools.pairwise(points)
-        for _ in range(max(0, before - after))
-    ]
-    return iter(falls)
-
-
-# ------------------------------------------------------------------------------------------------------------ table
-
-
-def table(run: RunFolder, since: float = 0.0) -> str:
-    """What the run went through since that time, in words and numbers."""
-    events = [e for e in run.lines(run.events) if e["time"] >= since]
-    stalls = sorted(e["stall_seconds"] for e in events if e["event"] == "resumed")
-    metrics = run.lines(run.metrics)
-    causes: dict[str, int] = {}
-    for event in events:
-        if event["event"] == "death_detected":
-            causes[event["cause"]] = causes.get(event["cause"], 0) + 1
-    rows: list[tuple[str, Any]] = [
-        ("deaths", sum(causes.values())),
-        *((f"  {cause}", count) for cause, count in sorted(causes.items())),
-        ("came back", sum(e["event"] == "rejoined" for e in events)),
-        ("restored from a checkpoint", sum(e["event"] == "restored" for e in events)),
-        ("recoveries", len(stalls)),
-        ("stall, median", f"{1000 * _quantile(stalls, 0.5):.0f} ms"),
-        ("stall, 99 %", f"{1000 * _quantile(stalls, 0.99):.0f} ms"),
-        ("longest stall", f"{1000 * _quantile(stalls, 1.0):.0f} ms"),
-        ("steps committed", len({line["step"] for line in metrics})),
-        ("goodput", f"{100 * _goodput(metrics):.0f} % of an undisturbed run"),
-        ("per live worker", f"{100 * _goodput(metrics, per_worker=True):.0f} %"),
-    ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-
-
-def _goodput(metrics: Sequence[dict[str, Any]], per_worker: bool = False) -> float:
-    """Time that the steps would have taken (each the median of those with all workers), over what they took."""
-    steps = [line for line in metrics[1:] if line.get("step_seconds")]  # the first one holds the start
-    most = max((line["live_workers"] for line in steps), default=0)
-    full = sorted(line["step_seconds"] for line in steps if line["live_workers"] == most)
-    if not full:
-        return 0.0
-    best = _quantile(full, 0.5)
-    took = sum(line["step_seconds"] * (line["live_workers"] / most if per_worker else 1.0) for line in steps)
-    return best * len(steps) / took
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+        for _ in range(abs(before - after))
+    ])  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------- options

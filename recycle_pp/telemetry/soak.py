@@ -1,0 +1,111 @@
+"""What a run under chaos went through: a table of deaths, stalls and goodput, and whether its processes grow.
+
+usage = Usage()
+usage.look(pids)                     # now and then, of the workers that live
+print(table(run, since, usage))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .run_folder import RunFolder
+
+
+class Size(NamedTuple):
+    """Of one process."""
+
+    mib: float  # resident
+    threads: int
+    descriptors: int
+
+
+class Usage:
+    """The largest worker and the largest supervisor, each time somebody looks."""
+
+    def __init__(self) -> None:
+        self.workers: list[Size] = []
+        self.supervisors: list[Size] = []
+
+    def look(self, pids: Iterable[int]) -> None:
+        """pids: of workers on this machine; each one's parent is its supervisor."""
+        workers, supervisors = [], []
+        for pid in pids:
+            with suppress(OSError, KeyError, IndexError):  # it has just died
+                status = _status(pid)
+                supervisors.append(_size(int(status["PPid"])))
+                workers.append(_size(pid))
+        if workers:
+            self.workers.append(Size(*map(max, zip(*workers, strict=True))))
+            self.supervisors.append(Size(*map(max, zip(*supervisors, strict=True))))
+
+    def rows(self) -> list[tuple[str, object]]:
+        """From the first quarter of the looks to the last: what leaks has grown."""
+        return [
+            (f"{who}: memory, threads, files", f"{_early(sizes)} -> {_early(sizes[::-1])}")
+            for who, sizes in (("largest worker", self.workers), ("largest supervisor", self.supervisors))
+            if sizes
+        ]
+
+
+def _early(sizes: Sequence[Size]) -> str:
+    """The median of the first quarter."""
+    some = sizes[: max(1, len(sizes) // 4)]
+    mib, threads, descriptors = (_quantile(sorted(column), 0.5) for column in zip(*some, strict=True))
+    return f"{mib:.0f} MiB, {threads:.0f}, {descriptors:.0f}"
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.split()[0] for name, _, value in (line.partition(":") for line in lines) if value.strip()}
+
+
+def _size(pid: int) -> Size:
+    status = _status(pid)
+    return Size(int(status["VmRSS"]) / 1024, int(status["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir())))
+
+
+def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
+    """What the run went through since that time, in words and numbers."""
+    events = [e for e in run.lines(run.events) if e["time"] >= since]
+    stalls = sorted(e["stall_seconds"] for e in events if e["event"] == "resumed")
+    metrics = run.lines(run.metrics)
+    causes: dict[str, int] = {}
+    for event in events:
+        if event["event"] == "death_detected":
+            causes[event["cause"]] = causes.get(event["cause"], 0) + 1
+    rows: list[tuple[str, object]] = [
+        ("deaths", sum(causes.values())),
+        *((f"  {cause}", count) for cause, count in sorted(causes.items())),
+        ("came back", sum(e["event"] == "rejoined" for e in events)),
+        ("restored from a checkpoint", sum(e["event"] == "restored" for e in events)),
+        ("recoveries", len(stalls)),
+        ("stall, median", f"{1000 * _quantile(stalls, 0.5):.0f} ms"),
+        ("stall, 99 %", f"{1000 * _quantile(stalls, 0.99):.0f} ms"),
+        ("longest stall", f"{1000 * _quantile(stalls, 1.0):.0f} ms"),
+        ("steps committed", len({line["step"] for line in metrics})),
+        ("goodput", f"{100 * _goodput(metrics):.0f} % of an undisturbed run"),
+        ("per live worker", f"{100 * _goodput(metrics, per_worker=True):.0f} %"),
+        *(usage.rows() if usage else []),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _goodput(metrics: Sequence[dict[str, Any]], per_worker: bool = False) -> float:
+    """Time that the steps would have taken (each the median of those with all workers), over what they took."""
+    steps = [line for line in metrics[1:] if line.get("step_seconds")]  # the first one holds the start
+    most = max((line["live_workers"] for line in steps), default=0)
+    full = sorted(line["step_seconds"] for line in steps if line["live_workers"] == most)
+    if not full:
+        return 0.0
+    best = _quantile(full, 0.5)
+    took = sum(line["step_seconds"] * (line["live_workers"] / most if per_worker else 1.0) for line in steps)
+    return best * len(steps) / took
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
