@@ -27,10 +27,10 @@ types: $(BIN)/torchrun
 	$(BIN)/mypy
 
 quick: $(BIN)/torchrun
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest
 
 test-all: $(BIN)/torchrun
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --full
 
 # The environment: remade when its requirements change.
 $(BIN)/torchrun: pyproject.toml constraints.txt

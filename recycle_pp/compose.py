@@ -83,7 +83,8 @@ def help_text() -> str:
     """Usage, examples, and every key with its default and its comment."""
     from .control.faults import MOMENTS
 
-    lines = [_HELP.format(moments=" ".join(MOMENTS[:5]) + "\n" + " " * 31 + " ".join(MOMENTS[5:])), "keys:"]
+    moments = ("\n" + " " * 31).join(" ".join(MOMENTS[k : k + 5]) for k in range(0, len(MOMENTS), 5))
+    lines = [_HELP.format(moments=moments), "keys:"]
     for group in fields(Settings):
         cls = type(getattr(Settings(), group.name))
         if is_dataclass(cls):

@@ -8,6 +8,17 @@ import pytest
 from recycle_pp.control.local import Zygote
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="also the tests that take minutes (marked slow)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--full"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 @pytest.fixture(scope="session")
 def zygote():
     """Forks whole jobs in a second: `with zygote.run(["parallel=2x2", ...]) as job: job.wait(60)`."""

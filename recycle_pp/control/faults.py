@@ -15,7 +15,12 @@ from recycle_schedules import Worker
 
 from ..settings import FAULTS, Settings
 
-MOMENTS = ("forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer", "checkpoint")
+WITHIN_A_STEP = (
+    "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer", "commit", "checkpoint",
+    "validation",
+)  # fmt: skip
+OF_A_RECOVERY = ("regroup", "adopt", "donate", "join")  # caused by others: the first one from that step on
+MOMENTS = WITHIN_A_STEP + OF_A_RECOVERY
 
 _KINDS = dict(zip(FAULTS, ("kill", "hang", "slow", "rejoin"), strict=True))
 _PATTERN = re.compile(r"(\d{1,9}):(\d{1,6})\.(\d{1,6})(?:@(.+))?")

@@ -76,7 +76,7 @@ class Executor:
         self.mailbox.void()
         step = self.session.participant.committed + 1
         if orders.evaluate is not None:
-            validate(self.session, orders, self.stage, self.mailbox, self.batches, orders.evaluate)
+            validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, orders.evaluate)
         if orders.copy is not None:
             self.commits.copy(orders, step, orders.copy)
         if self.session.participant.record(step).reduced:
@@ -169,7 +169,7 @@ class Executor:
         if orders is not None:
             self.session.check(orders)
             for step in validations:
-                validate(self.session, orders, self.stage, self.mailbox, self.batches, step)
+                validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, step)
 
     def _apply_commits(self) -> list[int]:
         """The steps after which the job validates."""
@@ -184,6 +184,7 @@ class Executor:
             self.mailbox.close(commit.step)
             for hook in self.on_commit:
                 hook(commit, reduced)
+            self.faults.fire("commit", commit.step)
             if commit.then["evaluate"]:
                 validations.append(commit.step)
 

@@ -3,6 +3,7 @@
     injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
     injector.arm(step, actions)                  # at the begin of a step: in the middle of which op?
     injector.fire("F", step)                     # where the fault may strike; a kill does not return
+    injector.strike("regroup", step)             # the same for what no step holds: part of a recovery, or of a rejoin
     injector.drag(seconds)                       # after an op: a slow worker sleeps
 
 A fault strikes in the middle of its step: at the op, send or receive number n // 2 of the n that the moment names.
@@ -29,7 +30,9 @@ _PLACES = {
     "allreduce": ("REDUCE",),
     "vote": (),
     "optimizer": (),
+    "commit": (),
     "checkpoint": (),
+    "validation": (),
 }
 _SIGNALS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 
@@ -45,7 +48,7 @@ class Injector:
 
     def arm(self, step: int, actions: Sequence[Action]) -> None:
         self._step = step
-        self._armed = next((f for f in self._faults if f.step == step), None)
+        self._armed = next((f for f in self._faults if f.step == step and f.moment in _PLACES), None)
         if self._armed:
             self._countdown = sum(a.kind in _PLACES[self._armed.moment] for a in actions) // 2
 
@@ -59,6 +62,11 @@ class Injector:
             if self._countdown < 0:
                 self._strike(fault)
         elif place == fault.moment or (place == "vote" and _PLACES[fault.moment]):
+            self._strike(fault)
+
+    def strike(self, moment: str, step: int) -> None:
+        """From any thread."""
+        for fault in [f for f in self._faults if f.moment == moment and f.step <= step]:
             self._strike(fault)
 
     def drag(self, seconds: float) -> None:

@@ -1,10 +1,10 @@
 """A worker comes back: a peer gives it the committed state, then every later step's reduced gradients.
 
-    donations = Donations(optimizer, token)                # on every worker
+    donations = Donations(optimizer, token, faults)        # on every worker
     session.handlers["donate"] = donations.asked
     executor.on_commit.append(donations.committed)         # copies the state, feeds what follows
 
-    joining = Joining(optimizer, participant, stage, token, interface)     # on the returning worker
+    joining = Joining(optimizer, participant, stage, token, interface, faults)     # on the returning worker
     joining.start(synced=lambda step, session: ...)        # at joining.address
 
 The donor copies its state between two steps and streams it from a thread of its own while it trains on; what it commits
@@ -30,6 +30,8 @@ from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
 from recycle_pp.protocol.participant import Commit, Participant
 
+from .injection import Injector
+
 Json = dict[str, Any]
 Parcel = tuple[Json, dict[str, Tensor]]  # what is said about the tensors, and the tensors
 _log = logging.getLogger(__name__)
@@ -39,8 +41,8 @@ PATIENCE = 3600.0  # seconds that a stream may be silent: a step may take long, 
 class Donations:
     """`asked` comes from the listening thread, `committed` from the executor."""
 
-    def __init__(self, optimizer: StageOptimizer, token: str) -> None:
-        self._optimizer, self._token = optimizer, token
+    def __init__(self, optimizer: StageOptimizer, token: str, faults: Injector) -> None:
+        self._optimizer, self._token, self._faults = optimizer, token, faults
         self._asked: queue.SimpleQueue[Json] = queue.SimpleQueue()
         self._lines: list[_Line] = []
 
@@ -59,6 +61,7 @@ class Donations:
             line = _Line(tuple(message["address"]), self._token)
             line.put(({"kind": "state", "step": commit.step, "session": message["session"]}, state))
             self._lines.append(line)
+            self._faults.strike("donate", commit.step)
 
 
 class _Line(threading.Thread):
@@ -89,9 +92,15 @@ class Joining:
     """Listens from the start; `address` is where donors connect."""
 
     def __init__(
-        self, optimizer: StageOptimizer, participant: Participant, stage: Stage, token: str, interface: str
+        self,
+        optimizer: StageOptimizer,
+        participant: Participant,
+        stage: Stage,
+        token: str,
+        interface: str,
+        faults: Injector,
     ) -> None:
-        self._optimizer, self._participant, self._stage = optimizer, participant, stage
+        self._optimizer, self._participant, self._stage, self._faults = optimizer, participant, stage, faults
         self._receiver = Receiver(interface, token)
         self._taking = threading.Lock()
         self._stream: Stream | None = None  # from the newest donor
@@ -134,6 +143,7 @@ class Joining:
     def _take(self, about: Json, tensors: dict[str, Tensor]) -> None:
         if about["kind"] == "state":
             self._optimizer.load(tensors)
+            self._faults.strike("join", about["step"])
         else:
             reduced = Reduced.from_tensors([tensor.to(self._stage.device) for tensor in tensors.values()])
             if about["scale"] is None:

@@ -47,6 +47,7 @@ class Session:
         self.changed = threading.Condition(self.lock)
         self.times: dict[str, float] = {}  # of the present generation: announced, unblocked, grouped, adopted
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
+        self.moment: Callable[[str], None] = lambda name: None  # called in the middle of a recovery, see faults.MOMENTS
         self.handlers: dict[str, Callable[[Json], None]] = {}  # further messages: donate, receive, save, ...
         self._line = line
         line.state = self._state
@@ -141,6 +142,7 @@ class Session:
             with self.changed:
                 self.times["adopted"] = time.monotonic()
                 self.participant.adopt(message)
+                self.moment("adopt")
                 self.changed.notify_all()
         elif kind == "plan":
             with self.changed:
@@ -175,6 +177,7 @@ class Session:
 
     def _build(self, generation: int, members: list[Worker], base: int) -> None:
         """Blocks as long as a member is missing: abandoned when the next generation is announced."""
+        self.moment("regroup")
         try:
             self.links.rebuild(generation, members, self.participant.worker, base)
         except LinkBroken as error:

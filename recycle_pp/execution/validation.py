@@ -15,11 +15,14 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
 
+from .injection import Injector
 from .mailbox import Mailbox
 from .session import Session
 
 
-def validate(session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, step: int) -> None:
+def validate(
+    session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, faults: Injector, step: int
+) -> None:
     """Runs the plan's forwards; the last stage sends its losses to the coordinator. Raises Superseded, LinkBroken."""
     posted: dict[Tensor, tuple[Pending, torch.Tensor]] = {}
     made: dict[Tensor, torch.Tensor] = {}
@@ -39,6 +42,7 @@ def validate(session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, b
                 pending.wait()
             with record_function("recycle/validate"):
                 output = stage.evaluate(source, targets if stage.last else None)
+            faults.fire("validation", step)
             if makes:
                 made[makes] = output
             else:

@@ -134,12 +134,13 @@ class Process:
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
-        donations = Donations(optimizer, self._spec.token)
+        donations = Donations(optimizer, self._spec.token, faults)
         savings = Savings(settings, self._welcome["run_dir"], stage, optimizer, batches, session, faults)
-        joining = Joining(optimizer, participant, stage, self._spec.token, self._interface)
+        joining = Joining(optimizer, participant, stage, self._spec.token, self._interface, faults)
         executor.on_commit += [donations.committed, savings.committed]
         executor.on_finish = lambda: self._finished(session, stage)
         session.handlers = {"donate": donations.asked, "save": savings.asked, "assemble": savings.assemble}
+        session.moment = lambda name: faults.strike(name, participant.committed + 1)
         session.send({
             "type": "ready",
             "address": joining.address,

@@ -30,11 +30,7 @@ from recycle_pp.control.local import LocalJob, LocalNodes, Zygote
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Json = dict[str, Any]
-SHAPES = {
-    "2x2": ["parallel=2x2"],
-    "3x4": ["parallel=3x4", "parallel.microbatches=3"],
-    "3x2": ["parallel=2x2", "parallel.pipelines=3"],
-}
+SHAPES = {"1x1": (1, 1, 8), "2x2": (2, 2, 4), "3x2": (3, 2, 4), "3x3": (3, 3, 3), "3x4": (3, 4, 3)}  # D, P, M
 TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
 
 
@@ -77,8 +73,19 @@ class Case:
             "numerics=reproducible",
             "run.sample_log=true",
         ]
-        shape = [*SHAPES[self.shape], f"run.steps={self.steps}"]
-        return [*shape, *common, *(["optimizer=staggered"] if self.stagger else []), *self.overrides]
+        pipelines, stages, microbatches = SHAPES[self.shape]
+        shape = [
+            f"parallel.pipelines={pipelines}",
+            f"parallel.stages={stages}",
+            f"parallel.microbatches={microbatches}",
+        ]
+        return [
+            *shape,
+            f"run.steps={self.steps}",
+            *common,
+            *(["optimizer=staggered"] if self.stagger else []),
+            *self.overrides,
+        ]
 
     def fault_free(self) -> Case:
         """The run to compare with: neither who dies nor when the optimizer steps may make a difference."""

@@ -1,0 +1,129 @@
+"""Who dies when: the table of the deaths that are survived, as data.
+
+Every moment of a step and of a recovery, at the first, a middle and the last stage of nine workers (3x3). A death costs
+a fraction of a second and a job costs many, so that one job goes through many deaths: a tour. A worker dies every few
+steps, and is back before the next one does. Then what comes not alone: before the first step and after the last, several
+deaths, deaths in a recovery and in a return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .harness import Case, Strike, fails, rejoins
+
+POSITIONS = {"first": 0, "middle": 1, "last": 2}  # stage
+
+# moment: what the worker is doing when it gets its SIGKILL
+MOMENTS = {
+    "forward": "in the middle of a forward",
+    "backward": "in the middle of a backward",
+    "weight": "in the middle of a backward for the weights",
+    "send": "as it sends a boundary tensor",
+    "receive": "as it asks for one",
+    "allreduce": "in the stage's sum of gradients",
+    "vote": "with the summed gradients, before its vote",
+    "optimizer": "in the optimizer step",
+    "commit": "right after the step is committed and applied",
+    "checkpoint": "as it writes its part of a checkpoint",
+    "validation": "in the middle of a validation",
+    "regroup": "as it builds the links of a new generation, because another one has died",
+    "adopt": "as it gets the plan for what is left of the step, because another one has died",
+    "donate": "as it gives its state to a worker that comes back",
+    "join": "as it takes the state of a peer, coming back itself",
+}
+
+STOP = 6  # steps of a tour for each of its deaths
+
+
+@dataclass(frozen=True)
+class Death:
+    moment: str
+    stage: int
+
+    def faults(self, step: int) -> tuple[list[str], list[str]]:
+        """What strikes in a stop of a tour that begins at this step, and who comes back."""
+        moment, stage, turn = self.moment, self.stage, step // STOP % 3
+        victim, peer = f"{turn}.{stage}", f"{(turn + 1) % 3}.{stage}"
+        if moment in ("regroup", "adopt"):
+            return [f"{step}:{peer}@backward", f"{step}:{victim}@{moment}"], [
+                f"{step + 3}:{peer}",
+                f"{step + 3}:{victim}",
+            ]
+        if moment == "donate":  # the donor is the first one that lives
+            donor, joiner = f"0.{stage}", f"1.{stage}"
+            return [f"{step}:{joiner}", f"{step}:{donor}@donate"], [f"{step + 3}:{joiner}", f"{step + 4}:{donor}"]
+        if moment == "join":
+            return [f"{step}:{victim}", f"{step + 1}:{victim}@join"], [f"{step + 2}:{victim}", f"{step + 4}:{victim}"]
+        if moment == "checkpoint":  # the first of its stage saves
+            victim = f"0.{stage}"
+        if moment in ("checkpoint", "validation"):  # after every second step
+            step += 1
+        return [f"{step}:{victim}@{moment}"], [f"{step + 3}:{victim}"]
+
+
+def tours() -> Iterator[Case]:
+    """Each moment once, at positions in turn; then the other positions; staggered or not."""
+    stages = list(POSITIONS.values())
+    for first in stages:
+        deaths = [Death(moment, stages[(first + number) % 3]) for number, moment in enumerate(MOMENTS)]
+        for stagger in (True, False):
+            yield tour(f"every moment in turn, from stage {first}", deaths, stagger)
+
+
+def tour(claim: str, deaths: Sequence[Death], stagger: bool) -> Case:
+    fallen: list[str] = []
+    back: list[str] = []
+    for number, death in enumerate(deaths):
+        now, later = death.faults(2 + STOP * number)
+        fallen += now
+        back += later
+    faults = (*fails(*fallen), *rejoins(*back), "checkpoint.every=2", "run.validate_every=2")
+    steps = 2 + STOP * len(deaths) + 2
+    return Case(claim, "3x3", faults, steps=steps, stagger=stagger, deaths=len(fallen), bound=250)
+
+
+# ------------------------------------------------------------------------------------------------- more than one
+
+BEFORE_AND_AFTER = [
+    Case("before the first step", "2x2", fails("0:1.0@forward")),
+    Case("in the last step", "2x2", fails("7:1.1@vote")),
+    Case("after the last step", "2x2", fails("7:0.1@commit"), stagger=True),
+    Case("in the last checkpoint", "2x2", (*fails("7:0.0@checkpoint"), "checkpoint.every=8")),
+]
+
+SEVERAL = [
+    Case("two stages in one step", "3x4", fails("3:0.1@forward", "3:1.2@backward"), deaths=2),
+    Case("two stages in one step", "3x4", fails("3:0.0@send", "3:2.3@receive"), stagger=True, deaths=2),
+    Case("two of a stage in one step", "3x2", fails("3:0.1@backward", "3:2.1@allreduce"), deaths=2),
+    Case("all but one of a stage", "3x2", fails("2:0.1@forward", "4:1.1@weight"), deaths=2),
+    Case("all but one pipeline", "3x2", fails("2:0.0", "2:0.1@weight", "4:2.1@vote", "5:2.0@send"), deaths=4),
+    Case("three back to back", "3x2", fails("3:0.0@forward", "3:1.1@forward", "3:2.0@forward"), deaths=3),
+    Case("three at the vote of one step", "3x2", fails("3:0.0@vote", "3:1.1@vote", "3:2.0@vote"), deaths=3),
+    Case("a host of re-routed work", "3x2", fails("3:0.1@forward", "4:1.1@backward"), stagger=True, deaths=2),
+]
+
+AT_ONCE, ADOPTED = "death_detected", "plan_adopted"
+IN_A_RECOVERY = [
+    Case("another dies as the death is known", "3x2", fails("3:0.1@backward"), (Strike(AT_ONCE, "1.0"),), deaths=2),
+    Case("a peer dies as the death is known", "3x2", fails("3:0.1@forward"), (Strike(AT_ONCE, "2.1"),), deaths=2),
+    Case("another dies after a vote", "3x2", fails("3:0.1@vote"), (Strike(AT_ONCE, "1.0"),), stagger=True, deaths=2),
+    Case("one dies with its new plan", "3x2", fails("3:0.1@weight"), (Strike(ADOPTED, "1.1", nth=2),), deaths=2),
+]
+
+
+def _returning(claim: str, *strikes: Strike, stagger: bool = False) -> Case:
+    """W(0, 1) dies in step 3 and returns in step 6; what strikes meanwhile."""
+    overrides = fails("3:0.1@forward") + rejoins("6:0.1")
+    return Case(claim, "3x2", overrides, strikes, steps=40, stagger=stagger, deaths=2)  # long enough to come back
+
+
+IN_A_RETURN = [
+    _returning("the donor dies as it is named", Strike("joining", "1.1")),
+    _returning("the donor dies as it gives", Strike("joining", "1.1", after=0.05), stagger=True),
+    _returning("the joiner dies as it takes", Strike("joining", "0.1", after=0.02)),
+    _returning("the joiner dies once it is a member", Strike("rejoined", "0.1")),
+    _returning("the joiner dies before it is ready", Strike("spawned", "0.1", nth=7), stagger=True),
+    _returning("another stage loses one meanwhile", Strike("joining", "2.0", after=0.02)),
+]
