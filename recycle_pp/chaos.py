@@ -150,6 +150,8 @@ def strike(live: Live, times: Iterator[Change], rng: random.Random, options: arg
         elif not due.up and victims:
             worker = rng.choice(victims)
             kind = "kill" if options.trace else rng.choices(options.kinds, [SHARES[k] for k in options.kinds])[0]
+            if worker not in live.members:
+                kind = "kill"  # a start may take control.lease: it would be as long until a hang in it is noticed
             if options.trace:
                 live.held[worker] = None
             _hit(kind, live.pids[worker], rng)

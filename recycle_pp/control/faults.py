@@ -15,12 +15,14 @@ from recycle_schedules import Worker
 
 from ..settings import FAULTS, Settings
 
-WITHIN_A_STEP = (
-    "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer", "commit", "checkpoint",
-    "validation",
+MOMENTS = (
+    # in the middle of a step
+    "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer",
+    # at its end, or at the next one's that has it
+    "commit", "checkpoint", "validation",
+    # as others die or return: the first time from that step on
+    "regroup", "adopt", "donate", "join",
 )  # fmt: skip
-OF_A_RECOVERY = ("regroup", "adopt", "donate", "join")  # caused by others: the first one from that step on
-MOMENTS = WITHIN_A_STEP + OF_A_RECOVERY
 
 _KINDS = dict(zip(FAULTS, ("kill", "hang", "slow", "rejoin"), strict=True))
 _PATTERN = re.compile(r"(\d{1,9}):(\d{1,6})\.(\d{1,6})(?:@(.+))?")

@@ -184,7 +184,7 @@ class Executor:
             self.mailbox.close(commit.step)
             for hook in self.on_commit:
                 hook(commit, reduced)
-            self.faults.fire("commit", commit.step)
+            self.faults.strike("commit", commit.step)
             if commit.then["evaluate"]:
                 validations.append(commit.step)
 

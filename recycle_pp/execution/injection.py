@@ -3,7 +3,7 @@
     injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
     injector.arm(step, actions)                  # at the begin of a step: in the middle of which op?
     injector.fire("F", step)                     # where the fault may strike; a kill does not return
-    injector.strike("regroup", step)             # the same for what no step holds: part of a recovery, or of a rejoin
+    injector.strike("regroup", step)             # the same for what follows a step or belongs to none
     injector.drag(seconds)                       # after an op: a slow worker sleeps
 
 A fault strikes in the middle of its step: at the op, send or receive number n // 2 of the n that the moment names.
@@ -30,9 +30,6 @@ _PLACES = {
     "allreduce": ("REDUCE",),
     "vote": (),
     "optimizer": (),
-    "commit": (),
-    "checkpoint": (),
-    "validation": (),
 }
 _SIGNALS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 

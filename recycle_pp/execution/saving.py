@@ -54,7 +54,7 @@ class Savings:
         named = list(self._session.participant.worker) in commit.then["savers"]
         if (named or wanted) and not self._settings.emulate.mode:
             self._save(commit.step + 1)
-            self._faults.fire("checkpoint", commit.step)
+            self._faults.strike("checkpoint", commit.step)
 
     def asked(self, message: Json) -> None:
         """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state,

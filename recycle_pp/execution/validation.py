@@ -42,7 +42,7 @@ def validate(
                 pending.wait()
             with record_function("recycle/validate"):
                 output = stage.evaluate(source, targets if stage.last else None)
-            faults.fire("validation", step)
+            faults.strike("validation", step)
             if makes:
                 made[makes] = output
             else:

@@ -2,8 +2,8 @@
 
 Every moment of a step and of a recovery, at the first, a middle and the last stage of nine workers (3x3). A death costs
 a fraction of a second and a job costs many, so that one job goes through many deaths: a tour. A worker dies every few
-steps, and is back before the next one does. Then what comes not alone: before the first step and after the last, several
-deaths, deaths in a recovery and in a return.
+steps, and is back before the next one does. Then what comes at either end of a run, several deaths, deaths in a
+recovery and in a return.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOMENTS = {
     "join": "as it takes the state of a peer, coming back itself",
 }
 
-STOP = 6  # steps of a tour for each of its deaths
+STOP = 12  # steps of a tour for each of its deaths: a process takes as long to come back
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Death:
     stage: int
 
     def faults(self, step: int) -> tuple[list[str], list[str]]:
-        """What strikes in a stop of a tour that begins at this step, and who comes back."""
+        """(+fail_at, +rejoin_at): what strikes in a stop of a tour that begins at this step, and who comes back."""
         moment, stage, turn = self.moment, self.stage, step // STOP % 3
         victim, peer = f"{turn}.{stage}", f"{(turn + 1) % 3}.{stage}"
         if moment in ("regroup", "adopt"):
@@ -80,7 +80,7 @@ def tour(claim: str, deaths: Sequence[Death], stagger: bool) -> Case:
         fallen += now
         back += later
     faults = (*fails(*fallen), *rejoins(*back), "checkpoint.every=2", "run.validate_every=2")
-    steps = 2 + STOP * len(deaths) + 2
+    steps = 2 + STOP * (len(deaths) + 2)
     return Case(claim, "3x3", faults, steps=steps, stagger=stagger, deaths=len(fallen), bound=250)
 
 

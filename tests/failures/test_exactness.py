@@ -17,11 +17,7 @@ def some(cases, quick):
 
 @pytest.mark.parametrize("case", some(matrix.tours(), quick=1))
 def test_a_death_at_any_moment_changes_no_bit(case, runs):
-    outcome = runs.of(case, "at every moment")
-    runs.check_exact(outcome)
-    struck = {e["detail"] for e in outcome.all("death_detected") if e["injected"]}
-    assert len(outcome.all("rejoined")) == case.deaths - 1, "all are back, but for who dies in its return"
-    assert struck
+    runs.check_exact(runs.of(case, "at every moment"))
 
 
 @pytest.mark.parametrize("case", some(matrix.BEFORE_AND_AFTER, quick=4))
