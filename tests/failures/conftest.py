@@ -9,6 +9,13 @@ from .harness import Runs
 _results: dict[str, list] = defaultdict(list)
 
 
+def pytest_collection_modifyitems(items):
+    """Every case has a bound of its own; its fault-free run comes on top."""
+    for item in items:
+        if "runs" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def runs(zygote, tmp_path_factory):
     """Runs cases, and fault-free jobs to compare them with, each of those once."""
