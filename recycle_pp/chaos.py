@@ -66,8 +66,8 @@ class Live:
             name, worker = event["event"], event["worker"]
             if name == "spawned" and event.get("host") == socket.gethostname():
                 self._spawned(worker, event["pid"])
-            if name == "rejoined" or (name == "spawned" and not self._begun):
-                self.members.add(worker)
+            if (name == "rejoined" and worker in self.pids) or (name == "spawned" and not self._begun):
+                self.members.add(worker)  # one that was struck meanwhile is none, though its death may be told later
             elif name in ("death_detected", "left"):
                 self.struck(worker)
             elif name == "restored":  # roles have changed, and all begin anew

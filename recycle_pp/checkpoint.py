@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recycle_pp.checksum import fingerprint
 from recycle_pp.settings import Settings
 
 
@@ -101,7 +102,7 @@ def finish(folder: str | Path, step: int, stages: int, about: Mapping[str, Any])
     for part in parts:
         (part / ".metadata").unlink()
         _sync(part)
-    files = {str(path.relative_to(place)): path.stat().st_size for path in sorted(place.rglob("*")) if path.is_file()}
+    files = {str(p.relative_to(place)): fingerprint(p) for p in sorted(place.rglob("*")) if p.is_file()}
     _write_synced(place / "about.json", json.dumps({"step": step, **about, "files": files}, indent=1).encode())
     _sync(place)
     final, replaced = Path(folder) / name(step), Path(folder) / f"{name(step)}.replaced.tmp"

@@ -429,15 +429,19 @@ class Coordinator:
         """Heartbeats: a worker that gives no sign of life is killed, and dies like any other; a supervisor that gives
         none is cut off, as its node may be: then it counts as lost with its worker."""
         control = self._settings.control
+        before = time.monotonic()
         while True:
             await asyncio.sleep(control.heartbeat)
             now = time.monotonic()
+            # Whoever slept itself (a closed laptop, a machine that swaps) has no right to call the others silent.
+            slept, before = max(0.0, now - before - control.heartbeat), now
             for number, rank in self._ranks.items():
                 rank.tell({"type": "heartbeat"})
                 rank.unheard += 1
                 if rank.supervisor is not None and rank.unheard * control.heartbeat > control.suspicion:
                     rank.supervisor.abort()
                     continue
+                rank.heard += slept
                 if rank.alive and now - rank.heard > rank.patience:
                     rank.causes[rank.incarnation] = {"cause": "hang", "detail": f"silent for {now - rank.heard:.1f} s"}
                     self._recorder.event("hang_suspected", rank.role)

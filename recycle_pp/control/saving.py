@@ -15,6 +15,7 @@ from pathlib import Path
 
 from recycle_schedules import Worker
 
+from ..checksum import fingerprint
 from ..protocol.job import Send
 from .messages import Message
 
@@ -115,10 +116,14 @@ class Saving:
 
 
 def _damage(path: Path) -> str | None:
-    """What is missing of a finished checkpoint, as far as names and sizes tell; None if nothing is."""
+    """What is wrong with the files of a finished checkpoint; None if nothing is. Reads all of them."""
     try:
-        sizes = json.loads((path / "about.json").read_text())["files"]
-        wrong = [name for name, size in sizes.items() if (path / name).stat().st_size != size]
+        files = json.loads((path / "about.json").read_text())["files"]
+        for name, (size, crc) in files.items():
+            now = fingerprint(path / name)
+            if now != [size, crc]:
+                what = f"its {size} bytes" if now[0] != size else "the bytes that were written"
+                return f"{path / name} does not have {what}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
-    return f"{path / wrong[0]} does not have its {sizes[wrong[0]]} bytes" if wrong else None
+    return None

@@ -5,30 +5,49 @@
     metrics = Lines(run.metrics)
     metrics.write({"step": 20, "loss": 2.31, ...})
 
-A line is written and flushed whole, so that a killed process loses none and leaves no half one behind but its last.
+A line is written whole, so that a killed process loses none and leaves no half one behind.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 
 class Lines:
-    """A .jsonl file that only grows. NaN and infinity, which JSON does not know, become null."""
+    """A .jsonl file that only grows. NaN and infinity, which JSON does not know, become null.
+
+    On a full disk lines are lost, which is said once, and the training goes on.
+    """
 
     def __init__(self, path: Path):
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115 (open as long as the run)
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._torn = False  # the last line is half there
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_finite(record), separators=(",", ":")) + "\n")
+        line = json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n"
+        try:
+            self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
+        except OSError as error:
+            report_once(f"{self._path} cannot be written: {error.strerror}")
 
     def close(self) -> None:
-        self._file.close()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+@cache
+def report_once(sentence: str) -> None:
+    print(f"recycle_pp: {sentence}; the run goes on without", file=sys.stderr, flush=True)
 
 
 class Events:

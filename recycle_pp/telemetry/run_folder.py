@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..settings import Settings
+from .events import report_once
 
 
 @dataclass
@@ -73,9 +75,9 @@ class RunFolder:
             raise ValueError(f"run.resume=true needs a run to go on with, and run.dir={settings.run.dir} holds none")
         try:
             run.make()
+            run.write_text(run.config, _yaml(asdict(settings)))
         except OSError as error:
-            raise ValueError(f"run.dir={settings.run.dir} cannot be made: {error.strerror}") from error
-        run.write_text(run.config, _yaml(asdict(settings)))
+            raise ValueError(f"run.dir={settings.run.dir} cannot be written: {error.strerror}") from error
         return run
 
     def make(self) -> None:
@@ -95,7 +97,11 @@ class RunFolder:
         return yaml.safe_load(self.config.read_text())
 
     def write_json(self, path: Path, data: Any) -> None:
-        self.write_text(path, json.dumps(data, indent=1) + "\n")
+        """On a full disk the file is left out, which is said once, and the training goes on."""
+        try:
+            self.write_text(path, json.dumps(data, indent=1) + "\n")
+        except OSError as error:
+            report_once(f"{path.parent} cannot be written: {error.strerror}")
 
     def write_text(self, path: Path, text: str) -> None:
         """All or nothing: a reader never sees half a file."""
@@ -105,10 +111,15 @@ class RunFolder:
 
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
-        """The records of a .jsonl file; a last line that a dying process left unfinished is left out."""
+        """The records of a .jsonl file; a line that a full disk or a dying machine left unfinished is left out."""
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        records = []
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("}\n"):
+                with suppress(ValueError):
+                    records.append(json.loads(line))
+        return records
 
 
 def _yaml(data: dict[str, Any]) -> str:

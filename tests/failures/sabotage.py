@@ -2,30 +2,33 @@
 
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
 RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker to start has another platform
+RECYCLE_SABOTAGE='{"compile": 2.5}'    # so many seconds in C++, with Python's lock, before a worker is ready
+RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps that far to and fro, everywhere
 
 `once`: a file that the first failure makes; where it is there already, nothing fails. Without it, every peer fails.
 """
 
+import ctypes
 import json
 import os
+import time
 
 import torch
 
 from recycle_pp.execution import worker
 from recycle_pp.model.stage import Stage
 
-_forward, _platform = Stage.forward, worker.platform
+_forward, _platform, _time = Stage.forward, worker.platform, time.time
+
+
+def sabotage():
+    return json.loads(os.environ.get("RECYCLE_SABOTAGE", "{}"))
 
 
 def forward(self, step, g, *arguments):
-    plan = json.loads(os.environ.get("RECYCLE_SABOTAGE", "null"))
-    if (
-        plan
-        and "raise" in plan
-        and (plan["stage"], plan["step"], plan["g"]) == (self.stage, step, g)
-        and _first(plan.get("once"))
-    ):
-        raise {"ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}[plan["raise"]]("sabotaged")
+    now = sabotage()
+    if "raise" in now and (now["stage"], now["step"], now["g"]) == (self.stage, step, g) and _first(now.get("once")):
+        raise {"ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}[now["raise"]]("sabotaged")
     return _forward(self, step, g, *arguments)
 
 
@@ -40,10 +43,14 @@ def _first(flag):
 
 
 def platform(*arguments):
-    plan = json.loads(os.environ.get("RECYCLE_SABOTAGE", "null"))
-    same = not plan or "foreign" not in plan or any(_first(f"{plan['foreign']}.{n}") for n in range(plan["after"]))
+    now = sabotage()
+    ctypes.PyDLL(None).usleep(int(1e6 * now.get("compile", 0)))
+    same = "foreign" not in now or any(_first(f"{now['foreign']}.{n}") for n in range(now["after"]))
     return _platform(*arguments) if same else "another GPU"
 
 
-Stage.forward = forward
-worker.platform = platform
+def jumping_time():
+    return _time() + sabotage().get("clock", 0) * (int(time.monotonic() * 3) % 3 - 1)
+
+
+Stage.forward, worker.platform, time.time = forward, platform, jumping_time

@@ -1,5 +1,6 @@
 """`python -m recycle_pp.chaos` on a live job; and kills at random instants (slow)."""
 
+import os
 import random
 import subprocess
 import sys
@@ -7,16 +8,16 @@ import sys
 import pytest
 
 from recycle_pp.chaos import main
-from recycle_pp.telemetry.soak import table
+from recycle_pp.telemetry.soak import Usage, table
 
-from .harness import Case, Strike
+from .harness import Case, Strike, explain
 
 FOREVER = ("run.respawns=100000", "control.heartbeat=0.1", "control.suspicion=1")
 
 
-def soak(runs, shape, steps, options, bound, stagger=False):
+def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
     """A job under chaos: (its outcome, what chaos printed)."""
-    case = Case("soak", shape, FOREVER, steps=steps, stagger=stagger, deaths=None, bound=bound)
+    case = Case("soak", shape, (*FOREVER, *overrides), steps=steps, stagger=stagger, deaths=None, bound=bound)
     said = []
 
     def chaos(job):
@@ -35,6 +36,29 @@ def test_a_job_under_chaos_ends_with_the_weights_of_a_quiet_one(stagger, runs):
     assert outcome.deaths >= 2, said
     runs.check_exact(outcome)
     assert "stall, 99 %" in said and "goodput" in said
+
+
+def test_a_trace_takes_workers_away_and_gives_them_back(runs, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("minute,workers\n0,6\n1,5\n2,4\n6,6\n")
+    outcome, said = soak(runs, "3x2", 120, ["--trace", str(trace), "--speed", "60"], 120)
+    runs.check_exact(outcome)
+    assert outcome.deaths == 2 and said.count("return") == 2, said
+    assert len(outcome.all("rejoined")) == 2, explain(outcome)
+    least = min(line["live_workers"] for line in outcome.metrics)
+    assert least == 4, "both were away at once"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_two_thousand_deaths_of_twelve_workers(runs):
+    """Compute is slept, so that the recoveries are what takes the time: no weights to compare, every step to commit."""
+    slots = tuple(f"emulate.{op}=0.008" for op in "FIWO")
+    options = ["--mtbf", "700ms", "--seed", "7", "--kinds", "kill,hang,pause,slow"]
+    outcome, said = soak(runs, "3x4", 4500, options, 7000, overrides=("emulate=sleep", *slots))
+    print(said)
+    assert outcome.deaths >= 2000, said
+    assert len(outcome.losses) == 4500
 
 
 @pytest.mark.slow
@@ -72,6 +96,14 @@ def test_wrong_options_are_one_sentence(options, sentence, tmp_path, capsys):
     (tmp_path / "events.jsonl").touch()
     assert main(["--run-dir", str(tmp_path), *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_the_size_of_processes_is_looked_up_as_far_as_they_live():
+    usage = Usage()
+    usage.look([os.getpid(), 2**22 + 1])
+    (worker,) = usage.workers
+    assert worker.mib > 1 and worker.threads >= 1 and worker.descriptors >= 3
+    assert [name.split(":")[0] for name, _ in usage.rows()] == ["largest worker", "largest supervisor"]
 
 
 def test_the_table_of_a_run_without_events_is_no_error(tmp_path):

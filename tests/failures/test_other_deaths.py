@@ -1,14 +1,18 @@
 """Not only SIGKILL: hangs, false alarms, slow workers, exceptions, poisoned data, no memory, evictions."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from recycle_pp.control.local import Zygote
 
-from .harness import Case, Runs, Strike, explain, rejoins
+from .harness import Case, Runs, Strike, explain, fails, rejoins
 
 PATIENT = ("control.heartbeat=0.1", "control.suspicion=3")
 NERVOUS = ("control.heartbeat=0.1", "control.suspicion=1")
@@ -89,6 +93,52 @@ def test_the_last_worker_of_a_stage_stays_as_long_as_it_can(runs):
     outcome = runs.of(case, "evictions")
     runs.check_exact(outcome)
     assert [e["worker"] for e in outcome.all("evicted")] == ["0.1", "1.1"]
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.timeout(2000)])])
+def test_with_every_core_busy_nobody_is_given_up(seconds, runs):
+    def burn(job):
+        job.wait_for_event("started", 60)
+        loop = f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+        for hog in [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(2 * os.cpu_count())]:
+            hog.wait()
+
+    case = Case("every core is busy", "2x2", PATIENT, steps=30 * seconds, deaths=0, bound=60 + 2 * seconds)
+    runs.check_exact(runs.of(case, "false alarms", meanwhile=burn))
+
+
+def test_a_paused_machine_gives_nobody_up(runs):
+    """As a laptop that is closed: everything stops for longer than the suspicion, and goes on."""
+
+    def pause(job):
+        job.wait_for_event("started", 60)
+        processes = [*job.supervisors(), *job.workers().values()]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in processes:
+                os.kill(pid, number)
+            time.sleep(2.5)
+
+    case = Case("the machine is paused", "2x2", NERVOUS, steps=60, deaths=0)
+    outcome = runs.of(case, "false alarms", meanwhile=pause)
+    runs.check_exact(outcome)
+    assert not outcome.all("hang_suspected")
+
+
+def test_a_long_compile_is_no_hang(sabotaged):
+    case = Case("compiles for long", "2x2", NERVOUS, deaths=0)
+    compile = {"RECYCLE_SABOTAGE": json.dumps({"compile": 2.5})}
+    outcome = sabotaged.of(case, "false alarms", environment=compile)
+    sabotaged.check_exact(outcome)
+    assert outcome.seconds > 2.5
+
+
+def test_a_clock_that_jumps_makes_no_difference(sabotaged):
+    case = Case("the clock jumps", "2x2", (*fails("3:0.1@backward"), *NERVOUS))
+    outcome = sabotaged.of(case, "false alarms", environment={"RECYCLE_SABOTAGE": json.dumps({"clock": 3600})})
+    sabotaged.check_exact(outcome)
+    times = [event["time"] for event in outcome.events]
+    assert max(times) - min(times) > 3000, "it did jump"
+    assert max(outcome.stalls) < 60
 
 
 @pytest.mark.parametrize("error", ["ValueError", "OutOfMemoryError"])

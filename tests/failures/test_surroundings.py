@@ -1,7 +1,9 @@
 """The disk, the checkpoints, another shape: what surrounds a job fails too."""
 
+import contextlib
 import json
 import signal
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -58,6 +60,19 @@ def test_a_resume_leaves_out_a_damaged_checkpoint_and_says_so(runs, tmp_path):
     assert "is damaged and left out" in outcome.output
 
 
+def test_a_resume_finds_a_single_flipped_bit(runs, tmp_path):
+    interrupted(runs, tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-??????"))
+    part = max(newest.glob("stage-*/*.distcp"), key=lambda path: path.stat().st_size)
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    outcome = runs.of(resumed("2x2", tmp_path / "run"), "resumes")
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=12))
+    (damaged,) = outcome.all("checkpoint_damaged")
+    assert "does not have the bytes that were written" in damaged["detail"]
+
+
 def test_a_resume_from_nothing_but_damaged_checkpoints_stops(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     for metadata in (tmp_path / "run" / "checkpoints").glob("*/.metadata"):
@@ -74,6 +89,38 @@ def test_a_checkpoint_that_cannot_be_written_costs_no_step(runs, tmp_path):
     outcome = runs.of(case, "resumes")
     check_same_weights(runs, outcome, as_in=Case("", "2x2"))
     assert outcome.code == 1, "the last checkpoint is missing: whoever reads the exit code must know"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 300 KB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a file system")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_costs_no_step(small_disk, runs):
+    """Events, metrics, traces, checkpoints, the summary: what has no room is lost, and the training goes on."""
+
+    def fill(job):
+        job.wait_for_event("started", 60)
+        with (small_disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(512))
+
+    faults = (*fails("60:0.1@backward"), "checkpoint.every=20")
+    case = Case(
+        "the disk is full", "2x2", (*faults, f"run.dir={small_disk / 'run'}"), steps=400, deaths=None, bound=120
+    )
+    case = replace(case, ends="recycle_pp: ")
+    outcome = runs.of(case, "a full disk", meanwhile=fill)
+    assert "the run goes on without" in outcome.output and "Traceback" not in outcome.output
+    assert "79/80" in outcome.output, "every step was done"
+    assert outcome.code == 1, "the last checkpoint is missing"
 
 
 LAST_PEER = fails("5:0.1@backward", "7:1.1@forward")
@@ -98,9 +145,10 @@ def test_fewer_workers_than_stages_stop_the_job_and_say_so(runs):
     runs.of(Case("loses too many", "2x2", (*faults, "checkpoint.every=2"), deaths=None, ends=said), "a stage lost")
 
 
-def test_a_run_folder_that_cannot_be_made_is_one_sentence_and_no_worker_starts(zygote, tmp_path):
+@pytest.mark.parametrize("below", ["file", "/proc"])  # not even root can write there
+def test_a_run_folder_that_cannot_be_made_is_one_sentence_and_no_worker_starts(below, zygote, tmp_path):
     (tmp_path / "file").write_text("")
-    with zygote.run(["parallel=2x2", "model=tiny", f"run.dir={tmp_path / 'file' / 'run'}"]) as job:
+    with zygote.run(["parallel=2x2", "model=tiny", f"run.dir={tmp_path / below / 'run'}"]) as job:
         assert job.wait(30) == 2
         assert "Traceback" not in job.output
         assert "run.dir" in job.output or str(tmp_path / "file") in job.output
