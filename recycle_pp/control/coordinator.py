@@ -39,6 +39,7 @@ from .returns import Returns
 from .saving import CannotRestore, Saving
 
 _log = logging.getLogger(__name__)
+_TERM_SECONDS = 0.3  # within which a SIGTERM to the whole job reaches all of it
 _CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
 _DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel, or a GPU's driver, has cleaned up
 _BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
@@ -207,6 +208,12 @@ class Coordinator:
         if message["type"] == "spawned":
             pid, host = message["pid"], peer.hello.get("host")
             self._recorder.event("spawned", rank.role, rank=number, pid=pid, host=host)
+        elif message["type"] == "stopping":
+            rank.stopping = True
+            if message["signal"] == "SIGINT":
+                self.stop("SIGINT", 130)
+            else:
+                self._later(_TERM_SECONDS, self._evict)
         elif message["type"] == "dying":
             self._dead(number, message["incarnation"], _DYING_SECONDS)
         elif message["type"] == "died":
@@ -214,6 +221,16 @@ class Coordinator:
             rank.causes[message["incarnation"]] = {**message, **seen}
             self._dead(number, message["incarnation"])
             self._explain(number, message["incarnation"])
+
+    def _evict(self) -> None:
+        """SIGTERM: the end of the job where all have got it, else of those machines, and the others go on."""
+        present = [rank for rank in self._ranks.values() if rank.supervisor is not None]
+        going = [rank for rank in present if rank.stopping]
+        if going == present:
+            self.stop("SIGTERM", 143)
+            return
+        for rank in going:
+            rank.tell({"type": "evict"})
 
     async def _handle_worker(self, peer: Peer) -> None:
         number, incarnation = int(peer.hello["rank"]), int(peer.hello["incarnation"])

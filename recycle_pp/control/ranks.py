@@ -27,6 +27,7 @@ class Rank:
     died: int = -1  # newest incarnation that has died (rather than been replaced)
     explained: int = -1  # newest incarnation whose death has its event
     alive: bool = False  # spawned and not dead
+    stopping: bool = False  # its supervisor was told to end
     respawns: int = 0
     heard: float = 0.0  # when its worker gave the last sign of life
     patience: float = 0.0  # seconds of silence after which it counts as hung

@@ -14,7 +14,7 @@ sees nothing of a worker's death. What it says to the coordinator and hears from
     -> dying      rank, incarnation, at              <- finish     code (ends the supervisor)
     -> died       rank, incarnation, cause,          <-> heartbeat
                   detail, at, injected, asked
-    -> stopping   rank, signal
+    -> stopping   rank, signal                       <- evict      (SIGTERM; the job goes on without this rank)
 
 `place` is where it listens from its first welcome on, for the agreement's connections, and for everybody's once it
 coordinates itself; `spawn` is the last such message that it has got. `dying` comes at once, `died` when the kernel has
@@ -55,6 +55,7 @@ CONNECT_SECONDS = 10.0
 RETURN_SECONDS = 1.0  # for the answer of a coordinator that may be lost
 PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspicion: it has plans to make
 HEARSAY = 1.0  # seconds that others may know earlier who coordinates
+LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun grants 30
 ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order
 END_SECONDS = 30.0  # for a worker to end by itself when the job is done
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
@@ -112,6 +113,7 @@ class Supervisor:
         self._killed_by_request = False
         self._finished = False  # the coordinator has said so
         self._ending = False  # no worker is started any more
+        self._evicted = False  # this node's machine is taken away, and the job goes on without it
         self._gone = asyncio.Event()  # no worker lives
         self._gone.set()
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -145,18 +147,14 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         serving = asyncio.create_task(self._serve(address, entered))
         await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
-        if self._signal.done():
-            code = 128 + self._signal.result()
-            await self._ask_to_stop(serving)
-        else:
-            code = serving.result()
+        code = await self._told_to_go(serving) if self._signal.done() else serving.result()
         serving.cancel()
         await self._end_worker(gently=code == 0)
         if self._finished and self._launch.local_rank != 0:
             code = 0
         if self._peer is not None:
             self._peer.close()  # by this the coordinator knows that nothing of this rank is left
-        if self._host is not None:
+        if self._host is not None and not self._evicted:
             with suppress(TimeoutError):
                 ended = await asyncio.wait_for(self._host.ended, END_SECONDS)
                 code = code or ended
@@ -294,6 +292,10 @@ class Supervisor:
                     self._spawn()
                 else:
                     self._child.send_signal(signal.SIGKILL)
+            case "evict":
+                self._evicted = True
+                if self._child is not None:
+                    self._child.send_signal(signal.SIGTERM)
             case "kill":
                 if self._child is not None and self._child.incarnation == int(message["incarnation"]):
                     self._killed_by_request = True
@@ -384,16 +386,21 @@ class Supervisor:
         if not self._signal.done():
             self._signal.set_result(number)
 
-    async def _ask_to_stop(self, serving: asyncio.Task[int]) -> None:
-        """Lets the coordinator end the job in its own order; it may not be able to any more."""
+    async def _told_to_go(self, serving: asyncio.Task[int]) -> int:
+        """The coordinator ends the job in its own order; or, where others stay, our worker hands over and leaves."""
         number = self._signal.result()
-        name = signal.Signals(number).name
         self._ending = True
+        name = signal.Signals(number).name
         self._say("stopping", signal=name)
-        if self._host is not None:
-            self._host.stop(name, 128 + number)
         if self._peer is not None:
             await asyncio.wait({serving}, timeout=ASK_SECONDS)
+        elif self._host is not None:
+            self._host.stop(name, 128 + number)
+        if self._evicted:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), LEAVE_SECONDS)
+            return 0  # else the launcher would end the others of this node
+        return 128 + number
 
     async def _end_worker(self, gently: bool) -> None:
         self._ending = True

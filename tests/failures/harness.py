@@ -45,6 +45,7 @@ class Strike:
     number: int = signal.SIGKILL
     resume: float | None = None  # seconds after which SIGCONT follows
     supervisor: bool = False  # strikes the worker's supervisor as well
+    above: bool = False  # strikes the supervisor and not the worker
     launcher: bool = False  # strikes the whole job, as `kill` of torchrun does, and no worker
 
 
@@ -259,7 +260,8 @@ class Striker(contextlib.AbstractContextManager):
             self._job.signal(strike.number)
             return
         pid = pid_of(strike.victim, RunFolder.lines(self._job.run.events))
-        for target in [psutil.Process(pid).ppid(), pid] if strike.supervisor else [pid]:
+        above = psutil.Process(pid).ppid()
+        for target in [above] if strike.above else [above, pid] if strike.supervisor else [pid]:
             _signal(target, strike.number)
             if strike.resume is not None:
                 threading.Timer(strike.resume, _signal, (target, signal.SIGCONT)).start()

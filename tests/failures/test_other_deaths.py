@@ -78,6 +78,16 @@ def test_an_evicted_worker_hands_over_and_leaves_and_nothing_is_lost(stagger, ru
     assert not outcome.all("respawned")
 
 
+@pytest.mark.parametrize("worker", ["1.1", "0.0"])  # the second one's supervisor coordinates
+def test_sigterm_to_one_supervisor_takes_its_rank_out_and_the_job_goes_on(worker, runs):
+    """As where each container is one rank, and gets a notice that its machine will be taken."""
+    told = Strike("started", worker, after=0.3, number=signal.SIGTERM, above=True)
+    case = Case(f"{worker}'s container is told to go", "2x2", (), (told,), steps=60)
+    outcome = runs.of(case, "evictions")
+    runs.check_exact(outcome)
+    assert [e["worker"] for e in outcome.all("left")] == [worker], explain(outcome)
+
+
 def test_an_eviction_that_comes_too_soon_is_a_death(runs):
     term, kill = (
         Strike("started", "0.1", after=after, number=number)
