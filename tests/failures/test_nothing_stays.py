@@ -64,13 +64,14 @@ def test_after_a_signal_which_also_ends_it_quickly_and_quietly(number, code, zyg
 
 
 def test_after_the_coordinators_supervisor_is_killed(zygote, nothing_stays):
+    """On one node the launcher ends the others too, as torchrun does, whether or not they have a new coordinator."""
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
         os.kill(job.supervisors()[0], signal.SIGKILL)
         assert job.wait(30) != 0
         assert "Traceback" not in job.output
-        assert "lost the coordinator" in job.output
+        assert "lost the coordinator" in job.output or "stopped: " in job.output
 
 
 def test_after_the_launcher_is_killed(zygote, nothing_stays):
