@@ -309,6 +309,7 @@ class Coordinator:
             self.stop(f"all workers must run on the same: {rank.role} has {platform}, not {self._platform}", code=2)
         else:
             self._recorder.event("refused", rank.role, platform=platform, expected=self._platform)
+            self._returns.earliest(rank.role)  # it need not come again
             rank.worker.send({"type": "leave"})  # type: ignore[union-attr]  # it has just spoken
         return False
 

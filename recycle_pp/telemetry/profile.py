@@ -6,12 +6,13 @@
 
 The first steps run I and W apart, the last of them runs B, so that all are measured; the very first is warm-up. From
 then on plans use the medians, and every step is compared with them: a worker whose ops take `SLOW` times longer than
-before, when the job as a whole does not, is planned with that speed, until it is as fast as the others again. Where
-everybody slows down alike no plan changes.
+before in most of the last three steps, when the job as a whole does not, is planned with that speed, until it is as
+fast as the others again. One bad step changes no plan, nor does a machine on which everybody slows down alike.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ class Profile:
         self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
         self._durations: dict[str, list[float]] = {}  # once the profile is complete
+        self._lately: dict[Worker, deque[float]] = {}  # by how much its ops took longer in the last three steps
         self._factors: dict[Worker, float] = {}  # of the slow ones
 
     @property
@@ -128,7 +130,9 @@ class Profile:
         usual = median(longer.values()) if longer else 1.0
         changed = []
         for worker, factor in longer.items():
-            factor, known = factor / usual, self._factors.get(worker, 1.0)
+            lately = self._lately.setdefault(worker, deque([1.0, 1.0], maxlen=3))
+            lately.append(factor / usual)
+            factor, known = median(lately), self._factors.get(worker, 1.0)
             if factor < (NORMAL if worker in self._factors else SLOW):
                 factor = 1.0
             if not 1 / AGAIN < factor / known < AGAIN:
