@@ -154,7 +154,7 @@ class Coordinator:
         async for message in peer:
             if message["type"] == "present":
                 self._present(number, message, peer)
-            else:
+            elif message["type"] != "heartbeat" or number in self._ranks:  # it may beat while it waits for the welcome
                 self._obey(number, message, peer)
         self._supervisor_lost(number, peer)
 
