@@ -113,10 +113,8 @@ def test_a_full_disk_costs_no_step(small_disk, runs):
                 ballast.write(bytes(512))
 
     faults = (*fails("16:0.1@backward"), "checkpoint.every=8")
-    case = Case(
-        "the disk is full", "2x2", (*faults, f"run.dir={small_disk / 'run'}"), steps=400, deaths=None, bound=120
-    )
-    case = replace(case, ends="recycle_pp: ")
+    overrides = (*faults, f"run.dir={small_disk / 'run'}")
+    case = Case("the disk is full", "2x2", overrides, steps=24, ends="was not saved", deaths=None, bound=200)
     outcome = runs.of(case, "a full disk", meanwhile=fill)
     assert "the run goes on without" in outcome.output and "Traceback" not in outcome.output
     assert "23/24" in outcome.output, "every step was done"
