@@ -151,6 +151,8 @@ class Coordinator:
             "rank": number,
             "now": time.monotonic(),
         })  # fmt: skip
+        if self._code is not None:  # it had to stop before anybody came
+            peer.send({"type": "finish", "code": self._code})
         async for message in peer:
             if message["type"] == "present":
                 self._present(number, message, peer)
