@@ -35,10 +35,13 @@ _HOLDER = Path(__file__).with_name("machine.py")
 _PREFIX = "10.77.0."
 
 
+TOOLS = ("unshare", "nsenter", "setpriv")
+
+
 def missing() -> str | None:
     """Why there can be no machines here; None if there can."""
-    if shutil.which("unshare") is None or shutil.which("nsenter") is None:
-        return "needs unshare and nsenter (apt-get install util-linux)"
+    if not all(map(shutil.which, TOOLS)):
+        return f"needs {', '.join(TOOLS)} (apt-get install util-linux)"
     try:
         with Network() as network:
             network.machine("try")
@@ -54,7 +57,18 @@ class Machine:
         self.name, self.number, self.address = name, number, f"{_PREFIX}{number}"
         ours, theirs = socket.socketpair()
         namespaces = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
-        command = ["unshare", *namespaces, sys.executable, "-I", "-S", str(_HOLDER), self.address, name]
+        command = [
+            "setpriv",
+            "--pdeathsig=KILL",
+            "unshare",
+            *namespaces,
+            sys.executable,
+            "-I",
+            "-S",
+            str(_HOLDER),
+            self.address,
+            name,
+        ]
         with ours, theirs:
             self._outer = subprocess.Popen(
                 command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

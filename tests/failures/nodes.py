@@ -27,6 +27,7 @@ from tests.etcd import EtcdServer
 from .harness import Case, Json, Outcome, _logs, _outcome
 from .network import Machine, Network
 
+BOUND = 120.0  # seconds until what is waited for counts as hung
 PORT = 29501
 TOKEN = {"RECYCLE_TOKEN": "of the tests, and of nobody else"}
 WORKERS = {"3x2": (3, 2)}  # shape -> nodes, workers on each
@@ -122,7 +123,7 @@ class NodesJob(contextlib.AbstractContextManager):
     def events(self, name: str | None = None) -> list[Json]:
         return [e for e in self.run.lines(self.run.events) if name in (None, e["event"])]
 
-    def wait_for_event(self, name: str, seconds: float = 60.0, nth: int = 1, **fields: Any) -> Json:
+    def wait_for_event(self, name: str, seconds: float = BOUND, nth: int = 1, **fields: Any) -> Json:
         """The nth event of that name, with those fields."""
         deadline = time.monotonic() + seconds
         while True:
@@ -133,7 +134,7 @@ class NodesJob(contextlib.AbstractContextManager):
                 raise AssertionError(f"no event {name} {fields} in {seconds} s\n{self.all_that_is_known()}")
             time.sleep(0.02)
 
-    def wait_for_step(self, step: int, seconds: float = 60.0) -> None:
+    def wait_for_step(self, step: int, seconds: float = BOUND) -> None:
         """Until that step is committed."""
         deadline = time.monotonic() + seconds
         while not any(line["step"] >= step for line in self.run.lines(self.run.metrics)):
@@ -141,7 +142,7 @@ class NodesJob(contextlib.AbstractContextManager):
                 raise AssertionError(f"step {step} not committed in {seconds} s\n{self.all_that_is_known()}")
             time.sleep(0.02)
 
-    def outcome(self, seconds: float = 60.0, node: int = 0) -> Outcome:
+    def outcome(self, seconds: float = BOUND, node: int = 0) -> Outcome:
         """When that node's agent has ended."""
         try:
             code = self.nodes[node].agent.wait(seconds)

@@ -9,12 +9,11 @@ from .harness import Case, explain
 
 _missing = network.missing()
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.slow,
     pytest.mark.skipif(_missing is not None, reason=str(_missing)),
 ]
 both = pytest.mark.parametrize("coordinator", ["embedded", pytest.param("etcd", marks=needs_etcd)])
-BOUND = 120.0
 
 
 @both
@@ -23,7 +22,7 @@ def test_the_node_of_the_coordinator_may_be_lost(coordinator, zygote, runs, tmp_
     with nodes.start(case, tmp_path, zygote, coordinator) as job:
         job.wait_for_step(3)
         job.nodes[0].machine.kill()
-        outcome = job.outcome(BOUND, node=1)
+        outcome = job.outcome(nodes.BOUND, node=1)
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
 
@@ -34,9 +33,9 @@ def test_the_node_of_the_coordinator_may_be_cut_off_and_the_others_go_on_alone(c
     with nodes.start(case, tmp_path, zygote, coordinator) as job:
         job.wait_for_step(3)
         job.network.cut(job.nodes[0].machine)
-        outcome = job.outcome(BOUND, node=1)
+        outcome = job.outcome(nodes.BOUND, node=1)
         job.network.heal()
-        code = job.nodes[0].agent.wait(BOUND)
+        code = job.nodes[0].agent.wait(nodes.BOUND)
         said = job.nodes[0].agent.output
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
@@ -52,7 +51,7 @@ def test_three_nodes_that_cannot_reach_each_other_all_stop(zygote, tmp_path):
         job.network.cut(machines[0])
         job.network.cut(machines[1])
         for node in job.nodes:
-            assert node.agent.wait(BOUND) != 0, job.output
+            assert node.agent.wait(nodes.BOUND) != 0, job.output
         assert not job.events("finished")
 
 
@@ -64,7 +63,7 @@ def test_of_three_nodes_that_reach_only_etcd_one_goes_on(zygote, runs, tmp_path)
         a, b, c = (node.machine for node in job.nodes)
         job.network.cut(a, b, c)
         job.network.cut(b, c)
-        codes = [node.agent.wait(BOUND) for node in job.nodes]
+        codes = [node.agent.wait(nodes.BOUND) for node in job.nodes]
         outcome = job.outcome(node=codes.index(0))
     assert sorted(code == 0 for code in codes) == [False, False, True], explain(outcome)
     runs.check_exact(outcome)
@@ -82,6 +81,6 @@ def test_an_etcd_that_is_gone_stops_no_step_and_a_death_waits_for_it(zygote, run
         step = max(line["step"] for line in job.run.lines(job.run.metrics))
         job.etcd.start()
         job.wait_for_step(step + 2)
-        outcome = job.outcome(BOUND)
+        outcome = job.outcome(nodes.BOUND)
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
