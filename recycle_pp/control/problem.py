@@ -2,13 +2,36 @@
 
 problem = initial_problem(settings)                  # with nobody dead; durations are unknown before the profile
 problem = with_less_memory(problem, Worker(1, 2))    # its host ran out of memory
+job = new_job(settings, first_step=20)               # the protocol around it
 """
 
 from __future__ import annotations
 
-from recycle_schedules import Problem, Worker
+from collections.abc import Iterable
 
+from recycle_schedules import Problem, Worker, actions, plan
+
+from ..protocol.job import Job
 from ..settings import Settings
+
+
+def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
+    """waiting: workers that run and are awaited, as after a restore; without them, everybody is."""
+    s = settings
+    return Job(
+        initial_problem(s),
+        steps=s.run.steps,
+        planner=plan,
+        derive=actions,
+        clip=s.optimizer.clip,
+        stagger=s.optimizer.stagger,
+        first_step=first_step,
+        evaluate_every=s.run.validate_every,
+        evaluate_microbatches=min(s.run.validate_microbatches, s.parallel.microbatches),
+        save_every=s.checkpoint.every,
+        generation=generation,
+        waiting=set(waiting),
+    )
 
 
 def initial_problem(settings: Settings) -> Problem:

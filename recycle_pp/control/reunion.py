@@ -78,10 +78,10 @@ class Reunion:
         """(rank, message) of these types."""
         return [(n, m) for n in self._here() for m in self.workers[n].said["said"] if m["type"] in kinds]
 
-    def ranks(self, pipelines: int, stages: int) -> dict[int, Rank]:
+    def ranks(self, pipelines: int, stages: int) -> list[Rank]:
         """Every rank with its place in the job; those that nobody has heard of get what is left."""
         free = {Worker(d, s) for d in range(pipelines) for s in range(stages)}
-        found = {}
+        found: dict[int, Rank] = {}
         for number, (peer, said) in sorted(self.supervisors.items()):
             rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, tuple(said["place"]))
             if spawn := said["spawn"]:
@@ -100,7 +100,7 @@ class Reunion:
                 role = role if role in free else min(free)
                 free.discard(role)
                 found[number] = Rank(number, role, incarnation=0, causes={0: NODE_LOSS})
-        return found
+        return list(found.values())
 
     def _here(self) -> list[int]:
         """Ranks whose worker has come, and is the process that its supervisor knows."""

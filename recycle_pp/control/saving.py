@@ -1,6 +1,7 @@
 """Checkpoints, as the coordinator sees them: who saves, when all parts are there, who puts them together.
 
     saving.begin(step, savers)              # with the commit; one live worker a stage writes its part
+    out, event = saving.hear(worker, message)  # saved, save_failed, assembling, assembled
     out = saving.saved(worker, message)     # when the last part is written: one worker assembles the checkpoint
     out = saving.died(worker, live)         # a saver died: at the end of the run a peer takes over, else it is given up
 
@@ -18,6 +19,8 @@ from recycle_schedules import Worker
 from ..checksum import fingerprint
 from ..protocol.job import Send
 from .messages import Message
+
+SAVING = ("saved", "save_failed", "assembling", "assembled")  # messages
 
 
 class CannotRestore(RuntimeError):
@@ -71,6 +74,20 @@ class Saving:
         """`step`: steps done. A save that is still under way is given up: the newer one is worth more."""
         self._step, self._final, self._assembler = step, final, None
         self._missing = {w.stage: w for w in savers}
+
+    def hear(self, worker: Worker, message: Message) -> tuple[list[Send], str | None]:
+        """What a worker says of a save: the answers, and the event to record."""
+        kind, out, event = message["type"], [], None
+        if kind == "saved":
+            out = self.saved(worker, message)
+        elif kind == "assembling":
+            self.assembling(worker, message)
+        elif kind == "assembled":
+            self.assembled(message)
+            event = "checkpoint_saved"
+        elif self.could_not_save(message["step"]):
+            event = "checkpoint_failed"
+        return out, event
 
     def could_not_save(self, step: int) -> bool:
         """The checkpoint before stays the newest. False if this one is given up already."""

@@ -18,6 +18,7 @@ from ..protocol.takeover import Found, find
 from ..telemetry.succession import Succession
 from .coordinator import Coordinator
 from .messages import Message, Peer
+from .problem import new_job
 from .ranks import Rank
 from .reunion import Reunion
 
@@ -66,16 +67,16 @@ class Successor(Coordinator):
         begun = found.generation >= 0
         committed = max((state["committed"] for state in states.values()), default=self._job.committed)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
-        self._job = self._new_job(0 if begun else committed + 1, found.generation)
+        self._job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
         self._job.committed = committed
-        self._ranks |= self._reunion.ranks(parallel.pipelines, parallel.stages)
+        self._roster.update(self._reunion.ranks(parallel.pipelines, parallel.stages))
         self._recorder.took_over(self._job, self._succession, found.members - found.live)
         self._replan()
         if begun:
             self._returns.taken_over(found.live, found.committed)
             self._go_on_saving(found)
             self._drive(self._job.take_over, found)
-        for rank in self._ranks.values():
+        for rank in self._roster:
             rank.heard, rank.patience = time.monotonic(), control.suspicion if begun else control.lease
             self._bring_in(rank, found)
         self._reunion.over.set()
@@ -83,10 +84,10 @@ class Successor(Coordinator):
             self._recorder.commit_again(found.commit, self._reunion.said({"vote"}))
         # Who assembles a checkpoint comes before who has saved a part of it: or it would be assembled once more.
         for number, message in [*self._reunion.said({"assembling", "assembled"}), *self._reunion.said(REPEATED)]:
-            self._hear(number, self._ranks[number], message)
+            self._hear(self._roster[number], message)
         for worker in sorted(found.members - found.live):
             self._send(self._saving.died(worker, self._job.live))
-        self._respawn_due()
+        self._deaths.respawn_due()
 
     def _bring_in(self, rank: Rank, found: Found) -> None:
         """The dead get their event; who lives and is no member begins anew."""
@@ -107,7 +108,7 @@ class Successor(Coordinator):
             self._drive(self._job.died, rank.role)
         if rank.role not in found.members and self._recorder.knows_death(rank.role):
             rank.explained = rank.incarnation
-        self._explain(rank.number, rank.incarnation)
+        self._deaths.explain(rank, rank.incarnation)
 
     def _go_on_saving(self, found: Found) -> None:
         """A checkpoint that was under way: what is done of it will be said again."""

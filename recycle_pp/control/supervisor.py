@@ -32,17 +32,16 @@ import os
 import signal
 import socket
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..settings import Settings, load
 from ..telemetry.run_folder import RunFolder
 from ..telemetry.succession import Succession
 from .agreement import Agreement, Leader, LostMajority, Place, make_agreement
-from .child import Child, Death, WorkerSpec
+from .child import WorkerSpec
+from .keeper import END_SECONDS, Keeper
 from .launch import Address, Launch, find, new_token, publish, withdraw
 from .messages import Message, Peer, connect, serve
 from .newcomer import Entered, enter
@@ -57,9 +56,6 @@ PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspic
 HEARSAY = 1.0  # seconds that others may know earlier who coordinates
 LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun grants 30
 ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order
-END_SECONDS = 30.0  # for a worker to end by itself when the job is done
-TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
-DEATHS = 20  # that a supervisor remembers
 
 
 async def supervise(
@@ -96,7 +92,8 @@ class Supervisor:
     """One rank's end of the conversation, and its worker."""
 
     def __init__(self, launch: Launch, module: str = "recycle_pp.execution.worker"):
-        self._launch, self._module = launch, module
+        self._launch = launch
+        self._keeper = Keeper(module, self._say)
         self._settings: Settings | None = None
         self._peer: Peer | None = None
         self._server: asyncio.Server | None = None
@@ -106,16 +103,8 @@ class Supervisor:
         self._host: Host | None = None
         self._hosts = asyncio.Event()
         self._silence = 0  # heartbeats of its own since the coordinator's last message
-        self._child: Child | None = None
-        self._spawned: Message | None = None  # the last order to start a worker
-        self._deaths: list[Message] = []
-        self._next: Message | None = None  # the order to start one as soon as the present worker is gone
-        self._killed_by_request = False
         self._finished = False  # the coordinator has said so
-        self._ending = False  # no worker is started any more
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
-        self._gone = asyncio.Event()  # no worker lives
-        self._gone.set()
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def found(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
@@ -149,7 +138,7 @@ class Supervisor:
         await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
         code = await self._told_to_go(serving) if self._signal.done() else serving.result()
         serving.cancel()
-        await self._end_worker(gently=code == 0)
+        await self._keeper.end(gently=code == 0)
         if self._finished and self._launch.local_rank != 0:
             code = 0
         if self._peer is not None:
@@ -171,11 +160,7 @@ class Supervisor:
             self._agreement.close()
         if self._server is not None:
             self._server.close()
-        if self._child is not None:
-            self._child.send_signal(signal.SIGKILL)
-            asyncio.get_running_loop().remove_reader(self._child.pidfd)
-            self._child.reap()
-            self._child = None
+        self._keeper.close()
 
     # ------------------------------------------------------------------------------------------- conversation
 
@@ -246,8 +231,8 @@ class Supervisor:
             self._leader = Leader(*message["leader"])
             await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
             self._agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, self._leader)
-        alive, deaths = self._child is not None, self._deaths
-        self._say("present", place=self._place, spawn=self._spawned, alive=alive, deaths=deaths)
+        keeper = self._keeper
+        self._say("present", place=self._place, spawn=keeper.order, alive=keeper.alive, deaths=keeper.deaths)
 
     async def _beat(self, peer: Peer) -> None:
         """Heartbeats, counted rather than timed: a pause of this very process is no silence of the coordinator."""
@@ -275,8 +260,7 @@ class Supervisor:
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
         peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
-        if self._child is not None:
-            self._child.tell({"host": leader.host, "port": leader.port})
+        self._keeper.tell({"host": leader.host, "port": leader.port})
         return peer
 
     def hello(self) -> Message:
@@ -287,19 +271,17 @@ class Supervisor:
         match message["type"]:
             case "spawn":
                 withdraw(self._launch)
-                self._next = self._spawned = message
-                if self._child is None:
-                    self._spawn()
-                else:
-                    self._child.send_signal(signal.SIGKILL)
+                self._keeper.spawn(message, self._spec, self._run.log(self._launch.rank))
             case "evict":
                 self._evicted = True
-                if self._child is not None:
-                    self._child.send_signal(signal.SIGTERM)
+                self._keeper.evict()
             case "kill":
-                if self._child is not None and self._child.incarnation == int(message["incarnation"]):
-                    self._killed_by_request = True
-                    self._child.send_signal(signal.SIGKILL)
+                self._keeper.kill(int(message["incarnation"]))
+
+    def _spec(self, incarnation: int) -> WorkerSpec:
+        assert self._leader is not None and self._settings is not None
+        host, port, settings = self._leader.host, self._leader.port, asdict(self._settings)
+        return WorkerSpec(host, port, self._token, self._launch.rank, incarnation, str(self._run.path), settings)
 
     def _say(self, type_: str, **fields: Any) -> None:
         if self._peer is not None:
@@ -336,49 +318,6 @@ class Supervisor:
         )
         self._hosts.set()
 
-    # -------------------------------------------------------------------------------------------------- worker
-
-    def _spawn(self) -> None:
-        assert self._next is not None and self._leader is not None and self._settings is not None
-        incarnation, self._next, self._killed_by_request = int(self._next["incarnation"]), None, False
-        host, port, settings = self._leader.host, self._leader.port, asdict(self._settings)
-        spec = WorkerSpec(host, port, self._token, self._launch.rank, incarnation, str(self._run.path), settings)
-        try:
-            self._run.logs.mkdir(parents=True, exist_ok=True)  # on another node's disk
-            self._child = Child.spawn(spec, self._run.log(self._launch.rank), self._module)
-        except OSError as error:
-            death = Death("exit", f"could not be started: {error}", asyncio.get_running_loop().time())
-            self._report(death, incarnation)
-            return
-        self._gone.clear()
-        asyncio.get_running_loop().add_reader(self._child.pidfd, self._on_death)
-        watch = partial(self._await_death, self._child, asyncio.get_running_loop())
-        threading.Thread(target=watch, name="lifeline", daemon=True).start()
-        self._say("spawned", incarnation=incarnation, pid=self._child.pid)
-
-    def _await_death(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
-        at = child.wait()
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            if at is not None:
-                loop.call_soon_threadsafe(partial(self._say, "dying", incarnation=child.incarnation, at=at))
-
-    def _on_death(self) -> None:
-        child, self._child = self._child, None
-        assert child is not None
-        asyncio.get_running_loop().remove_reader(child.pidfd)
-        death = child.reap()
-        self._report(death, child.incarnation)
-        if self._next is not None and not self._ending:
-            self._spawn()
-        else:
-            self._gone.set()
-
-    def _report(self, death: Death, incarnation: int) -> None:
-        known = {"cause": death.cause, "detail": death.detail, "at": death.at, "injected": death.injected}
-        report = {**death.words, **known, "asked": self._killed_by_request}
-        self._deaths = [*self._deaths, {"incarnation": incarnation, **report}][-DEATHS:]
-        self._say("died", incarnation=incarnation, **report)
-
     # ----------------------------------------------------------------------------------------------------- end
 
     def _on_signal(self, number: int) -> None:
@@ -389,7 +328,7 @@ class Supervisor:
     async def _told_to_go(self, serving: asyncio.Task[int]) -> int:
         """The coordinator ends the job in its own order; or, where others stay, our worker hands over and leaves."""
         number = self._signal.result()
-        self._ending = True
+        self._keeper.start_no_more()
         name = signal.Signals(number).name
         self._say("stopping", signal=name)
         if self._peer is not None:
@@ -398,16 +337,6 @@ class Supervisor:
             self._host.stop(name, 128 + number)
         if self._evicted:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), LEAVE_SECONDS)
+                await asyncio.wait_for(self._keeper.gone.wait(), LEAVE_SECONDS)
             return 0  # else the launcher would end the others of this node
         return 128 + number
-
-    async def _end_worker(self, gently: bool) -> None:
-        self._ending = True
-        self._next = None
-        for number, seconds in ((0, END_SECONDS * gently), (signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 60.0)):
-            if self._child is not None and number:
-                self._child.send_signal(number)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), seconds)
-                return
