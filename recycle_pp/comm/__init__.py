@@ -6,6 +6,7 @@ links        what the executor talks through: send, receive, all-reduce of one g
     collectives   made of messages
     waiting  waits that another thread can end
   groups     NCCL: groups built anew in each generation
+  staging    Gloo between GPUs: through the memory of the host
 store        where workers find each other, over the control connections
 boundary     what was sent in steps that are not committed
 transfer     the state of a rejoining worker

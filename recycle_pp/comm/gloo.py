@@ -83,8 +83,8 @@ class GlooTransport:
 
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
         routes = self._of(generation)
-        """A thread waits from now on: whoever asks for a message that has come goes on at once (1 % of a step that
-        has 20 ms ops)."""
+        # A thread waits from now on: whoever asks for a message that has come goes on at once (1 % of a step that has
+        # 20 ms ops).
         message = generation.attempt(lambda: routes.ways[frm].receive(tensor, routes.slot(tag)))
         return Pending(partial(generation.wait, self._pool.start(message.wait)))
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.gloo import GlooTransport
 from recycle_pp.comm.groups import GroupTransport
+from recycle_pp.comm.staging import StagedTransport
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending
 
@@ -33,11 +34,12 @@ __all__ = ["LinkBroken", "Links", "Pending"]
 class Links:
     """What the members of the present generation send each other.
 
-    store: where they find each other. backend: "gloo" (CPU tensors) or "nccl". interface: where Gloo listens (address,
-    host name or interface name). timeout: seconds after which an operation fails although nobody is known to have died;
-    long, as the control plane decides about deaths. workers: everybody who may ever be a member, the same list
-    everywhere; needed to keep connections over a change of generation (`base` in `rebuild`). silence: seconds without
-    an answer of the other machine after which a connection of Gloo breaks; None: as long as the kernel tries.
+    store: where they find each other. backend: "gloo" (a GPU's tensors go through the host) or "nccl". interface: where
+    Gloo listens (address, host name or interface name). timeout: seconds after which an operation fails although nobody
+    is known to have died; long, as the control plane decides about deaths. workers: everybody who may ever be a member,
+    the same list everywhere; needed to keep connections over a change of generation (`base` in `rebuild`). silence:
+    seconds without an answer of the other machine after which a connection of Gloo breaks; None: as long as the kernel
+    tries.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Links:
     ):
         if backend not in ("gloo", "nccl"):
             raise ValueError(f"backend: {backend!r} is neither 'gloo' nor 'nccl'")
-        self._transport: Transport = (
-            GlooTransport(store, interface, timeout, workers, silence)
-            if backend == "gloo"
-            else GroupTransport(store, device, timeout)
-        )
+        self._transport: Transport
+        if backend == "nccl":
+            self._transport = GroupTransport(store, device, timeout)
+        else:
+            self._transport = GlooTransport(store, interface, timeout, workers, silence)
+            if device.type != "cpu":
+                self._transport = StagedTransport(self._transport, device)
         self._lock = threading.Lock()
         self._wanted = -1  # newest generation that anybody asked for
         self._present: Generation | None = None

@@ -26,9 +26,16 @@ def choose(wanted: str, rank: int) -> torch.device:
 
 
 def backend_for(wanted: str, device: torch.device) -> str:
-    """The backend for `parallel.backend`: auto is NCCL between GPUs, Gloo between CPUs."""
+    """The backend for `parallel.backend`: auto is NCCL where each worker of the node has a GPU of its own, else Gloo.
+
+    ValueError, one sentence for the user, where NCCL is asked for and workers share a GPU: it takes one rank each."""
+    workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if wanted == "nccl" and workers > gpus:
+        raise ValueError(
+            f"parallel.backend=nccl: {workers} workers share the {gpus} GPUs of a node; allowed: auto, gloo"
+        )
     if wanted == "auto":
-        return "nccl" if device.type == "cuda" else "gloo"
+        return "nccl" if device.type == "cuda" and workers <= gpus else "gloo"
     return wanted
 
 

@@ -102,9 +102,9 @@ class Process:
         store = ControlStore(self._publish)
         try:
             device = choose(settings.run.device, self._spec.rank)
+            backend = backend_for(settings.parallel.backend, device)
         except ValueError as error:
             return self._refuse(error)
-        backend = backend_for(settings.parallel.backend, device)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
         silence = settings.control.suspicion

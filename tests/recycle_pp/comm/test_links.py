@@ -11,6 +11,7 @@ from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.groups import GlooGroup, GroupTransport
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
+from recycle_pp.comm.staging import StagedTransport
 from recycle_pp.comm.store import ControlStore
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,17 +28,21 @@ def number_of(worker) -> float:
 
 
 def exchange(node: Node, members) -> str:
-    """One message to the next member, one from the one before, and a sum over the stage; raises if any is wrong."""
+    """One message to the next member, one from the one before, a sum over the stage, a copy; raises if any is wrong."""
     after, before = neighbours(node, members)
     buffer = torch.empty(1000)
     receiving = node.links.receive(buffer, before, 5)
     sending = node.links.send(torch.full((1000,), number_of(node.me)), after, 5)
     total = torch.full((100,), number_of(node.me))
     node.links.all_reduce([total]).wait()
+    first = min(peer for peer in members if peer.stage == node.me.stage)
+    said = torch.full((10,), number_of(node.me))
+    node.links.broadcast([said], first).wait()
     receiving.wait()
     sending.wait()
     assert buffer.unique().tolist() == [number_of(before)]
     assert total.unique().tolist() == [sum(number_of(peer) for peer in members if peer.stage == node.me.stage)]
+    assert said.unique().tolist() == [number_of(first)]
     return "exchanged"
 
 
@@ -54,6 +59,8 @@ def build_and_exchange(node: Node) -> None:
                 node.report(("broken", error.aborted))
         elif word == "use groups":
             node.links._transport = GroupTransport(node.store, torch.device("cpu"), 1800.0, GlooGroup)
+        elif word == "use staged":
+            node.links._transport = StagedTransport(node.links._transport, torch.device("cpu"))
 
 
 def test_whoever_follows_an_old_generation_cannot_touch_the_new_one():
@@ -72,12 +79,12 @@ def test_whoever_follows_an_old_generation_cannot_touch_the_new_one():
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "connections anew"])
-@pytest.mark.parametrize("transport", ["mesh", "groups"])
+@pytest.mark.parametrize("transport", ["mesh", "groups", "staged"])
 def test_survivors_go_on_after_deaths_in_a_row(transport, kept):
     members = grid(3, 2)
     with Rehearsal(members, build_and_exchange) as play:
-        if transport == "groups":
-            play.tell("use groups")
+        if transport != "mesh":
+            play.tell(f"use {transport}")
         play.tell("build", 0, members, 0)
         assert {report for _, report in play.reports(6)} == {"exchanged"}
         live = list(members)

@@ -198,13 +198,14 @@ def abort_and_rebuild(node: Node) -> None:
             dist.all_reduce(torch.ones(4))
 
     group = dist.group.WORLD
-    threading.Thread(target=lambda: (node.hear(), group.abort()), daemon=True).start()
+    abort = threading.Thread(target=lambda: (node.hear(), group.abort()), daemon=True)
+    abort.start()
     try:
         block()
         node.report("went through")
     except RuntimeError:
         node.report("raised")
-    group.abort()
+    abort.join()  # the death itself may have broken the all-reduce before; a late abort would end the next generation
     try:
         dist.all_reduce(torch.ones(1))
     except RuntimeError as error:

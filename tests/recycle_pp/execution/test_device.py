@@ -25,7 +25,8 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
         return current
 
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     return pretend
 
 
@@ -52,9 +53,18 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(gpus):
     assert current == []
 
 
-def test_the_backend_follows_the_device_unless_it_is_named():
+def test_the_backend_follows_the_device_unless_it_is_named(gpus):
+    gpus(2)
     assert [backend_for("auto", device) for device in (CPU, GPU)] == ["gloo", "nccl"]
     assert [backend_for(name, GPU) for name in ("gloo", "nccl")] == ["gloo", "nccl"]
+
+
+def test_workers_that_share_a_gpu_talk_through_the_host(gpus, monkeypatch):
+    gpus(2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert backend_for("auto", GPU) == backend_for("gloo", GPU) == "gloo"
+    with pytest.raises(ValueError, match=r"parallel\.backend=nccl: 4 workers share the 2 GPUs of a node"):
+        backend_for("nccl", GPU)
 
 
 def test_kernels_follow_the_device_unless_they_are_named():

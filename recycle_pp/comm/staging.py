@@ -1,0 +1,62 @@
+"""Gloo between GPUs: every message goes through the memory of the host.
+
+    transport = StagedTransport(GlooTransport(...), torch.device("cuda", 0))
+
+For workers that share a card, which NCCL refuses (one rank a GPU), and for machines without NCCL. A send waits for the
+ops that make its tensor: communication overlaps the compute of other workers, not the worker's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from recycle_schedules import Worker
+from torch import Tensor
+
+from recycle_pp.comm.waiting import Generation, Pending
+
+if TYPE_CHECKING:
+    from recycle_pp.comm.links import Transport
+
+
+class StagedTransport:
+    """What `inner` does with tensors of the host, for tensors of `device`."""
+
+    def __init__(self, inner: Transport, device: torch.device):
+        self._inner = inner
+        self._pinned = device.type == "cuda"  # its copies to the device are faster
+        self.join, self.barrier = inner.join, inner.barrier
+        self.end, self.close = inner.end, inner.close
+
+    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
+        return self._inner.send(generation, self._room(tensor).copy_(tensor), to, tag)
+
+    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
+        host = self._room(tensor)
+        return _then_copy(self._inner.receive(generation, host, frm, tag), [tensor], [host])
+
+    def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
+        return self._in_place(tensors, lambda hosts: self._inner.all_reduce(generation, hosts))
+
+    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
+        return self._in_place(tensors, lambda hosts: self._inner.broadcast(generation, hosts, source))
+
+    def _in_place(self, tensors: Sequence[Tensor], operation: Callable[[list[Tensor]], Pending]) -> Pending:
+        hosts = [self._room(tensor).copy_(tensor) for tensor in tensors]
+        return _then_copy(operation(hosts), tensors, hosts)
+
+    def _room(self, tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pinned)
+
+
+def _then_copy(pending: Pending, tensors: Sequence[Tensor], hosts: Sequence[Tensor]) -> Pending:
+    """In the caller's thread, and so on the caller's stream; an aborted operation leaves the tensors as they are."""
+
+    def finish() -> None:
+        pending.wait()
+        for tensor, host in zip(tensors, hosts, strict=True):
+            tensor.copy_(host)
+
+    return Pending(finish)
