@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.soak import Usage, table
 
@@ -58,11 +59,13 @@ class Live:
     held: dict[str, int | None] = field(default_factory=dict)  # down by the trace -> its new process, once it starts
     over: bool = False
     _begun: bool = False
-    _read: int = 0
+
+    def __post_init__(self) -> None:
+        self._events, self._metrics = Follower(self.run.events), Follower(self.run.metrics)
+        self._steps = 0
 
     def look(self) -> None:
-        events = self.run.lines(self.run.events)
-        for event in events[self._read :]:
+        for event in self._events.new():
             name, worker = event["event"], event["worker"]
             if name == "spawned" and event.get("host") == socket.gethostname():
                 self._spawned(worker, event["pid"])
@@ -77,7 +80,6 @@ class Live:
                 self._begun = name == "plan_adopted"
             if name in ("finished", "stopped", "spawned"):  # a resume goes on in the same folder
                 self.over = name != "spawned"
-        self._read = len(events)
 
     def _spawned(self, worker: str, pid: int) -> None:
         if worker in self.held:
@@ -97,7 +99,9 @@ class Live:
         self.members.discard(worker)
 
     def steps(self) -> int:
-        return max((line["step"] + 1 for line in self.run.lines(self.run.metrics)), default=0)
+        """That are committed."""
+        self._steps = max((line["step"] + 1 for line in self._metrics.new()), default=self._steps)
+        return self._steps
 
     def victims(self, cruel: bool) -> list[str]:
         """Workers that may be struck: by default never the last member of a stage."""

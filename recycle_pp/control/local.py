@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compose import compose
+from ..telemetry.follower import Follower
 from ..telemetry.run_folder import RunFolder
 from .child import die_with_parent
 
@@ -73,10 +74,10 @@ class LocalJob:
 
     def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
         """The first event of that name, as soon as it is in events.jsonl; TimeoutError where it does not come."""
-        deadline = time.monotonic() + seconds
+        deadline, events = time.monotonic() + seconds, Follower(self.run.events)
         while True:
             over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
-            for record in self.run.lines(self.run.events):
+            for record in events.new():
                 if record["event"] == event:
                     return record
             if over:

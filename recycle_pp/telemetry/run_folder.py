@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..settings import Settings
 from .events import report_once
+from .follower import Follower
 
 
 @dataclass
@@ -111,15 +111,8 @@ class RunFolder:
 
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
-        """The records of a .jsonl file; a line that a full disk or a dying machine left unfinished is left out."""
-        if not path.exists():
-            return []
-        records = []
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("}\n"):
-                with suppress(ValueError):
-                    records.append(json.loads(line))
-        return records
+        """The records of a .jsonl file, as far as they are whole."""
+        return Follower(path).new()
 
 
 def _yaml(data: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from recycle_pp.settings import Settings, load
+from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder, Summary
 
 
@@ -55,6 +56,18 @@ def test_a_line_that_a_dying_process_left_unfinished_is_left_out(tmp_path):
     assert run.lines(run.metrics) == []
     run.metrics.write_text('{"step": 0}\n{"step": 1}\n{"st')
     assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}]
+
+
+def test_whoever_follows_a_file_gets_each_line_once_and_when_it_is_whole(tmp_path):
+    path = tmp_path / "events.jsonl"
+    follower = Follower(path)
+    assert follower.new() == []
+    text = "".join(json.dumps({"n": n, "says": "ä\u2028"}, ensure_ascii=False) + "\n" for n in range(50)).encode()
+    found = []
+    for end in range(0, len(text) + 7, 7):  # also in the midst of a letter
+        path.write_bytes(text[:end])
+        found += follower.new()
+    assert [record["n"] for record in found] == list(range(50))
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
