@@ -45,7 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     problem = _problem(arguments)
     _check(arguments)
-    load()
+    if not load(timeout=1.0):
+        print(
+            "compiling the planner's inner loops: about half a minute, once on this machine",
+            file=sys.stderr,
+            flush=True,
+        )
+        load()
     console = Console(width=None if sys.stdout.isatty() else 160)  # a file's lines are not cut to a terminal's
     if arguments.what_if:
         _show_deaths(console, problem, arguments)

@@ -19,6 +19,14 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in slow]
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Two files at a time, in processes of their own; single tests in this one, where -s and --pdb work."""
+    if any("::" in argument for argument in config.args) or config.option.keyword:
+        config.option.dist = "no"
+        return 0
+    return 2
+
+
 @pytest.fixture(scope="session")
 def zygote():
     """Forks whole jobs in a second: `with zygote.run(["parallel=2x2", ...]) as job: job.wait(60)`."""

@@ -4,9 +4,9 @@ from collections import defaultdict
 
 import pytest
 
-from .harness import Runs
+from .harness import Json, Runs
 
-_results: dict[str, list] = defaultdict(list)
+_results: dict[str, list[Json]] = defaultdict(list)  # kind of case -> what became of each
 
 
 def pytest_collection_modifyitems(items):
@@ -22,15 +22,27 @@ def runs(zygote, tmp_path_factory):
     return Runs(zygote, tmp_path_factory.mktemp("runs"), _results)
 
 
+def pytest_sessionfinish(session):
+    """In a process of several: what it has seen goes to the one that prints the table."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["failures"] = dict(_results)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    for kind, outcomes in getattr(node, "workeroutput", {}).get("failures", {}).items():
+        _results[kind] += outcomes
+
+
 def pytest_terminal_summary(terminalreporter):
     if not _results:
         return
     terminalreporter.section("failures survived")
     terminalreporter.write_line(f"{'cases':<24}{'jobs':>6}{'deaths':>8}{'longest stall':>16}{'longest job':>14}")
     for kind, outcomes in sorted(_results.items()):
-        deaths = sum(outcome.deaths for outcome in outcomes)
-        stall = max((s for outcome in outcomes for s in outcome.stalls), default=0.0)
-        seconds = max(outcome.seconds for outcome in outcomes)
+        deaths = sum(outcome["deaths"] for outcome in outcomes)
+        stall = max((s for outcome in outcomes for s in outcome["stalls"]), default=0.0)
+        seconds = max(outcome["seconds"] for outcome in outcomes)
         terminalreporter.write_line(
             f"{kind:<24}{len(outcomes):>6}{deaths:>8}{1000 * stall:>13.0f} ms{seconds:>12.1f} s"
         )

@@ -27,6 +27,7 @@ import psutil
 from recycle_schedules import Trace
 
 from recycle_pp.control.local import LocalJob, LocalNodes, Zygote
+from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Json = dict[str, Any]
@@ -147,7 +148,7 @@ def rejoins(*texts: str) -> tuple[str, ...]:
 class Runs:
     """`results`: kind -> outcomes, for the closing table."""
 
-    def __init__(self, zygote: Zygote, folder: Path, results: dict[str, list[Outcome]]) -> None:
+    def __init__(self, zygote: Zygote, folder: Path, results: dict[str, list[Json]]) -> None:
         self._zygote, self._folder, self.results = zygote, folder, results
         self._fault_free: dict[tuple[str, ...], Outcome] = {}
 
@@ -168,7 +169,7 @@ class Runs:
             except TimeoutError as error:
                 raise AssertionError(f"hung: {case}\n{_all_that_is_known(job)}") from error
             outcome = _outcome(case, code, time.monotonic() - begun, job)
-            self.results[kind].append(outcome)
+            self.results[kind].append({"deaths": outcome.deaths, "stalls": outcome.stalls, "seconds": outcome.seconds})
             _check_nobody_lives(job)
         if case.ends is None:
             assert code == 0, explain(outcome)
@@ -244,23 +245,23 @@ class Striker(contextlib.AbstractContextManager):
 
     def _follow(self) -> None:
         seen: Counter[str] = Counter()
-        read = 0
+        events = Follower(self._job.run.events)
         while self._left and not self._over.wait(0.002):
-            events = RunFolder.lines(self._job.run.events)
-            for event in events[read:]:
-                seen[event["event"]] += 1
-            read = len(events)
+            seen.update(event["event"] for event in events.new())
             for strike in [s for s in self._left if seen[s.event] >= s.nth]:
                 self._left.remove(strike)
-                self._strike(strike, events)
+                self._strike(strike)
 
-    def _strike(self, strike: Strike, events: list[Json]) -> None:
+    def _strike(self, strike: Strike) -> None:
         self._over.wait(strike.after)
         if strike.launcher:
             self._job.signal(strike.number)
             return
-        pid = pid_of(strike.victim, RunFolder.lines(self._job.run.events))
-        above = psutil.Process(pid).ppid()
+        pid = pid_of(strike.victim, self._job.run.lines(self._job.run.events))
+        try:
+            above = psutil.Process(pid).ppid()
+        except psutil.NoSuchProcess:  # a strike before this one was its end
+            return
         for target in [above] if strike.above else [above, pid] if strike.supervisor else [pid]:
             _signal(target, strike.number)
             if strike.resume is not None:
