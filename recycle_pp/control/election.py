@@ -15,6 +15,7 @@ supervisor whose port refuses connections has died; where that leaves no majorit
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -66,8 +67,9 @@ class Election:
         if self._leader is not None and self._leader.term <= after:
             self._lost_rank, self._leader = self._leader.rank, None
             self._led.clear()
+        lag = 0.0
         while self._leader is None:
-            pause = max(TURN * self._turn(), self._voted_at + ROUND - loop.time())
+            pause = max(TURN * self._turn() + lag, self._voted_at + ROUND - loop.time())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._led.wait(), pause)
             if self._leader is None and loop.time() > deadline:
@@ -76,6 +78,7 @@ class Election:
                 )
             if self._leader is None:
                 await self._campaign()
+                lag = random.uniform(0, ROUND)  # two whose memberships differ may have had the same turn
         return self._leader
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
@@ -129,11 +132,13 @@ class Election:
         return True
 
     def _grants(self, term: int, rank: int, position: Position) -> bool:
-        if self._leader is not None or position < self._memberships[-1].position:
+        if self._leader is not None:
             return False
-        if term < self._term or (term == self._term and self._vote != rank):
+        if term > self._term:  # also where the vote is refused: else two candidates could ask in step, for ever
+            self._term, self._vote = term, None
+        if term < self._term or self._vote not in (None, rank) or position < self._memberships[-1].position:
             return False
-        self._term, self._vote, self._voted_at = term, rank, asyncio.get_running_loop().time()
+        self._vote, self._voted_at = rank, asyncio.get_running_loop().time()
         return True
 
     def _follow(self, leader: Leader) -> None:

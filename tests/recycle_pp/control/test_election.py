@@ -4,9 +4,11 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from recycle_pp.control.agreement import LostMajority, majority
-from recycle_pp.control.election import Election
+from recycle_pp.control.election import Election, Membership, _to_json
 from recycle_pp.control.messages import serve
 
 TOKEN = "a token of the job"
@@ -96,6 +98,51 @@ def test_a_leader_may_die_before_it_says_that_a_membership_is_agreed():
             leaders = await supervisors.all_notice(1)
             assert {leader.rank for leader in leaders} == {2}
             await supervisors.elections[2].agree(1, supervisors.places)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("have_it", "next_one"), [([2, 3], 2), ([2], 2), ([3], 3)])
+def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(have_it, next_one):
+    async def main():
+        async with agreed(4) as supervisors:
+            leader = supervisors.elections[0]
+            newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 1, 2, 3)})
+            known = _to_json([*leader._memberships, newest])
+            for rank in have_it:  # it dies before rank 1, the next in line, has got it too
+                await leader._line(supervisors.places[rank]).ask(
+                    {"type": "propose", "leader": leader._leader, "memberships": known}
+                )
+            supervisors.die(0)
+            async with asyncio.timeout(3):
+                leaders = await supervisors.all_notice(0)
+            assert {leader.rank for leader in leaders} == {next_one}
+
+    asyncio.run(main())
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
+    """The leader dies with up to two memberships under way, each of which some have got."""
+    size = data.draw(st.integers(4, 6))
+    some, few = (st.sets(st.integers(1, size - 1), max_size=most) for most in (size, 1))
+    proposals = [(set(range(size)) - data.draw(few), data.draw(some)) for _ in range(data.draw(st.integers(0, 2)))]
+    left = set(range(1, size)) - data.draw(few)
+    assume(left and all(majority(left, roster) for roster in [set(range(size)), *(of for of, _ in proposals)]))
+
+    async def main():
+        async with agreed(size, patience=6.0) as supervisors:
+            leader = supervisors.elections[0]
+            known = list(leader._memberships)
+            for generation, (roster, reached) in enumerate(proposals):
+                known.append(Membership((0, generation), 0, {rank: supervisors.places[rank] for rank in roster}))
+                for rank in reached:
+                    await leader._line(supervisors.places[rank]).ask(
+                        {"type": "propose", "leader": leader._leader, "memberships": _to_json(known)}
+                    )
+            supervisors.die(*set(range(size)) - left)
+            assert len(set(await supervisors.all_notice(0))) == 1
 
     asyncio.run(main())
 
