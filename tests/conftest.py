@@ -7,6 +7,8 @@ import pytest
 
 from recycle_pp.control.local import Zygote
 
+pytest_plugins = ["tests.failures.table"]
+
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also the tests that take minutes (marked slow)")

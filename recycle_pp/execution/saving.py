@@ -54,7 +54,6 @@ class Savings:
         named = list(self._session.participant.worker) in commit.then["savers"]
         if (named or wanted) and not self._settings.emulate.mode:
             self._save(commit.step + 1)
-            self._faults.strike("checkpoint", commit.step)
 
     def asked(self, message: Json) -> None:
         """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state,
@@ -71,6 +70,7 @@ class Savings:
 
     def _save(self, step: int) -> None:
         saving = self._saver.save(step, self._stage.stage, self._optimizer.state())
+        self._faults.strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
         threading.Thread(target=self._report, args=(step, saving), name="saved", daemon=True).start()
 
     def _report(self, step: int, saving: Future[None]) -> None:

@@ -58,7 +58,7 @@ class Death:
             return [f"{step}:{victim}", f"{step + 1}:{victim}@join"], [f"{step + 2}:{victim}", f"{step + 4}:{victim}"]
         if moment == "checkpoint":  # the first of its stage saves
             victim = f"0.{stage}"
-        if moment in ("checkpoint", "validation"):  # after every second step
+        if moment in ("checkpoint", "validation"):  # after every fourth step
             step += 1
         return [f"{step}:{victim}@{moment}"], [f"{step + 3}:{victim}"]
 
@@ -79,7 +79,7 @@ def tour(claim: str, deaths: Sequence[Death], stagger: bool) -> Case:
         now, later = death.faults(2 + STOP * number)
         fallen += now
         back += later
-    faults = (*fails(*fallen), *rejoins(*back), "checkpoint.every=2", "run.validate_every=2")
+    faults = (*fails(*fallen), *rejoins(*back), "checkpoint.every=4", "run.validate_every=4")
     steps = 2 + STOP * (len(deaths) + 2)
     return Case(claim, "3x3", faults, steps=steps, stagger=stagger, deaths=len(fallen), bound=250)
 

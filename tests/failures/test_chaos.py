@@ -41,7 +41,7 @@ def test_a_job_under_chaos_ends_with_the_weights_of_a_quiet_one(stagger, runs):
 def test_a_trace_takes_workers_away_and_gives_them_back(runs, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("minute,workers\n0,6\n1,5\n2,4\n6,6\n")
-    outcome, said = soak(runs, "3x2", 120, ["--trace", str(trace), "--speed", "60"], 120)
+    outcome, said = soak(runs, "3x2", 100, ["--trace", str(trace), "--speed", "60"], 120)
     runs.check_exact(outcome)
     assert outcome.deaths == 2 and said.count("return") == 2, said
     assert len(outcome.all("rejoined")) == 2, explain(outcome)
