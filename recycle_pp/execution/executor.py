@@ -140,7 +140,7 @@ class Executor:
                 self.mailbox.keep(step, makes, output)
             if takes:
                 self.mailbox.consume(step, takes)
-            record.finish(takes)
+            record.finish()
 
     def _apply(self, kind: str, step: int, mb: MicroBatch, source: torch.Tensor | None) -> torch.Tensor | None:
         g, stage = mb[0] * self.settings.parallel.microbatches + mb[1], self.stage

@@ -4,7 +4,6 @@ A worker keeps one `Record` a step that is not committed yet:
 
     record = Record(step=7)
     record.begin("F", (1, 0)); record.finish()      # around every op
-    record.receive(("F", (1, 0), 0))                # a boundary tensor arrived
     record.to_json()                                # its part of a report
 
 The coordinator turns the reports of the live workers into what is left to do:
@@ -31,35 +30,28 @@ Json = dict[str, Any]
 
 @dataclass
 class Record:
-    """One worker's part of one step. `done` keeps the order of completion; `received` are tensors not yet consumed."""
+    """One worker's part of one step; `done` keeps the order of completion."""
 
     step: int
     done: dict[tuple[str, MicroBatch], None] = field(default_factory=dict)
     running: tuple[str, MicroBatch] | None = None
-    received: set[Tensor] = field(default_factory=set)
     reduced: bool = False  # this worker holds the stage's reduced gradients
 
     def begin(self, kind: str, microbatch: MicroBatch) -> None:
         self.running = (kind, microbatch)
 
-    def finish(self, consumed: Tensor | None = None) -> None:
-        """The running op is done; `consumed` is the boundary tensor that it took in."""
+    def finish(self) -> None:
+        """The running op is done."""
         assert self.running is not None
         self.done[self.running] = None
         self.running = None
-        if consumed is not None:
-            self.received.discard(consumed)
-
-    def receive(self, tensor: Tensor) -> None:
-        self.received.add(tensor)
 
     def to_json(self) -> Json:
-        """A running op counts as done: a live worker always completes it. Its inputs are consumed, then."""
+        """A running op counts as done: a live worker always completes it."""
         done = [*self.done, *([self.running] if self.running else [])]
         return {
             "step": self.step,
             "done": [[kind, *mb] for kind, mb in done],
-            "received": [[kind, *mb, stage] for kind, mb, stage in sorted(self.received)],
             "reduced": self.reduced,
         }
 
@@ -68,7 +60,6 @@ class Record:
         return cls(
             step=data["step"],
             done={(kind, (d, i)): None for kind, d, i in data["done"]},
-            received={(kind, (d, i), stage) for kind, d, i, stage in data["received"]},
             reduced=data["reduced"],
         )
 
@@ -104,8 +95,6 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
             output = made_by(kind, mb, worker.stage, problem.stages)
             if output:
                 holders.setdefault(output, set()).add(worker)
-        for tensor in record.received:
-            holders.setdefault(tensor, set()).add(worker)
 
     sources = {w.stage: w for w, r in sorted(records.items(), reverse=True) if r.reduced}
     revoked = _revoked(problem, ran, holders, set(sources))
@@ -116,27 +105,21 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
     for (mb, stage), (worker, kinds) in ran.items():
         for kind in sorted(kinds):
             done.append({"op": kind, "microbatch": list(mb), "stage": stage, "worker": list(worker), "delivered": True})
-    for (kind, mb, stage), having in holders.items():
-        if (mb, stage) not in ran and having and stage not in sources:
-            ghost = _ghost(problem, stage, mb)
-            op = "F" if kind == "F" else "I"
-            done.append({"op": op, "microbatch": list(mb), "stage": stage, "worker": list(ghost), "delivered": True})
     left = problem.replace(
         backward="mixed",  # whichever form what is done has, and the planner may fill bubbles with what is left
         done=done,
         busy_until={f"{w.pipeline},{w.stage}": t for w, t in busy.items() if t > 0},
         committed=sorted(sources),
     )
-    return Remainder(left, holders, sources, frozenset(revoked), _lost(problem, ran, holders, set(sources)))
+    return Remainder(left, holders, sources, frozenset(revoked), _lost(problem, ran, set(sources)))
 
 
 def _lost(
     problem: Problem,
     ran: Mapping[tuple[MicroBatch, int], tuple[Worker, set[str]]],
-    holders: Mapping[Tensor, set[Worker]],
     reduced: set[int],
 ) -> frozenset[tuple[str, MicroBatch, int]]:
-    """Ops that no live worker ran, but whose output one holds or has used."""
+    """Ops that no live worker ran, but whose output one has used."""
     lost = set()
     for stage in set(range(problem.stages)) - reduced:
         for mb in problem.microbatch_keys():
@@ -144,9 +127,8 @@ def _lost(
                 continue
             above = ran.get((mb, stage + 1), (None, set()))[1]
             below = ran.get((mb, stage - 1), (None, set()))[1]
-            forward = bool(holders.get(("F", mb, stage))) or "F" in above
-            backward = bool(holders.get(("B", mb, stage))) or bool(below & {"I", "B"})
-            if forward or backward:
+            backward = bool(below & {"I", "B"})
+            if "F" in above or backward:
                 lost.add(("F", mb, stage))
             if backward:
                 lost.add(("B", mb, stage))
@@ -203,13 +185,6 @@ def consumed_by(kind: str, mb: MicroBatch, stage: int, stages: int) -> Tensor | 
     if kind in ("I", "B") and stage < stages - 1:
         return ("B", mb, stage + 1)
     return None
-
-
-def _ghost(problem: Problem, stage: int, mb: MicroBatch) -> Worker:
-    """A dead worker of the stage to book the op on; which of them ran it makes no difference to the planner."""
-    dead = [w for w in problem.failed if w.stage == stage]
-    own = Worker(mb[0], stage)
-    return own if own in dead else dead[0]
 
 
 def carried_by(action: Action) -> Tensor:

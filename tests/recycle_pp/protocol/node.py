@@ -223,7 +223,7 @@ class Node:
             self._sums[mb] += 1
         if takes:
             self._received.pop((step, takes))
-        record.finish(takes)
+        record.finish()
 
     def _evaluate(self, orders: Orders, step: int) -> Program:
         me, losses, stages = self.me, {}, self.world.stages

@@ -44,7 +44,8 @@ def test_a_coordinator_that_dies_at_any_event_is_replaced_and_nothing_is_done_tw
     order = Order(shape, steps=2, stagger=stagger, evaluate_every=2, save_every=2)
     for moment in range(0, order.run().events, each):
         dies = Fault(moment, "orphan", Worker(0, 0))
-        assert replace(order, faults=(dies,), seed=moment).run().takeovers == 1
+        alone = replace(order, faults=(dies,), seed=moment).run()
+        assert alone.takeovers == 1 or alone.events <= moment  # another seed may end an event earlier
         for victim in (Worker(0, 0), Worker(1, 0)):  # with the worker of its node
             world = replace(order, faults=(dies, Fault(moment, "kill", victim)), seed=moment).run()
             assert world.lost is None
