@@ -15,6 +15,7 @@ process of it and removes that folder, and so does the death of the process that
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -189,11 +190,11 @@ class Zygote:
         """
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
-        arguments = list(overrides)
+        arguments, folder = list(overrides), settings.run.dir
         if not any(text.lstrip("+").startswith("run.dir=") for text in arguments):
-            arguments.append(f"run.dir={tempfile.mkdtemp(dir=self._folder)}/run")
-        run = RunFolder(compose(arguments).run.dir)
-        return self.start(arguments, run, part or Part(0, world, world), environment)
+            folder = f"{tempfile.mkdtemp(dir=self._folder)}/run"
+            arguments.append(f"run.dir={folder}")
+        return self.start(arguments, RunFolder(folder), part or Part(0, world, world), environment)
 
     def start(
         self, arguments: Sequence[str], run: RunFolder, part: Part, environment: Mapping[str, str] | None = None
@@ -252,6 +253,8 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     _preload()
     if preload:
         runpy.run_path(preload)
+    gc.collect()
+    gc.freeze()  # else each fork's first collections walk, and copy, all that was imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for who made us, and closes the socket
     launchers = []

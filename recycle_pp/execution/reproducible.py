@@ -27,7 +27,8 @@ COARSER = 24  # bits that the quantum grows after a sum that did not fit
 def prepare() -> None:
     """Before a process's first CUDA call: cuBLAS and attention give the same bits every time, as a CPU does anyway."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
+    # Not use_deterministic_algorithms: that also sets up torch.compile, whose import takes a second.
+    torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
 
 

@@ -97,4 +97,4 @@ def test_models_train_under_deterministic_algorithms(monkeypatch):
         fixed.prepare()
         assert train(settings, 2)[0] == expected
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
