@@ -65,8 +65,8 @@ def test_two_thousand_deaths_of_twelve_workers(runs):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(4))
 def test_fifty_kills_at_random_instants(seed, runs):
-    options = ["--mtbf", "700ms", "--seed", str(seed), "--until-step", "2900"]
-    outcome, said = soak(runs, "3x2", 3000, options, 1000, stagger=seed % 2 == 1)
+    options = ["--mtbf", "500ms", "--seed", str(seed), "--until-step", "950"]
+    outcome, said = soak(runs, "3x2", 1000, options, 500, stagger=seed % 2 == 1)
     print(f"seed {seed}\n{said}")
     assert outcome.deaths >= 50, said
     runs.check_exact(outcome)
