@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .ops import Worker
@@ -29,11 +29,13 @@ from .problem import Problem
 from .remainder_bound import remainder_bound
 
 
-def lower_bound(problem: Problem) -> float:
-    """The least `Plan.value` possible, as far as these arguments see."""
+def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
+    """The least `Plan.value` possible, as far as these arguments see.
+
+    limits (P,): most micro-batches in flight at each stage of a whole step, instead of the problem's own limits."""
     if problem.remainder:
         return remainder_bound(problem)
-    both = steady_bounds(problem)
+    both = steady_bounds(problem, limits)
     return both["period"] if problem.optimizer == "staggered" else both["makespan"]
 
 
@@ -58,7 +60,7 @@ class _Times:
         return cls(F, early, tuple(w - e for w, e in zip(whole, early, strict=True)), whole, longest)
 
 
-def steady_bounds(p: Problem) -> dict[str, float]:
+def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str, float]:
     """Bounds of a whole step, O included."""
     t = _Times.of(p)
     P, N = p.stages, p.total
@@ -73,7 +75,7 @@ def steady_bounds(p: Problem) -> dict[str, float]:
     for s in range(P if N else 0):
         head = sum(fill_f[:s]) + sum(hops[:s])
         beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * sum(hops[s:])
-        L = _most_in_flight(p, s)
+        L = _most_in_flight(p, s) if limits is None else limits[s]
         span = _with_memory(t, s, L, p.i_release, beyond)
         fullest = _fullest(p, s, speeds[s], span)
         makespan = max(makespan, head + fullest + reduce[s] + O[s] / min(speeds[s]))

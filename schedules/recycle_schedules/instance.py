@@ -46,6 +46,11 @@ class Instance:
     def stages(self) -> int:
         return self.problem.stages
 
+    @property
+    def size(self) -> int:
+        """About how many ops there are to schedule; at least 1."""
+        return 3 * int((self.todo > 0).sum()) or 1
+
     @cached_property
     def stepping(self) -> np.ndarray:
         """Live workers of stages that are not finished."""

@@ -1,6 +1,6 @@
 """List scheduling: run the step in simulated time; whenever a worker is free it takes the ready op with the best key.
 
-    codes, starts = simulate(...)
+    codes, starts, peaks = simulate(...)
 
 The loops here are written for numba but are ordinary Python too. All times are whole ticks, all events of one instant
 are handled before anybody chooses, so the result does not depend on rounding or on the order of events.
@@ -86,7 +86,8 @@ def simulate(
     stages, host, todo, sent, duration, cap, held, release, send, send_rerouted, i_release,
     key_f, key_g, g_first, window, patience, rush, fuse,
 ):  # fmt: skip
-    """The ops in the order in which they start: (codes int64, starts int64), ticks.
+    """The ops in the order in which they start: (codes int64, starts int64), ticks; and the most in flight on each
+    worker, (w,).
 
     host (n,) worker of each node; cap, held, release, duration as in Instance
     key_f, key_g (n,)  who goes first among the ready F and among the ready I: least key
@@ -113,7 +114,7 @@ def simulate(
     size_g = np.zeros(workers, dtype=np.int64)
     w_in = np.zeros(workers, dtype=np.int64)
     w_out = np.zeros(workers, dtype=np.int64)
-    flying = held.copy()
+    flying, peaks = held.copy(), held.copy()
     left = np.zeros(workers, dtype=np.int64)  # F still to start
     away = np.zeros(workers, dtype=np.int64)  # micro-batches between F and I
     idle = np.ones(workers, dtype=np.uint8)
@@ -231,6 +232,7 @@ def simulate(
                 v = pop(ready_f[first[w] : first[w + 1]], size_f[w]) & 0xFFFFFFFF
                 size_f[w] -= 1
                 flying[w] += 1.0
+                peaks[w] = max(peaks[w], flying[w])
                 away[w] += 1
                 left[w] -= 1
             elif kind == OP_I:
@@ -246,4 +248,4 @@ def simulate(
             push_event(times, events, n_events, now + duration[kind, w], v * 8 + kind)
             n_events += 1
         n_touched = 0
-    return codes[:n_ops], starts[:n_ops]
+    return codes[:n_ops], starts[:n_ops], peaks

@@ -1,6 +1,6 @@
 """Many list schedules, the best one kept.
 
-    values, tried, best, codes, starts = try_policies(...)
+    values, peaks, best, codes, starts = try_policies(...)
 
 Written for numba, but ordinary Python too.
 """
@@ -48,16 +48,16 @@ def try_policies(
 
     hosts (h, n), keys (k, n), windows (x, w), fuses (f, w)   what the table's columns point to
     lag (w,)   what a worker's value adds to the end of its stage; steady: the value counts from its first start
-    Returns (values (rows,): FAR if not tried, rows tried, the best row, its codes and starts)."""
+    Returns (values (rows,): FAR if not tried, most in flight (rows, w), the best row, its codes and starts)."""
     rows, workers = len(table), len(cap)
     values = np.full(rows, FAR, dtype=np.int64)
+    peaks = np.zeros((rows, workers))
     best, best_value = 0, FAR
     best_codes, best_starts = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    tried = 0
     for r in range(rows):
         row = table[r]
         host = hosts[row[0]]
-        codes, starts = simulate(
+        codes, starts, peaks[r] = simulate(
             stages, host, todo, sent, duration, cap, held, release, send, send_rerouted, i_release,
             keys[row[1]], keys[row[2]], row[3] != 0, windows[row[4]], row[5], row[6], fuses[row[7]],
         )  # fmt: skip
@@ -66,9 +66,8 @@ def try_policies(
             shift_late(stages, host, todo, sent, duration, send, send_rerouted, codes, starts, ends, workers)
             value, ends = stage_value(stages, host, duration, codes, starts, lag, steady)
         values[r] = value
-        tried += 1
         if value < best_value:
             best, best_value, best_codes, best_starts = r, value, codes, starts
             if value <= target:
                 break
-    return values, tried, best, best_codes, best_starts
+    return values, peaks, best, best_codes, best_starts

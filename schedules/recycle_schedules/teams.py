@@ -23,7 +23,7 @@ from .ops import O, Worker
 from .plans import OpArrays, Plan, offsets
 from .policies import Choices
 from .problem import Problem
-from .search import simulated, steady
+from .tries import simulated, steady
 
 TEAM = 20
 """Pipelines in a block: one death in it costs 1/19 more work for its peers, one in the whole job 1/(D - 1)."""
