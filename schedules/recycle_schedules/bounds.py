@@ -13,8 +13,9 @@ Every bound takes one stage s and lets everything else go as well as it ever cou
 span(s) is the time of the fullest worker in the best split of the micro-batches over the stage's live workers. A
 worker that may hold L micro-batches idles in addition: until the first one's gradient is back it can do no more than L
 forwards and one backward, before the last forward's gradient is back no more than one forward and L backwards, and
-each micro-batch occupies its place for a full round trip. span' ends with the last I: of no more than L micro-batches
-W may be left then.
+each micro-batch occupies its place for a full round trip. The two times add up where they cannot overlap: where the
+work is longer than both, or more than fits into both. span' ends with the last I: of no more than L micro-batches W may
+be left then.
 """
 
 from __future__ import annotations
@@ -114,9 +115,10 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
     def span(v: float, n: int) -> float:
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
         stay = trip + late / v
-        front = max(0.0, trip - (min(L, n) * F + early) / v)
-        back = max(0.0, stay - (F + min(behind, n) * longest) / v)
-        idle = front + back if work >= trip + stay else max(front, back)
+        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # what fits into trip and stay
+        front, back = max(0.0, trip - before), max(0.0, stay - after)
+        apart = work >= trip + stay or work > (before + after) * (1 + 1e-9)  # if they met, the work would not fit in
+        idle = front + back if apart else max(front, back)
         return max(work + idle, n * (trip + (1 - i_release) * late / v) / min(L, n))
 
     return span

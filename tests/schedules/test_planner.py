@@ -94,6 +94,11 @@ def test_the_bound_is_the_judges_or_better_and_never_above_a_plan(judge, problem
     assert plan(problem).value >= lower_bound(problem) - 1e-6
 
 
+def test_waiting_at_both_ends_adds_up_where_the_work_does_not_fit_between():
+    problem = Problem(pipelines=2, stages=2, microbatches=4, backward="decoupled", memory_limit=[2, None], send=1.0)
+    assert plan(problem).value == lower_bound(problem) == 17
+
+
 def test_no_bound_is_above_the_best_known_plan():
     cases = golden()
     above = [case["name"] for case in cases if lower_bound(Problem.from_json(case["problem"])) > case["best"] + 1e-6]
