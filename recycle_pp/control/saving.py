@@ -4,6 +4,7 @@
     out, event = saving.hear(worker, message)  # saved, save_failed, assembling, assembled
     out = saving.saved(worker, message)     # when the last part is written: one worker assembles the checkpoint
     out = saving.died(worker, live)         # a saver died: at the end of the run a peer takes over, else it is given up
+    out = saving.only(live)                 # whoever else is awaited has died
 
 A checkpoint is named by the steps it contains: `step-000020` holds the state after steps 0 to 19.
 """
@@ -101,7 +102,8 @@ class Saving:
         self._missing, self._assembler = {}, None
 
     def saved(self, worker: Worker, message: Message) -> list[Send]:
-        if message["step"] != self._step or self._missing.get(worker.stage) != worker:
+        """Whoever of the stage has written it: all hold the same."""
+        if message["step"] != self._step or worker.stage not in self._missing:
             return []
         del self._missing[worker.stage]
         return [] if self._missing else self._assemble(worker)
@@ -126,6 +128,10 @@ class Saving:
             return self._assemble(min(live))
         self._missing[worker.stage] = peers[0]
         return [Send(peers[0], {"type": "save", "step": self._step})]
+
+    def only(self, live: Collection[Worker]) -> list[Send]:
+        awaited = {worker for worker in (*self._missing.values(), self._assembler) if worker is not None}
+        return [send for worker in sorted(awaited - set(live)) for send in self.died(worker, live)]
 
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler = worker

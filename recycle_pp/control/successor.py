@@ -85,8 +85,7 @@ class Successor(Coordinator):
         # Who assembles a checkpoint comes before who has saved a part of it: or it would be assembled once more.
         for number, message in [*self._reunion.said({"assembling", "assembled"}), *self._reunion.said(REPEATED)]:
             self._hear(self._roster[number], message)
-        for worker in sorted(found.members - found.live):
-            self._send(self._saving.died(worker, self._job.live))
+        self._send(self._saving.only(self._job.live))  # who should save may have died before the newest membership
         self._deaths.respawn_due()
 
     def _bring_in(self, rank: Rank, found: Found) -> None:

@@ -41,18 +41,18 @@ Rows = tuple[np.ndarray, np.ndarray]
 def first(x: Instance, target: int) -> Draft:
     """The best draft of all attempts; `target` (ticks) ends them."""
     best = _Best(x, target)
-    everybody = _LiveSet(x.problem, best)
+    everybody = _LiveSet(x, best)
     everybody.attempts()
     if best.value > target and x.problem.reroute == "any":
         for fewer in everybody.one_fewer()[:FEWER]:
             if round(lower_bound(fewer) * x.ticks) + 1 < best.value:
-                _LiveSet(fewer, best).attempts()
+                _LiveSet(Instance.of(fewer), best).attempts()
     return best.draft
 
 
 def policies(x: Instance) -> int:
     """How many policies an attempt simulates."""
-    return max(2, min(12, 480_000 // x.size), min(64, 12_000 // x.size))
+    return max(2, min(12, 480_000 // x.size), min(64, 9_000 // x.size))
 
 
 class _Best:
@@ -73,10 +73,9 @@ class _LiveSet:
     """Attempts with the live workers of a problem. Where latencies are alike and micro-batches may go anywhere, the
     workers of a stage may change places: there the live ones come first, so that it does not matter who is dead."""
 
-    def __init__(self, problem: Problem, best: _Best) -> None:
-        x = Instance.of(problem)
-        self.problem, self.best = problem, best
-        self.alike = problem.reroute == "any" and x.send == x.send_rerouted
+    def __init__(self, x: Instance, best: _Best) -> None:
+        self.problem, self.best = x.problem, best
+        self.alike = x.problem.reroute == "any" and x.send == x.send_rerouted
         self.names = np.arange(len(x.cap))  # (w,): who is called w here
         if self.alike:
             stage = self.names % x.stages
@@ -90,6 +89,7 @@ class _LiveSet:
         self.choices = Choices.of(self.x)
         self.table = self.choices.table(policies(x))
         self._refined: set[bytes] = set()
+        self._bounds: dict[tuple[float, ...], int] = {}
 
     def attempts(self) -> None:
         """With the problem's limits and below."""
@@ -145,8 +145,10 @@ class _LiveSet:
 
     def bound(self, cap: np.ndarray) -> int:
         """In ticks."""
-        most = np.where(self.x.alive, cap, 0).reshape(-1, self.x.stages).max(axis=0)
-        return round(lower_bound(self.problem, most.tolist()) * self.x.ticks) + 1
+        most = tuple(np.where(self.x.alive, cap, 0).reshape(-1, self.x.stages).max(axis=0).tolist())
+        if most not in self._bounds:
+            self._bounds[most] = round(lower_bound(self.problem, most) * self.x.ticks) + 1
+        return self._bounds[most]
 
     def one_fewer(self) -> list[Problem]:
         """Problems with one live worker less, one of those that are alike; those that lose least come first."""

@@ -17,7 +17,7 @@ PARTS = {"kernels": [STAGE.parent, f"--ignore={STAGE}"], "stage": [STAGE]}
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="they run in this process")
 def test_the_values_are_right_in_the_interpreter(part):
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
     command = [sys.executable, "-m", "pytest", *PARTS[part], *options]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr

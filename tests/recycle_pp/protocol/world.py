@@ -318,8 +318,7 @@ class World:
         for node in list(self._alive.values()):
             for message in sorted(node.said.values(), key=lambda message: message["type"] != "assembled"):
                 self._hear(node, message)
-        for worker in found.members - found.live:
-            self._send(self.saving.died(worker, self.job.live))
+        self._send(self.saving.only(self.job.live))
         self.touch()
 
     # -- faults ------------------------------------------------------------------------------------------------
