@@ -79,6 +79,7 @@ class Deaths:
             first = self._returns.failed(where, rank.role)
             if first is not None:
                 self._survivor.stop(f"workers {first} and {rank.role} both failed in {where}:\n{cause['detail']}")
+                return
         if cause["cause"] == "out_of_memory":
             self._survivor.spare_memory(rank.role)
         if self._returns.is_respawned(rank, cause):

@@ -132,7 +132,8 @@ class Peer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
-        self.address: str = "{}:{}".format(*writer.get_extra_info("peername", ("?", 0))[:2])
+        name = writer.get_extra_info("peername") or ("?", 0)  # None: the other end is gone again already
+        self.address: str = "{}:{}".format(*name[:2])
 
     @property
     def local_host(self) -> str:

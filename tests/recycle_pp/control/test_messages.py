@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.control import messages
-from recycle_pp.control.messages import Channel, ChannelClosed, Refused, connect, decode, encode, serve
+from recycle_pp.control.messages import Channel, ChannelClosed, Peer, Refused, connect, decode, encode, serve
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -112,6 +112,30 @@ def test_a_wrong_token_is_refused_and_said_once(caplog):
     assert [record.message for record in caplog.records] == [
         "refused a connection from 127.0.0.1: a wrong job token (said once)"
     ]
+
+
+def test_a_server_that_resets_the_connection_at_once_is_an_ordinary_error():
+    """As one does that is killed just then; asyncio may know no address of such a peer."""
+
+    async def main():
+        def reset(reader, writer):
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+        server = await asyncio.start_server(reset, "127.0.0.1", 0)
+        for _ in range(20):
+            with pytest.raises(OSError):
+                await connect(*server.sockets[0].getsockname()[:2], TOKEN, {"type": "hello"}, 5.0)
+        server.close()
+
+        class Gone:
+            def get_extra_info(self, name, default=None):
+                return {"peername": None}.get(name, default)
+
+        assert Peer(asyncio.StreamReader(), Gone()).address == "?:0"
+
+    asyncio.run(main())
 
 
 def test_a_client_leaves_a_server_that_does_not_know_the_token():
