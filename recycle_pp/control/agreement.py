@@ -19,6 +19,8 @@ from .messages import Peer
 
 Place = tuple[str, int]  # host, port
 
+PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspicion: it has plans to make
+
 
 class LostMajority(RuntimeError):
     """This side may not go on: the rest of the job, if there is one, does. The text is a sentence for the user."""
@@ -72,7 +74,7 @@ def make_agreement(settings: Settings, rank: int, address: Place, token: str, le
         return EtcdAgreement(etcd, rank, address, token, leader, patience=settings.control.suspicion)
     from .election import Election
 
-    return Election(rank, address, token, leader, patience=settings.control.suspicion)
+    return Election(rank, address, token, leader, patience=settings.control.suspicion + PLANNING)
 
 
 def majority(those: Collection[int], roster: Collection[int]) -> bool:

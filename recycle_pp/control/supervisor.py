@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from ..settings import Settings, load
 from ..telemetry.run_folder import RunFolder
 from ..telemetry.succession import Succession
-from .agreement import Agreement, Leader, LostMajority, Place, make_agreement
+from .agreement import PLANNING, Agreement, Leader, LostMajority, Place, make_agreement
 from .child import WorkerSpec
 from .keeper import END_SECONDS, Keeper
 from .launch import Address, Launch, find, new_token, publish, withdraw
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 JOIN_SECONDS = 600.0  # for the coordinator to appear: nodes of a cluster do not start together
 CONNECT_SECONDS = 10.0
 RETURN_SECONDS = 1.0  # for the answer of a coordinator that may be lost
-PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspicion: it has plans to make
 HEARSAY = 1.0  # seconds that others may know earlier who coordinates
 LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun grants 30
 ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order

@@ -62,7 +62,8 @@ def memory(draw, D, P):
 
 @st.composite
 def remainders(draw, plan: Plan):
-    """What is left of a plan at some instant when some workers die, and which tensors the live ones hold.
+    """What is left of a plan (of a whole step, or of a remainder) at some instant when some workers die, and which
+    tensors the live ones hold.
 
     A tensor survives where its sender lives (it keeps what it sent); what a dead worker sent survives at random.
     Returns (problem, holders)."""
@@ -73,6 +74,9 @@ def remainders(draw, plan: Plan):
     mortal = [w for w in p.workers() if w not in keep]
     dying = set(draw(st.lists(st.sampled_from(mortal), max_size=2))) if mortal else set()
     done, busy, holders = [], {}, {}
+    for key, until in (p.busy_until or {}).items():
+        if until > now and Worker.parse(key) not in dying:
+            busy[key] = until - now
     for op in plan.ops:
         if op.kind == "O" or op.start >= now:
             continue
@@ -92,5 +96,17 @@ def remainders(draw, plan: Plan):
         {"op": o.kind, "microbatch": list(o.microbatch), "stage": o.stage, "worker": list(o.worker), "delivered": d}
         for o, d in done
     ]
+    moved = {(o.microbatch, o.stage): o.worker for o, _ in done}  # what is done again elsewhere counts there alone
+    for e in p.done or ():
+        if moved.get((e.microbatch, e.stage), e.worker) == e.worker:
+            delivered = e.delivered and (e.worker not in dying or draw(st.booleans()))
+            entries.append({**e._asdict(), "microbatch": list(e.microbatch), "worker": list(e.worker)})
+            entries[-1]["delivered"] = delivered
+            step = 1 if e.op == "F" else -1
+            if e.op != "W" and delivered and 0 <= e.stage + step < p.stages:
+                others = [w for w in p.workers() if w.stage == e.stage + step and w not in dying]
+                lives = e.worker not in {*p.dead, *dying}
+                tensor = ("F" if e.op == "F" else "B", e.microbatch, e.stage)
+                holders[tensor] = {e.worker} if lives else {draw(st.sampled_from(others))}
     left = p.replace(failed=[*p.dead, *dying], done=entries, busy_until=busy)
     return left, holders
