@@ -53,8 +53,8 @@ def test_a_trace_takes_workers_away_and_gives_them_back(runs, tmp_path):
 @pytest.mark.timeout(7200)
 def test_two_thousand_deaths_of_twelve_workers(runs):
     """Compute is slept, so that the recoveries are what takes the time: no weights to compare, every step to commit."""
-    slots = tuple(f"emulate.{op}=0.008" for op in "FIWO")
-    options = ["--mtbf", "700ms", "--seed", "7", "--kinds", "kill,hang,pause,slow"]
+    slots = tuple(f"emulate.{op}=0.006" for op in "FIWO")
+    options = ["--mtbf", "500ms", "--seed", "7", "--kinds", "kill,hang,pause,slow"]
     outcome, said = soak(runs, "3x4", 4500, options, 7000, overrides=("emulate=sleep", *slots))
     print(said)
     assert outcome.deaths >= 2000, said
