@@ -11,7 +11,6 @@ state that they could not report again, and nothing here depends on where it run
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import traceback
 from dataclasses import asdict
@@ -39,7 +38,6 @@ from .roster import Roster
 from .saving import SAVING, CannotRestore, Saving
 from .timers import Timers
 
-_log = logging.getLogger(__name__)
 _TERM_SECONDS = 0.3  # within which a SIGTERM to the whole job reaches all of it
 _BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
 

@@ -32,7 +32,7 @@ def backend_for(wanted: str, device: torch.device) -> str:
     workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if wanted == "nccl" and workers > gpus:
         raise ValueError(
-            f"parallel.backend=nccl: {workers} workers share the {gpus} GPUs of a node; allowed: auto, gloo"
+            f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; allowed: auto, gloo"
         )
     if wanted == "auto":
         return "nccl" if device.type == "cuda" and workers <= gpus else "gloo"

@@ -63,7 +63,9 @@ def test_workers_that_share_a_gpu_talk_through_the_host(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert backend_for("auto", GPU) == backend_for("gloo", GPU) == "gloo"
-    with pytest.raises(ValueError, match=r"parallel\.backend=nccl: 4 workers share the 2 GPUs of a node"):
+    with pytest.raises(
+        ValueError, match=r"parallel\.backend=nccl needs a GPU for each worker: a node has 2 for 4; allowed: auto"
+    ):
         backend_for("nccl", GPU)
 
 
