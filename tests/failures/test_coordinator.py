@@ -32,6 +32,13 @@ SURVIVED = [
 MORE = [
     case("the host is killed right after the start", host("started")),
     case("the host dies with a checkpoint under way", host("checkpoint_saved"), overrides=["checkpoint.every=2"]),
+    case(
+        "the saver of the last checkpoint dies, and then the host",
+        host("death_detected"),
+        shape="3x2",
+        overrides=fails("11:0.1@checkpoint"),
+        deaths=None,  # two; the successor may record the saver's once more
+    ),
     case("the host dies while a process is started again", Strike("started", "1.1"), host("respawned", 0.2), deaths=2),
     case(
         "the host dies while a worker takes the state",
