@@ -89,6 +89,7 @@ class Coordinator:
 
     def stop(self, reason: str, code: int = 1) -> None:
         if self._code is None:
+            self._deaths.close()
             self._recorder.stopped(reason)
             self._end(code)
 
@@ -316,6 +317,7 @@ class Coordinator:
 
     def _finish_if_done(self) -> None:
         if self._job.phase == "finished" and not self._saving.busy and not self.over:
+            self._deaths.close()
             self._recorder.finished(self._digests)
             self._end(int(self._saving.failed))
 

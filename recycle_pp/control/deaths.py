@@ -5,6 +5,7 @@ deaths.dead(rank, incarnation)                # whoever saw it first: its connec
 deaths.explain(rank, incarnation)             # when the cause is known, or is not awaited any longer
 deaths.end(rank, cause, detail)               # it is not dead, and has to be: it hangs, nobody can reach it
 deaths.respawn_due()                          # after a commit: those that `+rejoin_at` brings back
+deaths.close()                                # the job ends: nobody is left without an event
 """
 
 from __future__ import annotations
@@ -68,13 +69,14 @@ class Deaths:
         rank.kill()
         self.dead(rank, rank.incarnation)
 
-    def explain(self, rank: Rank, incarnation: int) -> None:
-        """The event of a death, with its cause; and what follows from the cause. Once a death."""
+    def explain(self, rank: Rank, incarnation: int, recorded: bool = False) -> None:
+        """A death's event, unless it is recorded; and what follows from its cause. Once a death."""
         if incarnation != rank.died or rank.explained >= incarnation or self._survivor.over:
             return
         rank.explained = incarnation
         cause = rank.causes.get(incarnation, {"cause": "node_loss", "detail": "its connection broke"})
-        self._recorder.explain_death(rank.role, cause)
+        if not recorded:
+            self._recorder.explain_death(rank.role, cause)
         if where := cause.get("where"):
             first = self._returns.failed(where, rank.role)
             if first is not None:
@@ -86,7 +88,7 @@ class Deaths:
             rank.respawns += 1
             self._recorder.event("respawned", rank.role, respawns=rank.respawns)
             rank.spawn(self._lease)
-        elif self._returns.is_given_up(rank, cause):
+        elif self._returns.is_given_up(rank, cause) and not recorded:
             self._recorder.event("given_up", rank.role, respawns=rank.respawns)
 
     def respawn_due(self) -> None:
@@ -94,3 +96,10 @@ class Deaths:
         for rank in self._roster:
             if self._returns.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn(self._lease)
+
+    def close(self) -> None:
+        for rank in self._roster:
+            if rank.explained < rank.died:
+                rank.explained = rank.died
+                unsaid = {"cause": "unknown", "detail": "the job ended before its supervisor could say why"}
+                self._recorder.explain_death(rank.role, rank.causes.get(rank.died, unsaid))

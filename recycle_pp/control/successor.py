@@ -105,9 +105,7 @@ class Successor(Coordinator):
         rank.alive, rank.worker, rank.died = False, None, rank.incarnation
         if not begun:
             self._drive(self._job.died, rank.role)
-        if rank.role not in found.members and self._recorder.knows_death(rank.role):
-            rank.explained = rank.incarnation
-        self._deaths.explain(rank, rank.incarnation)
+        self._deaths.explain(rank, rank.incarnation, recorded=self._recorder.knows_death(rank.role))
 
     def _go_on_saving(self, found: Found) -> None:
         """A checkpoint that was under way: what is done of it will be said again."""

@@ -92,6 +92,7 @@ def cause_in_words(record: Mapping[str, Any]) -> str:
         "eviction": "its node was taken away",
         "node_loss": "its node was lost",
         "exit": f"it ended by itself: {last}",
+        "unknown": last,
     }.get(str(cause), f"{cause} {last}".strip())
     return words + (", as asked" if record.get("injected") else "")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .run_folder import RunFolder
 
-_LIFE = {"spawned": False, "rejoined": False, "death_detected": True, "left": True}  # event -> the worker is dead
+_LIFE = {"respawned": False, "spawned": False, "rejoined": False, "death_detected": True}  # event -> it is dead
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,6 @@ class Recorder:
 
     def death(self, worker: Worker, now: float) -> None:
         """At once, before the job plans around it; the cause follows."""
-        self._deaths += 1
         self._struck[worker] = self._job.committed + 1
         self._cpu.pop(worker, None)
         if worker in self._job.live and self._job.phase != "starting":
@@ -110,6 +109,7 @@ class Recorder:
         self._traces.died(worker, now)
 
     def explain_death(self, worker: Worker, cause: Json) -> None:
+        self._deaths += 1
         details = {"cause": cause["cause"], "detail": cause["detail"], "injected": bool(cause.get("injected"))}
         step, generation = self._struck.pop(worker, self._job.committed + 1), self._job.generation
         self._events.record("death_detected", step=step, generation=generation, worker=worker, **details)
@@ -169,7 +169,6 @@ class Recorder:
         self._recovery = Recovery(job.committed + 1)
         self._recovery.coordinator_lost(succession.lost_at, succession.elected_at)
         for worker in sorted(dead):
-            self._deaths += 1
             self._recovery.death(worker, succession.lost_at)
         self._traces.mark(self._recovery.step, self._recovery)
 

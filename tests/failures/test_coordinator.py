@@ -37,7 +37,7 @@ MORE = [
         host("death_detected"),
         shape="3x2",
         overrides=fails("11:0.1@checkpoint"),
-        deaths=None,  # two; the successor may record the saver's once more
+        deaths=2,
     ),
     case("the host dies while a process is started again", Strike("started", "1.1"), host("respawned", 0.2), deaths=2),
     case(
