@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..telemetry.run_folder import RunFolder
 from .agreement import Agreement, Leader
 from .deaths import CAUSE_SECONDS, DYING_SECONDS, Deaths
 from .gate import Gate
-from .messages import Message, Peer
+from .messages import Message, Peer, encode
 from .problem import new_job, with_less_memory
 from .ranks import NODE_LOSS, Rank
 from .returns import Returns
@@ -327,15 +328,18 @@ class Coordinator:
                 self._gate.announce(message["generation"], self._roster.places())
         self._gate.send(out)
 
-    def _deliver(self, send: Send) -> None:
-        to, message = send
-        if message["type"] == "donate":
-            joiner = Worker(*message["to"])
-            message = message | {"address": self._recorder.address(joiner)}
-            self._recorder.event("joining", joiner, donor=str(to))
-        for rank in self._roster:
-            if rank.role == to and rank.worker is not None:
-                rank.worker.send(message)
+    def _deliver(self, out: Sequence[Send]) -> None:
+        workers = {rank.role: rank.worker for rank in self._roster if rank.worker is not None}
+        said: Message | None = None
+        for to, message in out:
+            if message["type"] == "donate":
+                joiner = Worker(*message["to"])
+                message = message | {"address": self._recorder.address(joiner)}
+                self._recorder.event("joining", joiner, donor=str(to))
+            if message is not said:  # many get the very same one
+                said, frame = message, encode(message)
+            if to in workers:
+                workers[to].send_frame(frame)
 
     def _replan(self) -> None:
         """The profile is complete, or it has changed: plan with it from now on."""

@@ -21,7 +21,9 @@ _BEGINS = ("adopt", "plan")  # without these messages nobody can do anything in 
 class Gate:
     """refused(reason): this side may not go on."""
 
-    def __init__(self, agreement: Agreement, deliver: Callable[[Send], None], refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, agreement: Agreement, deliver: Callable[[Sequence[Send]], None], refused: Callable[[str], None]
+    ) -> None:
         self._agreement, self._deliver, self._refused = agreement, deliver, refused
         self._held: list[Send] = []
         self._generation: int | None = None
@@ -35,11 +37,9 @@ class Gate:
             self._agreeing = asyncio.create_task(self._agree(generation, places))
 
     def send(self, out: Sequence[Send]) -> None:
-        for send in out:
-            if self._agreeing is not None and send.message["type"] in _BEGINS:
-                self._held.append(send)
-            else:
-                self._deliver(send)
+        held = [send for send in out if self._agreeing is not None and send.message["type"] in _BEGINS]
+        self._held += held
+        self._deliver([send for send in out if send.message["type"] not in _BEGINS] if held else out)
 
     def close(self) -> None:
         if self._agreeing is not None:
@@ -53,5 +53,4 @@ class Gate:
             self._refused(f"the coordinator has lost the majority of the supervisors: {lost}")
             return
         self._agreeing, held, self._held = None, self._held, []
-        for send in held:
-            self._deliver(send)
+        self._deliver(held)

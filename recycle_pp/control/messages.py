@@ -142,9 +142,13 @@ class Peer:
 
     def send(self, message: Message) -> None:
         """Queues one message. To a peer that is gone, or has left 64 MiB unread, it goes nowhere: its `recv` fails."""
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """`send` of what `encode` gave."""
         if self._writer.is_closing():
             return
-        self._writer.write(encode(message))
+        self._writer.write(frame)
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
             self.abort()
 

@@ -19,11 +19,11 @@ reports are collected) starts the next generation; the last one wins. `notes` is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from recycle_schedules import Action, Plan, Problem, Worker
+from recycle_schedules import Actions, Plan, Problem, Worker
 
 from .commit import Ballot, Vote
 from .joining import Joiners
@@ -31,7 +31,6 @@ from .ledger import Record, Remainder, remainder
 from .takeover import Found
 
 Json = dict[str, Any]
-Actions = Mapping[Worker, list[Action]]
 Planner = Callable[[Problem], Plan]
 Deriver = Callable[..., Actions]  # recycle_schedules.actions
 STAGGER_PAUSE = 8  # steps without speculation after one was taken back
@@ -199,14 +198,12 @@ class Job:
         problem = self._problem_now()
         if self.plan is None or self.plan.problem != problem:
             self.plan = self.planner(problem)
-        steady, forward = self.derive(self.plan), self.derive(self.plan, forward_only=True)
-        few = {(d, i) for d in range(problem.pipelines) for i in range(self.evaluate_microbatches)}
-        out = []
-        for worker in sorted(self.live):
-            validation = [a for a in forward[worker] if a.microbatch in few]
-            message = {"type": "plan", "generation": self.generation, "steady": _json(steady[worker])}
-            out.append(Send(worker, message | {"forward": _json(validation)}))
-        return out
+        steady, forward = self.derive(self.plan), self.derive(self.plan, forwards=self.evaluate_microbatches)
+        message = {"type": "plan", "generation": self.generation}
+        return [
+            Send(worker, message | {"steady": steady.packed(worker), "forward": forward.packed(worker)})
+            for worker in sorted(self.live)
+        ]
 
     # -- generations -------------------------------------------------------------------------------------------
 
@@ -232,25 +229,27 @@ class Job:
         """All have reported: plan what is left, and say who runs what."""
         step, problem = self.committed + 1, self._problem_now()
         busy = {w: float(r["busy"]) for w, r in self._reports.items()}
-        left = remainder(problem, self._records(step), busy)
+        records, ahead = self._records(step), self._records(step + 1)
+        left = remainder(problem, records, busy)
         self.remainder_plan = None
-        per_step: list[tuple[int, Actions]] = []
-        if step < self.steps and (left.sources or any(r.done for r in self._records(step).values())):
+        per_step: list[tuple[int, Actions | None]] = []
+        if step < self.steps and (left.sources or any(r.done for r in records.values())):
             per_step.append((step, self._plan_left(left)))
-            ahead = self._records(step + 1)
             if not left.revoked and any(r.done for r in ahead.values()):
                 per_step.append((step + 1, self._plan_left(remainder(problem, ahead, {}))))
         self.phase, self._plan_due = "running", True
         if any(report["ahead"] for report in self._reports.values()):
             self._evaluation = None  # it is over, and the parameters are other ones: a loss that got lost stays so
         self._note("plan_adopted", step=step, lost=left.lost, revoked=sorted(left.revoked))
+        lacking = {w.stage for w in self.live if not records[w].reduced}
+        copies = {stage: list(source) for stage, source in left.sources.items() if stage in lacking}
         out = []
         for worker in sorted(self.live):
             out.append(Send(worker, {
                 "type": "adopt",
                 "generation": self.generation,
-                "steps": [{"step": k, "actions": _json(acts.get(worker, []))} for k, acts in per_step],
-                "copy": self._copy_from(worker, left),
+                "steps": [{"step": k, "actions": acts.packed(worker) if acts else ""} for k, acts in per_step],
+                "copy": copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
                 "revoked": sorted(left.revoked),
                 "evaluate": self._evaluation,
                 "stagger": self._staggers(),
@@ -265,11 +264,11 @@ class Job:
                     found[worker] = Record.from_json(data)
         return found
 
-    def _plan_left(self, left: Remainder) -> Actions:
+    def _plan_left(self, left: Remainder) -> Actions | None:
         if len(left.sources) == self.problem.stages:
-            return {}
+            return None
         self.remainder_plan = self.planner(left.problem)
-        return self.derive(self.remainder_plan, left.holders)
+        return self.derive(self.remainder_plan)
 
     def _problem_now(self) -> Problem:
         """With a death, peers need every bubble: the backward may be split then, whatever it is without."""
@@ -278,13 +277,6 @@ class Job:
 
     def _everybody(self) -> set[Worker]:
         return {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
-
-    def _copy_from(self, worker: Worker, left: Remainder) -> list[int] | None:
-        """The whole stage takes part in the copy if one of it lacks the sums: a broadcast needs all."""
-        source = left.sources.get(worker.stage)
-        peers = [w for w in self.live if w.stage == worker.stage]
-        records = self._records(self.committed + 1)
-        return None if source is None or all(records[w].reduced for w in peers) else list(source)
 
     # -- commits -----------------------------------------------------------------------------------------------
 
@@ -385,10 +377,6 @@ class Job:
 
     def _note(self, name: str, **fields: Any) -> None:
         self.notes.append({"event": name, "generation": self.generation, **fields})
-
-
-def _json(actions: Iterable[Action]) -> list[Any]:
-    return [a.to_json() for a in actions]
 
 
 def _tuple(x: Any) -> Any:

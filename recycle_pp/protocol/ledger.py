@@ -10,7 +10,6 @@ The coordinator turns the reports of the live workers into what is left to do:
 
     left = remainder(problem, {worker: record, ...}, busy={worker: seconds})
     left.problem   # a Problem with `done`, `busy_until`, `committed`: the planner's input
-    left.holders   # tensor -> live workers that hold it: where a re-routed op gets its inputs
     left.sources   # stage -> a live worker that holds the stage's reduced gradients
 
 Both are pure: no sockets, no clock, no torch. Only what live workers report counts; nothing needs to be known about
@@ -19,21 +18,24 @@ the dead. An op is missing exactly if no live worker has done it and its gradien
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from recycle_schedules import Action, MicroBatch, Problem, Tensor, Worker
+import numpy as np
+from recycle_schedules import Action, MicroBatch, Problem, Progress, Tensor, Worker
+from recycle_schedules.progress import BACKWARD, BIT, FORWARD
 
 Json = dict[str, Any]
 
 
 @dataclass
 class Record:
-    """One worker's part of one step; `done` keeps the order of completion."""
+    """One worker's part of one step. done: kind -> the micro-batches, two numbers each, in the order of completion."""
 
     step: int
-    done: dict[tuple[str, MicroBatch], None] = field(default_factory=dict)
+    done: dict[str, list[int]] = field(default_factory=dict)
     running: tuple[str, MicroBatch] | None = None
     reduced: bool = False  # this worker holds the stage's reduced gradients
 
@@ -43,25 +45,20 @@ class Record:
     def finish(self) -> None:
         """The running op is done."""
         assert self.running is not None
-        self.done[self.running] = None
+        kind, microbatch = self.running
+        self.done.setdefault(kind, []).extend(microbatch)
         self.running = None
 
     def to_json(self) -> Json:
         """A running op counts as done: a live worker always completes it."""
-        done = [*self.done, *([self.running] if self.running else [])]
-        return {
-            "step": self.step,
-            "done": [[kind, *mb] for kind, mb in done],
-            "reduced": self.reduced,
-        }
+        done = {kind: [*microbatches] for kind, microbatches in self.done.items()}
+        if self.running:
+            done.setdefault(self.running[0], []).extend(self.running[1])
+        return {"step": self.step, "done": done, "reduced": self.reduced}
 
     @classmethod
     def from_json(cls, data: Json) -> Record:
-        return cls(
-            step=data["step"],
-            done={(kind, (d, i)): None for kind, d, i in data["done"]},
-            reduced=data["reduced"],
-        )
+        return cls(step=data["step"], done=data["done"], reduced=data["reduced"])
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,6 @@ class Remainder:
     """What is left of a step. `revoked` stages had reduced gradients that must be summed again (see `remainder`)."""
 
     problem: Problem
-    holders: dict[Tensor, set[Worker]]
     sources: dict[int, Worker]
     revoked: frozenset[int]
     lost: frozenset[tuple[str, MicroBatch, int]]  # ops (kind F or B) that were done elsewhere and must be done again
@@ -87,86 +83,54 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
     that makes it again adds its gradient a second time, so the sum is revoked: peers go back to their own
     accumulators, which they keep until the commit, and reduce again.
     """
-    ran: dict[tuple[MicroBatch, int], tuple[Worker, set[str]]] = {}
-    holders: dict[Tensor, set[Worker]] = {}
-    for worker, record in records.items():
-        for kind, mb in record.done:
-            ran.setdefault((mb, worker.stage), (worker, set()))[1].add(kind)
-            output = made_by(kind, mb, worker.stage, problem.stages)
-            if output:
-                holders.setdefault(output, set()).add(worker)
-
+    ran = _progress(problem, records)
     sources = {w.stage: w for w, r in sorted(records.items(), reverse=True) if r.reduced}
-    revoked = _revoked(problem, ran, holders, set(sources))
+    revoked = _revoked(ran, set(sources))
     for stage in revoked:
         del sources[stage]
-
-    done: list[Json] = []
-    for (mb, stage), (worker, kinds) in ran.items():
-        for kind in sorted(kinds):
-            done.append({"op": kind, "microbatch": list(mb), "stage": stage, "worker": list(worker), "delivered": True})
     left = problem.replace(
         backward="mixed",  # whichever form what is done has, and the planner may fill bubbles with what is left
-        done=done,
+        done=ran,
         busy_until={f"{w.pipeline},{w.stage}": t for w, t in busy.items() if t > 0},
         committed=sorted(sources),
     )
-    return Remainder(left, holders, sources, frozenset(revoked), _lost(problem, ran, set(sources)))
+    return Remainder(left, sources, frozenset(revoked), _lost(problem, ran, set(sources)))
 
 
-def _lost(
-    problem: Problem,
-    ran: Mapping[tuple[MicroBatch, int], tuple[Worker, set[str]]],
-    reduced: set[int],
-) -> frozenset[tuple[str, MicroBatch, int]]:
+def _progress(problem: Problem, records: Mapping[Worker, Record]) -> Progress:
+    """All records as one table."""
+    lists = [(BIT[kind], *worker, numbers) for worker, r in records.items() for kind, numbers in r.done.items()]
+    pipeline, index = np.array(list(chain.from_iterable(x[-1] for x in lists)), np.int64).reshape(-1, 2).T
+    about = np.array([x[:-1] for x in lists], np.int64).reshape(-1, 3)
+    bits, pipelines, stages = np.repeat(about, [len(x[-1]) // 2 for x in lists], axis=0).T
+    return Progress.ran(bits, problem.first[pipeline] + index, stages, pipelines, (problem.total, problem.stages))
+
+
+def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple[str, MicroBatch, int]]:
     """Ops that no live worker ran, but whose output one has used."""
-    lost = set()
-    for stage in set(range(problem.stages)) - reduced:
-        for mb in problem.microbatch_keys():
-            if (mb, stage) in ran:
-                continue
-            above = ran.get((mb, stage + 1), (None, set()))[1]
-            below = ran.get((mb, stage - 1), (None, set()))[1]
-            backward = bool(below & {"I", "B"})
-            if "F" in above or backward:
-                lost.add(("F", mb, stage))
-            if backward:
-                lost.add(("B", mb, stage))
-    return frozenset(lost)
+    none = np.zeros((problem.total, 1), np.uint8)
+    above, below = np.c_[ran.kinds[:, 1:], none], np.c_[none, ran.kinds[:, :-1]]
+    gone = (ran.host < 0) & ~np.isin(np.arange(problem.stages), list(reduced))
+    keys, backward = problem.microbatch_keys(), (below & BACKWARD) != 0
+    used = {"F": ((above & FORWARD) != 0) | backward, "B": backward}
+    return frozenset((kind, keys[g], s) for kind, by in used.items() for g, s in np.argwhere(gone & by).tolist())
 
 
-def _revoked(
-    problem: Problem,
-    ran: Mapping[tuple[MicroBatch, int], tuple[Worker, set[str]]],
-    holders: Mapping[Tensor, set[Worker]],
-    reduced: set[int],
-) -> set[int]:
+def _revoked(ran: Progress, reduced: set[int]) -> set[int]:
     """The reduced stages that must run ops again, because a needed tensor of theirs is nowhere. Revoking a stage makes
     it need inputs in its turn: repeated until nothing changes (at most once a stage)."""
+    forward, backward = (ran.kinds & FORWARD) != 0, (ran.kinds & BACKWARD) != 0
     revoked: set[int] = set()
     while True:
+        closed = reduced - revoked
         more = set()
-        for stage in range(problem.stages):
-            if stage in reduced - revoked:
-                continue
-            for mb in problem.microbatch_keys():
-                kinds = ran[mb, stage][1] if (mb, stage) in ran else set()
-                for tensor in _missing_inputs(kinds, mb, stage, problem.stages):
-                    if tensor[2] in reduced - revoked and not holders.get(tensor):
-                        more.add(tensor[2])
+        for stage in set(range(ran.kinds.shape[1])) - closed:
+            for maker, have in ((stage - 1, forward), (stage + 1, backward)):
+                if maker in closed and (~have[:, stage] & ~have[:, maker]).any():
+                    more.add(maker)
         if not more:
             return revoked
         revoked |= more
-
-
-def _missing_inputs(kinds: Collection[str], mb: MicroBatch, stage: int, stages: int) -> list[Tensor]:
-    """The boundary tensors that the ops still missing from `kinds` take in."""
-    need: list[Tensor] = []
-    if stage > 0 and "F" not in kinds:
-        need.append(("F", mb, stage - 1))
-    if stage < stages - 1 and "I" not in kinds and "B" not in kinds:
-        need.append(("B", mb, stage + 1))
-    return need
 
 
 def made_by(kind: str, mb: MicroBatch, stage: int, stages: int) -> Tensor | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from recycle_schedules import Action, Worker
+from recycle_schedules import Action, Worker, unpack
 
 from .ledger import Record
 
@@ -114,7 +114,7 @@ class Participant:
             self.undo = self.undo or self.applied > self.committed
         self.orders = Orders(
             generation=message["generation"],
-            steps={s["step"]: _actions(s["actions"]) for s in message["steps"]},
+            steps={s["step"]: unpack(s["actions"]) for s in message["steps"]},
             steady=None,
             forward=None,
             copy=Worker(*message["copy"]) if message["copy"] else None,
@@ -126,7 +126,7 @@ class Participant:
     def plan(self, message: Json) -> None:
         """What to run in every step that nothing has broken."""
         if self.orders is not None and message["generation"] == self.generation:
-            self.orders.steady, self.orders.forward = _actions(message["steady"]), _actions(message["forward"])
+            self.orders.steady, self.orders.forward = unpack(message["steady"]), unpack(message["forward"])
 
     def commit(self, message: Json) -> None:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
@@ -170,7 +170,3 @@ class Participant:
         """Work on parameters that turned out wrong is worth nothing."""
         for later in [k for k in self.records if k > step]:
             del self.records[later]
-
-
-def _actions(data: Any) -> list[Action]:
-    return [Action.from_json(a) for a in data]

@@ -10,10 +10,11 @@ Plain data in and out; no torch. `plan` and what it needs (numba) are imported w
 
 from typing import TYPE_CHECKING, Any
 
-from .actions import Action, actions
-from .ops import KINDS, MicroBatch, Op, Tensor, Worker
+from .actions import Action, Actions, actions, unpack
+from .ops import KINDS, Done, MicroBatch, Op, Tensor, Worker
 from .plans import OpArrays, Plan
-from .problem import Begun, Done, Problem
+from .problem import Begun, Problem
+from .progress import Progress
 from .trace import Trace, load
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "Action",
+    "Actions",
     "Begun",
     "Done",
     "MicroBatch",
@@ -29,12 +31,14 @@ __all__ = [
     "OpArrays",
     "Plan",
     "Problem",
+    "Progress",
     "Tensor",
     "Trace",
     "Worker",
     "actions",
     "load",
     "plan",
+    "unpack",
 ]
 
 

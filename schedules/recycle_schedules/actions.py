@@ -1,175 +1,241 @@
 """What each worker does, in order: a plan's ops with the messages between them.
 
-    for worker, todo in actions(plan).items():
-        for action in todo: ...            # Action("RECV_F", stage, microbatch, peer), Action("F", ...), ...
+    todo = actions(plan)
+    for action in todo[Worker(0, 2)]: ...       # Action("RECV_F", stage, microbatch, peer), Action("F", ...), ...
+    unpack(todo.packed(Worker(0, 2)))           # the same list, after a journey as text
 
 Messages may be handled strictly in order between any two workers (NCCL) and nothing can deadlock: all messages have one
 total order, by the planned start of the op that makes the tensor, and both ends of a pair keep to it. An op waits only
 for tensors whose producers start earlier, so the earliest op that has not run can always run.
+
+A step of a thousand workers has a million actions, and a recovery waits for them: everything is done on whole columns
+(numpy) until a worker takes its own list apart.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .ops import MicroBatch, Op, Tensor, Worker
-from .plans import Plan
+import numpy as np
+
+from .ops import KINDS, B, F, I, MicroBatch, Op, Tensor, W, Worker
+from .plans import OpArrays, Plan
+from .progress import BACKWARD, FORWARD
+
+NAMES = (*KINDS, "SEND_F", "SEND_B", "RECV_F", "RECV_B", "REDUCE")
+"""Kinds of actions; a table holds their positions."""
+
+_SEND, _RECV, _REDUCE = 5, 7, 9  # positions in NAMES; for a gradient (B) one more
+_HELD = -2  # instead of the op that makes a tensor: made before time 0
+_MESSAGE, _SUM, _OP = range(3)  # what comes first in a gap between two ops, and the op behind it
+_ROW = np.dtype("<i4")
 
 
 class Action(NamedTuple):
-    """One entry of a worker's list, in torch's notation. `stage` is the worker's own: RECV_F at stage s receives the
-    output of F at s - 1, RECV_B the input gradient made at s + 1; SEND_x sends what stage s made. REDUCE is the
-    stage's all-reduce. `peer` is the other end of a message, None otherwise."""
+    """One entry of a worker's list, in torch's notation. RECV_F at stage s receives the output of F at s - 1, RECV_B
+    the input gradient made at s + 1; SEND_x sends what stage s made. REDUCE is the stage's all-reduce. `peer` is the
+    other end of a message, None otherwise."""
 
     kind: str
     stage: int
     microbatch: MicroBatch | None = None
     peer: Worker | None = None
 
-    def to_json(self) -> list[Any]:
-        lists = (None if x is None else list(x) for x in (self.microbatch, self.peer))
-        return [self.kind, self.stage, *lists]
-
-    @classmethod
-    def from_json(cls, data: list[Any]) -> Action:
-        kind, stage, mb, peer = data
-        return cls(kind, stage, None if mb is None else (mb[0], mb[1]), None if peer is None else Worker(*peer))
-
     def __str__(self) -> str:
         mb = "" if self.microbatch is None else f"{self.microbatch[0]}.{self.microbatch[1]}"
         return f"{self.stage}{self.kind}{mb}"
 
 
-class _Message(NamedTuple):
-    """A tensor on its way. Compared by `order`: re-sends first, as their consumers need them, then by producer."""
+class Actions(Mapping[Worker, list[Action]]):
+    """The list of every live worker.
 
-    order: tuple[float, ...]
-    tensor: Tensor
-    sender: Worker
-    receiver: Worker
-    made: int  # position of the producer among the sender's ops; -1: held from the start
-    used: int  # position of the consumer among the receiver's ops
+    table: int32, shape (n, 6): kind (position in NAMES), stage, micro-batch, peer (two numbers each; -1, -1 for none);
+    rows: where a worker's part of it is."""
+
+    def __init__(self, table: np.ndarray, rows: Mapping[Worker, slice]) -> None:
+        self._table, self._rows = table, rows
+
+    def __getitem__(self, worker: Worker) -> list[Action]:
+        return _listed(self._table[self._rows[worker]])
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def packed(self, worker: Worker) -> str:
+        """A worker's part of the table in base64; nothing for a worker without one."""
+        return base64.b64encode(self._table[self._rows.get(worker, slice(0))].tobytes()).decode()
+
+
+def unpack(text: str) -> list[Action]:
+    """The list that `Actions.packed` gave; ValueError if it is none."""
+    return _listed(np.frombuffer(base64.b64decode(text, validate=True), _ROW).reshape(-1, 6))
 
 
 def actions(
-    plan: Plan, holders: Mapping[Tensor, Collection[Worker]] | None = None, *, forward_only: bool = False
-) -> dict[Worker, list[Action]]:
+    plan: Plan, holders: Mapping[Tensor, Collection[Worker]] | None = None, *, forwards: int | None = None
+) -> Actions:
     """Every live worker's list.
 
-    holders       the live workers that hold a tensor made before time 0. Who holds it needs no message; anybody else
-                  gets it from one of them, the one that made it if possible. Live workers that did an op before time 0
-                  count as holders of its output.
-    forward_only  only F and its messages: a validation pass
+    holders   further live workers that hold a tensor made before time 0. Who holds it needs no message; anybody else
+              gets it from one of them, the one that made it if possible: live workers that did an op before time 0
+              hold its output.
+    forwards  only F of the first so many micro-batches of each pipeline, and its messages: a validation pass
 
     SENDs follow their producer at once, re-sends come first of all; a RECV stands a compute op ahead of its consumer
     where the order of messages allows it, so that the transfer overlaps compute. ValueError if a tensor is needed that
     nobody makes or holds.
     """
-    lists: dict[Worker, list[Op]] = {w: [] for w in plan.problem.workers()}
-    arrays = plan.arrays.take(plan.running_order())
-    for op in plan._ops(arrays):
-        if not forward_only or op.kind == "F":
-            lists[op.worker].append(op)
-    inbox: dict[Worker, list[_Message]] = {w: [] for w in lists}
-    outbox: dict[Worker, list[_Message]] = {w: [] for w in lists}
-    for message in _messages(plan, lists, holders or {}, forward_only):
-        inbox[message.receiver].append(message)
-        outbox[message.sender].append(message)
-    reduce = set() if forward_only else set(range(plan.problem.stages)) - plan.problem.finished
-    return {w: _merge(ops, inbox[w], outbox[w], w.stage if w.stage in reduce else None) for w, ops in lists.items()}
+    ops = _Ops.of(plan, forwards)
+    messages = _messages(plan, ops, holders or {})
+    reduced = [] if forwards is not None else sorted(set(range(plan.problem.stages)) - plan.problem.finished)
+    return _merged(plan, ops, messages, reduced)
 
 
-def _messages(
-    plan: Plan, lists: Mapping[Worker, list[Op]], holders: Mapping[Tensor, Collection[Worker]], forward_only: bool
-) -> Iterator[_Message]:
-    """Every boundary tensor that has to travel."""
-    p = plan.problem
-    made: dict[Tensor, tuple[Op, int]] = {}
-    for ops in lists.values():
-        for position, op in enumerate(ops):
-            if op.microbatch is not None and op.kind != "W":
-                made["F" if op.kind == "F" else "B", op.microbatch, op.stage] = op, position
-    for worker, ops in lists.items():
-        for position, op in enumerate(ops):
-            tensor = needed(op, p.stages)
-            if tensor is None:
-                continue
-            having = set(holders.get(tensor, ()))
-            begun = p.begun.get((tensor[1], tensor[2]))
-            maker = begun.worker if begun and begun.kinds & ({"F"} if tensor[0] == "F" else {"I", "B"}) else None
-            if maker is not None:
-                having.add(maker)
-            if worker in having:
-                continue
-            if having:
-                sender = maker if maker is not None else min(having)
-                yield _Message((-1.0, op.start, *_chain(op, p.stages)), tensor, sender, worker, -1, position)
-            elif tensor in made:
-                source, index = made[tensor]
-                order = (0.0, source.start, source.end, *_chain(source, p.stages))
-                yield _Message(order, tensor, source.worker, worker, index, position)
-            else:
-                raise ValueError(
-                    f"{op.kind} of micro-batch {op.microbatch} on {worker} needs a tensor that nobody holds"
-                )
+class _Ops(NamedTuple):
+    """The ops as columns, shape (n,), in running order: dependencies go upwards."""
+
+    arrays: OpArrays
+    worker: np.ndarray  # pipeline * P + stage
+    place: np.ndarray  # among the worker's ops
+
+    @classmethod
+    def of(cls, plan: Plan, forwards: int | None) -> _Ops:
+        a, p = plan.arrays, plan.problem
+        if forwards is not None:
+            index = np.concatenate([np.arange(m) for m in (*p.counts, 1)])  # in its pipeline; the last one is of O
+            a = a.take((a.kind == F) & (index[a.microbatch] < forwards))
+        a = a.take(plan.running_order(a))
+        worker = a.pipeline * np.int64(p.stages) + a.stage
+        by_worker = np.argsort(worker, kind="stable")
+        counts = np.bincount(worker, minlength=p.pipelines * p.stages)
+        place = np.empty(len(a), np.int64)
+        place[by_worker] = np.arange(len(a)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return cls(a, worker, place)
 
 
-def needed(op: Op, stages: int) -> Tensor | None:
-    """The boundary tensor that an op takes in, or None."""
-    if op.microbatch is None:
-        return None
-    if op.kind == "F" and op.stage > 0:
-        return "F", op.microbatch, op.stage - 1
-    if op.kind in ("I", "B") and op.stage < stages - 1:
-        return "B", op.microbatch, op.stage + 1
-    return None
+class _Messages(NamedTuple):
+    """Boundary tensors that have to travel, as columns, shape (m,), in the one order that all workers keep to:
+    re-sends first, as their consumers need them, then by producer."""
+
+    gradient: np.ndarray  # bool: made by I or B
+    microbatch: np.ndarray  # global id
+    stage: np.ndarray  # that made the tensor
+    sender: np.ndarray  # pipeline * P + stage
+    receiver: np.ndarray
+    made: np.ndarray  # place of the producer among the sender's ops; -1: held from the start
+    used: np.ndarray  # place of the consumer among the receiver's ops
 
 
-def _chain(op: Op, stages: int) -> tuple[int, int, int]:
-    """Ties of ops that start together: by place in the micro-batch's chain, so that dependencies always go upwards."""
+def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]]) -> _Messages:
+    p, a = plan.problem, ops.arrays
+    maker = np.full((2, p.total, p.stages), -1)  # of a tensor: index of the op
+    for gradient, makes in enumerate((a.kind == F, (a.kind == I) | (a.kind == B))):
+        maker[gradient, a.microbatch[makes], a.stage[makes]] = np.flatnonzero(makes)
+    consumer = np.flatnonzero(
+        ((a.kind == F) & (a.stage > 0)) | (((a.kind == I) | (a.kind == B)) & (a.stage < p.stages - 1))
+    )
+    gradient = (a.kind[consumer] != F).astype(np.int64)
+    stage = a.stage[consumer] + np.where(gradient, 1, -1)
+    at = a.microbatch[consumer], stage
+    kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # whoever made it lives and holds it
+    source = np.where(kept, _HELD, maker[gradient, *at])
+    sender = np.where(kept, p.progress.host[at] * p.stages + stage, ops.worker[np.maximum(source, 0)])
+    local = np.zeros(len(consumer), bool)
+    for k, op in enumerate(plan.listed(a.take(consumer)) if holders else ()):
+        having = holders.get(_needed(op), ())
+        local[k] = op.worker in having
+        if having and not kept[k]:
+            first = min(having)
+            sender[k], source[k] = first.pipeline * p.stages + first.stage, _HELD
+    missing = np.flatnonzero(source == -1)
+    if len(missing):
+        op = next(plan.listed(a.take(consumer[missing])))
+        raise ValueError(f"{op.kind} of micro-batch {op.microbatch} on {op.worker} needs a tensor that nobody holds")
+    order = np.argsort(np.where(source < 0, consumer, len(a) + source))
+    order = order[~local[order]]
+    consumer, source = consumer[order], source[order]
+    return _Messages(
+        gradient[order].astype(bool), a.microbatch[consumer], stage[order], sender[order], ops.worker[consumer],
+        np.where(source < 0, -1, ops.place[np.maximum(source, 0)]), ops.place[consumer],
+    )  # fmt: skip
+
+
+def _needed(op: Op) -> Tensor:
+    """The boundary tensor that a consumer takes in."""
     assert op.microbatch is not None
-    place = op.stage if op.kind == "F" else 2 * stages - 1 - op.stage
-    return place, *op.microbatch
+    return ("F", op.microbatch, op.stage - 1) if op.kind == "F" else ("B", op.microbatch, op.stage + 1)
 
 
-def _merge(ops: list[Op], inbox: list[_Message], outbox: list[_Message], reduce: int | None) -> list[Action]:
-    """One worker's list: its ops, with the messages sorted into the gaps between them (gap k stands before op k).
+def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> Actions:
+    """The lists: ops, with the messages sorted into the gaps between them (gap k stands before a worker's op k).
 
-    reduce: the stage whose gradients are summed after the worker's last one, None for no sum."""
-    gaps: list[list[tuple[tuple[float, ...], Action]]] = [[] for _ in range(len(ops) + 1)]
-    pairs: dict[Worker, list[tuple[_Message, bool]]] = {}
-    for m in inbox:
-        pairs.setdefault(m.sender, []).append((m, False))
-    for m in outbox:
-        pairs.setdefault(m.receiver, []).append((m, True))
-    for peer, messages in pairs.items():
-        messages.sort()
-        for (m, sends), gap in zip(messages, _gaps(messages), strict=True):
-            kind, mb, made_at = m.tensor
-            stage = made_at if sends else made_at + (1 if kind == "F" else -1)
-            gaps[gap].append((m.order, Action(("SEND_" if sends else "RECV_") + kind, stage, mb, peer)))
-    out: list[Action] = []
-    last_gradient = max((k for k, op in enumerate(ops) if op.kind in ("W", "B")), default=-1)
-    for k, gap_items in enumerate(gaps):
-        out += [action for _, action in sorted(gap_items)]
-        if reduce is not None and k == last_gradient + 1:
-            out.append(Action("REDUCE", reduce))
-        if k < len(ops):
-            out.append(Action(ops[k].kind, ops[k].stage, ops[k].microbatch))
+    reduced: the stages whose gradients are summed after each worker's last one."""
+    p, a, m = plan.problem, ops.arrays, messages
+    peers, n = p.pipelines * p.stages, len(m.made)
+    worker, peer, number = np.r_[m.sender, m.receiver], np.r_[m.receiver, m.sender], np.tile(np.arange(n), 2)
+    gap = _gaps(worker * peers + peer, number, np.r_[m.made, m.used], np.arange(2 * n) < n)
+    live = np.array([w.pipeline * p.stages + w.stage for w in p.workers()])
+    summing = live[np.isin(live % p.stages, reduced)]
+    last = np.full(peers, -1)
+    gradients = (a.kind == W) | (a.kind == B)
+    np.maximum.at(last, ops.worker[gradients], ops.place[gradients])
+
+    where = np.r_[worker, summing, ops.worker]
+    gaps = np.r_[gap, last[summing] + 1, ops.place]
+    what = np.repeat([_MESSAGE, _SUM, _OP], (2 * n, len(summing), len(a)))
+    turn = np.r_[number, np.zeros(len(where) - 2 * n, np.int64)]
+    order = np.argsort(((where * (gaps.max(initial=0) + 1) + gaps) * 3 + what) * (n + 1) + turn)
+
+    none = np.full(len(summing), -1)
+    kind = np.r_[_SEND + m.gradient, _RECV + m.gradient, np.full(len(summing), _REDUCE), a.kind]
+    mb = np.r_[m.microbatch, m.microbatch, none, a.microbatch]
+    others = np.r_[peer, none, np.full(len(a), -1)]
+    first = p.first
+    pipeline = np.where(mb < 0, -1, np.searchsorted(first, mb, side="right") - 1)
+    stage = np.r_[m.stage, where[n:] % p.stages]  # a SEND's is the one that made the tensor, whoever holds it
+    columns = (kind, stage, pipeline, np.where(mb < 0, -1, mb - first[pipeline]),
+               np.where(others < 0, -1, others // p.stages), np.where(others < 0, -1, others % p.stages))  # fmt: skip
+    table = np.stack(columns, axis=1).astype(_ROW)[order]
+    ends = np.cumsum(np.bincount(where, minlength=peers)).tolist()
+    rows = {w: slice(ends[k - 1] if k else 0, ends[k]) for w, k in zip(p.workers(), live.tolist(), strict=True)}
+    return Actions(table, rows)
+
+
+def _gaps(pair: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
+    """Into which gap of its worker's ops each message goes. A SEND follows its producer. A RECV should stand one op
+    ahead of its consumer, but before the producer of the pair's next SEND and after the pair's last one.
+
+    pair: this end and the other; number: place in the order; op: producer or consumer; shapes (2m,)"""
+    order = np.argsort(pair * len(pair) + number)
+    pair, op, sends = pair[order], op[order], sends[order]
+    gap = np.where(sends, op + 1, np.maximum(op - 1, 0))
+    new = np.r_[True, pair[1:] != pair[:-1]][: len(pair)]
+    # Receives that follow each other in one pair: none later than the next (or the next send's producer), ...
+    latest = np.where(sends, np.maximum(op, 0), gap)
+    back = np.cumsum((sends | np.r_[new[1:], True][: len(new)])[::-1])
+    gap = np.where(sends, gap, _running(-latest[::-1], back)[::-1] * -1)
+    # ... and none earlier than the one before (or the last send).
+    gap = _running(gap, np.cumsum(sends | new))
+    out = np.empty_like(gap)
+    out[order] = gap
     return out
 
 
-def _gaps(messages: list[tuple[_Message, bool]]) -> list[int]:
-    """Where the messages of one pair go, for one end. A SEND follows its producer. A RECV should stand one op ahead of
-    its consumer, but before the producer of the pair's next SEND and after the pair's last one."""
-    gaps = [m.made + 1 if sends else max(m.used - 1, 0) for m, sends in messages]
-    latest = len(gaps) and max(gaps)
-    for k in reversed(range(len(messages))):
-        m, sends = messages[k]
-        gaps[k] = gaps[k] if sends else min(gaps[k], latest)
-        latest = max(m.made, 0) if sends else gaps[k]
-    earliest = 0
-    for k, (_, sends) in enumerate(messages):
-        gaps[k] = earliest = gaps[k] if sends else max(gaps[k], earliest)
-    return gaps
+def _running(values: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """The running maximum, begun anew with each part (numbered upwards)."""
+    if not len(values):
+        return values
+    step = int(values.max() - values.min()) + 1
+    return np.maximum.accumulate(values + part * step) - part * step
+
+
+def _listed(rows: np.ndarray) -> list[Action]:
+    return [
+        Action(NAMES[kind], stage, None if d < 0 else (d, i), None if e < 0 else Worker(e, s))
+        for kind, stage, d, i, e, s in rows.tolist()
+    ]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numba
 
-from . import local_search, portfolio, timing
+from . import local_search, one_machine, portfolio, timing
 
 Function = Callable[..., Any]
 
@@ -34,6 +34,7 @@ SIGNATURES: dict[Function, str] = {
     timing.stage_times: "stages i8, host i8[::1], duration i8[:,::1], codes i8[::1], starts i8[::1]",
     timing.latest: f"stages i8, host i8[::1], {PROBLEM}, {LAGS}, codes i8[::1], order i8[::1], placed i8, "
     "deadline i8[::1], starts i8[::1]",
+    one_machine.one_machine: "begin i8[::1], head f8[::1], length f8[::1], tail f8[::1], order i8[::1], rank i8[::1]",
 }
 """Names and types of all arguments: with types given, the code is made or fetched at once and never again."""
 
@@ -48,6 +49,7 @@ class Loops:
         self.earliest: Function = timing.earliest
         self.latest: Function = timing.latest
         self.stage_times: Function = timing.stage_times
+        self.one_machine: Function = one_machine.one_machine
 
 
 LOOPS = Loops()

@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from .ops import Worker
-from .plans import offsets
 from .problem import Problem
+from .progress import BACKWARD, FORWARD, WEIGHTS
 
 NEED_F, NEED_G, NEED_W = 1, 2, 4
 """Bits of `todo`: forward, backward for the input (or both in one), backward for the weights (or both in one)."""
@@ -82,21 +82,18 @@ class Instance:
         stage_times = np.array([p.per_stage(kind) for kind in "FIWBO"])
         duration = np.rint(np.tile(stage_times, (1, D)) / speed * ticks).astype(np.int64)
         pipeline = np.repeat(np.arange(D, dtype=np.int32), p.counts)
-        index = (np.arange(N) - offsets(p)[pipeline]).astype(np.int32)
+        index = (np.arange(N) - p.first[pipeline]).astype(np.int32)
         own = pipeline[:, None] * P + np.arange(P, dtype=np.int32)[None, :]
         host = np.full((N, P), -1) if p.reroute == "any" else np.where(alive[own], own, -1)
         todo = np.full((N, P), NEED_F | NEED_G | NEED_W, dtype=np.uint8)
         sent = np.zeros((N, P), dtype=np.uint8)
-        first = offsets(p)
-        for (mb, s), (w, kinds) in p.begun.items():
-            g = first[mb[0]] + mb[1]
-            host[g, s] = w.pipeline * P + w.stage
-            for kind in kinds:
-                todo[g, s] &= ~{"F": NEED_F, "I": NEED_G, "W": NEED_W, "B": NEED_G | NEED_W}[kind] & 7
-        for kind, mb, s in p.delivered:
-            sent[first[mb[0]] + mb[1], s] |= 1 if kind == "F" else 2
-        for s in p.finished:
-            todo[:, s], sent[:, s] = 0, 3
+        if p.remainder:
+            of = p.progress
+            host = np.where((of.host >= 0) & p.open, of.host * P + np.arange(P), host)
+            for need, kinds in ((NEED_F, FORWARD), (NEED_G, BACKWARD), (NEED_W, WEIGHTS)):
+                todo[(of.kinds & kinds) != 0] &= 7 ^ need
+            sent |= of.sent
+            todo[:, ~p.open], sent[:, ~p.open] = 0, 3
         release = np.zeros(D * P, dtype=np.int64)
         for w, t in p.busy.items():
             release[w.pipeline * P + w.stage] = up(t)

@@ -40,6 +40,16 @@ class Worker(NamedTuple):
         return cls(int(parts[0]), int(parts[1]))
 
 
+class Done(NamedTuple):
+    """An op that ended before time 0. `delivered`: its output survived at its receiver or in a log."""
+
+    op: str
+    microbatch: MicroBatch
+    stage: int
+    worker: Worker
+    delivered: bool = False
+
+
 class Op(NamedTuple):
     """One op of a plan or trace; `microbatch` is None for O. Times in the plan's unit."""
 

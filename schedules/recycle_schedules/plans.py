@@ -36,7 +36,7 @@ class OpArrays:
 
     @classmethod
     def of(cls, problem: Problem, ops: Iterable[Op]) -> OpArrays:
-        offset = offsets(problem).tolist()
+        offset = problem.first.tolist()
         number = lambda mb: -1 if mb is None else offset[mb[0]] + mb[1]  # noqa: E731
         rows = [(KINDS.index(o.kind), number(o.microbatch), o.stage, o.worker.pipeline, o.start, o.end) for o in ops]
         columns = zip(*rows, strict=True) if rows else [()] * 6
@@ -49,11 +49,6 @@ class OpArrays:
     def take(self, index: Any) -> OpArrays:
         """The entries that a numpy index or mask picks."""
         return OpArrays(*(getattr(self, f)[index] for f in self.__dataclass_fields__))
-
-
-def offsets(problem: Problem) -> np.ndarray:
-    """Global id of the first micro-batch of each pipeline, and the total: int64, shape (D + 1,)."""
-    return np.concatenate([[0], np.cumsum(problem.counts, dtype=np.int64)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +69,13 @@ class Plan:
     @property
     def ops(self) -> Iterator[Op]:
         """Every op, in the order of the arrays."""
-        return self._ops(self.arrays)
+        return self.listed(self.arrays)
 
     def of(self, worker: Worker) -> list[Op]:
         """The ops of one worker, in the order in which it runs them."""
         a = self.arrays
         mine = a.take((a.stage == worker.stage) & (a.pipeline == worker.pipeline))
-        return list(self._ops(mine.take(self.running_order(mine))))
+        return list(self.listed(mine.take(self.running_order(mine))))
 
     def running_order(self, arrays: OpArrays | None = None) -> np.ndarray:
         """Indices that sort ops by start, then end, then their place in a micro-batch's chain (F down, back up, W, O),
@@ -88,7 +83,7 @@ class Plan:
         a = self.arrays if arrays is None else arrays
         return np.lexsort((chain_position(a, self.problem.stages), a.end, a.start))
 
-    def _ops(self, a: OpArrays) -> Iterator[Op]:
+    def listed(self, a: OpArrays) -> Iterator[Op]:
         keys: list[MicroBatch | None] = [*self.problem.microbatch_keys(), None]
         for k, g, s, d, t0, t1 in zip(
             a.kind.tolist(), a.microbatch.tolist(), a.stage.tolist(), a.pipeline.tolist(), a.start.tolist(),

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from .ops import KINDS, MicroBatch, Worker
+import numpy as np
+
+from .ops import KINDS, Done, MicroBatch, Worker
+from .progress import BIT, WEIGHTS, Progress
 
 Json = dict[str, Any]
 
@@ -30,16 +33,6 @@ OP_SETS = {
     "mixed": (frozenset("FIW"), frozenset("FB")),
 }
 """What one micro-batch needs at one stage, by `backward`."""
-
-
-class Done(NamedTuple):
-    """An op that ended before time 0. `delivered`: its output survived at its receiver or in a log."""
-
-    op: str
-    microbatch: MicroBatch
-    stage: int
-    worker: Worker
-    delivered: bool = False
 
 
 class Begun(NamedTuple):
@@ -67,7 +60,8 @@ class Problem:
     allreduce      time from a stage's last gradient to its optimizer steps; one per stage or one for all
     reroute        "failed_only": micro-batches leave their pipeline only where its worker is dead | "any"
     speed          {"d,s": x}: that worker takes duration / x
-    done, busy_until {"d,s": t}, committed [stage]    with any of them: the remainder of a broken step; time 0 is now
+    done [Done] | Progress, busy_until {"d,s": t}, committed [stage]
+                   with any of them: the remainder of a broken step; time 0 is now
     """
 
     pipelines: int
@@ -84,7 +78,7 @@ class Problem:
     allreduce: Any = 0.0
     reroute: str = "failed_only"
     speed: Mapping[str, float] = field(default_factory=dict)
-    done: Iterable[Done] | None = None
+    done: Iterable[Done] | Progress | None = None
     busy_until: Mapping[str, float] | None = None
     committed: Iterable[int] | None = None
     name: str | None = None
@@ -115,6 +109,8 @@ class Problem:
         out: Json = {}
         for f in fields(self):
             value = getattr(self, f.name)
+            if isinstance(value, Progress):
+                value = tuple(value.entries(self))
             empty = value is None or (f.name in ("failed", "speed", "durations") and not value)
             if not empty and value != f.default:
                 out[f.name] = _plain(value)
@@ -140,6 +136,11 @@ class Problem:
     def total(self) -> int:
         """Micro-batches of all pipelines."""
         return sum(self.counts)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """Global id of the first micro-batch of each pipeline, and the total: int64, shape (D + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
 
     def microbatch_keys(self) -> list[MicroBatch]:
         """All micro-batches in the order of their global ids."""
@@ -219,36 +220,33 @@ class Problem:
         return {w: t for w, t in given if w not in self.dead and t > 0}
 
     @cached_property
-    def begun(self) -> dict[tuple[MicroBatch, int], Begun]:
-        """(micro-batch, stage) -> what a live worker has done of it, in stages that are not finished."""
-        found: dict[tuple[MicroBatch, int], Begun] = {}
-        for e in self.done or ():
-            if e.worker not in self.dead and e.stage not in self.finished:
-                had = found.get((e.microbatch, e.stage))
-                found[e.microbatch, e.stage] = Begun(e.worker, (had.kinds if had else frozenset()) | {e.op})
-        return found
+    def progress(self) -> Progress:
+        """What is done, in finished stages too."""
+        return self.done if isinstance(self.done, Progress) else Progress.of(self, tuple(self.done or ()))
 
     @cached_property
-    def delivered(self) -> frozenset[tuple[str, MicroBatch, int]]:
-        """("F" or "I" (also for B), micro-batch, stage) whose output is wherever it is needed from time 0."""
-        return frozenset(
-            ("F" if e.op == "F" else "I", e.microbatch, e.stage)
-            for e in self.done or ()
-            if e.op != "W" and (e.delivered or e.worker not in self.dead)
-        )
+    def open(self) -> np.ndarray:
+        """(P,) bool: the stages that are not finished."""
+        return ~np.isin(np.arange(self.stages), list(self.finished))
 
-    def arrived(self, kind: str, microbatch: MicroBatch, stage: int) -> bool:
-        """Is the output of F or I (or B) where it is needed, from time 0?"""
-        return stage in self.finished or ("F" if kind == "F" else "I", microbatch, stage) in self.delivered
+    @cached_property
+    def begun(self) -> dict[tuple[MicroBatch, int], Begun]:
+        """(micro-batch, stage) -> what a live worker has done of it, in stages that are not finished."""
+        of, keys = self.progress, self.microbatch_keys()
+        sets = [frozenset(kind for kind in KINDS if bits & BIT[kind]) for bits in range(1 << len(KINDS))]
+        return {
+            (keys[g], s): Begun(Worker(int(of.host[g, s]), s), sets[of.kinds[g, s]])
+            for g, s in np.argwhere((of.host >= 0) & self.open).tolist()
+        }
 
     @cached_property
     def held(self) -> dict[Worker, float]:
         """Micro-batches in flight at time 0, by worker."""
-        found: dict[Worker, float] = {}
-        for worker, kinds in self.begun.values():
-            if not kinds & {"W", "B"}:
-                found[worker] = found.get(worker, 0.0) + 1 - (self.i_release if "I" in kinds else 0.0)
-        return found
+        of = self.progress
+        g, s = np.nonzero((of.host >= 0) & ((of.kinds & WEIGHTS) == 0) & self.open)
+        found = np.zeros((self.pipelines, self.stages))
+        np.add.at(found, (of.host[g, s], s), np.where(of.kinds[g, s] & BIT["I"], 1 - self.i_release, 1.0))
+        return {Worker(d, s): float(found[d, s]) for d, s in np.argwhere(found).tolist()}
 
 
 def _plain(value: Any) -> Any:
@@ -262,4 +260,4 @@ def _plain(value: Any) -> Any:
     return value
 
 
-__all__ = ["CHOICES", "KINDS", "OP_SETS", "Begun", "Done", "Problem"]
+__all__ = ["CHOICES", "OP_SETS", "Begun", "Problem"]

@@ -6,10 +6,13 @@ check(problem)    # ValueError("speed: ..."), or the problem with its keys in ca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .ops import KINDS, Worker
+import numpy as np
+
+from .ops import KINDS, Done, Worker
+from .progress import BIT, Progress
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -170,9 +173,9 @@ def _room(p: Problem) -> None:
         )
         if len(roomy) == len(pipelines):
             continue
-        for mb in p.microbatch_keys():
+        for mb, host in zip(p.microbatch_keys(), p.progress.host[:, s].tolist(), strict=True):
             own = p.reroute == "failed_only" and (mb[0], s) not in p.dead
-            if (mb, s) not in p.begun and not (mb[0] in roomy if own else roomy):
+            if host < 0 and not (mb[0] in roomy if own else roomy):
                 who = f"worker {Worker(mb[0], s)}" if own else f"any live worker of stage {s}"
                 raise ValueError(f"memory_limit: {who} may hold less than one micro-batch, so no schedule exists")
 
@@ -189,10 +192,22 @@ def _remainder(p: Problem, put: Any) -> None:
         put("committed", tuple(sorted(set(p.committed))))
     if p.done is None:
         return
-    put("done", tuple(_done_entry(p, entry) for entry in p.done))
+    if not isinstance(p.done, Progress):
+        put("done", _done(p, p.done))
+    of = p.progress
+    full = [sum(BIT[kind] for kind in kinds) for kinds in OP_SETS[p.backward]]
+    fits = [bits & BIT["F"] and bits != BIT["F"] | BIT["W"] and any(bits & all_ == bits for all_ in full)
+            for bits in range(1 << len(KINDS))]  # fmt: skip
+    for g, s in np.argwhere((of.host >= 0) & p.open & ~np.array(fits, bool)[of.kinds])[:1].tolist():
+        kinds = ", ".join(sorted(kind for kind in KINDS if of.kinds[g, s] & BIT[kind]))
+        raise ValueError(f"done: micro-batch {p.microbatch_keys()[g]} at stage {s} cannot have just {kinds}")
+
+
+def _done(p: Problem, entries: Iterable[Any]) -> tuple[Done, ...]:
+    done = tuple(_done_entry(p, entry) for entry in entries)
     seen: set[Any] = set()
     hosts: dict[Any, Worker] = {}
-    for e in p.done:
+    for e in done:
         key = (e.op, e.microbatch, e.worker)
         if key in seen:
             raise ValueError(f"done: {e.op} of micro-batch {e.microbatch} on worker {e.worker} is given twice")
@@ -200,15 +215,10 @@ def _remainder(p: Problem, put: Any) -> None:
         place = (e.microbatch, e.stage)
         if e.stage not in p.finished and e.worker not in p.dead and hosts.setdefault(place, e.worker) != e.worker:
             raise ValueError(f"done: micro-batch {e.microbatch} ran on two live workers of stage {e.stage}")
-    for (mb, s), (_, kinds) in p.begun.items():
-        fits = any(kinds <= full for full in OP_SETS[p.backward])
-        if not fits or "F" not in kinds or kinds == {"F", "W"}:
-            raise ValueError(f"done: micro-batch {mb} at stage {s} cannot have just {', '.join(sorted(kinds))}")
+    return done
 
 
-def _done_entry(p: Problem, entry: Any) -> Any:
-    from .problem import Done
-
+def _done_entry(p: Problem, entry: Any) -> Done:
     if isinstance(entry, Done):
         return entry
     try:

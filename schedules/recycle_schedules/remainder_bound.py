@@ -13,9 +13,10 @@ import math
 
 import numpy as np
 
+from .compiled import LOOPS
 from .ops import Worker
-from .plans import offsets
 from .problem import Problem
+from .progress import BACKWARD, FORWARD, WEIGHTS
 
 Array = np.ndarray
 
@@ -58,15 +59,10 @@ class _Missing:
                 host[s] = np.where(alive[s, pipeline], pipeline, -1)
             if alive[s].sum() == 1:
                 host[s] = int(np.flatnonzero(alive[s])[0])
-        had = np.zeros((P, N), dtype=np.uint8)
-        first = offsets(p)
-        for (mb, s), (w, kinds) in p.begun.items():
-            k = first[mb[0]] + mb[1]
-            host[s, k] = w.pipeline
-            had[s, k] = 1 * ("F" in kinds) | 2 * bool(kinds & {"I", "B"}) | 4 * bool(kinds & {"W", "B"})
-        there = np.zeros((P, N), dtype=np.uint8)  # 1: output of F, 2: of I or B is where it is needed
-        for kind, mb, s in p.delivered:
-            there[s, first[mb[0]] + mb[1]] |= 1 if kind == "F" else 2
+        of = p.progress
+        host = np.where((of.host.T >= 0) & p.open[:, None], of.host.T, host)
+        had = sum(bit * ((of.kinds.T & kinds) != 0) for bit, kinds in ((1, FORWARD), (2, BACKWARD), (4, WEIGHTS)))
+        there = of.sent.T.copy()
         there[list(p.finished)] = 3
         had[list(p.finished)] = 7
         self.host = host
@@ -139,16 +135,20 @@ class _Missing:
 
     def one_machine(self) -> float:
         """The ops that are bound to one worker, as one machine."""
-        best = 0.0
-        for s in self.open:
-            for d in self.p.live[s]:
-                mine = self.host[s] == d
-                jobs: list[tuple[float, float, float]] = []
-                for h, x, t in self.jobs:
-                    m = mine & ~np.isnan(x[s])
-                    jobs += zip(h[s][m].tolist(), x[s][m].tolist(), t[s][m].tolist(), strict=True)
-                best = max(best, _one_machine(jobs))
-        return best
+        bound = self.host >= 0
+        missing = [bound & ~np.isnan(x) for _, x, _ in self.jobs]
+        head, length, tail = (
+            np.concatenate([job[k][m] for job, m in zip(self.jobs, missing, strict=True)]) for k in range(3)
+        )
+        machine = np.arange(len(self.host))[:, None] * self.p.pipelines + self.host
+        machine = np.concatenate([machine[m] for m in missing])
+        by_head = np.lexsort((head, machine))
+        head, length, tail, machine = head[by_head], length[by_head], tail[by_head], machine[by_head]
+        begin = np.searchsorted(machine, np.arange(self.p.stages * self.p.pipelines + 1))
+        order = np.argsort(-tail, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        return float(LOOPS.one_machine(begin, head, length, tail, order, rank))
 
 
 def _tails(p: Problem, open_: list[int]) -> Array:
@@ -160,22 +160,3 @@ def _tails(p: Problem, open_: list[int]) -> Array:
     for s in open_:
         tail[s] = p.per_stage("allreduce")[s] + (max(step.values()) if p.optimizer == "barrier" else step[s])
     return tail
-
-
-def _one_machine(jobs: list[tuple[float, float, float]]) -> float:
-    """Least completion of jobs (head, length, tail) on one machine with preemption: longest tail first."""
-    jobs = sorted(jobs, reverse=True)
-    best, now = 0.0, 0.0
-    heap: list[list[float]] = []
-    while jobs or heap:
-        if not heap:
-            now = max(now, jobs[-1][0])
-        while jobs and jobs[-1][0] <= now:
-            _, length, tail = jobs.pop()
-            heapq.heappush(heap, [-tail, length])
-        step = min(heap[0][1], jobs[-1][0] - now) if jobs else heap[0][1]
-        now += step
-        heap[0][1] -= step
-        if heap[0][1] <= 1e-12 * (1.0 + now):
-            best = max(best, now - heapq.heappop(heap)[0])
-    return best

@@ -19,7 +19,7 @@ import numpy as np
 from .normalize import stage_period
 from .ops import Worker
 from .planner import plan as make_plan
-from .plans import OpArrays, Plan, offsets
+from .plans import OpArrays, Plan
 from .problem import Problem
 
 Key = tuple[tuple[int, ...], ...]
@@ -112,7 +112,7 @@ def _renamed(plan: Plan, problem: Problem, new: list[int], old: list[int]) -> Pl
     name = np.empty(problem.pipelines, dtype=np.int64)
     name[old] = new
     a = plan.arrays
-    first = offsets(problem)
+    first = problem.first
     has = a.microbatch >= 0
     g = np.where(has, a.microbatch, 0)
     home = np.searchsorted(first, g, side="right") - 1

@@ -20,7 +20,7 @@ from .compiled import LOOPS
 from .draft import Draft, times
 from .instance import Instance
 from .ops import O, Worker
-from .plans import OpArrays, Plan, offsets
+from .plans import OpArrays, Plan
 from .policies import Choices
 from .problem import Problem
 from .tries import simulated, steady
@@ -148,7 +148,7 @@ class _Joined(Plan):
         live = p.workers() if p.optimizer != "none" else []
         types = (np.uint8, np.int32, np.int16, np.int16, np.float64, np.float64)
         out = OpArrays(*(np.empty(size + len(live), dtype=t) for t in types))
-        first, at = offsets(p).astype(np.int32), 0
+        first, at = p.first.astype(np.int32), 0
         for (team, x, draft, _), copy, starts in zip(self._parts, copies, self._starts, strict=True):
             kind, node = draft.codes & 3, draft.codes >> 2
             g, host = node // P, draft.host[node]

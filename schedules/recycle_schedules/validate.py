@@ -10,8 +10,9 @@ import numpy as np
 from .in_flight import in_flight
 from .instance import limits
 from .ops import KINDS, B, F, I, O, W, Worker
-from .plans import OpArrays, Plan, offsets
+from .plans import OpArrays, Plan
 from .problem import OP_SETS, Problem
+from .progress import SENT_B, SENT_F
 
 EPS = 1e-9
 """Slack of a comparison of instants, in the plan's unit."""
@@ -72,10 +73,10 @@ class _Check:
         self._say(
             twice, lambda c: f"{KINDS[c // (N * P)]} of micro-batch {self._mb(c // P % N)} at stage {c % P} twice"
         )
-        self.kept = {(int(offsets(p)[mb[0]]) + mb[1], s): b for (mb, s), b in p.begun.items()}
+        self.kept = {(int(p.first[mb[0]]) + mb[1], s): b for (mb, s), b in p.begun.items()}
 
     def _mb(self, g: int) -> tuple[int, int]:
-        first = offsets(self.p)
+        first = self.p.first
         d = int(np.searchsorted(first, g, side="right")) - 1
         return d, int(g - first[d])
 
@@ -158,11 +159,8 @@ class _Check:
     def messages(self) -> None:
         """F after the F of the stage before, backward after the backward of the stage after, latency between."""
         p = self.p
-        there = np.zeros((2, p.total, p.stages), dtype=bool)
-        first = offsets(p)
-        for kind, mb, s in p.delivered:
-            there[int(kind == "I"), first[mb[0]] + mb[1], s] = True
-        there[:, :, list(p.finished)] = True
+        there = np.stack([p.progress.sent & SENT_F, p.progress.sent & SENT_B]) > 0
+        there[:, :, ~p.open] = True
         far = p.send if p.send_rerouted is None else p.send_rerouted
         pick = lambda a: np.where(np.isnan(self.start[I]), a[B], a[I])  # noqa: E731
         forward = self.start[F], self.end[F], self.place[F]

@@ -1,0 +1,41 @@
+"""Jobs with heads and tails on one machine: what no order of a worker's ops can beat.
+
+bound = LOOPS.one_machine(begin, head, length, tail, order, rank)
+
+Preemption allowed, longest tail first (Jackson's schedule): a lower bound without preemption. Source: J. Carlier, The
+one-machine sequencing problem (1982). Written for numba, ordinary Python too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .list_schedule import pop, push
+
+
+def one_machine(begin, head, length, tail, order, rank):
+    """The latest completion of all machines, each with its best preemptive order.
+
+    begin: machine k has the jobs begin[k] to begin[k + 1] - 1, sorted by head; head, length, tail: of each job;
+    order: all jobs by falling tail; rank: the place of each in it."""
+    best = 0.0
+    left = length.copy()
+    heap = np.empty(len(head) + 1, dtype=np.int64)
+    for k in range(len(begin) - 1):
+        now, size, j, end = 0.0, 0, begin[k], begin[k + 1]
+        while j < end or size > 0:
+            if size == 0:
+                now = max(now, head[j])
+            while j < end and head[j] <= now:
+                push(heap, size, rank[j])
+                size += 1
+                j += 1
+            i = order[heap[0]]
+            step = min(left[i], head[j] - now) if j < end else left[i]
+            now += step
+            left[i] -= step
+            if left[i] <= 1e-12 * (1.0 + now):
+                best = max(best, now + tail[i])
+                pop(heap, size)
+                size -= 1
+    return best

@@ -1,0 +1,78 @@
+"""What of a broken step is done, as arrays: a recovery plans with a few of them, not with a million entries.
+
+    progress = Progress.of(problem, [Done("F", (0, 1), 2, Worker(0, 2)), ...])
+    progress = Progress.ran(kinds, microbatches, stages, pipelines, shape)     # of live workers, as columns
+    Problem(..., done=progress)
+
+Row g is micro-batch g (global id), column s is stage s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .ops import KINDS, Done, Worker
+
+if TYPE_CHECKING:
+    from .problem import Problem
+
+BIT = {kind: 1 << k for k, kind in enumerate(KINDS)}
+"""Bits of `kinds`."""
+FORWARD, BACKWARD, WEIGHTS = BIT["F"], BIT["I"] | BIT["B"], BIT["W"] | BIT["B"]
+SENT_F, SENT_B = 1, 2
+"""Bits of `sent`: the output of F, of I or B."""
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Arrays of shape (N, P).
+
+    host   int32: the pipeline of the live worker that has begun the micro-batch at the stage, -1 if none has
+    kinds  uint8: what this worker has done of it
+    sent   uint8: which outputs are wherever they are needed
+    """
+
+    host: np.ndarray
+    kinds: np.ndarray
+    sent: np.ndarray
+
+    @classmethod
+    def of(cls, problem: Problem, done: Iterable[Done]) -> Progress:
+        shape, first, dead = (problem.total, problem.stages), problem.first.tolist(), problem.dead
+        mine = [e for e in done if e.worker not in dead]
+        columns = [(BIT[e.op], first[e.microbatch[0]] + e.microbatch[1], e.stage, e.worker.pipeline) for e in mine]
+        bits, microbatches, stages, pipelines = np.array(columns, np.int64).reshape(-1, 4).T
+        found = cls.ran(bits, microbatches, stages, pipelines, shape)
+        for e in done:
+            if e.worker in dead and e.delivered and e.op != "W":
+                found.sent[first[e.microbatch[0]] + e.microbatch[1], e.stage] |= SENT_F if e.op == "F" else SENT_B
+        return found
+
+    @classmethod
+    def ran(
+        cls,
+        kinds: np.ndarray,
+        microbatches: np.ndarray,
+        stages: np.ndarray,
+        pipelines: np.ndarray,
+        shape: tuple[int, int],
+    ) -> Progress:
+        """What live workers have done, a column entry an op: BIT of its kind, global id, stage, pipeline of the worker.
+        Their outputs count as sent: whoever needs one can have it."""
+        host, had = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
+        host[microbatches, stages] = pipelines
+        np.bitwise_or.at(had, (microbatches, stages), kinds.astype(np.uint8))
+        sent = np.where(had & FORWARD, SENT_F, 0) | np.where(had & BACKWARD, SENT_B, 0)
+        return cls(host, had, sent.astype(np.uint8))
+
+    def entries(self, problem: Problem) -> Iterator[Done]:
+        """What live workers have done, one by one."""
+        keys = problem.microbatch_keys()
+        for g, s in np.argwhere(self.host >= 0).tolist():
+            for kind in KINDS:
+                if self.kinds[g, s] & BIT[kind]:
+                    yield Done(kind, keys[g], s, Worker(int(self.host[g, s]), s), delivered=True)
