@@ -6,8 +6,8 @@
 A worker dies in the middle of a step of the planner's own schedule. The columns are what stands between the death and
 the last message of each kind that leaves, in milliseconds: `announce` tells everybody, `hear` takes the frames of all
 reports apart, `adopt` works out and plans what is left and writes one message a worker, `follow` does the same for the
-steps after that (training goes on meanwhile, but the coordinator hears nobody). `MB` is what adopt and follow send
-altogether. The shortest of three deaths; results in bench/out/adoption.json.
+steps after that, in a thread, while training goes on. `MB` is what adopt and follow send altogether. The shortest of
+three deaths; results in bench/out/adoption.json.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
     reports = [members[to].announce(message) for to, message in out]
     for report in reports:
         out = job.receive(Worker(*report["worker"]), report)
-    for to, message in [*out, *job.follow_up()]:
+    for to, message in [*out, *job.planned(job.steady.plan(job.problem_now()))]:
         deliver(members[to], message)
     steady = plan(problem)
     busy = work(steady, members, at * steady.makespan)
@@ -85,7 +85,7 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
         adopted = job.receive(Worker(*report["worker"]), report)
     size = encoded(adopted)
     adopting = time.perf_counter()
-    followed = job.follow_up()
+    followed = job.planned(job.steady.plan(job.problem_now()))
     size += encoded(followed)
     end = time.perf_counter()
     return {"announce": told - begun, "hear": known - ready, "adopt": adopting - known, "follow": end - adopting,

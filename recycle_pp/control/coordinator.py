@@ -32,6 +32,7 @@ from .agreement import Agreement, Leader
 from .deaths import CAUSE_SECONDS, DYING_SECONDS, Deaths
 from .gate import Gate
 from .messages import Message, Peer, encode
+from .planning import Planning
 from .problem import new_job, with_less_memory
 from .ranks import NODE_LOSS, Rank
 from .returns import Returns
@@ -66,6 +67,7 @@ class Coordinator:
         self._platform: str | None = None  # of the first worker: see execution.device
         self._job = new_job(settings, self._saving.steps_done() if settings.run.resume else 0)
         self._recorder = Recorder(settings, run, events, progress, self._job)
+        self._planning = Planning(lambda: self._job, self._drive, self.stop)
         self._deaths = Deaths(self._roster, self._returns, self._recorder, self._timers, self._lease, self)
         self._report_damage()
         if self._saving.damaged and not self._job.first_step:
@@ -308,6 +310,7 @@ class Coordinator:
             self._timers.after(suspicion, self._hold_no_longer, self._job, self._job.committed)
         notes = self._recorder.read_notes()
         self._send(self._job.follow_up())
+        self._planning.look()
         for note in notes:
             if note["event"] == "committed":
                 self._deaths.respawn_due()
@@ -346,6 +349,7 @@ class Coordinator:
         problem = self._recorder.profiled_problem(self._job.problem)
         if problem != self._job.problem:
             self._job.replan(problem)
+            self._planning.look()
 
     # -- deaths and returns ------------------------------------------------------------------------------------
 

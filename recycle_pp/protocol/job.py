@@ -5,6 +5,7 @@
     for send in job.died(worker): ...
     for send in job.receive(worker, message): ...
     for send in job.take_over(found): ...   # in the place of a coordinator that was lost
+    for send in job.planned(steps): ...     # job.steady.plan(job.problem_now()), if it `wants_plan`
 
 A pure event machine: no sockets, no clock, no torch. The coordinator drives it with real messages, the tests with every
 order of events that can be. A change of membership runs through the same three messages, whatever caused it:
@@ -19,7 +20,7 @@ reports are collected) starts the next generation; the last one wins. `notes` is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,11 +29,10 @@ from recycle_schedules import Actions, Plan, Problem, Worker
 from .commit import Ballot, Vote
 from .joining import Joiners
 from .ledger import Record, Remainder, remainder
+from .steady import Deriver, Planner, Steady, Steps
 from .takeover import Found
 
 Json = dict[str, Any]
-Planner = Callable[[Problem], Plan]
-Deriver = Callable[..., Actions]  # recycle_schedules.actions
 STAGGER_PAUSE = 8  # steps without speculation after one was taken back
 
 
@@ -71,7 +71,6 @@ class Job:
     joiners: Joiners = field(default_factory=Joiners)
     leaving: set[Worker] = field(default_factory=set)  # they go with the next commit
     notes: list[Json] = field(default_factory=list)
-    plan: Plan | None = None  # what the steps run that nothing has broken
     remainder_plan: Plan | None = None  # what the last adoption found left of a broken step
     finished: set[Worker] = field(default_factory=set)
     phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | finished | lost
@@ -80,7 +79,7 @@ class Job:
         self.committed = self.first_step - 1
         self.waiting = self.waiting or self._everybody()
         self._reports: dict[Worker, Json] = {}
-        self._plan_due = False
+        self.steady = Steady(self.planner, self.derive, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
         self._evaluation: int | None = None  # the validation that is not complete
@@ -175,8 +174,30 @@ class Job:
         return out + self._regroup(anew=found.base is None)
 
     def replan(self, problem: Problem) -> None:
-        """New durations or limits (a profile, a slow worker): the next commit carries the new plan."""
-        self.problem, self.plan = problem, None
+        """New durations or limits (a profile, a slow worker): the first commit after it is made brings the new plan."""
+        self.problem, self.steady.wanted = problem, True
+
+    @property
+    def wants_plan(self) -> bool:
+        """Somebody should call `planned`."""
+        return self.steady.wanted and self.phase == "running"
+
+    def planned(self, steps: Steps) -> list[Send]:
+        """The steps for a problem that may be out of date already."""
+        self.steady.made(steps, self.problem_now())
+        return self.follow_up()
+
+    def follow_up(self) -> list[Send]:
+        """To be called after every event, once its messages are out: the coming steps, if the workers wait for them."""
+        if not self.steady.ready or self.phase != "running":
+            return []
+        message = {"type": "plan", "generation": self.generation}
+        return [Send(worker, message | lists) for worker, lists in self.steady.send(sorted(self.live))]
+
+    def problem_now(self) -> Problem:
+        """With a death, peers need every bubble: the backward may be split then, whatever it is without."""
+        dead = sorted(self._everybody() - self.live)
+        return self.problem.replace(failed=dead, backward="mixed") if dead else self.problem
 
     def regroup(self) -> list[Send]:
         """The same members build their links anew: a connection broke and nobody is dead."""
@@ -188,22 +209,6 @@ class Job:
             return []
         self.joiners.drop_late(self.committed)
         return self._admit() + self._find_donors()
-
-    def follow_up(self) -> list[Send]:
-        """To be called after every event, once its messages are out: the plan of the steps that nothing has broken.
-        It comes behind the others, so that a broken step goes on before it is made."""
-        if not self._plan_due or self.phase != "running":
-            return []
-        self._plan_due = False
-        problem = self._problem_now()
-        if self.plan is None or self.plan.problem != problem:
-            self.plan = self.planner(problem)
-        steady, forward = self.derive(self.plan), self.derive(self.plan, forwards=self.evaluate_microbatches)
-        message = {"type": "plan", "generation": self.generation}
-        return [
-            Send(worker, message | {"steady": steady.packed(worker), "forward": forward.packed(worker)})
-            for worker in sorted(self.live)
-        ]
 
     # -- generations -------------------------------------------------------------------------------------------
 
@@ -227,7 +232,7 @@ class Job:
 
     def _adopt(self) -> list[Send]:
         """All have reported: plan what is left, and say who runs what."""
-        step, problem = self.committed + 1, self._problem_now()
+        step, problem = self.committed + 1, self.problem_now()
         busy = {w: float(r["busy"]) for w, r in self._reports.items()}
         records, ahead = self._records(step), self._records(step + 1)
         left = remainder(problem, records, busy)
@@ -237,7 +242,8 @@ class Job:
             per_step.append((step, self._plan_left(left)))
             if not left.revoked and any(r.done for r in ahead.values()):
                 per_step.append((step + 1, self._plan_left(remainder(problem, ahead, {}))))
-        self.phase, self._plan_due = "running", True
+        self.phase = "running"
+        self.steady.adopted(problem)
         if any(report["ahead"] for report in self._reports.values()):
             self._evaluation = None  # it is over, and the parameters are other ones: a loss that got lost stays so
         self._note("plan_adopted", step=step, lost=left.lost, revoked=sorted(left.revoked))
@@ -270,11 +276,6 @@ class Job:
         self.remainder_plan = self.planner(left.problem)
         return self.derive(self.remainder_plan)
 
-    def _problem_now(self) -> Problem:
-        """With a death, peers need every bubble: the backward may be split then, whatever it is without."""
-        dead = sorted(self._everybody() - self.live)
-        return self.problem.replace(failed=dead, backward="mixed") if dead else self.problem
-
     def _everybody(self) -> set[Worker]:
         return {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
 
@@ -286,15 +287,14 @@ class Job:
         self._new_ballot()
         voters, last = sorted(self.live), decision.step == self.steps - 1
         leavers = set() if last else self._leave_now()
-        problem = self._problem_now()
-        fresh = self.plan is None or self.plan.problem != problem
+        fresh = self.steady.fresh  # whoever is a step ahead has begun it by the old plan
         took_back = self._staggers() and decision.scale != 1.0
         self._stagger_pause = STAGGER_PAUSE if took_back else max(0, self._stagger_pause - 1)
         joining = self.joiners.about_to_join(self.committed)
         hold = not last and (took_back or bool(leavers) or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
-        self._plan_due = self._plan_due or fresh
-        then: Json = {"hold": hold, "replan": self._plan_due, "void": took_back, "evaluate": evaluate,
+        self.steady.due = self.steady.due or fresh
+        then: Json = {"hold": hold, "replan": self.steady.due, "void": took_back, "evaluate": evaluate,
                       "savers": self._savers() if last or self._due(self.save_every, decision.step) else [],
                       "stagger": self._staggers()}  # fmt: skip
         self._evaluation, self._losses = (decision.step if evaluate else None), {}

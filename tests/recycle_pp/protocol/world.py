@@ -27,6 +27,7 @@ from recycle_schedules import Problem, Worker, actions
 from recycle_pp.control.saving import Saving
 from recycle_pp.protocol.job import Job, Send, StageLost
 from recycle_pp.protocol.roles import fill_stages
+from recycle_pp.protocol.steady import Steps
 from recycle_pp.protocol.takeover import find
 
 from .node import Node
@@ -158,6 +159,10 @@ class World:
             found.append((COORDINATOR, "mends"))
         if self.job.phase == "holding":
             found.append((COORDINATOR, "waits no longer"))
+        if self._planned is not None:
+            found.append((COORDINATOR, "has planned"))
+        elif self.job.wants_plan:
+            found.append((COORDINATOR, "plans"))
         if self._stage_lost is not None:
             found.append((COORDINATOR, "restores"))
         return found
@@ -181,6 +186,11 @@ class World:
                 self._drive(self.job.regroup)
         elif what == "takes over":
             self._take_over()
+        elif what == "plans":  # in a thread: what the job wants may be something else when it is done
+            self._planned = self.job.steady.plan(self.job.problem_now())
+        elif what == "has planned":
+            steps, self._planned = self._planned, None
+            self._drive(self.job.planned, steps)
         elif what == "waits no longer":
             self._drive(self.job.wait_no_longer)
         elif what == "restores":
@@ -203,6 +213,7 @@ class World:
         )  # fmt: skip
         self.saving = Saving(NOWHERE, self.stages)
         self._notes_read = 0
+        self._planned: Steps | None = None
         self._stage_lost: int | None = None
 
     def _spawn(self, rank: int) -> None:

@@ -1,0 +1,70 @@
+"""The plan of the steps that nothing has broken: when a new one is wanted, when it is sent.
+
+    steady = Steady(planner, derive, validation=2)
+    steady.adopted(problem)                       # the workers wait for it now
+    steps = steady.plan(problem)                  # may take its time, in a thread of its own
+    steady.made(steps, problem)                   # the problem may be another one by now
+    if steady.ready: for worker, message in steady.send(live): ...
+
+Making it never delays what is left of a broken step, nor a step for which the workers have a plan: new durations are
+followed from the first commit on after their plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from recycle_schedules import Actions, Plan, Problem, Worker
+
+Json = dict[str, Any]
+Planner = Callable[[Problem], Plan]
+Deriver = Callable[..., Actions]  # recycle_schedules.actions
+
+
+class Steps(NamedTuple):
+    """What is run in every step, and in a validation."""
+
+    plan: Plan
+    actions: Actions
+    validation: Actions
+
+
+class Steady:
+    """validation: micro-batches of a validation, per pipeline."""
+
+    def __init__(self, planner: Planner, derive: Deriver, validation: int) -> None:
+        self._planner, self._derive, self._validation = planner, derive, validation
+        self.wanted = False  # somebody should plan
+        self.due = False  # the workers wait
+        self._newest: Steps | None = None
+        self._sent: Steps | None = None
+
+    def plan(self, problem: Problem) -> Steps:
+        """Changes nothing here."""
+        plan = self._planner(problem)
+        return Steps(plan, self._derive(plan), self._derive(plan, forwards=self._validation))
+
+    def made(self, steps: Steps, problem: Problem) -> None:
+        if steps.plan.problem == problem:
+            self._newest, self.wanted = steps, False
+
+    def adopted(self, problem: Problem) -> None:
+        """A generation begins, in which nobody has a plan."""
+        self.due, self.wanted = True, self._newest is None or self._newest.plan.problem != problem
+
+    @property
+    def fresh(self) -> bool:
+        """There is a better plan than the one that the workers have."""
+        return not self.due and self._newest is not self._sent
+
+    @property
+    def ready(self) -> bool:
+        return self.due and not self.wanted
+
+    def send(self, live: Iterable[Worker]) -> Iterator[tuple[Worker, Json]]:
+        assert self._newest is not None
+        self._sent, self.due = self._newest, False
+        _, steady, forward = self._newest
+        for worker in live:
+            yield worker, {"steady": steady.packed(worker), "forward": forward.packed(worker)}

@@ -1,0 +1,97 @@
+"""Plans are made beside everything else."""
+
+import asyncio
+import threading
+import time
+
+from recycle_schedules import Problem, actions, plan
+
+from recycle_pp.control.planning import Planning
+from recycle_pp.protocol.job import Job
+
+
+def job(planner):
+    """With all its workers, and a first generation that waits for a plan."""
+    made = Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=planner, derive=actions)
+    for worker in made.problem.workers():
+        made.ready(worker)
+    everybody_reports(made)
+    return made
+
+
+def everybody_reports(made):
+    for worker in sorted(made.live):
+        made.receive(worker, {"type": "report", "generation": made.generation, "worker": list(worker),
+                              "records": [], "ahead": False, "busy": 0.0})  # fmt: skip
+
+
+class Coordinator:
+    """As far as planning goes."""
+
+    def __init__(self, made):
+        self.job, self.sent, self.stopped = made, [], []
+        self.planning = Planning(lambda: self.job, self.drive, self.stopped.append)
+
+    def drive(self, event, *arguments):
+        self.sent += event(*arguments)
+        self.planning.look()
+
+
+def test_others_are_heard_while_a_plan_is_made():
+    beats = []
+
+    def slow(problem):
+        time.sleep(0.3)
+        return plan(problem)
+
+    async def run():
+        coordinator = Coordinator(job(slow))
+        coordinator.planning.look()
+        while not coordinator.sent:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    coordinator = asyncio.run(run())
+    assert len(beats) > 10
+    assert [message["type"] for _, message in coordinator.sent] == ["plan"] * 4
+    assert not coordinator.job.wants_plan
+
+
+def test_a_plan_for_members_that_are_no_more_is_not_sent_and_another_one_is_made():
+    begun, go_on, asked = threading.Event(), threading.Event(), []
+
+    def waits(problem):
+        asked.append(problem)
+        begun.set()
+        go_on.wait(5)
+        return plan(problem)
+
+    async def run():
+        coordinator = Coordinator(job(waits))
+        coordinator.planning.look()
+        await asyncio.to_thread(begun.wait, 5)
+        coordinator.job.died(min(coordinator.job.live))
+        everybody_reports(coordinator.job)
+        go_on.set()
+        while not coordinator.sent:
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    coordinator = asyncio.run(run())
+    assert [len(problem.dead) for problem in asked] == [0, 1]
+    assert {to for to, _ in coordinator.sent} == coordinator.job.live
+
+
+def test_a_planner_that_fails_ends_the_job_with_its_traceback():
+    def fails(problem):
+        raise ZeroDivisionError("no time at all")
+
+    async def run():
+        coordinator = Coordinator(job(fails))
+        coordinator.planning.look()
+        while not coordinator.stopped:
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    assert "ZeroDivisionError: no time at all" in asyncio.run(run()).stopped[0]
