@@ -16,7 +16,9 @@ from recycle_pp.data import Batches
 from recycle_pp.execution.gradients import Reduced
 from recycle_pp.execution.optimizer import StageOptimizer
 from recycle_pp.model.stage import Stage
+from recycle_pp.protocol.commit import ballot_paper
 from recycle_pp.protocol.participant import Commit, Orders
+from recycle_pp.telemetry.packing import pack
 
 from .injection import Injector
 from .session import Session
@@ -26,7 +28,7 @@ from .spans import Spans, named
 class Commits:
     """`reduced` keeps the reduced gradients of steps that are not committed: a peer may need a copy of them.
 
-    batches: given, the votes of the first stage name the samples that are in the gradient.
+    batches: given, a vote of the first stage names the samples that are in the gradient.
     """
 
     def __init__(
@@ -62,18 +64,18 @@ class Commits:
             self._hold(orders, step, Reduced.from_tensors(tensors))
 
     def vote(self, orders: Orders, step: int, logged_bytes: int) -> None:
-        reduced = self.reduced[step]
+        reduced, counts = self.reduced[step], self.reduced[step].counts.tolist()
+        with self._session.lock:
+            speaks = self._session.participant.speaks
+        losses = reduced.losses.tolist() if self._stage.last else []
         self._faults.fire("vote", step)
         self._session.send({
             "type": "vote",
             "generation": orders.generation,
             "step": step,
-            "squares": reduced.squares,
-            "finite": reduced.finite,
-            "counts": reduced.counts.tolist(),
-            "losses": reduced.losses.tolist() if self._stage.last else [],
-            "samples": self._samples(step, reduced.counts.tolist()),
-            "spans": self._spans.take(step),
+            **ballot_paper(reduced.squares, reduced.finite, counts, losses, speaks),
+            "samples": self._samples(step, counts) if speaks else [],
+            "spans": pack(self._spans.take(step)),
             "logged_bytes": logged_bytes,
             "lr": self._optimizer.lr(step),
             "cpu": time.process_time(),

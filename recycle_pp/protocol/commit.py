@@ -1,21 +1,28 @@
 """The vote on a step: when is it agreed, and with what clip factor.
 
+    paper = ballot_paper(squares, finite, counts, losses, speaks=True)     # a worker's, as JSON
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
-    ballot.cast(worker, vote)
+    ballot.cast(worker, Vote.read(paper))
     if ballot.complete(live): decision = ballot.decide()
 
-A worker votes when it holds its stage's reduced gradients. The vote carries what the gradients' reduction carried:
-how often each micro-batch was counted and what its loss was. So the job checks at every step that no sample was
-skipped and none seen twice, and that the peers of a stage hold the same sums.
+A worker votes when it holds its stage's reduced gradients, and with them how often each micro-batch was counted and
+what its loss was. So the job checks at every step that no sample was skipped and none seen twice, and that the peers of
+a stage hold the same sums. All votes of a step arrive at once, and a step waits for the last of them: so one peer of a
+stage says what all of them know, the others give a digest of it.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
 from recycle_schedules import Worker
+
+Json = dict[str, Any]
 
 
 class ProtocolViolation(RuntimeError):
@@ -26,16 +33,36 @@ class ProtocolViolation(RuntimeError):
 class Vote:
     """What one worker says of its stage's reduced gradients.
 
-    squares  squared norm of every parameter's gradient, canonical order (float64)
     finite   no NaN or infinity, and no overflow of the fixed-point sums
-    counts   per micro-batch (pipeline-major), how often its gradient is in the sum: all 1
-    losses   per micro-batch, from the last stage; empty elsewhere
+    wrong    (micro-batch, how often its gradient is in the sum) where that is not once
+    digest   of everything that peers have in common
+    squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
+    losses   per micro-batch (pipeline-major), likewise
     """
 
-    squares: tuple[float, ...]
     finite: bool
-    counts: tuple[float, ...]
-    losses: tuple[float, ...]
+    wrong: list[list[float]]
+    digest: str
+    squares: list[float]
+    losses: list[float]
+
+    @classmethod
+    def read(cls, paper: Json) -> Vote:
+        return cls(**{name: paper[name] for name in cls.__dataclass_fields__})
+
+
+def ballot_paper(
+    squares: Sequence[float], finite: bool, counts: Sequence[float], losses: Sequence[float], speaks: bool
+) -> Json:
+    """What a `Vote` is read from. counts: per micro-batch, how often its gradient is in the sum: all 1."""
+    numbers = array("d", [finite, *squares, *counts, *losses])
+    return {
+        "finite": finite,
+        "wrong": [[g, n] for g, n in enumerate(counts) if n != 1],
+        "digest": blake2b(numbers.tobytes(), digest_size=16).hexdigest(),
+        "squares": [*squares] if speaks else [],
+        "losses": [*losses] if speaks else [],
+    }
 
 
 @dataclass(frozen=True)
@@ -55,26 +82,25 @@ class Ballot:
     microbatches: int  # in the whole step
     clip: float | None
     votes: dict[Worker, Vote] = field(default_factory=dict)
+    first: dict[int, Worker] = field(default_factory=dict)  # of each stage that voted
 
     def cast(self, worker: Worker, vote: Vote) -> None:
-        wrong = [g for g, n in enumerate(vote.counts) if n != 1]
-        if wrong:
+        for g, n in vote.wrong[:1]:
             raise ProtocolViolation(
-                f"step {self.step}, stage {worker.stage}: micro-batch {wrong[0]} is {vote.counts[wrong[0]]:g} times "
-                f"in the gradient, must be once"
+                f"step {self.step}, stage {worker.stage}: micro-batch {g} is {n:g} times in the gradient, must be once"
             )
-        for peer, other in self.votes.items():
-            if peer.stage == worker.stage and other != vote and repr(other) != repr(vote):  # NaN is not equal to itself
-                raise ProtocolViolation(
-                    f"step {self.step}: workers {peer} and {worker} hold different reduced gradients of one stage"
-                )
+        peer = self.first.setdefault(worker.stage, worker)
+        if peer in self.votes and self.votes[peer].digest != vote.digest:
+            raise ProtocolViolation(
+                f"step {self.step}: workers {peer} and {worker} hold different reduced gradients of one stage"
+            )
         self.votes[worker] = vote
 
     def complete(self, live: Collection[Worker]) -> bool:
-        return all(w in self.votes for w in live)
+        return len(self.votes) >= len(live) and all(w in self.votes for w in live)
 
     def decide(self) -> Decision:
-        """One vote a stage counts. The norm does not depend on the split into stages: fsum is exact."""
+        """The first of a stage speaks for it. The norm does not depend on the split into stages: fsum is exact."""
         by_stage = {w.stage: v for w, v in sorted(self.votes.items(), reverse=True)}
         norm, scale = clip_scale([x for s in range(self.stages) for x in by_stage[s].squares], self.clip)
         losses = by_stage[self.stages - 1].losses

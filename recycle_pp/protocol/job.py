@@ -145,8 +145,7 @@ class Job:
             self._reports[worker] = message
             return self._adopt() if len(self._reports) == len(self.live) else []
         if kind == "vote" and self.phase == "running" and message["step"] == self.committed + 1:
-            vote = Vote(*(_tuple(message[k]) for k in ("squares", "finite", "counts", "losses")))
-            self._ballot.cast(worker, vote)
+            self._ballot.cast(worker, Vote.read(message))
             return self._commit() if self._ballot.complete(self.live) else []
         return []
 
@@ -377,7 +376,3 @@ class Job:
 
     def _note(self, name: str, **fields: Any) -> None:
         self.notes.append({"event": name, "generation": self.generation, **fields})
-
-
-def _tuple(x: Any) -> Any:
-    return tuple(x) if isinstance(x, list) else x

@@ -70,6 +70,12 @@ class Participant:
     def record(self, step: int) -> Record:
         return self.records.setdefault(step, Record(step))
 
+    @property
+    def speaks(self) -> bool:
+        """The first member of its stage: it says for its peers what all of them know."""
+        assert self.announced is not None
+        return list(self.worker) == min(w for w in self.announced["members"] if w[1] == self.worker.stage)
+
     # -- what the coordinator says -----------------------------------------------------------------------------
 
     def announce(self, message: Json, busy: float = 0.0) -> Json:

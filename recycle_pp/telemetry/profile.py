@@ -1,7 +1,7 @@
 """The job's own durations, measured while it trains: what the planner plans with.
 
     profile = Profile(settings)
-    for speed in profile.add(step, {worker: spans, ...}): ...       # who has become slow, or is so no more
+    for speed in profile.add(step, {worker: table, ...}): ...       # who has become slow, or is so no more
     problem = profile.problem(problem)       # measured times, and a smaller share for workers that are slow
 
 The first steps run I and W apart, the last of them runs B, so that all are measured; the very first is warm-up. From
@@ -17,10 +17,13 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 from recycle_schedules import Problem, Worker
 
 from ..settings import Settings
 from .gaps import Spans, gaps_of
+from .packing import KINDS as SPANS
+from .packing import listed
 
 KINDS = "FIWBO"
 SLOW, NORMAL = 1.8, 1.3  # slow from this factor on, until it is below that one; 12 busy workers on 2 cores reach 1.7
@@ -52,12 +55,12 @@ class Profile:
     def complete(self) -> bool:
         return bool(self._durations)
 
-    def add(self, step: int, spans: Spans) -> list[Speed]:
-        """The spans of a committed step."""
+    def add(self, step: int, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
+        """The spans of a committed step, as `packing.unpack` gives them."""
         if self.complete:
-            return self._compare(spans)
+            return self._compare(tables)
         if self._steps:
-            self._collect(spans)
+            self._collect({worker: listed(table) for worker, table in tables.items()})
             self._seen += 1
             if self._seen == self._steps:
                 self._durations = self._medians()
@@ -124,9 +127,9 @@ class Profile:
         medians["B"] = [b or i + w for b, i, w in zip(medians["B"], medians["I"], medians["W"], strict=True)]
         return medians
 
-    def _compare(self, spans: Spans) -> list[Speed]:
+    def _compare(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
         """Against the profile, and against the job's median: what all machines have in common is no worker's fault."""
-        longer = {w: x for w, of in spans.items() if (x := self._longer(w, of)) is not None}
+        longer = {w: x for w, of in tables.items() if (x := self._longer(w, of)) is not None}
         usual = median(longer.values()) if longer else 1.0
         changed = []
         for worker, factor in longer.items():
@@ -143,10 +146,11 @@ class Profile:
                 self._factors[worker] = factor
         return changed
 
-    def _longer(self, worker: Worker, spans: list[Any]) -> float | None:
-        known = {kind: self._durations[kind][worker.stage] for kind in "FIWB"}
-        ratios = [(end - start) / known[kind] for kind, _, _, start, end in spans if known.get(kind)]
-        return median(ratios) if ratios else None
+    def _longer(self, worker: Worker, table: np.ndarray) -> float | None:
+        known = np.array([self._durations[kind][worker.stage] if kind in "FIWB" else 0.0 for kind in SPANS])
+        usual = known[table[:, 0].astype(int)]
+        ops = usual > 0
+        return float(np.median((table[ops, 4] - table[ops, 3]) / usual[ops])) if ops.any() else None
 
 
 def _median(values: list[float]) -> float:

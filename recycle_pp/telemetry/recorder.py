@@ -73,7 +73,7 @@ class Recorder:
         if kind == "ready":
             self._addresses[worker] = tuple(message["address"])
         elif kind == "vote":
-            self._traces.voted(worker, message["step"], _spans_here(message["spans"], here))
+            self._traces.voted(worker, message["step"], message["spans"], here(0.0))
             self._samples = message["samples"] or self._samples
             self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
             before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
@@ -149,6 +149,7 @@ class Recorder:
         """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
         self._write_line()
         self._job, self._read, self._recovery = job, 0, None
+        self._traces.close()
         self._traces = Traces(self._run)
         self._cpu.clear()
         self.event("restored", None, checkpoint=job.first_step)
@@ -196,6 +197,7 @@ class Recorder:
 
     def close(self) -> None:
         self._write_line()
+        self._traces.close()
         self._metrics.close()
         if self._sample_log is not None:
             self._sample_log.close()

@@ -96,10 +96,10 @@ class RunFolder:
 
         return yaml.safe_load(self.config.read_text())
 
-    def write_json(self, path: Path, data: Any) -> None:
+    def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """On a full disk the file is left out, which is said once, and the training goes on."""
         try:
-            self.write_text(path, json.dumps(data, indent=1) + "\n")
+            self.write_text(path, json.dumps(data, indent=indent) + "\n")
         except OSError as error:
             report_once(f"{path.parent} cannot be written: {error.strerror}")
 

@@ -1,43 +1,58 @@
 """Traces of the steps around an event: what every worker really did, and when.
 
     traces.progress(worker, message)     # what it has done lately and what it runs: all that is left of it if it dies
-    traces.voted(worker, step, spans)    # everything it did in a step
+    traces.voted(worker, step, spans, clock)    # everything it did in a step, as `packing.pack` gives it
     traces.died(worker, at)              # its last progress becomes part of the step: done ops and a cut one
     traces.mark(step, recovery)          # this step, the one before and the one after are worth keeping
     traces.committed(step, job)          # writes what is complete
 
-A step's optimizer spans come with the votes of the next step, so a trace is written one step late.
+A step's optimizer spans come with the votes of the next step, so a trace is written one step late; and by a thread, as
+with a thousand workers it takes seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from recycle_schedules import Op, OpArrays, Problem, Trace, Worker
+import numpy as np
+from recycle_schedules import Op, OpArrays, Problem, Tensor, Trace, Worker
 
 from ..protocol.job import Job
+from .packing import listed, unpack
 from .recovery import Recovery
 from .run_folder import RunFolder
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
+Row = tuple[Worker, Span, str]  # and what became of it: done, cut, redone
 COMPUTE = "FIWB"
 
 
 class Traces:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._spans: dict[int, dict[Worker, list[Span]]] = {}  # what live workers did
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="traces")
+        self._written: list[Future[None]] = []
+        self._votes: dict[int, dict[Worker, tuple[str, float]]] = {}  # what live workers did, and by which clock
+        self._spans: dict[int, dict[Worker, np.ndarray]] = {}  # the same, once somebody has asked
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # what dead ones had done
         self._cut: dict[int, dict[Worker, Span]] = {}
         self._progress: dict[Worker, tuple[int, list[Span], Span]] = {}
         self._problems: dict[int, Problem] = {}
         self._marked: dict[int, Recovery | None] = {}
 
-    def spans(self, step: int) -> dict[Worker, list[Span]]:
-        return self._spans.get(step, {})
+    def spans(self, step: int) -> dict[Worker, np.ndarray]:
+        """Of the workers that have voted, as `packing.unpack` gives them."""
+        votes, spans = self._votes.get(step, {}), self._spans.setdefault(step, {})
+        if len(spans) < len(votes):
+            spans |= {w: unpack(text, clock) for w, (text, clock) in votes.items() if w not in spans}
+        return spans
 
-    def voted(self, worker: Worker, step: int, spans: list[Span]) -> None:
-        self._spans.setdefault(step, {})[worker] = spans
+    def voted(self, worker: Worker, step: int, spans: str, clock: float) -> None:
+        """clock: what its clock says less than ours."""
+        self._votes.setdefault(step, {})[worker] = spans, clock
+        self._spans.get(step, {}).pop(worker, None)  # it votes again, in another generation
 
     def progress(self, worker: Worker, message: dict[str, Any]) -> None:
         step, done, _ = self._progress.get(worker, (message["step"], [], []))
@@ -47,7 +62,7 @@ class Traces:
     def died(self, worker: Worker, at: float) -> None:
         if worker in self._progress:
             step, done, (kind, d, i, start) = self._progress.pop(worker)
-            if worker in self.spans(step):
+            if worker in self._votes.get(step, {}):
                 return  # it had done everything, and voted
             self._lost.setdefault(step, {})[worker] = done
             self._cut.setdefault(step, {})[worker] = [kind, d, i, start, max(at, start)]
@@ -58,49 +73,83 @@ class Traces:
     def committed(self, step: int, job: Job) -> None:
         self._problems[step] = job.problem.replace(failed=[w for w in _everybody(job) if w not in job.live])
         self._write(step - 1, job)
-        for old in [k for k in self._spans if k < step - 1]:
-            for kept in (self._spans, self._lost, self._cut, self._problems):
+        for old in [k for k in self._votes if k < step - 1]:
+            for kept in (self._votes, self._spans, self._lost, self._cut, self._problems):
                 kept.pop(old, None)
 
     def finish(self, job: Job) -> None:
         """The last step has no next one."""
         self._write(job.committed, job)
 
+    def close(self) -> None:
+        """Once everything is written."""
+        self._writer.shutdown()
+        self._check()
+
+    def _check(self) -> None:
+        """A mistake of ours in the thread is one here."""
+        for writing in self._written:
+            if writing.done():
+                writing.result()
+        self._written = [writing for writing in self._written if not writing.done()]
+
     def _write(self, step: int, job: Job) -> None:
-        spans = self._spans.get(step)
-        if not spans or step not in self._problems or not {step - 1, step, step + 1} & self._marked.keys():
+        if (
+            step not in self._votes
+            or step not in self._problems
+            or not {step - 1, step, step + 1} & self._marked.keys()
+        ):
             return
         recovery = self._marked.get(step)
-        lost = self._lost.get(step, {})
-        gone = {(k, d, i, w.stage) for w, of in lost.items() for k, d, i, _, _ in of}
-        rows = [
-            (w, span, "redone" if _again(w, span, gone, recovery) else "done") for w, of in spans.items() for span in of
-        ]
-        rows += [(w, span, "done") for w, of in lost.items() for span in of]
-        rows += [(w, span, "cut") for w, span in self._cut.get(step, {}).items()]
-        rows = [row for row in rows if row[1][0] in COMPUTE]
-        rows += [(w, s, "done") for w, of in self._spans.get(step + 1, {}).items() for s in of if s[0] == "O"]
-        origin = min(span[3] for _, span, _ in rows)
-        ops = [
-            Op(k, None if k == "O" else (d, i), w.stage, w, start - origin, end - origin)
-            for w, (k, d, i, start, end), _ in rows
-        ]
-        problem = self._problems[step]
-        trace = Trace(
-            problem,
-            OpArrays.of(problem, ops),
-            time_unit="s",
-            generation=job.generation,
-            status=tuple(status for _, _, status in rows),
-            phases={name: at - origin for name, at in recovery.phases.items()} if recovery else {},
-        )
-        self._run.write_json(self._run.trace(step), trace.to_json())
+        problem, lost, cut = self._problems[step], self._lost.get(step, {}), self._cut.get(step, {})
+        phases = dict(recovery.phases) if recovery else {}
+        again = recovery.lost if recovery else frozenset()
+
+        def write(spans: Mapping[Worker, np.ndarray], after: Mapping[Worker, np.ndarray]) -> None:
+            rows = _rows({w: listed(t) for w, t in spans.items()}, lost, cut, again)
+            rows += [(w, span, "done") for w, t in after.items() for span in listed(t) if span[0] == "O"]
+            trace = _trace(problem, job.generation, rows, phases)
+            self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
+
+        self._check()
+        self._written.append(self._writer.submit(write, dict(self.spans(step)), dict(self.spans(step + 1))))
 
 
-def _again(worker: Worker, span: Span, gone: set[tuple[str, int, int, int]], recovery: Recovery | None) -> bool:
-    kind, d, i, _, _ = span
-    output = ("F" if kind == "F" else "B", (d, i), worker.stage)
-    return (kind, d, i, worker.stage) in gone or (recovery is not None and kind != "W" and output in recovery.lost)
+def _rows(
+    spans: Mapping[Worker, list[Span]],
+    lost: Mapping[Worker, list[Span]],
+    cut: Mapping[Worker, Span],
+    again: Collection[Tensor],
+) -> list[Row]:
+    """What everybody computed, and what became of it."""
+    gone = {(k, d, i, w.stage) for w, of in lost.items() for k, d, i, _, _ in of}
+
+    def status(worker: Worker, kind: str, d: int, i: int) -> str:
+        output = ("F" if kind == "F" else "B", (d, i), worker.stage)
+        redone = (kind, d, i, worker.stage) in gone or (kind != "W" and output in again)
+        return "redone" if redone else "done"
+
+    rows = [(w, span, status(w, *span[:3])) for w, of in spans.items() for span in of]
+    rows += [(w, span, "done") for w, of in lost.items() for span in of]
+    rows += [(w, span, "cut") for w, span in cut.items()]
+    return [row for row in rows if row[1][0] in COMPUTE]
+
+
+def _trace(problem: Problem, generation: int, rows: list[Row], phases: Mapping[str, float]) -> Trace:
+    """Times from the first op on."""
+    origin = min(span[3] for _, span, _ in rows)
+    ops = [
+        Op(k, None if k == "O" else (d, i), w.stage, w, start - origin, end - origin)
+        for w, (k, d, i, start, end), _ in rows
+    ]
+    return Trace(
+        problem,
+        OpArrays.of(problem, ops),
+        time_unit="s",
+        generation=generation,
+        status=tuple(status for _, _, status in rows),
+        phases={name: at - origin for name, at in phases.items()},
+    )
 
 
 def _everybody(job: Job) -> list[Worker]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recycle_schedules import Action, Tensor, Worker
 
+from recycle_pp.protocol.commit import ballot_paper
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders, Participant
 
@@ -296,10 +297,9 @@ class Node:
 
     def _vote(self, orders: Orders, step: int) -> None:
         counts = [self._reduced[step][mb] for mb in self.world.problem.microbatch_keys()]
-        self.outbox.append({
-            "type": "vote", "generation": orders.generation, "step": step, "finite": True, "counts": counts,
-            "squares": [4.0 if step in self.world.clipped else 0.01], "losses": [1.0] * len(counts),
-        })  # fmt: skip
+        squares = [4.0 if step in self.world.clipped else 0.01]
+        paper = ballot_paper(squares, True, counts, [1.0] * len(counts), self.me.speaks)
+        self.outbox.append({"type": "vote", "generation": orders.generation, "step": step, **paper})
 
     def _settle(self, orders: Orders | None = None) -> Program:
         me, validate = self.me, []

@@ -8,6 +8,7 @@ from recycle_schedules import Problem, Worker, plan
 from recycle_pp.compose import compose
 from recycle_pp.control.problem import initial_problem
 from recycle_pp.telemetry.gaps import gaps_of
+from recycle_pp.telemetry.packing import pack, unpack
 from recycle_pp.telemetry.profile import Profile, Speed
 
 TURN, MESSAGE, SUM = 0.0005, 0.002, 0.01  # seconds
@@ -43,7 +44,7 @@ def steps(count, slow=None):
     before = {}
     for step in range(count):
         compute, optimizer = executed(slow=slow, origin=float(step))
-        yield step, {w: before.get(w, []) + of for w, of in compute.items()}
+        yield step, {w: unpack(pack(before.get(w, []) + of)) for w, of in compute.items()}
         before = optimizer
 
 

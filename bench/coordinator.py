@@ -1,20 +1,22 @@
-"""What a death costs the coordinator itself, by the size of the job: no network, no workers, one process.
+"""What a step and a death cost the coordinator itself, by the size of the job: no network, no workers, one process.
 
-    python bench/adoption.py                      # 3x4x6 to 128x32x128 (4096 workers)
-    python bench/adoption.py --sizes 16x8x64
+    python bench/coordinator.py                      # 3x4x6 to 64x16x128 (1024 workers)
+    python bench/coordinator.py --sizes 128x32x128
 
-A worker dies in the middle of a step of the planner's own schedule. The columns are what stands between the death and
-the last message of each kind that leaves, in milliseconds: `announce` tells everybody, `hear` takes the frames of all
-reports apart, `adopt` works out and plans what is left and writes one message a worker, `follow` does the same for the
-steps after that, in a thread, while training goes on. `MB` is what adopt and follow send altogether. The shortest of
-three deaths; results in bench/out/adoption.json.
+A step waits for the commit, and all votes arrive at once: `vote` takes the frames of all votes apart and decides, `log`
+records the step afterwards. Then a worker dies in the middle of a step of the planner's own schedule: `announce` tells
+everybody, `hear` takes the frames of all reports apart, `adopt` works out and plans what is left and writes a message for
+each worker, `follow` does the same for the steps after that, in a thread, while training goes on. Milliseconds, the
+shortest of three; `MB` is what adopt and follow send altogether. Results in bench/out/coordinator.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,12 +27,19 @@ from recycle_schedules.compiled import load
 from recycle_schedules.ops import KINDS
 
 from recycle_pp.control.messages import encode
+from recycle_pp.protocol.commit import ballot_paper
 from recycle_pp.protocol.job import Job, Send
 from recycle_pp.protocol.participant import Participant
+from recycle_pp.settings import Parallel, Settings
+from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.packing import pack
+from recycle_pp.telemetry.progress import Progress
+from recycle_pp.telemetry.recorder import Recorder
+from recycle_pp.telemetry.run_folder import RunFolder
 
-OUT = Path(__file__).resolve().parent / "out" / "adoption.json"
-SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128", "128x32x128"]
-PHASES = ("announce", "hear", "adopt", "follow")
+OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
+SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]
+PHASES = ("vote", "log", "announce", "hear", "adopt", "follow")
 
 
 def main() -> int:
@@ -43,7 +52,7 @@ def main() -> int:
     rows = []
     for size in arguments.sizes:
         shape = tuple(map(int, size.split("x")))
-        found = [one_death(*shape, at=0.5 + 0.1 * k) for k in range(arguments.deaths)]
+        found = [one_step(*shape) | one_death(*shape, at=0.5 + 0.1 * k) for k in range(arguments.deaths)]
         row = {"job": size} | {key: min(each[key] for each in found) for key in found[0]}
         rows.append(row)
         times = " ".join(f"{1e3 * row[name]:9.1f}" for name in PHASES)
@@ -53,8 +62,42 @@ def main() -> int:
     return 0
 
 
-def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict[str, float]:
-    """Seconds of each phase, when a worker dies after this share of a step."""
+def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]:
+    """Seconds from the last vote's arrival to the commit, and of the records that follow; of a step like most."""
+    job, _ = under_way(pipelines, stages, microbatches)
+    settings = Settings(parallel=Parallel(pipelines=pipelines, stages=stages, microbatches=microbatches))
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunFolder(Path(folder))
+        progress = Progress(1, 1, io.StringIO())
+        recorder = Recorder(settings, run, Events(run.events), progress, job)
+        for step in range(settings.schedule.profile_steps + 2):
+            frames = [encode(vote(worker, step, job.problem)) for worker in sorted(job.live)]
+            begin = time.perf_counter()
+            for frame in frames:
+                message = json.loads(frame[4:])
+                worker = Worker(*message["worker"])
+                recorder.hear(worker, message)
+                job.receive(worker, message)
+            agreed = time.perf_counter()
+            assert job.committed == step
+            recorder.read_notes()
+            end = time.perf_counter()
+        recorder.close()
+    return {"vote": agreed - begin, "log": end - agreed}
+
+
+def vote(worker: Worker, step: int, problem: Problem) -> dict[str, Any]:
+    """As a worker sends it that has run its pipeline's micro-batches, a second each."""
+    done = [(kind, worker.pipeline, i) for i in range(problem.counts[worker.pipeline]) for kind in "FIW"]
+    spans = [[*op, float(at), at + 1.0] for at, op in enumerate(done)]
+    total = problem.total
+    paper = ballot_paper([0.1] * 60, True, [1.0] * total, [2.0] * total, speaks=worker.pipeline == 0)
+    about = {"type": "vote", "worker": list(worker), "generation": 0, "step": step, "samples": [], "spans": pack(spans)}
+    return about | paper | {"logged_bytes": 0, "lr": 1e-4, "cpu": float(step)}
+
+
+def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict[Worker, Participant]]:
+    """A job whose workers have all got the plan of its steps."""
     problem = Problem(
         pipelines=pipelines, stages=stages, microbatches=microbatches, durations=dict.fromkeys("FIWO", 1.0)
     )
@@ -69,7 +112,13 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
         out = job.receive(Worker(*report["worker"]), report)
     for to, message in [*out, *job.planned(job.steady.plan(job.problem_now()))]:
         deliver(members[to], message)
-    steady = plan(problem)
+    return job, members
+
+
+def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict[str, float]:
+    """Seconds of each phase, when a worker dies after this share of a step."""
+    job, members = under_way(pipelines, stages, microbatches)
+    steady = plan(job.problem)
     busy = work(steady, members, at * steady.makespan)
 
     victim = Worker(pipelines // 2, stages // 2)

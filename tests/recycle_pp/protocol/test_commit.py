@@ -1,0 +1,74 @@
+"""When a step is agreed, and what stops a job rather than train it wrongly."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.commit import Ballot, ProtocolViolation, Vote, ballot_paper
+
+LIVE = [Worker(d, s) for d in (0, 2, 3) for s in (0, 1)]  # W(1, s) have died
+LOSSES = [0.5, 1.0, 1.5, 2.0]
+
+
+def vote(worker, squares=(0.25,), counts=(1, 1, 1, 1), losses=LOSSES, finite=True, first=0):
+    return Vote.read(ballot_paper(squares, finite, counts, losses, speaks=worker.pipeline == first))
+
+
+def ballot(clip=None):
+    return Ballot(step=7, stages=2, microbatches=4, clip=clip)
+
+
+def test_a_step_is_agreed_when_all_who_live_have_voted():
+    of = ballot()
+    for worker in LIVE:
+        assert not of.complete(LIVE)
+        of.cast(worker, vote(worker))
+    decision = of.decide()
+    assert of.complete(LIVE)
+    assert (decision.step, decision.norm, decision.scale, decision.loss) == (7, math.sqrt(0.5), 1.0, 1.25)
+
+
+def test_the_vote_of_a_worker_that_has_died_since_is_not_waited_for_nor_missed():
+    of = ballot()
+    of.cast(Worker(1, 0), vote(Worker(1, 0)))
+    for worker in LIVE:
+        assert not of.complete(LIVE)
+        of.cast(worker, vote(worker))
+    assert of.complete(LIVE)
+
+
+@given(st.randoms())
+def test_the_order_of_the_votes_makes_no_difference(random):
+    of, order = ballot(clip=0.1), random.sample(LIVE, len(LIVE))
+    for worker in order:
+        of.cast(worker, vote(worker))
+    assert of.decide().scale == pytest.approx(0.1 / math.sqrt(0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_a_micro_batch_that_is_not_once_in_the_sum_stops_the_job(n):
+    with pytest.raises(ProtocolViolation, match=f"micro-batch 2 is {n} times in the gradient"):
+        ballot().cast(Worker(3, 1), vote(Worker(3, 1), counts=(1, 1, n, 1)))
+
+
+@pytest.mark.parametrize("other", [{"squares": (0.26,)}, {"losses": [0.5, 1.0, 1.5, 2.5]}, {"finite": False}])
+def test_peers_that_hold_other_sums_stop_the_job(other):
+    of = ballot()
+    of.cast(Worker(0, 1), vote(Worker(0, 1)))
+    of.cast(Worker(0, 0), vote(Worker(0, 0), squares=(9.0,)))  # another stage
+    with pytest.raises(ProtocolViolation, match=r"workers 0\.1 and 3\.1 hold different reduced gradients"):
+        of.cast(Worker(3, 1), vote(Worker(3, 1), **other))
+
+
+def test_a_gradient_that_is_not_a_number_skips_the_step_and_peers_agree_on_it():
+    of = ballot(clip=1.0)
+    for worker in LIVE:
+        of.cast(worker, vote(worker, squares=(math.nan,), finite=False))
+    assert of.decide().scale is None
+
+
+def test_who_does_not_speak_for_its_stage_says_little():
+    assert len(str(ballot_paper([1.0] * 500, True, [1] * 8192, LOSSES * 2048, speaks=False))) < 200
