@@ -6,8 +6,8 @@
 A step waits for the commit, and all votes arrive at once: `vote` takes the frames of all votes apart and decides, `log`
 records the step afterwards. Then a worker dies in the middle of a step of the planner's own schedule: `announce` tells
 everybody, `hear` takes the frames of all reports apart, `adopt` works out and plans what is left and writes everybody's
-list, `follow` does the same for the steps after that, in a thread, while training goes on. In milliseconds, the shortest
-of three; `MB` is what adopt and follow send altogether. Results in bench/out/coordinator.json.
+list, `follow` does the same for the steps after that, in a thread, while training goes on. Milliseconds, the least of
+three; `MB` is what adopt and follow send altogether. Results in bench/out/coordinator.json.
 """
 
 from __future__ import annotations
