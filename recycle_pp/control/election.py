@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .agreement import Leader, LostMajority, Place, majority
-from .messages import Message, Peer, connect
+from .messages import Message, Peer, connect, encode
 
 TURN = 0.2  # seconds that each later candidate waits longer
 ROUND = 1.0  # seconds until a candidate without a majority gives way
@@ -180,7 +180,7 @@ class Election:
 
     async def _ask_all(self, question: Message) -> None:
         """Until a majority of every membership that may count says yes; LostMajority when that cannot be."""
-        newest = self._memberships[-1]
+        newest, frame = self._memberships[-1], encode(question)
         yes, gone = {self._rank}, set[int]()
         know = {self._rank, newest.leader}  # who has acknowledged the newest membership
         may_know = know | self._members().keys()
@@ -188,7 +188,7 @@ class Election:
         async def ask(rank: int, place: Place) -> None:
             while rank not in gone | yes:
                 try:
-                    answer = await self._line(place).ask(question)
+                    answer = await self._line(place).ask(frame)
                 except ConnectionRefusedError:
                     gone.add(rank)
                     may_know.difference_update({rank} - know)
@@ -226,9 +226,11 @@ class Election:
     def _tell(self, message: Message) -> None:
         """Everybody, once, without waiting: who misses it hears it when it asks."""
 
+        frame = encode(message)
+
         async def tell(place: Place) -> None:
             with suppress(OSError):
-                await self._line(place).ask(message)
+                await self._line(place).ask(frame)
 
         for _, place in self._others():
             task = asyncio.create_task(tell(place))
@@ -253,14 +255,14 @@ class _Line:
         self._lock = asyncio.Lock()
         self._peer: Peer | None = None
 
-    async def ask(self, question: Message) -> Message:
-        """OSError where no answer comes; ConnectionRefusedError where nobody lives who could give one."""
+    async def ask(self, question: bytes) -> Message:
+        """`question` is a frame. OSError where no answer comes; ConnectionRefusedError where nobody lives any more."""
         async with self._lock:
             try:
                 if self._peer is None:
                     hello = {"type": "hello", "role": "agreement"}
                     self._peer = await connect(*self._place, self._token, hello, ANSWER)
-                self._peer.send(question)
+                self._peer.send_frame(question)
                 async with asyncio.timeout(ANSWER):
                     return await self._peer.recv()
             except BaseException:  # cancelled too: the answer to this question must not be taken for that to the next

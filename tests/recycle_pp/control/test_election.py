@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recycle_pp.control.agreement import LostMajority, majority
 from recycle_pp.control.election import Election, Membership, _to_json
-from recycle_pp.control.messages import serve
+from recycle_pp.control.messages import encode, serve
 
 TOKEN = "a token of the job"
 pytestmark = pytest.mark.timeout(60)
@@ -111,7 +111,7 @@ def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(hav
             known = _to_json([*leader._memberships, newest])
             for rank in have_it:  # it dies before rank 1, the next in line, has got it too
                 await leader._line(supervisors.places[rank]).ask(
-                    {"type": "propose", "leader": leader._leader, "memberships": known}
+                    encode({"type": "propose", "leader": leader._leader, "memberships": known})
                 )
             supervisors.die(0)
             async with asyncio.timeout(3):
@@ -139,7 +139,7 @@ def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
                 known.append(Membership((0, generation), 0, {rank: supervisors.places[rank] for rank in roster}))
                 for rank in reached:
                     await leader._line(supervisors.places[rank]).ask(
-                        {"type": "propose", "leader": leader._leader, "memberships": _to_json(known)}
+                        encode({"type": "propose", "leader": leader._leader, "memberships": _to_json(known)})
                     )
             supervisors.die(*set(range(size)) - left)
             assert len(set(await supervisors.all_notice(0))) == 1
