@@ -16,22 +16,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import recycle_kernels as rk
 import torch
 import torch._functorch.config
-import triton.testing
+import triton
+from case import DEVICE, GPU, Case, listed, machine, measure, milliseconds
 from torch import Tensor
 from torch.nn import functional as F
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
 DTYPE = torch.bfloat16 if GPU else torch.float32
 try:
     from liger_kernel.transformers import functional as liger
@@ -63,25 +62,16 @@ class Shape:
     ffn: int = 14336
     vocabulary: int = 128256
     head_tokens: int = 8192
+    head_chunk: int = 2048  # rows of logits that head_loss holds at a time
     parameters: int = 1 << 28
 
     @classmethod
     def tiny(cls) -> Shape:
-        return cls(1, 16, 64, 4, 2, 96, 300, 32, 4096)
+        return cls(2, 8, 64, 4, 2, 96, 300, 32, 32, 4096)
 
     @property
     def tokens(self) -> int:
         return self.batch * self.sequence
-
-
-@dataclass
-class Case:
-    """One thing to do, several ways. `ours` and `eager` are always there; a call returns what is compared."""
-
-    name: str
-    amount: float  # bytes that must move, or flops
-    unit: str  # bytes | flops
-    calls: Mapping[str, Callable[[], Any]]
 
 
 def randn(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
@@ -98,15 +88,20 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
     Every candidate has inputs and upstream gradients of its own: Liger-Kernel's backward writes into what it gets.
     """
     if GPU:
-        functions["compiled"] = torch.compile(functions["eager"])
+        functions["compiled"] = compiled(functions["eager"])
     forward, backward, written, ys = {}, {}, 0, []
     for who, function in functions.items():
         own = [x.detach().clone().requires_grad_() for x in inputs]
-        outputs = listed(function(*own))
+        forward[who] = partial(function, *own)
+        try:
+            outputs = listed(function(*own))
+        except Exception:
+            if who in ("ours", "eager"):
+                raise
+            continue  # `measure` calls it again and says why it fails
         ys = ys or outputs  # ours come first
         torch.manual_seed(1)
         upstream = [torch.randn_like(y) for y in outputs]
-        forward[who] = partial(function, *own)
         backward[who] = partial(torch.autograd.grad, outputs, own, upstream, retain_graph=True)
         if who == "ours":
             written = size(*{grad.data_ptr(): grad for grad in backward[who]()}.values())
@@ -114,8 +109,20 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
     yield Case(f"{name} backward", size(*ys) + kept + written, "bytes", backward)
 
 
-def listed(x: Any) -> list[Tensor]:
-    return [x] if isinstance(x, Tensor) else list(x)
+def compiled(function: Callable) -> Callable:
+    """Compiled for the shapes of one case. Dynamo tells functions apart by their code, and ours have it in common."""
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False)
+
+
+def writes(result: Any, function: Callable, *arguments: Any, **named: Any) -> Callable[[], Any]:
+    """A call of a function that writes its result, or adds to it, in place."""
+
+    def call() -> Any:
+        function(*arguments, **named)
+        return result
+
+    return call
 
 
 def norm(s: Shape) -> Iterator[Case]:
@@ -144,9 +151,14 @@ def rope(s: Shape) -> Iterator[Case]:
     dim = s.width // s.heads
     qkv = randn(s.batch, s.sequence, s.heads + 2 * s.kv_heads, dim)
     table = rk.rope_table(s.sequence, dim, device=DEVICE)
+
+    def eager(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = rk.rope_qkv_reference(x, s.heads, s.kv_heads, *table)
+        return q, k, v.contiguous()  # as ours is; attention would copy a view
+
     functions: dict[str, Callable] = {
         "ours": lambda x: rk.rope_qkv(x, s.heads, s.kv_heads, *table),
-        "eager": lambda x: rk.rope_qkv_reference(x, s.heads, s.kv_heads, *table),
+        "eager": eager,
     }
     if liger:
         cos, sin = (torch.cat([t, t], -1)[None].to(DTYPE) for t in table)
@@ -154,7 +166,7 @@ def rope(s: Shape) -> Iterator[Case]:
         def theirs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             q, k, v = x.split([s.heads, s.kv_heads, s.kv_heads], dim=2)
             q, k = liger.liger_rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-            return q.transpose(1, 2), k.transpose(1, 2), v
+            return q.transpose(1, 2), k.transpose(1, 2), v.contiguous()
 
         functions["liger"] = theirs
     yield from both_ways("rope_qkv", functions, [qkv], 0)
@@ -182,17 +194,19 @@ def head_loss(s: Shape) -> Iterator[Case]:
     def step(f: Callable) -> Callable:
         return lambda: torch.autograd.grad(f(x, weight, targets), [x, weight])
 
+    buffer = torch.empty(weight.shape, device=DEVICE)  # where a stage keeps the gradient
+
     def deferred() -> tuple[Tensor, Tensor]:
         waiting: list[Callable[[Callable], None]] = []
         (dx,) = torch.autograd.grad(rk.head_loss(x, weight, targets, defer=waiting.append), [x])
-        buffer = torch.zeros(weight.shape, device=DEVICE)
+        first = chain([True], repeat(False))
         with torch.no_grad():
-            waiting[0](lambda dl, rows, parts: rk.weight_grad(buffer, dl, rows))
+            waiting[0](lambda dl, rows, parts: rk.weight_grad(buffer, dl, rows, first=next(first)))
         return dx, buffer
 
     calls = {"ours": step(rk.head_loss), "ours, W deferred": deferred, "eager": step(rk.head_loss_reference)}
     if GPU:
-        calls["compiled"] = step(torch.compile(rk.head_loss_reference))
+        calls["compiled"] = step(compiled(rk.head_loss_reference))
     if liger:
         calls["liger"] = step(lambda x, w, t: listed(liger.liger_fused_linear_cross_entropy(x, w, t))[0])
     yield Case("head_loss F+I+W", 6.0 * s.head_tokens * s.vocabulary * s.width, "flops", calls)
@@ -203,29 +217,28 @@ def weight_grad(s: Shape) -> Iterator[Case]:
     shapes = [((s.heads + 2 * s.kv_heads) * dim, s.width), (2 * s.ffn, s.width), (s.width, s.ffn)]
     for o, k in shapes:
         yield from accumulated(o, k, s.tokens)
+        yield from accumulated(o, k, s.sequence)  # a micro-batch of one sample
+    yield from accumulated(s.vocabulary, s.width, s.head_chunk)
 
 
 def accumulated(o: int, k: int, t: int) -> Iterator[Case]:
     """One product dy^T x, added to a buffer in float32 and in fixed point."""
     dy, x, bad = randn(t, o), randn(t, k), torch.zeros((), device=DEVICE)
-    a, b = (torch.zeros(o, k, device=DEVICE) for _ in range(2))
-    p, q = (torch.zeros(o, k, dtype=torch.int64, device=DEVICE) for _ in range(2))
+    a, b, c = zeros(3, o, k)
+    p, q = zeros(2, o, k, dtype=torch.int64)
 
     def eager() -> Tensor:
         return b.add_(dy.T @ x)
 
-    calls: dict[str, Callable[[], Any]] = {
-        "ours": lambda: rk.weight_grad(a, dy, x),
-        "eager": eager,
-    }
+    calls: dict[str, Callable[[], Any]] = {"ours": writes(a, rk.weight_grad, a, dy, x), "eager": eager}
     if GPU:
-        tile = min(TILES, key=lambda tile: milliseconds(lambda: rk.weight_grad(a, dy, x, tile=tile)))
-        calls[f"ours, {tile}"] = lambda: rk.weight_grad(a, dy, x, tile=tile)
-        calls["compiled"] = torch.compile(eager)
-        calls["cuBLAS into fp32"] = lambda: torch.addmm(b, dy.T, x, out_dtype=torch.float32, out=b)
+        tile = min(TILES, key=lambda tile: milliseconds(lambda: rk.weight_grad(c, dy, x, tile=tile)))
+        calls[f"ours, {tile}"] = writes(c, rk.weight_grad, c, dy, x, tile=tile)
+        calls["compiled"] = compiled(eager)
+        calls["addmm into fp32"] = lambda: torch.addmm(b, dy.T, x, out_dtype=torch.float32, out=b)
     yield Case(f"weight_grad {o}x{k}x{t}", 2.0 * o * k * t, "flops", calls)
     fixed: dict[str, Callable[[], Any]] = {
-        "ours": lambda: rk.weight_grad_fixed(p, dy, x, 30, 2.0**58, bad),
+        "ours": writes(p, rk.weight_grad_fixed, p, dy, x, 30, 2.0**58, bad),
         "eager": lambda: q.add_((dy.T @ x).float().mul_(2.0**30).round_().long()),
     }
     yield Case(f"weight_grad_fixed {o}x{k}x{t}", 2.0 * o * k * t, "flops", fixed)
@@ -236,115 +249,42 @@ def optimizer(s: Shape) -> Iterator[Case]:
     chunks = rk.make_chunks([n], [True], DEVICE)
     grad, undo = randn(n, dtype=torch.float32), zeros(3, n)
     state, theirs = zeros(3, n), zeros(3, n)
-    count, lr, decay = torch.ones((), device=DEVICE), 1e-3, 0.1
-    hyper = rk.AdamW(lr, weight_decay=decay)
+    count, hyper = torch.ones((), device=DEVICE), rk.AdamW(1e-3, weight_decay=0.1)
 
-    def fused() -> None:
+    def fused() -> tuple[Tensor, ...]:
         p, m, v = ([t] for t in theirs)
-        torch._fused_adamw_(
-            p,
-            [grad],
-            m,
-            v,
-            [],
-            [count],
-            beta1=0.9,
-            beta2=0.95,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-            lr=lr,
-            weight_decay=decay,
-        )
+        torch._fused_adamw_(p, [grad], m, v, [], [count], **hyper._asdict(), amsgrad=False, maximize=False)
+        return theirs
 
-    def copy_first() -> None:
+    def copy_first() -> tuple[Tensor, ...]:
         for kept, live in zip(undo, theirs, strict=True):
             kept.copy_(live)
-        fused()
+        return fused()
 
-    step = partial(rk.adamw, state, grad, chunks, hyper, 1)
-    yield Case("adamw", 28.0 * n, "bytes", {"ours": step, "eager": fused})  # eager: torch's fused kernel
-    with_undo = {"ours": partial(step, undo=undo), "eager": copy_first}
-    yield Case("adamw with undo", 40.0 * n, "bytes", with_undo)
-    bad = torch.zeros((), device=DEVICE)
-    q = torch.zeros(n, dtype=torch.int64, device=DEVICE)
+    ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1)
+    yield Case("adamw", 28.0 * n, "bytes", {"ours": ours, "eager": fused})  # eager: torch's fused kernel
+    for t in (*state, *theirs):
+        t.zero_()  # they went different ways while they were timed
+    ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1, undo=undo)
+    yield Case("adamw with undo", 40.0 * n, "bytes", {"ours": ours, "eager": copy_first})
     norms = {
         "ours": lambda: rk.squared_norms(grad, chunks),
         "eager": lambda: torch.linalg.vector_norm(grad).double().square().view(1),
     }
     yield Case("squared_norms", 4.0 * n, "bytes", norms)
+    (p, q), bad = zeros(2, n, dtype=torch.int64), torch.zeros((), device=DEVICE)
     adds = {
-        "ours": lambda: rk.quantise_add(q, grad, 40, 2.0**58, bad),
-        "eager": lambda: rk.quantise_add_reference(q, grad, 40, 2.0**58, bad),
+        "ours": writes(p, rk.quantise_add, p, grad, 40, 2.0**58, bad),
+        "eager": writes(q, rk.quantise_add_reference, q, grad, 40, 2.0**58, bad),
     }
     yield Case("quantise_add", 20.0 * n, "bytes", adds)
 
 
-def zeros(*shape: int) -> tuple[Tensor, ...]:
-    return tuple(torch.zeros(shape, device=DEVICE))
+def zeros(count: int, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(shape, dtype=dtype, device=DEVICE) for _ in range(count))
 
 
 CASES = {f.__name__: f for f in (norm, rope, swiglu, head_loss, weight_grad, optimizer)}
-
-
-def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
-    """One row: median milliseconds of every candidate, our share of the machine's rate, speed, difference."""
-    row: dict[str, Any] = {"kernel": case.name}
-    difference = apart(case.calls["ours"](), case.calls["eager"]())
-    peaks: dict[str, int] = {}
-    for who, call in case.calls.items():
-        try:
-            peaks[who], row[who] = timed(call)
-        except Exception as reason:  # another package's function may not take this shape or version: say so, go on
-            if who.startswith("ours"):
-                raise
-            row[who] = f"({type(reason).__name__}: {str(reason)[:60]})"
-    if GPU:
-        others = [row[who] for who in peaks if not who.startswith("ours")]
-        row |= {"share": case.amount / rates[case.unit] / row["ours"], "speed": min(others) / row["ours"]}
-    return row | {"difference": difference, "MiB": peaks}
-
-
-def timed(call: Callable[[], Any]) -> tuple[int, float]:
-    """(MiB at the peak above what was there, median milliseconds); one plain run without a GPU."""
-    if not GPU:
-        began = time.perf_counter()
-        call()
-        return 0, 1e3 * (time.perf_counter() - began)
-    call()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) >> 20
-    return peak, milliseconds(call)
-
-
-def milliseconds(call: Callable[[], Any]) -> float:
-    """The median of a kernel's time on the GPU; infinite for a tile that does not fit it."""
-    try:
-        return triton.testing.do_bench(call, warmup=50, rep=300, return_mode="median")
-    except triton.runtime.errors.OutOfResources:
-        return float("inf")
-
-
-def apart(ours: Any, eager: Any) -> float | None:
-    """The largest relative difference of the results, in norm; None for calls that return nothing."""
-    if ours is None:
-        return None
-    pairs = zip(listed(ours), listed(eager), strict=True)
-    return max(((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in pairs)
-
-
-def machine() -> dict[str, float]:
-    """Bytes a millisecond of a large copy (read and write), flops a millisecond of a large bfloat16 product."""
-    if not GPU:
-        return {"bytes": 1.0, "flops": 1.0}
-    source, target = (torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE) for _ in range(2))
-    a, b = randn(8192, 8192), randn(8192, 8192)
-    copy = timed(lambda: target.copy_(source))[1]
-    product = timed(lambda: a @ b)[1]
-    return {"bytes": 2 * source.nbytes / copy, "flops": 2 * 8192**3 / product}
 
 
 def main() -> None:
@@ -367,8 +307,8 @@ def main() -> None:
         for case in CASES[name](shape):
             rows.append(measure(case, rates))
             print("  ".join(f"{key} {shown(value)}" for key, value in rows[-1].items()), flush=True)
-    report = {"shape": asdict(shape), "rates": rates, "kernels": rows}
-    (out / "kernels.json").write_text(json.dumps(report, indent=1))
+            report = {"shape": asdict(shape), "rates": rates, "kernels": rows}
+            (out / "kernels.json").write_text(json.dumps(report, indent=1))
 
 
 def shown(value: Any) -> str:

@@ -4,7 +4,7 @@
 
 Kernels over rows are bound by memory: any block that keeps enough bytes in flight is as good as another, so theirs
 follow from the width alone and there is nothing to tune or to agree on. The one matrix kernel, `weight_grad`, has
-tiles that can be tuned and shared (tuning.py).
+a table of tiles.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from .weight_grad import weight_grad
 Add = Callable[[Tensor, Tensor, int], None]  # dl [n, V], x [n, H], parts: one of the chunks that dW is the sum of
 Defer = Callable[[Callable[[Add], None]], None]
 
-CHUNK_BYTES = 256 << 20  # small beside a stage, large enough that dW's read and write (8 V H bytes a chunk) stay hidden
+CHUNK_BYTES = 512 << 20  # small beside dW (4 V H bytes), which every chunk reads and writes: few chunks, few passes
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
@@ -81,7 +81,8 @@ class _HeadLoss(torch.autograd.Function):
         if defer is not None:
             defer(lambda add: _add_products(add, x, weight, targets, lse, dloss))
         dx = None if dx is None else (dx * dloss).to(x.dtype)
-        dw = None if dw is None else (dw * dloss).to(weight.dtype)
+        if dw is not None:  # rounded as it is multiplied: no second float32 tensor of V H elements
+            dw = torch.mul(dw, dloss, out=torch.empty_like(dw, dtype=weight.dtype))
         return dx, dw, None, None
 
 

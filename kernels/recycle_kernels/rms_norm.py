@@ -141,7 +141,7 @@ def _backward_kernel(
     if weight is not None:
         w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(tiles):
+    for tile in tl.range(tiles, num_stages=2):  # the next tile's loads are in flight
         row = (group * tiles + tile) * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         at = row.to(tl.int64)[:, None] * width + column[None, :]

@@ -27,7 +27,8 @@ from triton.runtime import driver
 
 from .fixed_point import raise_flag, to_steps
 
-ADDED, ADDED_FIXED = 32, 8  # elements that a thread adds to the buffer at once; more of them spill
+# rounds in which a tile is added to the buffer, 64 or more elements a thread: fewer spill, or keep a second program out
+ROUNDS, ROUNDS_FIXED = 2, 8
 
 
 class Tile(NamedTuple):
@@ -73,7 +74,7 @@ def tile_of(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
         return Tile(64, 64, 16)
     if out * inner < 130 * 128 * 128:
         return Tile(64, 64, 64)
-    if out * inner < 130 * 128 * 256:
+    if out * inner < 130 * 128 * 256 or inner % 16:  # rows of x that no 16 bytes fit: registers for their addresses
         return Tile(128, 128, 64, warps=8)
     if arch < 90:  # operands pass through registers, and 64 tokens of them would not fit beside the product
         return Tile(128, 256, 32, warps=8, stages=4)
@@ -95,12 +96,13 @@ def _launch(
     inner = x.shape[1]
     arch = 0 if x.device.type == "cpu" else driver.active.get_current_target().arch  # cpu: the interpreter
     tile = tile or tile_of(out, inner, x.dtype, arch)
-    a_thread = tile.out * tile.inner // (32 * tile.warps)
+    a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements; fewer than 64 take fewer rounds
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
         buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0), scale, limit,
         WHOLE=tokens % tile.tokens == 0, FIRST=first,
         OUT=tile.out, INNER=tile.inner, TOKENS=tile.tokens, GROUP=tile.group,
-        PARTS=max(1, a_thread // (ADDED if bad is None else ADDED_FIXED)), num_warps=tile.warps, num_stages=tile.stages,
+        PARTS=max(1, a_thread * (ROUNDS if bad is None else ROUNDS_FIXED) // 64),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

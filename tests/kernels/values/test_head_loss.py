@@ -22,11 +22,13 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.parametrize(("tokens", "vocabulary", "scale"), [(1, 2, 0.1), (300, 130, 1e-3), (5, 9000, 4.0)])
 def test_loss_and_gradients_agree_with_float64(tokens, vocabulary, scale, dtype, small_chunks):
+    if dtype == torch.bfloat16:
+        scale = min(scale, 0.5)  # it would round logits of 100 to steps of 0.5
     x, weight, targets = problem(tokens, vocabulary, 48, dtype, scale)
     inputs, dloss = double(x, weight), [torch.tensor(0.3, device=DEVICE)]
     loss, exact = head_loss(x, weight, targets), head_loss_reference(*inputs, targets)
     assert loss.dtype == torch.float32
-    assert abs((loss - exact).item()) < (1e-6 if dtype == torch.float32 else 3e-3) * max(1.0, exact.item())
+    assert abs((loss - exact).item()) < (1e-6 if dtype == torch.float32 else 1e-2) * max(1.0, exact.item())
     for value, reference in zip(grads(loss, [x, weight], dloss), grads(exact, inputs, dloss), strict=True):
         assert error(value, reference) < (1e-5 if dtype == torch.float32 else 2e-2)  # of logits rounded to the dtype
 

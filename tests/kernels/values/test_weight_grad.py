@@ -6,8 +6,11 @@ from compare import DEVICE, error, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recycle_kernels import Tile, dequantise, weight_grad, weight_grad_fixed, weight_grad_reference
+from recycle_kernels.weight_grad import tile_of
 
 LIMIT = 2.0**60  # steps of an addend: four of them fit
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter multiplies bfloat16 wrongly
+TABLE = {tile_of(size, size, torch.bfloat16, arch) for size in (1024, 1920, 4096) for arch in (80, 90)}
 
 
 def exact_product(buffer, dy, x):
@@ -74,6 +77,19 @@ def test_a_chosen_tile_is_used():
     assert error(chosen, default) < 1e-6
     with pytest.raises(Exception, match="power of 2"):
         weight_grad(chosen, dy, x, tile=Tile(24, 16, 16))
+
+
+@pytest.mark.parametrize("tile", sorted(TABLE), ids=str)
+def test_every_tile_of_the_table_adds_the_same_product(tile):
+    dy, x, buffer = randn(100, 304, dtype=HALF), randn(100, 528, dtype=HALF), randn(304, 528)
+    q, total = torch.zeros_like(buffer, dtype=torch.int64), torch.empty_like(buffer)
+    bad = torch.zeros((), device=DEVICE)
+    exact, product = exact_product(buffer, dy, x), exact_product(torch.zeros_like(buffer), dy, x)
+    weight_grad(buffer, dy, x, tile=tile)
+    assert error(buffer, exact) < 1e-6
+    weight_grad_fixed(q, dy, x, 40, LIMIT, bad, tile=tile)
+    dequantise(q, 40, total)
+    assert error(total, product) < 1e-6 and not bad.item()
 
 
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (2, 0, 3, 1)])

@@ -1,0 +1,92 @@
+"""A case of a benchmark: one thing to do, several ways; what each takes, and whether they agree.
+
+    row = measure(Case("product", 2.0 * n**3, "flops", {"ours": f, "eager": g, "liger": h}), machine())
+
+On a GPU the median of many runs with the L2 cache flushed between them; without one each way runs once, for its values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.testing
+from torch import Tensor
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+
+@dataclass
+class Case:
+    """One thing to do, several ways. `ours` and `eager` are always there; a call returns what is compared."""
+
+    name: str
+    amount: float  # bytes that must move, or flops
+    unit: str  # bytes | flops
+    calls: Mapping[str, Callable[[], Tensor | tuple[Tensor, ...]]]
+
+
+def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
+    """One row: median milliseconds of every way, our share of the machine's rate, speed, difference, memory."""
+    row: dict[str, Any] = {"kernel": case.name}
+    difference = apart(case.calls["ours"](), case.calls["eager"]())  # both for the first time: some add up
+    peaks: dict[str, int] = {}
+    for who, call in case.calls.items():
+        try:
+            peaks[who], row[who] = timed(call)
+        except Exception as reason:  # another package's function may not take this shape or version: say so, go on
+            if who.startswith("ours"):
+                raise
+            row[who] = f"({type(reason).__name__}: {str(reason)[:60]})"
+    if GPU:
+        others = [row[who] for who in peaks if not who.startswith("ours")]
+        row |= {"share": case.amount / rates[case.unit] / row["ours"], "speed": min(others) / row["ours"]}
+    return row | {"difference": difference, "MiB": peaks}
+
+
+def machine() -> dict[str, float]:
+    """Bytes a millisecond of a large copy (read and write), flops a millisecond of a large bfloat16 product."""
+    if not GPU:
+        return {"bytes": 1.0, "flops": 1.0}
+    source, target = (torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    copy, product = milliseconds(lambda: target.copy_(source)), milliseconds(lambda: a @ b)
+    return {"bytes": 2 * source.nbytes / copy, "flops": 2 * 8192**3 / product}
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    """The median of a kernel's time on the GPU; infinite for a tile that does not fit it."""
+    try:
+        return triton.testing.do_bench(call, warmup=50, rep=300, return_mode="median")
+    except triton.runtime.errors.OutOfResources:
+        return float("inf")
+
+
+def listed(x: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    """The results of a call."""
+    return [x] if isinstance(x, Tensor) else list(x)
+
+
+def timed(call: Callable[[], Any]) -> tuple[int, float]:
+    """(MiB at the peak above what was there, median milliseconds); one plain run without a GPU."""
+    if not GPU:
+        began = time.perf_counter()
+        call()
+        return 0, 1e3 * (time.perf_counter() - began)
+    call()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    peak = (torch.cuda.max_memory_allocated() - before) >> 20
+    return peak, milliseconds(call)
+
+
+def apart(ours: Tensor | tuple[Tensor, ...], eager: Tensor | tuple[Tensor, ...]) -> float:
+    """The largest relative difference of the results, in norm."""
+    pairs = zip(listed(ours), listed(eager), strict=True)
+    return max(((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in pairs)
