@@ -35,7 +35,7 @@ from .weight_grad import weight_grad
 Add = Callable[[Tensor, Tensor, int], None]  # dl [n, V], x [n, H], parts: one of the chunks that dW is the sum of
 Defer = Callable[[Callable[[Add], None]], None]
 
-CHUNK_BYTES = 512 << 20  # small beside dW (4 V H bytes), which every chunk reads and writes: few chunks, few passes
+CHUNK_BYTES = 512 << 20  # every chunk reads and writes dW (8 V H bytes): few of them, yet small beside a large dW
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:

@@ -74,7 +74,7 @@ def tile_of(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
         return Tile(64, 64, 16)
     if out * inner < 130 * 128 * 128:
         return Tile(64, 64, 64)
-    if out * inner < 130 * 128 * 256 or inner % 16:  # rows of x that no 16 bytes fit: registers for their addresses
+    if out * inner < 130 * 128 * 256 or inner % 16:  # then x is loaded an element at a time: registers for addresses
         return Tile(128, 128, 64, warps=8)
     if arch < 90:  # operands pass through registers, and 64 tokens of them would not fit beside the product
         return Tile(128, 256, 32, warps=8, stages=4)

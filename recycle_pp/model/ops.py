@@ -9,9 +9,10 @@ A backend is a module with the functions of `Operations`: `reference` is plain t
 Which bits may differ. Between the backends: those that rounding in another order gives, in values and gradients (under
 bf16 `fused` also keeps weight gradients in float32, where `reference` rounds each product to bf16). Within a backend,
 on equal devices and library versions (`execution.device.platform`, equal on all workers of a job): none. Every function
-is deterministic, and what it launches depends on shapes and dtypes alone, so a micro-batch has the same gradient on any
-peer, and I then W has the bits of B. The fixed-point functions (int64) are exact sums of addends rounded once: equal
-addends give equal sums, in any order, on either backend.
+is deterministic, and what it launches depends on shapes and dtypes alone. Where torch's own operations are so too (on a
+GPU with `numerics.reproducible`) a micro-batch has the same gradient on any peer, and I then W has the bits of B. The
+fixed-point functions (int64) are exact sums of addends rounded once: equal addends give equal sums, in any order, on
+either backend.
 """
 
 from __future__ import annotations
