@@ -69,7 +69,9 @@ def _write_part(saving: Future[None], part: Path, state: dict[str, Tensor]) -> N
     try:
         dcp = _dcp()
         shutil.rmtree(part, ignore_errors=True)  # of a save that was killed
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(part), no_dist=True)
+        # Nothing to copy ahead: with more than 0 bytes of it torch makes a CUDA context on GPU 0 in this thread.
+        writer = dcp.FileSystemWriter(part, per_thread_copy_ahead=0)
+        dcp.save(state, storage_writer=writer, no_dist=True)
     except BaseException as error:  # torch's CheckpointException is no Exception
         failures = getattr(error, "failures", None)  # ... and holds the real one, with a traceback, by rank
         cause = failures[0][0] if failures else error

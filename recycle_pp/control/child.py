@@ -24,6 +24,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -182,6 +183,29 @@ class Child:
 # ------------------------------------------------------------------------------------------------- in the child
 
 
+def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
+    """A worker's environment, where the user's own does not say otherwise.
+
+    torch's threads around NCCL end a process whose communicator fails, and tell those of all others to do the same, a
+    minute later: long after the job has gone on without the worker whose death it was. Here deaths are the
+    coordinator's to judge, so they only look on.
+    """
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog: else it throws, and the process terminates
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",  # the watchdog's watchdog: else it aborts the process
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds for a communicator to stand; an abort may wait as long
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # messages of a pair are meant to be in order
+    }
+    interface = settings.get("control", {}).get("interface")
+    if interface in (name for _, name in socket.if_nameindex()):
+        environment["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    return environment
+
+
 def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, output: int) -> NoReturn:
     """From fork to the worker's main function; never returns to the supervisor's code."""
     status = 1
@@ -195,7 +219,8 @@ def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, outpu
         os.dup2(output, 1)
         os.dup2(output, 2)
         if "torch" not in sys.modules:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            for name, value in defaults(spec.settings).items():
+                os.environ.setdefault(name, value)
             os.set_inheritable(spec.last_words, True)
             os.set_inheritable(spec.lifeline, True)
             os.execv(sys.executable, [sys.executable, "-m", module])

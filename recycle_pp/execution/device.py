@@ -3,11 +3,13 @@
 device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
 backend = backend_for(settings.parallel.backend, device)    # gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
+finish = finisher(device); finish()                         # the device has done what this thread asked it for
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
@@ -37,6 +39,13 @@ def backend_for(wanted: str, device: torch.device) -> str:
     if wanted == "auto":
         return "nccl" if device.type == "cuda" and workers <= gpus else "gloo"
     return wanted
+
+
+def finisher(device: torch.device) -> Callable[[], None]:
+    """What waits until the device has done all that this thread asked it for; a CPU always has."""
+    if device.type != "cuda":
+        return lambda: None
+    return lambda: torch.cuda.current_stream(device).synchronize()
 
 
 def platform(device: torch.device, backend: str) -> str:

@@ -10,7 +10,6 @@ waiting and nothing else.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,7 +132,7 @@ class Executor:
             self.session.send({"type": "progress", **news})
         with self.spans.span(step, kind, mb), named(f"recycle/{kind}"), _located(kind, step, mb):
             output = self._apply(kind, step, mb, source)
-            self.faults.drag(time.monotonic() - self.spans.begun)
+            self.faults.drag(self.spans.spent())
             self.faults.fire(kind, step)
         with self.session.lock:
             if makes and output is not None:

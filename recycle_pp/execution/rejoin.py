@@ -10,7 +10,8 @@
 The donor copies its state between two steps and streams it from a thread of its own while it trains on; what it commits
 meanwhile follows as gradients. The joiner applies the very same updates, so it ends with the same bits. If either side
 dies the stream breaks and nothing else happens: the coordinator finds another donor. A new donor takes the place of the
-one before at once, which may hang rather than be dead.
+one before at once, which may hang rather than be dead. A joiner that is too slow gets the state anew instead of a
+backlog of gradients that grows without end.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from .injection import Injector
 Json = dict[str, Any]
 Parcel = tuple[Json, dict[str, Tensor]]  # what is said about the tensors, and the tensors
 _log = logging.getLogger(__name__)
+BACKLOG = 16  # parcels that wait for a joiner: a state is worth three gradients, so with more the line is too slow
 PATIENCE = 3600.0  # seconds that a stream may be silent: a step may take long, and heartbeats see to the dead
 
 
@@ -52,27 +54,42 @@ class Donations:
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
         self._lines = [line for line in self._lines if line.alive]
-        gradients = {str(i): tensor for i, tensor in enumerate(reduced.to_tensors())} if self._lines else {}
+        gradients = {str(i): tensor.cpu() for i, tensor in enumerate(reduced.to_tensors())} if self._lines else {}
         for line in self._lines:
-            line.put(({"kind": "step", "step": commit.step, "scale": commit.scale}, gradients))
+            if line.waiting() < BACKLOG:
+                line.put(({"kind": "step", "step": commit.step, "scale": commit.scale}, gradients))
+            else:
+                line.begin(commit.step, self._state())
         while not self._asked.empty():
             message = self._asked.get()
-            state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._optimizer.state().items()}
-            line = _Line(tuple(message["address"]), self._token)
-            line.put(({"kind": "state", "step": commit.step, "session": message["session"]}, state))
+            line = _Line(tuple(message["address"]), self._token, message["session"])
+            line.begin(commit.step, self._state())
             self._lines.append(line)
             self._faults.strike("donate", commit.step)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._optimizer.state().items()}
 
 
 class _Line(threading.Thread):
     """A thread that sends parcels to one joiner until the stream breaks."""
 
-    def __init__(self, address: tuple[str, int], token: str) -> None:
+    def __init__(self, address: tuple[str, int], token: str, session: int) -> None:
         super().__init__(name="donate", daemon=True)
-        self._address, self._token = address, token
+        self._address, self._token, self._session = address, token, session
         self._parcels: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
         self.alive = True
         self.start()
+
+    def waiting(self) -> int:
+        return self._parcels.qsize()
+
+    def begin(self, step: int, state: dict[str, Tensor]) -> None:
+        """With this state, whatever still waits."""
+        with suppress(queue.Empty):
+            while True:
+                self._parcels.get_nowait()
+        self.put(({"kind": "state", "step": step, "session": self._session}, state))
 
     def put(self, parcel: Parcel) -> None:
         self._parcels.put(parcel)

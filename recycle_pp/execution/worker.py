@@ -41,7 +41,7 @@ from recycle_pp.settings import Settings, load
 from recycle_pp.telemetry.clocks import boot_id
 
 from .commits import Commits
-from .device import backend_for, choose, platform
+from .device import backend_for, choose, finisher, platform
 from .executor import Executor
 from .injection import Injector
 from .mailbox import Mailbox
@@ -63,22 +63,26 @@ def main(spec: WorkerSpec) -> int:
     try:
         return Process(spec).run()
     except BaseException as error:
-        cause = "out_of_memory" if _out_of_memory(error) else "exception"
         where = getattr(error, "recycle_where", "")
-        last_words(spec, cause=cause, detail=traceback.format_exc(), where=where)
+        last_words(spec, cause=_cause(error), detail=traceback.format_exc(), where=where)
         raise
 
 
+def _cause(error: BaseException | None) -> str:
+    return "out_of_memory" if error is not None and _out_of_memory(error) else "exception"
+
+
 def _out_of_memory(error: BaseException) -> bool:
-    """On a CPU torch says it as a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """torch on a CPU, Triton and NCCL say it as a plain RuntimeError."""
+    said = any(words in str(error) for words in ("out of memory", "can't allocate memory"))
+    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
     """A thread that fails must not leave a worker that answers heartbeats and does nothing else."""
     detail = "".join(traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback))
     print(detail, file=sys.stderr, flush=True)
-    last_words(spec, cause="exception", detail=detail)
+    last_words(spec, cause=_cause(failed.exc_value), detail=detail)
     os._exit(1)
 
 
@@ -124,7 +128,7 @@ class Process:
                 return self._refuse(error)
             optimizer.load(checkpoint.load(path, list(optimizer.state())))
 
-        spans = Spans(NEWS_SECONDS * pipelines * stages)
+        spans = Spans(NEWS_SECONDS * pipelines * stages, finisher(device))
         faults = Injector(
             [Fault(kind, step, Worker(*w), moment, factor) for kind, step, w, moment, factor in welcome["faults"]],
             lambda **words: last_words(self._spec, **words),

@@ -71,7 +71,11 @@ class Stage:
         self._flights: dict[int, _Flight] = {}
 
     def forward(self, step: int, g: int, source: Tensor, targets: Tensor | None = None) -> Tensor:
-        """F. Tokens (b, T) int64 at stage 0, else the boundary tensor -> the boundary tensor, or the scalar loss."""
+        """F. Tokens (b, T) int64 at stage 0, else the boundary tensor -> the boundary tensor, or the scalar loss.
+
+        Tokens and targets may be on the CPU: data are made there.
+        """
+        source, targets = self._here(source, targets)
         leaf = source if self.first else _aligned(source.detach()).requires_grad_()
         with self._autocast():
             output = self._part(leaf, targets, key=(self.settings.run.seed, step, g))
@@ -105,7 +109,7 @@ class Stage:
     def evaluate(self, source: Tensor, targets: Tensor | None = None) -> Tensor:
         """F of a validation micro-batch: no dropout, nothing kept."""
         with self._autocast():
-            return self._part(source, targets)
+            return self._part(*self._here(source, targets))
 
     def warm(self) -> None:
         """Everything that a step launches, once, on zeros of the real shapes; leaves no trace.
@@ -149,6 +153,9 @@ class Stage:
         self._sink.queue = queue
         torch.autograd.backward(output, _aligned(grad))
         return None if self.first else source.grad
+
+    def _here(self, source: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return source.to(self.device), None if targets is None else targets.to(self.device)
 
     def _autocast(self) -> AbstractContextManager:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.numerics.precision == "bf16")

@@ -123,6 +123,18 @@ def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp
     checkpoint.finish(blocked, 1, 1, ABOUT)
 
 
+def test_saving_asks_for_no_gpu_in_its_thread(tmp_path, monkeypatch):
+    """A new thread's GPU is number 0, which is another worker's: a context there costs that one half a gigabyte."""
+
+    def asked(*_):
+        raise AssertionError("a CUDA context in the saving thread")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", asked)
+    written = job(1)
+    assert same(checkpoint.load(save(tmp_path, 1, written)), state(written))
+
+
 def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
     save(tmp_path, 3, job(1, steps=1))
     again = job(2, steps=2)

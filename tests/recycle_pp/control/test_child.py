@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recycle_pp.control.child import Child, WorkerSpec
+from recycle_pp.control.child import Child, WorkerSpec, defaults
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(60)
@@ -93,15 +93,29 @@ def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_pat
             assert b"a very secret token" not in (process / file).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("OMP_NUM_THREADS", "1"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),  # torch's watchdog ends no process whose peer has died
+        ("TORCH_NCCL_ENABLE_MONITORING", "0"),
+        ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
+    ],
+)
 @pytest.mark.parametrize("chosen", [None, "3"])
-def test_one_thread_is_the_default_and_the_users_choice_stands(chosen, tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+def test_a_worker_has_its_own_environment_and_the_users_choice_stands(name, default, chosen, tmp_path, monkeypatch):
+    monkeypatch.delenv(name, raising=False)
     if chosen:
-        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+        monkeypatch.setenv(name, chosen)
     with spawned("wait", tmp_path, monkeypatch) as child:
         wait_for_log(tmp_path / "log", "plays wait")
         environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
-        assert f"OMP_NUM_THREADS={chosen or 1}".encode() in environment
+        assert f"{name}={chosen or default}".encode() in environment
+
+
+@pytest.mark.parametrize(("interface", "told"), [("lo", "=lo"), ("127.0.0.1", None), (None, None)])
+def test_nccl_takes_the_network_interface_that_control_interface_names(interface, told):
+    assert defaults({"control": {"interface": interface}}).get("NCCL_SOCKET_IFNAME") == told
 
 
 def test_what_a_worker_started_ends_with_it(tmp_path, monkeypatch):

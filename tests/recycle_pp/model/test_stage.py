@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -132,6 +133,23 @@ def test_i_frees_the_activations_and_w_what_waited_for_it():
     stage.backward_weight(0)
     gc.collect()
     assert waiting() is None and not stage._flights and not flight.queue
+
+
+def test_tokens_and_targets_come_to_the_device_of_the_stage(monkeypatch):
+    config = small(parallel__stages=1)
+    (stage,) = pipeline(config)
+    came = []
+
+    def part(source, targets, **_):
+        came.append((source.device.type, targets.device.type))
+        return torch.zeros(())
+
+    monkeypatch.setattr(stage, "_part", part)
+    monkeypatch.setattr(stage, "_autocast", nullcontext)
+    stage.device = torch.device("meta")
+    stage.forward(0, 0, *Batches(config).batch(0, 0))
+    stage.evaluate(*Batches(config).validation(0))
+    assert came == [("meta", "meta")] * 2
 
 
 def test_a_single_stage_is_first_and_last():
