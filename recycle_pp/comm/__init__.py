@@ -5,7 +5,8 @@ links        what the executor talks through: send, receive, all-reduce of one g
     mesh     Gloo's pairs, one a pair of workers
     collectives   made of messages
     waiting  waits that another thread can end
-  groups     NCCL: groups built anew in each generation
+  groups     NCCL: groups built anew in each generation, one with each neighbour
+    nccl     a communicator that can be left at any time
   staging    Gloo between GPUs: through the memory of the host
 store        where workers find each other, over the control connections
 boundary     what was sent in steps that are not committed

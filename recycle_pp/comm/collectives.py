@@ -2,7 +2,6 @@
 
     all_reduce(tensors, peers, slot)        # in place; peers[k] is the way to worker k, None for this worker
     broadcast(tensors, peers, source, slot)
-    barrier(peers, slot)
 
 Every worker calls them with the same shapes, in the same order of workers. They block: run them in a thread.
 """
@@ -61,18 +60,6 @@ def broadcast(tensors: Sequence[Tensor], peers: Sequence[Way | None], source: in
         _wait([other.send(t, slot) for other in peers if other is not None for t in tensors if t.numel()])
     else:
         _wait([way.receive(tensor, slot) for tensor in tensors if tensor.numel()])
-
-
-def barrier(peers: Sequence[Way | None], slot: int) -> None:
-    """Returns when everybody has called it: the first worker hears of all others, then tells them."""
-    byte = torch.zeros(1, dtype=torch.uint8)
-    first = peers[0]
-    if first is None:
-        _wait([way.receive(torch.empty_like(byte), slot) for way in peers if way is not None])
-        _wait([way.send(byte, slot) for way in peers if way is not None])
-    else:
-        _wait([first.send(byte, slot)])
-        _wait([first.receive(byte, slot)])
 
 
 def _parts(tensor: Tensor, count: int) -> list[Tensor]:

@@ -99,10 +99,6 @@ class GlooTransport:
             generation, routes.peers, partial(collectives.broadcast, tensors, routes.peers.ways, root)
         )
 
-    def barrier(self, generation: Generation) -> Pending:
-        routes = self._of(generation)
-        return self._collective(generation, routes.members, partial(collectives.barrier, routes.members.ways))
-
     def end(self, over: Sequence[Generation]) -> None:
         self._store.wake()
 
@@ -173,8 +169,7 @@ class Routes:
         self.ways = ways
         self._first = number % RENEWAL * 2 * MAX_TAG  # no two generations in the life of a mesh share a slot
         slots = range(self._first + MAX_TAG, self._first + 2 * MAX_TAG - 2)
-        self.members = Circle(list(members), ways, slots[::2])
-        self.peers = Circle([worker for worker in members if worker.stage == me.stage], ways, slots[1::2])
+        self.peers = Circle([worker for worker in members if worker.stage == me.stage], ways, slots)
 
     def slot(self, tag: int) -> int:
         if not 0 <= tag < MAX_TAG:

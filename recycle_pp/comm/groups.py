@@ -1,6 +1,9 @@
 """Links over groups that are built anew in each generation: NCCL, and Gloo to try the same code without a GPU.
 
-Two groups a worker, all members and its stage. Rendezvous is the control store, seen from C++ under "<generation>/".
+A worker has a group with each worker of the stages beside its own, for messages, and one with its peers, for sums. One
+group for all messages would not do: NCCL handles what a group has to do strictly in order, and plans promise an order
+between any two workers only (`recycle_schedules.actions`). Rendezvous is the control store, seen from C++ under
+"<generation>/".
 """
 
 from __future__ import annotations
@@ -8,9 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,32 +21,32 @@ from torch import Tensor
 
 from recycle_pp.comm.abort import Address, LinkBroken, answer_for_the_missing, gloo_address, shutdown_sockets
 from recycle_pp.comm.mesh import MAX_SLOT, gloo_backend
+from recycle_pp.comm.nccl import STREAMS, NcclGroup
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending
 
+MOST_PIPELINES = (STREAMS - 1) // 2  # a worker inside has two groups a pipeline, and its peers': each on its own stream
 
-class NcclGroup:
-    """One NCCL communicator. Messages between two workers match in the order of their calls: there are no tags."""
 
-    def __init__(self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float):
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout)
-        options.config.blocking = 0  # else a communicator cannot be aborted while a member is missing
-        self._device = device
-        self.backend: Any = dist.ProcessGroupNCCL(dist.PrefixStore(prefix, store), rank, size, options)
+class Group(Protocol):
+    """What `GroupTransport` asks of a kind of groups. The constructor waits for nobody."""
 
-    def connect(self) -> None:
-        """Builds the communicator now instead of in the first operation."""
-        self.backend.eager_connect_single_device(self._device)
+    backend: Any  # torch's: send, recv, allreduce, broadcast
+
+    def __init__(
+        self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float
+    ) -> None: ...
+
+    def connect(self, pair: bool) -> list[Any]:
+        """From here on no operation waits for a connection. Returns works to be waited for."""
 
     @staticmethod
-    def abort(groups: Sequence[NcclGroup]) -> None:
-        """All within one group call: one after the other can deadlock (pytorch#119797)."""
-        if groups:
-            groups[0].backend._group_start()
-            for group in groups:
-                group.backend.abort()
-            groups[0].backend._group_end()
+    def wait(generation: Generation, work: Any) -> None:
+        """Blocks this thread until the work is done; LinkBroken if it failed, or if the generation has ended."""
+
+    @staticmethod
+    def abort(groups: Sequence[Any]) -> None:
+        """Whoever waits or connects in one of the groups raises, now or soon."""
 
 
 class GlooGroup:
@@ -66,11 +68,16 @@ class GlooGroup:
         self._listener = gloo_address(self._store.get(self._keys[rank]))
         self._peers: frozenset[Address] = frozenset()
 
-    def connect(self) -> None:
+    def connect(self, pair: bool = False) -> list[Any]:
         """Waits for every member's address, then starts all connections (see `Mesh`)."""
         self._peers = frozenset(map(gloo_address, self._store.multi_get(self._keys))) - {self._listener}
         if self._peers:
             self._kick = self.backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_SLOT)
+        return []
+
+    @staticmethod
+    def wait(generation: Generation, work: Any) -> None:
+        generation.attempt(work.wait)
 
     @staticmethod
     def abort(groups: Sequence[GlooGroup]) -> None:
@@ -82,28 +89,26 @@ class GlooGroup:
 class GroupTransport:
     """`kind` is the class of the groups. The generation's number is all that they share with those before."""
 
-    def __init__(self, store: ControlStore, device: torch.device, timeout: float, kind: Any = NcclGroup):
+    def __init__(self, store: ControlStore, device: torch.device, timeout: float, kind: type[Group] = NcclGroup):
         self._store, self._device, self._timeout, self._kind = store, device, timeout, kind
         self._groups: dict[int, Groups] = {}
         self._closing: list[threading.Thread] = []
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
-        peers = [worker for worker in members if worker.stage == me.stage]
-        groups = self._groups[generation.number] = Groups(list(members), peers)
-        with self._store.one_message():
-            groups.world = self._make(f"{generation.number}/world", groups.members, me)
-            groups.stage = self._make(f"{generation.number}/stage{me.stage}", groups.peers, me)
-        for group in (groups.world, groups.stage):
-            if group is not None:
-                group.connect()
+        groups = self._groups[generation.number] = Groups(sorted(w for w in members if w.stage == me.stage))
+        try:
+            generation.attempt(partial(self._build, generation, groups, members, me))
+        except BaseException:
+            self._abort(groups.take())  # what was made after `end` took the others
+            raise
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
-        groups = self._of(generation)
-        return self._run(generation, lambda: [groups.world.backend.send([tensor], groups.members.index(to), tag)])
+        group, peer = self._of(generation).pairs[to]
+        return self._run(generation, lambda: [group.backend.send([tensor], peer, tag)])
 
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
-        groups = self._of(generation)
-        return self._run(generation, lambda: [groups.world.backend.recv([tensor], groups.members.index(frm), tag)])
+        group, peer = self._of(generation).pairs[frm]
+        return self._run(generation, lambda: [group.backend.recv([tensor], peer, tag)])
 
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         stage = self._of(generation).stage
@@ -118,29 +123,40 @@ class GroupTransport:
             generation, lambda: [stage.backend.broadcast([t], options) for t in tensors if stage is not None]
         )
 
-    def barrier(self, generation: Generation) -> Pending:
-        world = self._of(generation).world
-        token = torch.zeros(1, device=self._device)
-        return self._run(generation, lambda: [world.backend.allreduce([token])] if world is not None else [])
-
     def end(self, over: Sequence[Generation]) -> None:
         for generation in over:
             self._store.abandon(generation.number)
         ended = [self._groups.pop(generation.number) for generation in over if generation.number in self._groups]
-        groups = [group for each in ended for group in each.take()]
-        self._kind.abort(groups)
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
-        self._closing.append(threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True))
-        self._closing[-1].start()
+        self._abort([group for each in ended for group in each.take()])
 
     def close(self, timeout: float) -> None:
         for thread in self._closing:
             thread.join(timeout)
 
-    def _make(self, prefix: str, workers: list[Worker], me: Worker) -> Any:
-        if len(workers) == 1:
-            return None
+    def _build(self, generation: Generation, groups: Groups, members: Sequence[Worker], me: Worker) -> None:
+        together = meetings(members, me)
+        with self._store.one_message():
+            made = [groups.keep(self._make(generation, workers, me)) for workers in together]
+        for workers, group in zip(together, made, strict=True):
+            pair = workers[0].stage != workers[-1].stage
+            for work in generation.attempt(partial(group.connect, pair)):
+                self._kind.wait(generation, work)
+            if pair:
+                peer = 1 - workers.index(me)
+                groups.pairs[workers[peer]] = group, peer
+            else:
+                groups.stage = group
+
+    def _make(self, generation: Generation, workers: tuple[Worker, ...], me: Worker) -> Group:
+        generation.check()
+        prefix = f"{generation.number}/{workers[0]}-{workers[-1]}"
         return self._kind(self._store, prefix, workers.index(me), len(workers), self._device, self._timeout)
+
+    def _abort(self, groups: list[Group]) -> None:
+        self._kind.abort(groups)
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        self._closing.append(threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True))
+        self._closing[-1].start()
 
     def _of(self, generation: Generation) -> Groups:
         groups = self._groups.get(generation.number)
@@ -153,22 +169,48 @@ class GroupTransport:
         return Pending(partial(self._finish, generation, works))
 
     def _finish(self, generation: Generation, works: list[Any]) -> None:
-        """In the caller's thread: with NCCL it is the caller's stream that waits."""
+        """In the caller's thread: with NCCL the caller's stream waits as well."""
         for work in works:
-            generation.attempt(work.wait)
+            self._kind.wait(generation, work)
         generation.check()
 
 
 class Groups:
-    def __init__(self, members: list[Worker], peers: list[Worker]):
-        self.members, self.peers = members, peers
-        self.world: Any = None
-        self.stage: Any = None
+    """A worker's groups of one generation. peers: the live workers of its stage."""
 
-    def take(self) -> list[Any]:
-        groups = [group for group in (self.world, self.stage) if group is not None]
-        self.world = self.stage = None
-        return groups
+    def __init__(self, peers: list[Worker]):
+        self.peers = peers
+        self.pairs: dict[Worker, tuple[Group, int]] = {}  # by the other worker: and its rank
+        self.stage: Group | None = None  # None: it is alone
+        self._lock = threading.Lock()
+        self._made: list[Group] = []
+
+    def keep(self, group: Group) -> Group:
+        with self._lock:
+            self._made.append(group)
+        return group
+
+    def take(self) -> list[Group]:
+        """What was made since the last time: each group is aborted once."""
+        with self._lock:
+            made, self._made = self._made, []
+        return made
+
+
+def meetings(members: Sequence[Worker], me: Worker) -> list[tuple[Worker, ...]]:
+    """Whom this worker builds groups with, one after the other: each worker of the stages beside its own, then its
+    peers.
+
+    All workers keep to one order of all pairs, so somebody can always go on. It comes in rounds whose pairs have no
+    worker in common (links from an even stage to the next that lead 0, 1, 2, ... pipelines on, then those from an odd
+    one), so that a generation takes two rounds a pipeline, however many stages there are.
+    """
+    pipelines = 1 + max(worker.pipeline for worker in members)
+    beside = [worker for worker in members if abs(worker.stage - me.stage) == 1]
+    pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in beside]
+    pairs.sort(key=lambda pair: (pair[0].stage % 2, (pair[1].pipeline - pair[0].pipeline) % pipelines, pair))
+    peers = tuple(sorted(worker for worker in members if worker.stage == me.stage))
+    return [*pairs, peers] if len(peers) > 1 else [*pairs]
 
 
 def let_go(groups: list[Any]) -> None:

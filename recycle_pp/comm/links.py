@@ -114,7 +114,8 @@ class Links:
     def send(self, tensor: Tensor, to: Worker, tag: int) -> Pending:
         """Sends a contiguous tensor, which must not change until the receiver has it (Gloo: sends complete late).
 
-        0 <= tag < MAX_TAG. The result may be dropped.
+        0 <= tag < MAX_TAG. The result may be dropped. NCCL: only to workers of the stages beside this one, and messages
+        between two workers match in the order in which both sides ask for them.
         """
         return self._transport.send(self._now(), tensor, to, tag)
 
@@ -132,10 +133,6 @@ class Links:
     def broadcast(self, tensors: Sequence[Tensor], source: Worker) -> Pending:
         """Copies the tensors of `source`, a live worker of my stage, into those of its peers."""
         return self._transport.broadcast(self._now(), tensors, source)
-
-    def barrier(self) -> Pending:
-        """Done when every member of the generation has called it."""
-        return self._transport.barrier(self._now())
 
     def abort(self) -> None:
         """Ends the present generation and any that is being built: blocked and later operations raise LinkBroken.
@@ -181,6 +178,5 @@ class Transport(Protocol):
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending: ...
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending: ...
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
-    def barrier(self, generation: Generation) -> Pending: ...
     def end(self, over: Sequence[Generation]) -> None: ...
     def close(self, timeout: float) -> None: ...

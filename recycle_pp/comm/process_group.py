@@ -28,8 +28,9 @@ import torch
 import torch.distributed as dist
 
 from recycle_pp.comm.abort import LinkBroken
-from recycle_pp.comm.groups import GlooGroup, NcclGroup, let_go
+from recycle_pp.comm.groups import GlooGroup, let_go
 from recycle_pp.comm.interface import address_of
+from recycle_pp.comm.nccl import NcclGroup
 
 NAME = "recycle"
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from recycle_schedules import Worker
 
+MEETING = 1 << 24  # a tag that no scenario uses
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -144,6 +145,17 @@ class Node:
 
     def report(self, value: Any) -> None:
         self._send("report", value)
+
+    def meet(self) -> None:
+        """Returns when all members have called it: a message to each and from each."""
+        import torch
+
+        others = [worker for worker in self.members if worker != self.me]
+        byte, tag = torch.zeros(1, dtype=torch.uint8), MEETING
+        messages = [self.links.receive(torch.empty_like(byte), worker, tag) for worker in others]
+        messages += [self.links.send(byte, worker, tag) for worker in others]
+        for message in messages:
+            message.wait()
 
     def hear(self) -> tuple:
         """The next message told to this node."""

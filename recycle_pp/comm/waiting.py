@@ -129,7 +129,7 @@ class Generation:
     def broken(self, error: BaseException) -> BaseException:
         if self.over:
             return LinkBroken(self.number, "aborted")
-        if isinstance(error, RuntimeError) and not isinstance(error, LinkBroken):
+        if isinstance(error, RuntimeError) and not isinstance(error, LinkBroken) and "out of memory" not in str(error):
             return LinkBroken(self.number, str(error).partition("\n")[0], aborted=False)
         return error
 

@@ -1,7 +1,7 @@
 """Which device a worker computes on, how it talks to others from there, and what it must have in common with them.
 
 device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
-backend = backend_for(settings.parallel.backend, device)    # gloo | nccl
+backend = backend_for(settings.parallel.backend, device, pipelines)     # gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
 finish = finisher(device); finish()                         # the device has done what this thread asked it for
 """
@@ -13,6 +13,9 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
+
+from recycle_pp.comm.groups import MOST_PIPELINES
+from recycle_pp.comm.nccl import STREAMS
 
 
 def choose(wanted: str, rank: int) -> torch.device:
@@ -27,17 +30,24 @@ def choose(wanted: str, rank: int) -> torch.device:
     return device
 
 
-def backend_for(wanted: str, device: torch.device) -> str:
+def backend_for(wanted: str, device: torch.device, pipelines: int) -> str:
     """The backend for `parallel.backend`: auto is NCCL where each worker of the node has a GPU of its own, else Gloo.
 
-    ValueError, one sentence for the user, where NCCL is asked for and workers share a GPU: it takes one rank each."""
+    ValueError, one sentence for the user, where NCCL is asked for and cannot be: it takes one rank a GPU, and a worker
+    needs a stream of its own for each one of the stages beside its own."""
     workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if wanted == "nccl" and workers > gpus:
         raise ValueError(
             f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; allowed: auto, gloo"
         )
+    if wanted == "nccl" and pipelines > MOST_PIPELINES:
+        raise ValueError(
+            f"parallel.backend=nccl takes at most {MOST_PIPELINES} pipelines, as torch has {STREAMS} streams a GPU: "
+            f"parallel.pipelines is {pipelines}; allowed: auto, gloo"
+        )
     if wanted == "auto":
-        return "nccl" if device.type == "cuda" and workers <= gpus else "gloo"
+        fits = device.type == "cuda" and workers <= gpus and pipelines <= MOST_PIPELINES
+        return "nccl" if fits else "gloo"
     return wanted
 
 

@@ -8,6 +8,10 @@ Messages may be handled strictly in order between any two workers (NCCL) and not
 total order, by the planned start of the op that makes the tensor, and both ends of a pair keep to it. An op waits only
 for tensors whose producers start earlier, so the earliest op that has not run can always run.
 
+What carries them must be an ordered channel of its own for each pair of workers, or have tags (Gloo). One channel for
+all messages of a worker is not enough: a worker posts a RECV before others whose messages are sent earlier, so two of
+them can each wait behind the other. Messages connect workers of stages next to each other, and no others.
+
 A step of a thousand workers has a million actions, and a recovery waits for them: everything is done on whole columns
 (numpy) until a worker takes its own list apart.
 """

@@ -112,14 +112,3 @@ def test_a_broadcast_copies_the_tensors_of_its_source(source):
 
     for a, _, b in everywhere(3, share):
         assert torch.equal(a, torch.full((4,), float(source))) and b.item() == source
-
-
-def test_nobody_leaves_a_barrier_before_everybody_has_come():
-    came = []
-
-    def meet(me, ways):
-        came.append(me)
-        collectives.barrier(ways, slot=2)
-        return len(came)
-
-    assert everywhere(4, meet) == [4, 4, 4, 4]

@@ -102,7 +102,7 @@ def abort_while_building(node: Node) -> None:
             node.links.rebuild(0, node.members, node.me)
         node.report(time.monotonic() - start)
         with pytest.raises(LinkBroken, match="not rebuilt yet"):
-            node.links.barrier()
+            node.links.all_reduce([torch.ones(1)])
         node.links.rebuild(1, [node.me], node.me)
         node.report("alone and well")
     node.hear()
@@ -164,7 +164,7 @@ def hundred_generations(node: Node) -> None:
         node.links.send(torch.empty(100_000), other, 3)
         waiting = threading.Thread(target=wait_in_vain)
         waiting.start()
-        node.links.barrier().wait()
+        node.meet()
         node.links.abort()
         waiting.join(5)
         assert not waiting.is_alive()
@@ -178,7 +178,7 @@ def hundred_generations(node: Node) -> None:
     time.sleep(0.5)
     node.report((before, usage()))
     node.links.rebuild(200, node.members, node.me, 200)
-    node.links.barrier().wait()
+    node.meet()
     deadline = time.monotonic() + 10
     while process.num_threads() > 10 and time.monotonic() < deadline:
         time.sleep(0.05)

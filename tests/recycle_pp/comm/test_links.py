@@ -28,19 +28,19 @@ def number_of(worker) -> float:
 
 
 def exchange(node: Node, members) -> str:
-    """One message to the next member, one from the one before, a sum over the stage, a copy; raises if any is wrong."""
-    after, before = neighbours(node, members)
-    buffer = torch.empty(1000)
-    receiving = node.links.receive(buffer, before, 5)
-    sending = node.links.send(torch.full((1000,), number_of(node.me)), after, 5)
+    """A message to and from each member of the stages beside, a sum over the stage, a copy; raises if any is wrong."""
+    beside = [worker for worker in members if abs(worker.stage - node.me.stage) == 1]
+    buffers = {worker: torch.empty(1000) for worker in beside}
+    messages = [node.links.receive(buffer, worker, 5) for worker, buffer in buffers.items()]
+    messages += [node.links.send(torch.full((1000,), number_of(node.me)), worker, 5) for worker in beside]
     total = torch.full((100,), number_of(node.me))
     node.links.all_reduce([total]).wait()
     first = min(peer for peer in members if peer.stage == node.me.stage)
     said = torch.full((10,), number_of(node.me))
     node.links.broadcast([said], first).wait()
-    receiving.wait()
-    sending.wait()
-    assert buffer.unique().tolist() == [number_of(before)]
+    for message in messages:
+        message.wait()
+    assert all(buffer.unique().tolist() == [number_of(worker)] for worker, buffer in buffers.items())
     assert total.unique().tolist() == [sum(number_of(peer) for peer in members if peer.stage == node.me.stage)]
     assert said.unique().tolist() == [number_of(first)]
     return "exchanged"
@@ -140,11 +140,6 @@ def block(node: Node) -> None:
                 node.links.all_reduce([torch.ones(1000)]).wait()
             else:
                 node.links.receive(torch.empty(10), before, 1).wait()
-        elif where == "barrier":
-            if node.me != members[1]:
-                node.links.barrier().wait()
-            else:
-                node.links.receive(torch.empty(10), before, 1).wait()
         node.report("done")
     except LinkBroken as error:
         node.report((time.monotonic(), error.aborted, error.generation))
@@ -152,7 +147,6 @@ def block(node: Node) -> None:
         lambda: node.links.receive(torch.empty(10), before, 3),
         lambda: node.links.send(torch.empty(10), after, 4),
         lambda: node.links.all_reduce([torch.ones(3)]),
-        node.links.barrier,
     ):
         start = time.monotonic()
         with pytest.raises(LinkBroken):
@@ -163,7 +157,7 @@ def block(node: Node) -> None:
     node.hear()
 
 
-@pytest.mark.parametrize("where", ["receive", "send", "all_reduce", "barrier"])
+@pytest.mark.parametrize("where", ["receive", "send", "all_reduce"])
 def test_an_abort_ends_what_blocks_on_live_workers(where):
     members = grid(2, 2)
     with Rehearsal(members, block) as play:
@@ -213,7 +207,7 @@ def many_messages(node: Node) -> None:
         work.wait()
     for (frm, tag), buffer in buffers.items():
         assert buffer.unique().tolist() == [number_of(frm) * 100 + tag]
-    node.links.barrier().wait()
+    node.meet()
     node.report("all here")
     node.hear()
 
@@ -231,7 +225,7 @@ def careless_sender(node: Node) -> None:
     for tag in range(300):
         node.links.send(torch.ones(1000), after, tag)
         node.links.receive(torch.empty(1000), before, tag).wait()
-    node.links.barrier().wait()
+    node.meet()
     held = node.links._transport._mesh._works
     deadline = time.monotonic() + 10
     while len(held) > 50 and time.monotonic() < deadline:
@@ -277,7 +271,6 @@ def alone(node: Node) -> None:
     total = torch.ones(3)
     node.links.all_reduce([total]).wait()
     node.links.broadcast([total], node.me).wait()
-    node.links.barrier().wait()
     node.report(total.tolist())
 
 

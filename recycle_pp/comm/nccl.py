@@ -1,0 +1,71 @@
+"""One NCCL communicator whose operations end when their generation does. Nothing of this has run on a GPU yet.
+
+    group = NcclGroup(store, "7/0.1-1.2", rank, size, device, timeout)  # waits for nobody
+    works = group.connect(pair=True)                                    # blocks until everybody calls it
+    work = group.backend.send([tensor], peer, 0)                        # without tags: in the order of the calls
+    NcclGroup.wait(generation, work)                                    # LinkBroken as soon as the generation ends
+    NcclGroup.abort(groups)                                             # from any thread
+
+torch's `work.wait()` lets the GPU wait and the host run on: after an abort, the host would take ops behind a message
+that never came for done. So here the host waits, and only then the stream.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recycle_pp.comm.waiting import Generation
+
+STREAMS = 32  # that torch has a device (c10/cuda/CUDAStream.h); the next communicator would share the first one's
+POLL_SECONDS = 2e-5
+ABORT_SECONDS = 40.0  # whoever connects holds a lock that an abort needs, for TORCH_NCCL_NONBLOCKING_TIMEOUT at most
+
+
+class NcclGroup:
+    def __init__(self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float):
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout)
+        options.config.blocking = 0  # else a communicator cannot be aborted while a member is missing
+        self._rank, self._device = rank, device
+        self.backend: Any = dist.ProcessGroupNCCL(dist.PrefixStore(prefix, store), rank, size, options)
+
+    def connect(self, pair: bool) -> list[Any]:
+        """Uses the group once, both ways (a pair sends, others sum): NCCL connects at the first use, and blocks the
+        host meanwhile. Returns what has to be waited for.
+
+        On a stream of its own: the default one computes. It is one of high priority, as the others are counted.
+        """
+        with torch.cuda.stream(torch.cuda.Stream(self._device, priority=-1)):
+            token = torch.zeros(1, device=self._device)
+            self.backend.eager_connect_single_device(self._device)
+            if not pair:
+                return [self.backend.allreduce([token])]
+            ways = [self.backend.send, self.backend.recv]
+            return [way([token], 1 - self._rank, 0) for way in (ways if self._rank == 0 else reversed(ways))]
+
+    @staticmethod
+    def wait(generation: Generation, work: Any) -> None:
+        while not generation.attempt(work.is_completed):  # also when aborted, but the generation ends before that
+            time.sleep(POLL_SECONDS)
+        generation.attempt(work.wait)  # raises what NCCL has found; torch lets go of the tensors
+
+    @staticmethod
+    def abort(groups: Sequence[NcclGroup]) -> None:
+        """All at the same time: an abort waits for what runs on the GPU, which may be another group's hanging
+        operation (pytorch#119797). TimeoutError if one hangs all the same: its GPU is of no more use to this process,
+        nor the process to the job. What one raises goes to threading.excepthook: a worker ends by either."""
+        threads = [threading.Thread(target=group.backend.abort, name="nccl-abort", daemon=True) for group in groups]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + ABORT_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            raise TimeoutError(f"NCCL has not aborted its communicators in {ABORT_SECONDS:g} s")
