@@ -40,15 +40,13 @@ def backend_for(wanted: str, device: torch.device, pipelines: int) -> str:
         raise ValueError(
             f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; allowed: auto, gloo"
         )
-    if wanted == "nccl" and pipelines > MOST_PIPELINES:
+    chosen = ("nccl" if device.type == "cuda" and workers <= gpus else "gloo") if wanted == "auto" else wanted
+    if chosen == "nccl" and pipelines > MOST_PIPELINES:  # who takes a slower way here should know that he does
         raise ValueError(
-            f"parallel.backend=nccl takes at most {MOST_PIPELINES} pipelines, as torch has {STREAMS} streams a GPU: "
-            f"parallel.pipelines is {pipelines}; allowed: auto, gloo"
+            f"parallel.backend={wanted} takes at most {MOST_PIPELINES} pipelines on GPUs of their own, as torch has "
+            f"{STREAMS} streams a GPU, and parallel.pipelines is {pipelines}; allowed: gloo, through the host"
         )
-    if wanted == "auto":
-        fits = device.type == "cuda" and workers <= gpus and pipelines <= MOST_PIPELINES
-        return "nccl" if fits else "gloo"
-    return wanted
+    return chosen
 
 
 def finisher(device: torch.device) -> Callable[[], None]:
