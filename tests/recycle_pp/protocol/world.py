@@ -339,7 +339,7 @@ class World:
         node = self._alive.get(rank)
         self._history.append(("      ", *fault))
         if fault.kind == "orphan":
-            if not self.headless and self.job.phase != "finished":
+            if not self.headless and not self._over():
                 self._orphan()
         elif fault.kind == "revive":
             if node is None and not self.headless and self._stage_lost is None:
