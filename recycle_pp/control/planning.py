@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from recycle_schedules import Problem
+
 from ..protocol.job import Job
 
 
@@ -21,18 +23,22 @@ class Planning:
         self._job, self._drive, self._stop = job, drive, stop
         self._task: asyncio.Task[None] | None = None
 
-    def look(self) -> None:
-        if self._task is None and self._job().wants_plan:
-            self._task = asyncio.create_task(self._plan(self._job()))
+    @property
+    def busy(self) -> bool:
+        return self._task is not None
 
-    async def _plan(self, job: Job) -> None:
+    def look(self) -> None:
+        job = self._job()
+        if not self.busy and job.wants_plan:
+            self._task = asyncio.create_task(self._plan(job, job.problem_now()))
+
+    async def _plan(self, job: Job, problem: Problem) -> None:
         try:
-            steps = await asyncio.to_thread(job.steady.plan, job.problem_now())
+            steps = await asyncio.to_thread(job.steady.plan, problem)
+            self._task = None
+            if job is self._job():
+                self._drive(job.planned, steps)  # which looks again: the membership may be another one by now
+            else:
+                self.look()
         except Exception:
             self._stop(f"the planner failed:\n{traceback.format_exc()}")
-            return
-        self._task = None
-        if job is self._job():
-            self._drive(job.planned, steps)  # which looks again: the membership may be another one by now
-        else:
-            self.look()

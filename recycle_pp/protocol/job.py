@@ -183,6 +183,8 @@ class Job:
 
     def planned(self, steps: Steps) -> list[Send]:
         """The steps for a problem that may be out of date already."""
+        if self.phase == "lost":  # meanwhile: whoever comes instead begins anew
+            return []
         self.steady.made(steps, self.problem_now())
         return self.follow_up()
 

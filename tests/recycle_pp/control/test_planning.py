@@ -4,10 +4,11 @@ import asyncio
 import threading
 import time
 
-from recycle_schedules import Problem, actions, plan
+import pytest
+from recycle_schedules import Problem, Worker, actions, plan
 
 from recycle_pp.control.planning import Planning
-from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.job import Job, StageLost
 
 
 def job(planner):
@@ -81,6 +82,30 @@ def test_a_plan_for_members_that_are_no_more_is_not_sent_and_another_one_is_made
     coordinator = asyncio.run(run())
     assert [len(problem.dead) for problem in asked] == [0, 1]
     assert {to for to, _ in coordinator.sent} == coordinator.job.live
+
+
+def test_a_stage_that_is_lost_while_a_plan_is_made_is_not_the_planners_fault():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def waits(problem):
+        begun.set()
+        go_on.wait(5)
+        return plan(problem)
+
+    async def run():
+        coordinator = Coordinator(job(waits))
+        coordinator.planning.look()
+        await asyncio.to_thread(begun.wait, 5)
+        coordinator.job.died(Worker(0, 1))
+        with pytest.raises(StageLost):
+            coordinator.job.died(Worker(1, 1))
+        go_on.set()
+        while coordinator.planning.busy:
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    coordinator = asyncio.run(run())
+    assert coordinator.sent == coordinator.stopped == []
 
 
 def test_a_planner_that_fails_ends_the_job_with_its_traceback():
