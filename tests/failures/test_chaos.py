@@ -55,10 +55,10 @@ def test_two_thousand_deaths_of_twelve_workers(runs):
     """Compute is slept, so that the recoveries are what takes the time: no weights to compare, every step to commit."""
     slots = tuple(f"emulate.{op}=0.006" for op in "FIWO")
     options = ["--mtbf", "500ms", "--seed", "7", "--kinds", "kill,hang,pause,slow"]
-    outcome, said = soak(runs, "3x4", 10_000, options, 7000, overrides=("emulate=sleep", *slots))
+    outcome, said = soak(runs, "3x4", 12_000, options, 7000, overrides=("emulate=sleep", *slots))
     print(said)
     assert outcome.deaths >= 2000, said
-    assert len(outcome.losses) == 10_000
+    assert len(outcome.losses) == 12_000
 
 
 @pytest.mark.slow
