@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def strike(live: Live, times: Iterator[Change], rng: random.Random, options: argparse.Namespace, usage: Usage) -> None:
     """Strikes at `times` until the job ends, or has done `options.until_step` steps."""
-    begun, due, looked = time.monotonic(), next(times, None), 0.0
+    begun, due, looked, hitter = time.monotonic(), next(times, None), 0.0, Hitter()
     while due is not None:
         live.look()
         if live.over or (options.until_step is not None and live.steps() >= options.until_step):
@@ -158,28 +158,40 @@ def strike(live: Live, times: Iterator[Change], rng: random.Random, options: arg
                 kind = "kill"  # a start may take control.lease: it would be as long until a hang in it is noticed
             if options.trace:
                 live.held[worker] = None
-            _hit(kind, live.pids[worker], rng)
+            hitter.hit(kind, live.pids[worker], rng)
             print(f"{now:8.2f} s  {kind:<6} worker {worker}", flush=True)
             if kind not in ("pause", "slow"):
                 live.struck(worker)
         due = next(times, None)
 
 
-def _hit(kind: str, pid: int, rng: random.Random) -> None:
-    if kind in ("pause", "slow"):
-        pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
-        threading.Thread(target=_pause, args=(pid, pauses), daemon=True).start()
-    else:
-        _signal(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM, "hang": signal.SIGSTOP}[kind])
+class Hitter:
+    """Signals to processes. The end of a pause wakes nobody who hangs since."""
 
+    def __init__(self) -> None:
+        self._hang: set[int] = set()
+        self._lock = threading.Lock()
 
-def _pause(pid: int, pauses: Sequence[float]) -> None:
-    """Stops the process for each of the pauses, and lets it go on as long in between."""
-    for seconds in pauses:
-        _signal(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        _signal(pid, signal.SIGCONT)
-        time.sleep(seconds)
+    def hit(self, kind: str, pid: int, rng: random.Random) -> None:
+        if kind in ("pause", "slow"):
+            pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
+            threading.Thread(target=self._pause, args=(pid, pauses), daemon=True).start()
+            return
+        with self._lock:
+            if kind == "hang":
+                self._hang.add(pid)
+            _signal(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM, "hang": signal.SIGSTOP}[kind])
+
+    def _pause(self, pid: int, pauses: Sequence[float]) -> None:
+        """Stops the process for each of the pauses, and lets it go on as long in between."""
+        for seconds in pauses:
+            _signal(pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            with self._lock:
+                if pid in self._hang:
+                    return
+                _signal(pid, signal.SIGCONT)
+            time.sleep(seconds)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -4,10 +4,12 @@ import os
 import random
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
-from recycle_pp.chaos import main
+from recycle_pp.chaos import Hitter, main
 from recycle_pp.telemetry.soak import Usage, table
 
 from .harness import Case, Strike, explain
@@ -96,6 +98,23 @@ def test_wrong_options_are_one_sentence(options, sentence, tmp_path, capsys):
     (tmp_path / "events.jsonl").touch()
     assert main(["--run-dir", str(tmp_path), *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_worker_that_hangs_while_it_is_slow_stays_hung():
+    """Else it is struck from the list and never struck again: long soaks ran out of victims."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        try:
+            hitter = Hitter()
+            hitter.hit("slow", process.pid, random.Random(1))  # for a second at least
+            time.sleep(0.1)
+            hitter.hit("hang", process.pid, random.Random(1))
+            states = set()
+            for _ in range(50):
+                time.sleep(0.01)
+                states.add(psutil.Process(process.pid).status())
+            assert states == {psutil.STATUS_STOPPED}
+        finally:
+            process.kill()
 
 
 def test_the_size_of_processes_is_looked_up_as_far_as_they_live():
