@@ -326,6 +326,8 @@ class Coordinator:
             self._end(int(self._saving.failed))
 
     def _send(self, out: list[Send]) -> None:
+        if not out:  # as after most votes: nothing here may cost a look at every worker then
+            return
         for _, message in out[:1]:
             if message["type"] == "announce":
                 self._gate.announce(message["generation"], self._roster.places())

@@ -55,7 +55,8 @@ def ballot_paper(
     squares: Sequence[float], finite: bool, counts: Sequence[float], losses: Sequence[float], speaks: bool
 ) -> Json:
     """What a `Vote` is read from. counts: per micro-batch, how often its gradient is in the sum: all 1."""
-    numbers = array("d", [finite, *squares, *counts, *losses])
+    every = (finite, *squares, *counts, *losses)
+    numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs come with signs and payloads
     return {
         "finite": finite,
         "wrong": [[g, n] for g, n in enumerate(counts) if n != 1],

@@ -38,6 +38,26 @@ class Coordinator:
         self.planning.look()
 
 
+class Held:
+    """A planner that is busy until it is told to go on."""
+
+    def __init__(self):
+        self.asked, self.go_on, self._begun = [], threading.Event(), threading.Event()
+
+    def __call__(self, problem):
+        self.asked.append(problem)
+        self._begun.set()
+        self.go_on.wait(5)
+        return plan(problem)
+
+    async def begun(self):
+        """A coordinator that waits for it."""
+        coordinator = Coordinator(job(self))
+        coordinator.planning.look()
+        await asyncio.to_thread(self._begun.wait, 5)
+        return coordinator
+
+
 def test_others_are_heard_while_a_plan_is_made():
     beats = []
 
@@ -60,46 +80,31 @@ def test_others_are_heard_while_a_plan_is_made():
 
 
 def test_a_plan_for_members_that_are_no_more_is_not_sent_and_another_one_is_made():
-    begun, go_on, asked = threading.Event(), threading.Event(), []
-
-    def waits(problem):
-        asked.append(problem)
-        begun.set()
-        go_on.wait(5)
-        return plan(problem)
+    planner = Held()
 
     async def run():
-        coordinator = Coordinator(job(waits))
-        coordinator.planning.look()
-        await asyncio.to_thread(begun.wait, 5)
+        coordinator = await planner.begun()
         coordinator.job.died(min(coordinator.job.live))
         everybody_reports(coordinator.job)
-        go_on.set()
+        planner.go_on.set()
         while not coordinator.sent:
             await asyncio.sleep(0.01)
         return coordinator
 
     coordinator = asyncio.run(run())
-    assert [len(problem.dead) for problem in asked] == [0, 1]
+    assert [len(problem.dead) for problem in planner.asked] == [0, 1]
     assert {to for to, _ in coordinator.sent} == coordinator.job.live
 
 
 def test_a_stage_that_is_lost_while_a_plan_is_made_is_not_the_planners_fault():
-    begun, go_on = threading.Event(), threading.Event()
-
-    def waits(problem):
-        begun.set()
-        go_on.wait(5)
-        return plan(problem)
+    planner = Held()
 
     async def run():
-        coordinator = Coordinator(job(waits))
-        coordinator.planning.look()
-        await asyncio.to_thread(begun.wait, 5)
+        coordinator = await planner.begun()
         coordinator.job.died(Worker(0, 1))
         with pytest.raises(StageLost):
             coordinator.job.died(Worker(1, 1))
-        go_on.set()
+        planner.go_on.set()
         while coordinator.planning.busy:
             await asyncio.sleep(0.01)
         return coordinator
