@@ -94,21 +94,19 @@ class Traces:
         self._written = [writing for writing in self._written if not writing.done()]
 
     def _write(self, step: int, job: Job) -> None:
-        if (
-            step not in self._votes
-            or step not in self._problems
-            or not {step - 1, step, step + 1} & self._marked.keys()
-        ):
+        complete = step in self._votes and step in self._problems
+        if not complete or not {step - 1, step, step + 1} & self._marked.keys():
             return
-        recovery = self._marked.get(step)
-        problem, lost, cut = self._problems[step], self._lost.get(step, {}), self._cut.get(step, {})
+        # The thread gets copies: whatever it reads may change here meanwhile.
+        recovery, problem, generation = self._marked.get(step), self._problems[step], job.generation
+        lost, cut = dict(self._lost.get(step, {})), dict(self._cut.get(step, {}))
         phases = dict(recovery.phases) if recovery else {}
         again = recovery.lost if recovery else frozenset()
 
         def write(spans: Mapping[Worker, np.ndarray], after: Mapping[Worker, np.ndarray]) -> None:
             rows = _rows({w: listed(t) for w, t in spans.items()}, lost, cut, again)
             rows += [(w, span, "done") for w, t in after.items() for span in listed(t) if span[0] == "O"]
-            trace = _trace(problem, job.generation, rows, phases)
+            trace = _trace(problem, generation, rows, phases)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
 
         self._check()
