@@ -24,7 +24,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from pathlib import Path
+from enum import Enum, EnumMeta
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -204,9 +205,20 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch.distributed.checkpoint.metadata" or (module, name) in _PLAIN:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 pickle a member of an Enum
+            return _member
+        if (module, name) == ("pathlib._local", "PosixPath"):  # where Python 3.13 has it
+            return PosixPath
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         raise pickle.UnpicklingError(f"a checkpoint's metadata names {module}.{name}, which has no place there")
+
+
+def _member(kind: Any, name: str) -> Enum:
+    """All that `getattr` is allowed to do."""
+    if not isinstance(kind, EnumMeta) or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"a checkpoint's metadata asks for {name} of {kind}, which has no place there")
+    return kind[name]
 
 
 _PLAIN = {

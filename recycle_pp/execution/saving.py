@@ -86,7 +86,8 @@ class Savings:
         try:
             checkpoint.finish(self._folder, step, self._settings.parallel.stages, about)
             checkpoint.prune(self._folder, self._settings.checkpoint.keep)
-        except OSError as error:
-            self._session.send({"type": "save_failed", "step": step, "detail": str(error)})
+        except Exception as error:  # whatever ails a checkpoint, training goes on
+            detail = str(error) or type(error).__name__
+            self._session.send({"type": "save_failed", "step": step, "detail": detail})
         else:
             self._session.send({"type": "assembled", "step": step})

@@ -4,10 +4,14 @@ import os
 import pickle
 import signal
 import time
+from enum import Enum
+from io import BytesIO
+from pathlib import PosixPath
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorProperties
 
 from recycle_pp import checkpoint
 from recycle_pp.execution.optimizer import StageOptimizer
@@ -186,3 +190,45 @@ def test_metadata_that_names_anything_foreign_is_not_unpickled(tmp_path):
     with pytest.raises(pickle.UnpicklingError, match="mkdir, which has no place there"):
         checkpoint.load(path)
     assert not (tmp_path / "made").exists()
+
+
+class AsInPython311(pickle.Pickler):
+    """Python 3.11.0 to 3.11.3 pickle a member of an Enum as an attribute of its class."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+class AsInPython313(pickle._Pickler):
+    """Python 3.13 has its paths in another module."""
+
+    def save_global(self, value, name=None):
+        if value is not PosixPath:
+            return super().save_global(value, name)
+        self.write(b"cpathlib._local\nPosixPath\n")
+        self.memoize(value)
+
+    dispatch = pickle._Pickler.dispatch | {type: save_global}
+
+
+@pytest.mark.parametrize(("pickler", "trace"), [(AsInPython311, b"getattr"), (AsInPython313, b"pathlib._local")])
+def test_a_checkpoint_of_another_python_is_read(pickler, trace, tmp_path):
+    written = job(1)
+    metadata = save(tmp_path, 1, written) / ".metadata"
+    table, out = pickle.loads(metadata.read_bytes()), BytesIO()
+    table.storage_meta = PosixPath("somewhere")
+    pickler(out).dump(table)
+    assert trace in out.getvalue()
+    metadata.write_bytes(out.getvalue())
+    assert same(checkpoint.load(metadata.parent), state(written))
+
+
+def test_metadata_gets_at_no_attribute_by_way_of_an_enum(tmp_path):
+    class Attribute:
+        def __reduce__(self):
+            return getattr, (TensorProperties, "__init__")
+
+    path = save(tmp_path, 1, job(1))
+    (path / ".metadata").write_bytes(pickle.dumps(Attribute()))
+    with pytest.raises(pickle.UnpicklingError, match=r"asks for __init__ of .*, which has no place there"):
+        checkpoint.load(path)
