@@ -4,13 +4,11 @@
     for action in todo[Worker(0, 2)]: ...       # Action("RECV_F", stage, microbatch, peer), Action("F", ...), ...
     unpack(todo.packed(Worker(0, 2)))           # the same list, after a journey as text
 
-Messages may be handled strictly in order between any two workers (NCCL) and nothing can deadlock: all messages have one
-total order, by the planned start of the op that makes the tensor, and both ends of a pair keep to it. An op waits only
-for tensors whose producers start earlier, so the earliest op that has not run can always run.
-
-What carries them must be an ordered channel of its own for each pair of workers, or have tags (Gloo). One channel for
-all messages of a worker is not enough: a worker posts a RECV before others whose messages are sent earlier, so two of
-them can each wait behind the other. Messages connect workers of stages next to each other, and no others.
+A worker may handle its messages strictly in order, all of them, each only when the other end has come to it as well
+(NCCL, where pairs of workers share a stream), and nothing can deadlock: all messages have one total order, by the
+planned end of the op that makes the tensor, and every worker keeps to it. An op that comes before a message in a list
+waits only for earlier ones, so the earliest message that has not arrived can always travel. Messages connect workers of
+stages next to each other, and no others.
 
 A step of a thousand workers has a million actions, and a recovery waits for them: everything is done on whole columns
 (numpy) until a worker takes its own list apart.
@@ -90,9 +88,9 @@ def actions(
               hold its output.
     forwards  only F of the first so many micro-batches of each pipeline, and its messages: a validation pass
 
-    SENDs follow their producer at once, re-sends come first of all; a RECV stands a compute op ahead of its consumer
-    where the order of messages allows it, so that the transfer overlaps compute. ValueError if a tensor is needed that
-    nobody makes or holds.
+    SENDs follow their producer at once, re-sends come first of all; a RECV stands a compute op ahead of its consumer,
+    or further ahead where the order of messages asks for it, so that the transfer overlaps compute. ValueError if a
+    tensor is needed that nobody makes or holds.
     """
     ops = _Ops.of(plan, forwards)
     messages = _messages(plan, ops, holders or {})
@@ -124,7 +122,7 @@ class _Ops(NamedTuple):
 
 class _Messages(NamedTuple):
     """Boundary tensors that have to travel, as columns, shape (m,), in the one order that all workers keep to:
-    re-sends first, as their consumers need them, then by producer."""
+    re-sends first, as their consumers need them, then by the end of the producer."""
 
     gradient: np.ndarray  # bool: made by I or B
     microbatch: np.ndarray  # global id
@@ -160,7 +158,9 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     if len(missing):
         op = next(plan.listed(a.take(consumer[missing])))
         raise ValueError(f"{op.kind} of micro-batch {op.microbatch} on {op.worker} needs a tensor that nobody holds")
-    order = np.argsort(np.where(source < 0, consumer, len(a) + source))
+    ended = np.empty(len(a), np.int64)
+    ended[np.argsort(a.end, kind="stable")] = np.arange(len(a))
+    order = np.argsort(np.where(source < 0, consumer, len(a) + ended[np.maximum(source, 0)]))
     order = order[~local[order]]
     consumer, source = consumer[order], source[order]
     return _Messages(
@@ -182,7 +182,7 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
     p, a, m = plan.problem, ops.arrays, messages
     peers, n = p.pipelines * p.stages, len(m.made)
     worker, peer, number = np.r_[m.sender, m.receiver], np.r_[m.receiver, m.sender], np.tile(np.arange(n), 2)
-    gap = _gaps(worker * peers + peer, number, np.r_[m.made, m.used], np.arange(2 * n) < n)
+    gap = _gaps(worker, number, np.r_[m.made, m.used], np.arange(2 * n) < n)
     live = np.array([w.pipeline * p.stages + w.stage for w in p.workers()])
     summing = live[np.isin(live % p.stages, reduced)]
     last = np.full(peers, -1)
@@ -210,16 +210,16 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
     return Actions(table, rows)
 
 
-def _gaps(pair: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
+def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
     """Into which gap of its worker's ops each message goes. A SEND follows its producer. A RECV should stand one op
-    ahead of its consumer, but before the producer of the pair's next SEND and after the pair's last one.
+    ahead of its consumer, but before the producer of the worker's next SEND and after its last one.
 
-    pair: this end and the other; number: place in the order; op: producer or consumer; shapes (2m,)"""
-    order = np.argsort(pair * len(pair) + number)
-    pair, op, sends = pair[order], op[order], sends[order]
+    number: place in the order; op: producer or consumer; shapes (2m,)"""
+    order = np.argsort(worker * len(worker) + number)
+    worker, op, sends = worker[order], op[order], sends[order]
     gap = np.where(sends, op + 1, np.maximum(op - 1, 0))
-    new = np.r_[True, pair[1:] != pair[:-1]][: len(pair)]
-    # Receives that follow each other in one pair: none later than the next (or the next send's producer), ...
+    new = np.r_[True, worker[1:] != worker[:-1]][: len(worker)]
+    # Receives that follow each other: none later than the next (or the next send's producer), ...
     latest = np.where(sends, np.maximum(op, 0), gap)
     back = np.cumsum((sends | np.r_[new[1:], True][: len(new)])[::-1])
     gap = np.where(sends, gap, _running(-latest[::-1], back)[::-1] * -1)

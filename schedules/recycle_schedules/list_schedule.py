@@ -100,7 +100,7 @@ def simulate(
     n, workers = len(host), len(cap)
     # each worker's ready F, ready I and pending W lie in one segment of three shared arrays
     first = np.zeros(workers + 1, dtype=np.int64)
-    total = 0
+    total = np.int64(0)  # of the small integers of `todo` plain Python would make a sum as small
     for v in range(n):
         if todo[v]:
             first[host[v] + 1] += 1

@@ -1,6 +1,6 @@
 """Action lists cannot deadlock, deliver every tensor in time, and keep the plan's order."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,15 +12,16 @@ relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(He
 
 
 def run(lists, holders, stages, done=()):
-    """Execute all lists with one strictly ordered channel per pair of workers: a message travels when it is the oldest
-    one of its pair at both ends. SEND and RECV are posted and do not wait; an op waits for its inputs.
+    """Execute all lists with one strictly ordered channel for all messages of a worker, as if its GPU had a single
+    stream for them: a message travels when it is the oldest one at both ends. SEND and RECV are posted and do not wait;
+    an op waits for its inputs.
 
     Returns the ops that ran, by worker. Fails if somebody is stuck or if an input never arrived."""
     has = defaultdict(set)
     for tensor, workers in holders.items():
         for w in workers:
             has[w].add(tensor)
-    posted, at, ran = defaultdict(list), dict.fromkeys(lists, 0), defaultdict(list)
+    posted, at, ran = {w: deque() for w in lists}, dict.fromkeys(lists, 0), defaultdict(list)
     local = {(w, kind, mb) for kind, mb, w in done}
     moving = True
     while moving:
@@ -29,7 +30,7 @@ def run(lists, holders, stages, done=()):
             while at[w] < len(todo):
                 action = todo[at[w]]
                 if action.peer is not None:
-                    posted[w, action.peer].append(action)
+                    posted[w].append(action)
                 elif action.kind not in ("O", "REDUCE"):
                     if not ready(action, w, has, local, stages):
                         break
@@ -40,18 +41,19 @@ def run(lists, holders, stages, done=()):
                     ran[w].append((action.kind, action.microbatch))
                 at[w] += 1
                 moving = True
-        for (a, b), queue in list(posted.items()):
-            while queue and posted[b, a]:
-                mine, other = queue[0], posted[b, a][0]
-                if mine.kind.startswith("RECV") or not other.kind.startswith("RECV"):
+        for a, queue in posted.items():
+            while queue and queue[0].kind.startswith("SEND"):
+                mine, b = queue[0], queue[0].peer
+                if not posted[b] or posted[b][0].peer != a or posted[b][0].kind.startswith("SEND"):
                     break
+                other = posted[b][0]
                 kind = mine.kind[-1]
                 assert other.kind == "RECV_" + kind and other.microbatch == mine.microbatch, (mine, other)
                 tensor = (kind, mine.microbatch, mine.stage)
                 assert tensor in has[a], f"{a} sends {tensor} that it does not have"
                 has[b].add(tensor)
-                queue.pop(0)
-                posted[b, a].pop(0)
+                queue.popleft()
+                posted[b].popleft()
                 moving = True
     stuck = {w: todo[at[w]] for w, todo in lists.items() if at[w] < len(todo)}
     assert not stuck, stuck

@@ -1,0 +1,42 @@
+"""Until the machine code is there, plans are made by the same loops in plain Python."""
+
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_problems import problems, remainders
+from recycle_schedules import Problem, plan
+from recycle_schedules.compiled import LOOPS, Loops, load
+from recycle_schedules.validate import validate
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an integer that has outgrown its type, say
+
+
+@contextmanager
+def plain_python(*, patient):
+    """`patient`: it searches for as long as machine code would."""
+    load()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, function in vars(Loops()).items():
+            patch.setitem(vars(LOOPS), name, function)
+        patch.setitem(vars(LOOPS), "compiled", patient)
+        yield
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 6), (4, 8, 16), (16, 8, 16)])
+@pytest.mark.parametrize("keys", [{}, {"failed": [(1, 3)]}, {"failed": [(1, 3)], "memory_limit": 6}], ids=str)
+def test_a_first_plan_does_not_wait_for_the_compiler_however_large_it_is(shape, keys):
+    with plain_python(patient=False):
+        assert validate(plan(Problem(*shape, **keys))) == []
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_plain_python_makes_the_plan_that_the_machine_code_makes(data):
+    problem = data.draw(problems(most_pipelines=3, most_stages=3, most_microbatches=2))
+    if data.draw(st.booleans()):
+        problem, _ = data.draw(remainders(plan(problem)))
+    with plain_python(patient=True):
+        slowly = plan(problem)
+    assert list(plan(problem).ops) == list(slowly.ops)
