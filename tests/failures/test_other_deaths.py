@@ -173,8 +173,9 @@ def test_an_exception_that_does_not_come_back_costs_one_worker_for_a_while(error
 
 def test_an_op_that_fails_on_two_workers_stops_the_job_with_its_traceback(sabotaged):
     plan = {"raise": "ValueError", "stage": 1, "step": 3, "g": 5}
-    case = Case("raises on every peer", "3x2", ends="both failed in F of micro-batch 1.2 in step 3", deaths=2)
+    case = Case("raises on every peer", "3x2", ends="both failed in F of micro-batch 1.2 in step 3", deaths=None)
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    assert outcome.deaths in (2, 3), "the third may begin the op before the first one's words are here"
     assert "ValueError: sabotaged" in outcome.output
     names = [event["event"] for event in outcome.events]
     assert "respawned" not in names[names.index("stopped") :], "nobody is started again in a job that has stopped"
@@ -202,6 +203,7 @@ def test_a_poisoned_sample_stops_the_job_and_names_what_is_wrong_with_it(runs, t
     tokens[17000] = 999  # beyond the vocabulary
     tokens.tofile(tmp_path / "poisoned.bin")
     data = (f"data.path={tmp_path / 'poisoned.bin'}",)
-    case = Case("a poisoned sample", "3x2", data, steps=200, ends="both failed in F", deaths=2)
+    case = Case("a poisoned sample", "3x2", data, steps=200, ends="both failed in F", deaths=None)
     outcome = runs.of(case, "not SIGKILL")
+    assert outcome.deaths in (2, 3), "the third may begin the op before the first one's words are here"
     assert "holds token 999; model.vocabulary must be at least 1000" in outcome.output
