@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -75,6 +75,9 @@ class GlooTransport:
             raise LinkBroken(generation.number, reason, aborted=False, unreachable=unreachable)
         if self._silence is not None:
             mesh.end_after_silence(self._silence)
+
+    def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
+        """They are: `join` waits for the connections to all members."""
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
         routes = self._of(generation)

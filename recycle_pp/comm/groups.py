@@ -1,16 +1,18 @@
 """Links over groups that are built anew in each generation: NCCL, and Gloo to try the same code without a GPU.
 
-A worker has a group with each worker of the stages beside its own, for messages, and one with its peers, for sums. One
-group for all messages would not do: NCCL handles what a group has to do strictly in order, and plans promise an order
-between any two workers only (`recycle_schedules.actions`). Rendezvous is the control store, seen from C++ under
-"<generation>/".
+A worker has one group with its peers, for sums, from the generation's start on, and one with each worker that a plan
+gives it messages for, from when it takes the plan up (`connect`): two in a step without a death. One group for all
+messages would do as well, as plans promise a total order (`recycle_schedules.actions`), but NCCL handles what a group
+has to do one after the other, so that a message would wait for all before it. Where there are more groups than torch
+has streams (32 a GPU), some share one: slower, and no danger, for the same reason. Rendezvous is the control store,
+seen from C++ under "<generation>/".
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,11 +23,9 @@ from torch import Tensor
 
 from recycle_pp.comm.abort import Address, LinkBroken, answer_for_the_missing, gloo_address, shutdown_sockets
 from recycle_pp.comm.mesh import MAX_SLOT, gloo_backend
-from recycle_pp.comm.nccl import STREAMS, NcclGroup
+from recycle_pp.comm.nccl import NcclGroup
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Pending
-
-MOST_PIPELINES = (STREAMS - 1) // 2  # a worker inside has two groups a pipeline, and its peers': each on its own stream
 
 
 class Group(Protocol):
@@ -95,12 +95,17 @@ class GroupTransport:
         self._closing: list[threading.Thread] = []
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
-        groups = self._groups[generation.number] = Groups(sorted(w for w in members if w.stage == me.stage))
-        try:
-            generation.attempt(partial(self._build, generation, groups, members, me))
-        except BaseException:
-            self._abort(groups.take())  # what was made after `end` took the others
-            raise
+        groups = self._groups[generation.number] = Groups(sorted(w for w in members if w.stage == me.stage), me)
+        if len(groups.peers) > 1:
+            (groups.stage,) = self._build(generation, groups, [tuple(groups.peers)])
+
+    def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
+        groups = self._of(generation)
+        if missing := [worker for worker in workers if worker not in groups.pairs]:
+            pairs = meetings(groups.me, missing)
+            for pair, group in zip(pairs, self._build(generation, groups, pairs), strict=True):
+                peer = 1 - pair.index(groups.me)
+                groups.pairs[pair[peer]] = group, peer
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
         group, peer = self._of(generation).pairs[to]
@@ -133,24 +138,25 @@ class GroupTransport:
         for thread in self._closing:
             thread.join(timeout)
 
-    def _build(self, generation: Generation, groups: Groups, members: Sequence[Worker], me: Worker) -> None:
-        together = meetings(members, me)
-        with self._store.one_message():
-            made = [groups.keep(self._make(generation, workers, me)) for workers in together]
-        for workers, group in zip(together, made, strict=True):
-            pair = workers[0].stage != workers[-1].stage
-            for work in generation.attempt(partial(group.connect, pair)):
-                self._kind.wait(generation, work)
-            if pair:
-                peer = 1 - workers.index(me)
-                groups.pairs[workers[peer]] = group, peer
-            else:
-                groups.stage = group
+    def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Worker, ...]]) -> list[Group]:
+        """A group of each of these sets of workers, connected, one after the other."""
+        try:
+            with self._store.one_message():
+                made = [groups.keep(self._make(generation, workers, groups.me)) for workers in together]
+            for workers, group in zip(together, made, strict=True):
+                pair = workers[0].stage != workers[-1].stage
+                for work in generation.attempt(partial(group.connect, pair)):
+                    self._kind.wait(generation, work)
+        except BaseException:
+            self._abort(groups.take())  # what was made after `end` took the others
+            raise
+        return made
 
     def _make(self, generation: Generation, workers: tuple[Worker, ...], me: Worker) -> Group:
-        generation.check()
         prefix = f"{generation.number}/{workers[0]}-{workers[-1]}"
-        return self._kind(self._store, prefix, workers.index(me), len(workers), self._device, self._timeout)
+        return generation.attempt(
+            lambda: self._kind(self._store, prefix, workers.index(me), len(workers), self._device, self._timeout)
+        )
 
     def _abort(self, groups: list[Group]) -> None:
         self._kind.abort(groups)
@@ -176,10 +182,10 @@ class GroupTransport:
 
 
 class Groups:
-    """A worker's groups of one generation. peers: the live workers of its stage."""
+    """The groups of the worker `me` in one generation. peers: the live workers of its stage."""
 
-    def __init__(self, peers: list[Worker]):
-        self.peers = peers
+    def __init__(self, peers: list[Worker], me: Worker):
+        self.peers, self.me = peers, me
         self.pairs: dict[Worker, tuple[Group, int]] = {}  # by the other worker: and its rank
         self.stage: Group | None = None  # None: it is alone
         self._lock = threading.Lock()
@@ -197,20 +203,15 @@ class Groups:
         return made
 
 
-def meetings(members: Sequence[Worker], me: Worker) -> list[tuple[Worker, ...]]:
-    """Whom this worker builds groups with, one after the other: each worker of the stages beside its own, then its
-    peers.
+def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]]:
+    """The pairs of `me` with workers of the stages beside its own, in the order in which they get their groups.
 
     All workers keep to one order of all pairs, so somebody can always go on. It comes in rounds whose pairs have no
-    worker in common (links from an even stage to the next that lead 0, 1, 2, ... pipelines on, then those from an odd
-    one), so that a generation takes two rounds a pipeline, however many stages there are.
+    worker in common (links from an even stage to the next that lead as many pipelines on, then those from an odd one):
+    a step without a death takes two rounds, however many stages there are.
     """
-    pipelines = 1 + max(worker.pipeline for worker in members)
-    beside = [worker for worker in members if abs(worker.stage - me.stage) == 1]
-    pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in beside]
-    pairs.sort(key=lambda pair: (pair[0].stage % 2, (pair[1].pipeline - pair[0].pipeline) % pipelines, pair))
-    peers = tuple(sorted(worker for worker in members if worker.stage == me.stage))
-    return [*pairs, peers] if len(peers) > 1 else [*pairs]
+    pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in others]
+    return sorted(pairs, key=lambda pair: (pair[0].stage % 2, pair[1].pipeline - pair[0].pipeline, pair))
 
 
 def let_go(groups: list[Any]) -> None:

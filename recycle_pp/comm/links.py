@@ -2,6 +2,7 @@
 
     links = Links(store, "gloo", torch.device("cpu"), interface="127.0.0.1", workers=everybody)
     links.rebuild(generation, members, me)          # in a thread that can be abandoned
+    links.connect({Worker(0, 1), Worker(1, 2)})     # with whom messages will be exchanged
     work = links.receive(buffer, frm=Worker(0, 1), tag=17)
     links.send(tensor, to=Worker(1, 2), tag=18)
     links.all_reduce([gradient, losses]).wait()     # in place, over the live workers of my stage
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -111,11 +112,19 @@ class Links:
         """
         self._followed = generation
 
+    def connect(self, workers: Collection[Worker]) -> None:
+        """Before the first messages with these workers, of the stages beside this one, in a generation.
+
+        NCCL: blocks until each of them does the same, hence all workers take up the same plans in the same order.
+        Gloo is connected since `rebuild`.
+        """
+        self._transport.connect(self._now(), workers)
+
     def send(self, tensor: Tensor, to: Worker, tag: int) -> Pending:
         """Sends a contiguous tensor, which must not change until the receiver has it (Gloo: sends complete late).
 
-        0 <= tag < MAX_TAG. The result may be dropped. NCCL: only to workers of the stages beside this one, and messages
-        between two workers match in the order in which both sides ask for them.
+        0 <= tag < MAX_TAG. The result may be dropped. NCCL: only to workers that `connect` was called
+        with, and messages between two workers match in the order in which both sides ask for them.
         """
         return self._transport.send(self._now(), tensor, to, tag)
 
@@ -174,6 +183,7 @@ class Transport(Protocol):
     """How Gloo or NCCL does it. Every operation belongs to a generation that `join` has made ready."""
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None: ...
+    def connect(self, generation: Generation, workers: Collection[Worker]) -> None: ...
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending: ...
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending: ...
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending: ...

@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from recycle_pp.comm.waiting import Generation
 
-STREAMS = 32  # that torch has a device (c10/cuda/CUDAStream.h); the next communicator would share the first one's
 POLL_SECONDS = 2e-5
 ABORT_SECONDS = 40.0  # whoever connects holds a lock that an abort needs, for TORCH_NCCL_NONBLOCKING_TIMEOUT at most
 
@@ -40,7 +39,8 @@ class NcclGroup:
         """Uses the group once, both ways (a pair sends, others sum): NCCL connects at the first use, and blocks the
         host meanwhile. Returns what has to be waited for.
 
-        On a stream of its own: the default one computes. It is one of high priority, as the others are counted.
+        On a stream of its own, as the default one computes; of high priority, as those of normal priority are the
+        groups'.
         """
         with torch.cuda.stream(torch.cuda.Stream(self._device, priority=-1)):
             token = torch.zeros(1, device=self._device)

@@ -27,7 +27,7 @@ class StagedTransport:
     def __init__(self, inner: Transport, device: torch.device):
         self._inner = inner
         self._pinned = device.type == "cuda"  # its copies to the device are faster
-        self.join, self.end, self.close = inner.join, inner.end, inner.close
+        self.join, self.connect, self.end, self.close = inner.join, inner.connect, inner.end, inner.close
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
         return self._inner.send(generation, self._room(tensor).copy_(tensor), to, tag)

@@ -1,7 +1,7 @@
 """Which device a worker computes on, how it talks to others from there, and what it must have in common with them.
 
 device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
-backend = backend_for(settings.parallel.backend, device, pipelines)     # gloo | nccl
+backend = backend_for(settings.parallel.backend, device)     # gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
 finish = finisher(device); finish()                         # the device has done what this thread asked it for
 """
@@ -13,9 +13,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
-
-from recycle_pp.comm.groups import MOST_PIPELINES
-from recycle_pp.comm.nccl import STREAMS
 
 
 def choose(wanted: str, rank: int) -> torch.device:
@@ -30,23 +27,18 @@ def choose(wanted: str, rank: int) -> torch.device:
     return device
 
 
-def backend_for(wanted: str, device: torch.device, pipelines: int) -> str:
+def backend_for(wanted: str, device: torch.device) -> str:
     """The backend for `parallel.backend`: auto is NCCL where each worker of the node has a GPU of its own, else Gloo.
 
-    ValueError, one sentence for the user, where NCCL is asked for and cannot be: it takes one rank a GPU, and a worker
-    needs a stream of its own for each one of the stages beside its own."""
+    ValueError, one sentence for the user, where NCCL is asked for and cannot be: it takes one rank a GPU."""
     workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if wanted == "nccl" and workers > gpus:
         raise ValueError(
             f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; allowed: auto, gloo"
         )
-    chosen = ("nccl" if device.type == "cuda" and workers <= gpus else "gloo") if wanted == "auto" else wanted
-    if chosen == "nccl" and pipelines > MOST_PIPELINES:  # who takes a slower way here should know that he does
-        raise ValueError(
-            f"parallel.backend={wanted} takes at most {MOST_PIPELINES} pipelines on GPUs of their own, as torch has "
-            f"{STREAMS} streams a GPU, and parallel.pipelines is {pipelines}; allowed: gloo, through the host"
-        )
-    return chosen
+    if wanted != "auto":
+        return wanted
+    return "nccl" if device.type == "cuda" and workers <= gpus else "gloo"
 
 
 def finisher(device: torch.device) -> Callable[[], None]:

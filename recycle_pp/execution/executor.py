@@ -90,6 +90,7 @@ class Executor:
 
     def _run_step(self, orders: Orders, step: int, actions: list[Action]) -> None:
         self.faults.arm(step, actions)
+        self.mailbox.connect(actions)
         for action in actions:
             self._settle(orders)
             if action.kind in COMPUTE:

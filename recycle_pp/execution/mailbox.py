@@ -1,5 +1,6 @@
 """One worker's boundary tensors: what it has sent (kept until the commit), what it has received, what is on its way.
 
+mailbox.connect(actions)              # before the first of them
 mailbox.post(step, tensor, peer)      # a receive, ahead of its consumer
 x = mailbox.take(step, tensor)        # the input of an op; blocks until it is here
 mailbox.keep(step, tensor, y)         # the output of an op, into the log
@@ -8,8 +9,10 @@ mailbox.ship(step, tensor, peer)      # from the log, or from what was received
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
-from recycle_schedules import Tensor, Worker
+from recycle_schedules import Action, Tensor, Worker
 
 from recycle_pp.comm.boundary import BoundaryLog
 from recycle_pp.comm.links import Links, Pending
@@ -31,6 +34,10 @@ class Mailbox:
         self._links, self._boundary, self._device, self._shape = links, boundary, device, shape
         self._posted: dict[Key, tuple[Pending, torch.Tensor]] = {}
         self._received: dict[Key, torch.Tensor] = {}
+
+    def connect(self, actions: Iterable[Action]) -> None:
+        """With everybody whom these actions exchange messages with. Raises LinkBroken."""
+        self._links.connect({action.peer for action in actions if action.peer is not None})
 
     def post(self, step: int, tensor: Tensor, peer: Worker) -> None:
         self._posted[step, tensor] = self.request(step, tensor, peer)

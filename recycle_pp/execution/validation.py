@@ -28,7 +28,9 @@ def validate(
     made: dict[Tensor, torch.Tensor] = {}
     losses: dict[int, float] = {}
     last = stage.settings.parallel.stages
-    for action in session.validation(orders):
+    actions = session.validation(orders)
+    mailbox.connect(actions)
+    for action in actions:
         session.check(orders)
         mb, peer = action.microbatch, action.peer
         assert mb is not None

@@ -106,7 +106,7 @@ class Process:
         store = ControlStore(self._publish)
         try:
             device = choose(settings.run.device, self._spec.rank)
-            backend = backend_for(settings.parallel.backend, device, settings.parallel.pipelines)
+            backend = backend_for(settings.parallel.backend, device)
         except ValueError as error:
             return self._refuse(error)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages

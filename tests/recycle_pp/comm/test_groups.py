@@ -34,40 +34,39 @@ pytestmark = pytest.mark.timeout(60)
 # -- who meets whom ------------------------------------------------------------------------------------------------
 
 
-def play(members):
-    """Everybody goes through its meetings in order, each of which takes all of its workers. Returns the rounds that it
+def play(links):
+    """Everybody builds the groups of its links in order, each of which takes both ends. Returns the rounds that it
     takes, and what nobody has come to."""
-    left = {worker: meetings(members, worker) for worker in members}
+    members = {worker for link in links for worker in link}
+    beside = {worker: [other for link in links if worker in link for other in link - {worker}] for worker in members}
+    left = {worker: meetings(worker, beside[worker]) for worker in members}
     rounds = 0
     while True:
         here = [todo[0] for todo in left.values() if todo]
-        held = {workers for workers in here if here.count(workers) == len(workers)}
+        held = {pair for pair in here if here.count(pair) == 2}
         if not held:
             return rounds, here
         rounds += 1
         left = {worker: todo[1:] if todo and todo[0] in held else todo for worker, todo in left.items()}
 
 
-shapes = st.tuples(st.integers(1, 5), st.integers(1, 5))
+def links_of(pipelines, stages):
+    """All that a plan could ask for."""
+    pairs = itertools.combinations(grid(pipelines, stages), 2)
+    return [frozenset(pair) for pair in pairs if abs(pair[0].stage - pair[1].stage) == 1]
 
 
-@given(shapes.flatmap(lambda shape: st.lists(st.sampled_from(grid(*shape)), min_size=1, unique=True)))
-def test_whoever_lives_nobody_waits_for_ever_for_a_group(members):
-    assert play(members)[1] == []
+shapes = st.tuples(st.integers(1, 5), st.integers(2, 5))
+
+
+@given(shapes.flatmap(lambda shape: st.lists(st.sampled_from(links_of(*shape)), unique=True)))
+def test_whatever_links_a_plan_has_nobody_waits_for_ever_for_a_group(links):
+    assert play(links)[1] == []
 
 
 @given(shapes)
-def test_a_generation_of_all_takes_two_rounds_a_pipeline_and_one_for_the_sums(shape):
-    assert play(grid(*shape))[0] <= 2 * shape[0] + 1
-
-
-@given(shapes)
-def test_there_is_a_group_for_each_link_of_a_plan_and_one_a_stage(shape):
-    members = grid(*shape)
-    together = {frozenset(workers) for worker in members for workers in meetings(members, worker)}
-    links = {frozenset(p) for p in itertools.combinations(members, 2) if abs(p[0].stage - p[1].stage) == 1}
-    stages = {frozenset(worker for worker in members if worker.stage == stage) for stage in range(shape[1])}
-    assert together == links | {stage for stage in stages if len(stage) > 1}
+def test_a_step_without_a_death_takes_two_rounds(shape):
+    assert play([link for link in links_of(*shape) if len({worker.pipeline for worker in link}) == 1])[0] <= 2
 
 
 # -- a communicator that behaves like NCCL's ------------------------------------------------------------------------
@@ -116,7 +115,7 @@ class Fake(NcclGroup):
         return []
 
 
-ME, BEFORE = Worker(0, 1), Worker(0, 0)
+ME, BEFORE, PEER, AFTER = Worker(0, 1), Worker(0, 0), Worker(1, 1), Worker(0, 2)
 
 
 @pytest.fixture
@@ -143,8 +142,22 @@ def in_thread(function):
     return run
 
 
+def test_a_group_is_built_once_a_generation_and_only_for_who_has_messages(fake):
+    members = [BEFORE, ME, Worker(1, 0), PEER, AFTER]
+    fake.links.rebuild(0, members, ME)
+    fake.links.connect([])
+    assert [group.prefix for group in fake.groups] == [f"0/{ME}-{PEER}"]
+    fake.links.connect({AFTER, BEFORE})
+    fake.links.connect({BEFORE})
+    assert [group.prefix for group in fake.groups[1:]] == [f"0/{BEFORE}-{ME}", f"0/{ME}-{AFTER}"]
+    fake.links.rebuild(1, members, ME)
+    fake.links.connect({BEFORE})
+    assert [group.prefix for group in fake.groups[3:]] == [f"1/{ME}-{PEER}", f"1/{BEFORE}-{ME}"]
+
+
 def test_the_host_waits_for_a_message_of_nccl(fake):
     fake.links.rebuild(0, [BEFORE, ME], ME)
+    fake.links.connect([BEFORE])
     pending = fake.links.receive(torch.empty(1), BEFORE, 1)
     run = in_thread(pending.wait)
     run.thread.join(0.1)
@@ -166,6 +179,7 @@ def test_an_op_whose_input_never_came_is_not_told_as_done(fake):
     mailbox = Mailbox(fake.links, ((1,), torch.float32), CPU, (1, 2, 4))
     executor = Executor(session, stage, None, mailbox, None, None, Spans(), settings)
     fake.links.rebuild(0, [BEFORE, ME], ME)
+    fake.links.connect([BEFORE])
     mailbox.post(0, ("F", (0, 0), 0), BEFORE)
     run = in_thread(lambda: executor._compute(participant.orders, 0, Action("F", 1, (0, 0))))
     run.thread.join(0.1)
@@ -241,7 +255,7 @@ def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda failed: ends.append(failed.exc_value))  # a worker's says why
     hanging = threading.Event()
     monkeypatch.setattr(Backend, "abort", lambda self: hanging.wait(30))
-    fake.links.rebuild(0, [BEFORE, ME], ME)
+    fake.links.rebuild(0, [ME, PEER], ME)
     line = SimpleNamespace(state=None, send=lambda *_: None, recv=lambda: announcement(1))
     session = Session(line, Participant(ME, 2), fake.links, None)
     listener = threading.Thread(target=session._listen, daemon=True)
@@ -253,7 +267,7 @@ def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
 
 
 def announcement(generation):
-    members = [list(BEFORE), list(ME)]
+    members = [list(ME), list(PEER)]
     return {"type": "announce", "generation": generation, "members": members, "base": generation, "committed": -1}
 
 
@@ -288,7 +302,8 @@ def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monk
     assert "broken" not in said
 
 
-def test_what_a_build_makes_after_it_was_given_up_is_aborted_too(fake, monkeypatch):
+@pytest.mark.parametrize("of", ["peers", "a link"])
+def test_what_a_build_makes_after_it_was_given_up_is_aborted_too(of, fake, monkeypatch):
     making, given_up, aborted = threading.Event(), threading.Event(), []
     original = Fake.__init__
 
@@ -297,9 +312,14 @@ def test_what_a_build_makes_after_it_was_given_up_is_aborted_too(fake, monkeypat
         making.set()
         assert given_up.wait(20)
 
+    if of == "a link":
+        fake.links.rebuild(0, [BEFORE, ME], ME)
     monkeypatch.setattr(Fake, "__init__", slow)
     monkeypatch.setattr(Fake, "abort", staticmethod(lambda groups: aborted.extend(groups)))
-    run = in_thread(lambda: fake.links.rebuild(0, [BEFORE, ME], ME))
+    if of == "a link":
+        run = in_thread(lambda: fake.links.connect([BEFORE]))
+    else:
+        run = in_thread(lambda: fake.links.rebuild(0, [ME, PEER], ME))
     assert making.wait(10)
     fake.links.abort()
     assert aborted == []

@@ -30,6 +30,7 @@ def number_of(worker) -> float:
 def exchange(node: Node, members) -> str:
     """A message to and from each member of the stages beside, a sum over the stage, a copy; raises if any is wrong."""
     beside = [worker for worker in members if abs(worker.stage - node.me.stage) == 1]
+    node.links.connect(beside)
     buffers = {worker: torch.empty(1000) for worker in beside}
     messages = [node.links.receive(buffer, worker, 5) for worker, buffer in buffers.items()]
     messages += [node.links.send(torch.full((1000,), number_of(node.me)), worker, 5) for worker in beside]

@@ -55,27 +55,18 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(gpus):
 
 def test_the_backend_follows_the_device_unless_it_is_named(gpus):
     gpus(2)
-    assert [backend_for("auto", device, 3) for device in (CPU, GPU)] == ["gloo", "nccl"]
-    assert [backend_for(name, GPU, 3) for name in ("gloo", "nccl")] == ["gloo", "nccl"]
+    assert [backend_for("auto", device) for device in (CPU, GPU)] == ["gloo", "nccl"]
+    assert [backend_for(name, GPU) for name in ("gloo", "nccl")] == ["gloo", "nccl"]
 
 
 def test_workers_that_share_a_gpu_talk_through_the_host(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert backend_for("auto", GPU, 3) == backend_for("gloo", GPU, 3) == "gloo"
+    assert backend_for("auto", GPU) == backend_for("gloo", GPU) == "gloo"
     with pytest.raises(
         ValueError, match=r"parallel\.backend=nccl needs a GPU for each worker: a node has 2 for 4; allowed: auto"
     ):
-        backend_for("nccl", GPU, 3)
-
-
-def test_nccl_takes_as_many_pipelines_as_there_are_streams(gpus):
-    gpus(1)
-    assert backend_for("auto", GPU, 15) == backend_for("nccl", GPU, 15) == "nccl"
-    assert backend_for("gloo", GPU, 16) == "gloo"
-    for wanted in ("auto", "nccl"):
-        with pytest.raises(ValueError, match=r"takes at most 15 pipelines.*parallel\.pipelines is 16; allowed: gloo"):
-            backend_for(wanted, GPU, 16)
+        backend_for("nccl", GPU)
 
 
 def test_kernels_follow_the_device_unless_they_are_named():

@@ -1,0 +1,99 @@
+"""Runs in a zygote (see Zygote.preload): its jobs talk as they would by NCCL, over groups of Gloo.
+
+What differs from Gloo's own way, as a job sees it: messages have no tags, a group has to be connected by both ends
+before it is used, an operation is complete after an abort as well, a wait does not tell whether it is, and the GPU does
+one thing after the other. The last is taken to the extreme: all groups of a worker share a single stream, and a message
+holds up everything behind it until the other end has come to it.
+"""
+
+import threading
+from queue import SimpleQueue
+
+import torch
+
+from recycle_pp.comm import links, nccl
+from recycle_pp.comm.groups import GlooGroup, GroupTransport
+from recycle_pp.comm.nccl import NcclGroup
+
+
+class Stream:
+    """Does one thing after the other; of one generation, as an abort ends whatever its GPU is at."""
+
+    def __init__(self):
+        self._todo = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def add(self, start):
+        work = Work()
+        self._todo.put((start, work))
+        return work
+
+    def _run(self):
+        while True:
+            start, work = self._todo.get()
+            try:
+                start().wait()
+            except RuntimeError as error:
+                work.error = error
+            work.done.set()
+            del start, work
+
+
+class Work:
+    def __init__(self):
+        self.done, self.error = threading.Event(), None
+
+    def is_completed(self):
+        return self.done.is_set()
+
+    def wait(self):
+        if self.error is not None:
+            raise self.error
+
+
+STREAMS = {}  # by generation
+
+
+class LikeNccl:
+    def __init__(self, store, prefix, rank, size, device, timeout):
+        self._rank, self._gloo = rank, GlooGroup(store, prefix, rank, size, device, timeout)
+        self._stream = STREAMS.setdefault(prefix.partition("/")[0], Stream())
+        self._sent, self._received = 0, 0
+        self.backend = self
+
+    def connect(self, pair):
+        self._gloo.connect()
+        token = torch.zeros(1)
+        if not pair:
+            return [self.allreduce([token])]
+        ways = [self.send, self.recv]
+        return [way([token], 1 - self._rank, 0) for way in (ways if self._rank == 0 else reversed(ways))]
+
+    def send(self, tensors, to, tag):
+        """The tag is of no use to NCCL: what counts is the order."""
+        self._sent += 1
+        return self._stream.add(lambda number=self._sent: self._gloo.backend.send(tensors, to, number))
+
+    def recv(self, tensors, frm, tag):
+        self._received += 1
+        return self._stream.add(lambda number=self._received: self._gloo.backend.recv(tensors, frm, number))
+
+    def allreduce(self, tensors):
+        return self._stream.add(lambda: self._gloo.backend.allreduce(tensors))
+
+    def broadcast(self, tensors, options):
+        return self._stream.add(lambda: self._gloo.backend.broadcast(tensors, options))
+
+    @staticmethod
+    def wait(generation, work):
+        NcclGroup.wait(generation, work)
+
+    @staticmethod
+    def abort(groups):
+        GlooGroup.abort([group._gloo for group in groups])
+
+
+nccl.POLL_SECONDS = 1e-3  # many workers share a core
+links.GlooTransport = lambda store, interface, timeout, workers, silence: GroupTransport(
+    store, torch.device("cpu"), timeout, LikeNccl
+)

@@ -1,0 +1,36 @@
+"""Deaths where workers talk as by NCCL: in order, without tags, over groups that plans ask for."""
+
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.control.local import Zygote
+
+from . import matrix
+from .harness import Case, Runs, fails, rejoins
+
+CASES = [
+    Case("nobody dies", "3x4", deaths=0),
+    Case("nobody dies", "3x4", stagger=True, deaths=0),
+    Case("two stages in one step", "3x4", fails("3:0.1@backward", "3:1.2@forward"), deaths=2),
+    Case("two stages in one step", "3x4", fails("3:0.1@backward", "3:1.2@forward"), stagger=True, deaths=2),
+    Case("and returns", "3x2", fails("3:0.1@send") + rejoins("6:0.1"), stagger=True, steps=40),
+    Case("validates and saves", "3x2", ("run.validate_every=2", "checkpoint.every=4", *fails("5:1.0@validation"))),
+]
+
+
+@pytest.fixture(scope="module")
+def like_nccl(tmp_path_factory, runs):
+    with Zygote(preload=Path(__file__).with_name("like_nccl.py")) as zygote:
+        yield Runs(zygote, tmp_path_factory.mktemp("like-nccl"), runs.results)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_death_among_workers_that_share_one_ordered_stream_changes_no_bit(case, like_nccl):
+    like_nccl.check_exact(like_nccl.of(case, "like NCCL"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(matrix.tours()), ids=str)
+def test_a_death_at_any_moment_among_them_changes_no_bit(case, like_nccl):
+    like_nccl.check_exact(like_nccl.of(case, "like NCCL"))
