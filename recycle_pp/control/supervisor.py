@@ -85,6 +85,14 @@ async def supervise(
         return await supervisor.run(address)
     finally:
         supervisor.close()
+        _hear_no_more_signals()
+
+
+def _hear_no_more_signals() -> None:
+    """The process ends anyway, and asyncio prints an error for each one that comes while its loop closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Supervisor:

@@ -28,7 +28,7 @@ from .spans import Spans, named
 class Commits:
     """`reduced` keeps the reduced gradients of steps that are not committed: a peer may need a copy of them.
 
-    batches: given, a vote of the first stage names the samples that are in the gradient.
+    batches: given, each vote of the first stage names the samples that are in the gradient.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Commits:
             "generation": orders.generation,
             "step": step,
             **ballot_paper(reduced.squares, reduced.finite, counts, losses, speaks),
-            "samples": self._samples(step, counts) if speaks else [],
+            "samples": self._samples(step, counts),
             "spans": pack(self._spans.take(step)),
             "logged_bytes": logged_bytes,
             "lr": self._optimizer.lr(step),
@@ -82,7 +82,8 @@ class Commits:
         })  # fmt: skip
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
-        """What went into the sum, as often as it did."""
+        """What went into the sum, as often as it did. Each peer says it: who speaks for them may die with the
+        coordinator that has agreed on the step, and the next one writes the step down."""
         if self._batches is None or not self._stage.first:
             return []
         return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]

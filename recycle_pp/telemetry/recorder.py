@@ -40,7 +40,7 @@ class Recorder:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
         self._metrics = Lines(run.metrics)
         self._sample_log = Lines(run.samples) if settings.run.sample_log else None
-        self._samples: list[int] = []  # in the gradient of the running step
+        self._samples: tuple[int, list[int]] = -1, []  # step, and what is in its gradient
         self._read = 0  # notes of the job that are done with
         self._begun = time.monotonic()
         self._step_ended = self._begun
@@ -74,7 +74,8 @@ class Recorder:
             self._addresses[worker] = tuple(message["address"])
         elif kind == "vote":
             self._traces.voted(worker, message["step"], message["spans"], here(0.0))
-            self._samples = message["samples"] or self._samples
+            if message["samples"]:
+                self._samples = message["step"], message["samples"]
             self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
             before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
             if before is not None:
@@ -232,7 +233,8 @@ class Recorder:
         if not note["evaluate"]:
             self._write_line()
         if self._sample_log is not None:
-            self._sample_log.write({"step": step, "samples": self._samples})
+            of, samples = self._samples
+            self._sample_log.write({"step": step, "samples": samples if of == step else []})
         self._cpu_steps.append(0.0)
         self._measure(step)
         self._traces.committed(step, self._job)

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,6 +63,30 @@ def test_after_a_signal_which_also_ends_it_quickly_and_quietly(number, code, zyg
         assert "Traceback" not in job.output
         assert f"stopped: {signal.Signals(number).name}" in job.output
         assert "died" not in job.output
+
+
+def test_after_a_hail_of_signals_which_ends_it_as_quietly(zygote, nothing_stays):
+    """A launcher repeats the terminal's signals, and sends its own as soon as one rank has ended."""
+    with zygote.run(ENDLESS) as job:
+        job.wait_for_event("started", 60)
+        nothing_stays(job.pid)
+        supervisors, over = job.supervisors(), threading.Event()
+
+        def hail():
+            while not over.wait(0.0005):
+                for pid in supervisors:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+
+        job.signal(signal.SIGTERM)
+        thread = threading.Thread(target=hail)
+        thread.start()
+        try:
+            assert job.wait(30) == 143, job.output
+        finally:
+            over.set()
+            thread.join()
+        assert "Traceback" not in job.output
 
 
 def test_after_the_coordinators_supervisor_is_killed(zygote, nothing_stays):
