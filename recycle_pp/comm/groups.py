@@ -25,7 +25,7 @@ from recycle_pp.comm.abort import Address, LinkBroken, answer_for_the_missing, g
 from recycle_pp.comm.mesh import MAX_SLOT, gloo_backend
 from recycle_pp.comm.nccl import NcclGroup
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.comm.waiting import Generation, Pending
+from recycle_pp.comm.waiting import Generation, Pending, Pool
 
 
 class Group(Protocol):
@@ -92,6 +92,7 @@ class GroupTransport:
     def __init__(self, store: ControlStore, device: torch.device, timeout: float, kind: type[Group] = NcclGroup):
         self._store, self._device, self._timeout, self._kind = store, device, timeout, kind
         self._groups: dict[int, Groups] = {}
+        self._pool = Pool()
         self._closing: list[threading.Thread] = []
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
@@ -102,10 +103,14 @@ class GroupTransport:
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
         groups = self._of(generation)
         if missing := [worker for worker in workers if worker not in groups.pairs]:
-            pairs = meetings(groups.me, missing)
-            for pair, group in zip(pairs, self._build(generation, groups, pairs), strict=True):
-                peer = 1 - pair.index(groups.me)
-                groups.pairs[pair[peer]] = group, peer
+            # In a thread that can be abandoned, as the one that joins: a connection to who has died may block for ever.
+            generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
+
+    def _meet(self, generation: Generation, groups: Groups, others: Sequence[Worker]) -> None:
+        pairs = meetings(groups.me, others)
+        for pair, group in zip(pairs, self._build(generation, groups, pairs), strict=True):
+            peer = 1 - pair.index(groups.me)
+            groups.pairs[pair[peer]] = group, peer
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
         group, peer = self._of(generation).pairs[to]
