@@ -28,13 +28,18 @@ class Stream:
         self._todo.put((start, work))
         return work
 
+    def end(self):
+        self._todo.put((None, None))
+
     def _run(self):
         while True:
             start, work = self._todo.get()
+            if start is None:
+                return
             try:
                 start().wait()
             except RuntimeError as error:
-                work.error = error
+                work.error = error.with_traceback(None)  # whose frames would keep the group alive
             work.done.set()
             del start, work
 
@@ -91,6 +96,8 @@ class LikeNccl:
     @staticmethod
     def abort(groups):
         GlooGroup.abort([group._gloo for group in groups])
+        for stream in {group._stream for group in groups}:
+            stream.end()
 
 
 nccl.POLL_SECONDS = 1e-3  # many workers share a core
