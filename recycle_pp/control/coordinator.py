@@ -31,7 +31,7 @@ from ..telemetry.run_folder import RunFolder
 from .agreement import Agreement, Leader
 from .deaths import CAUSE_SECONDS, DYING_SECONDS, Deaths
 from .gate import Gate
-from .messages import Message, Peer, encode
+from .messages import Message, Peer
 from .planning import Planning
 from .problem import new_job, with_less_memory
 from .ranks import NODE_LOSS, Rank
@@ -246,7 +246,7 @@ class Coordinator:
             self._recorder.heartbeat(rank.role, message)
             return
         if kind == "store":
-            self._roster.tell_workers(message, besides=rank)
+            self._roster.publish(message["key"], message["value"])
             return
         if kind == "broken":
             self._unreachable[rank.role] = [Worker(*w) for w in message.get("unreachable", ())]
@@ -334,17 +334,13 @@ class Coordinator:
         self._gate.send(out)
 
     def _deliver(self, out: Sequence[Send]) -> None:
-        workers = {rank.role: rank.worker for rank in self._roster if rank.worker is not None}
-        said: Message | None = None
-        for to, message in out:
-            if message["type"] == "donate":
-                joiner = Worker(*message["to"])
-                message = message | {"address": self._recorder.address(joiner)}
-                self._recorder.event("joining", joiner, donor=str(to))
-            if message is not said:  # many get the very same one
-                said, frame = message, encode(message)
-            if to in workers:
-                workers[to].send_frame(frame)
+        self._roster.deliver([self._addressed(send) if send.message["type"] == "donate" else send for send in out])
+
+    def _addressed(self, donation: Send) -> Send:
+        """With where the joiner takes the state."""
+        joiner = Worker(*donation.message["to"])
+        self._recorder.event("joining", joiner, donor=str(donation.to))
+        return donation._replace(message=donation.message | {"address": self._recorder.address(joiner)})
 
     def _replan(self) -> None:
         """The profile is complete, or it has changed: plan with it from now on."""

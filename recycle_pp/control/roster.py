@@ -2,6 +2,8 @@
 
 roster = Roster(settings)
 rank = roster.enter(3)                    # its supervisor is here for the first time, or again
+roster.deliver(out)                       # what the protocol says to its workers
+roster.publish(key, value)                # to all workers, soon
 roster.complete, roster.places()          # all have come once; where those listen that are there
 rank = roster.free(live)                  # whose node is lost: a newcomer takes its place
 await roster.watch(hung)                  # for ever: heartbeats; hung(rank, seconds) of a worker that is silent
@@ -16,16 +18,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from recycle_schedules import Worker
 
+from ..protocol.job import Send
 from ..settings import Settings
 from .agreement import Place
-from .messages import Message
+from .messages import Message, encode
 from .ranks import Rank
+
+_TOGETHER_SECONDS = 0.001
 
 
 class Roster:
     def __init__(self, settings: Settings) -> None:
         self._control, self._parallel = settings.control, settings.parallel
         self._ranks: dict[int, Rank] = {}
+        self._published: list[tuple[str, str]] = []  # and not sent yet
 
     def __iter__(self) -> Iterator[Rank]:
         """Also the ranks whose node is lost, in the order of their numbers."""
@@ -58,10 +64,28 @@ class Roster:
         free = [rank for rank in self if rank.supervisor is None and rank.incarnation >= 0]
         return min(free, key=lambda rank: (crowd[rank.role.stage], rank.number), default=None)
 
-    def tell_workers(self, message: Message, besides: Rank | None = None) -> None:
-        for rank in self:
-            if rank.worker is not None and rank is not besides:
-                rank.worker.send(message)
+    def deliver(self, out: Iterable[Send]) -> None:
+        workers = {rank.role: rank.worker for rank in self if rank.worker is not None}
+        said: Message | None = None
+        for to, message in out:
+            if message is not said:  # many get the very same one
+                said, frame = message, encode(message)
+            if to in workers:
+                workers[to].send_frame(frame)
+
+    def tell_workers(self, message: Message) -> None:
+        self.deliver(Send(rank.role, message) for rank in self)
+
+    def publish(self, key: str, value: str) -> None:
+        """A value of the workers' store. At the start everybody has one for everybody: what comes within a moment goes
+        out together, or a thousand workers would get a million messages."""
+        if not self._published:
+            asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self._publish)
+        self._published.append((key, value))
+
+    def _publish(self) -> None:
+        values, self._published = self._published, []
+        self.tell_workers({"type": "store", "values": values})
 
     async def watch(self, hung: Callable[[Rank, float], None]) -> None:
         """Heartbeats: `hung` is told of a worker that gives no sign of life; a supervisor that gives none is cut off,

@@ -155,7 +155,8 @@ class Session:
             if message["then"]["hold"]:  # who waits for a worker that holds already would wait for ever
                 self.links.abort()
         elif kind == "store":
-            self._store.deliver(message["key"], base64.b64decode(message["value"]))
+            for key, value in message["values"]:
+                self._store.deliver(key, base64.b64decode(value))
         elif kind == "exit":
             self._end("done")
         elif kind == "leave":

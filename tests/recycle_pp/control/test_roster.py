@@ -6,8 +6,24 @@ import time
 import pytest
 from recycle_schedules import Worker
 
+from recycle_pp.control.messages import decode
 from recycle_pp.control.roster import Roster
+from recycle_pp.protocol.job import Send
 from recycle_pp.settings import Control, Settings
+
+
+class Connection:
+    """Of a worker: keeps what it is sent."""
+
+    def __init__(self):
+        self.frames = []
+
+    def send_frame(self, frame):
+        self.frames.append(frame)
+
+    @property
+    def messages(self):
+        return [decode(frame[4:]) for frame in self.frames]
 
 
 class Supervisor:
@@ -59,6 +75,35 @@ def test_a_rank_is_made_once_and_begins_in_its_own_place():
 
 def test_only_places_of_supervisors_that_are_there_are_given():
     assert set(roster(lost=[3, 6]).places()) == set(range(12)) - {3, 6}
+
+
+def with_workers(numbers):
+    made = roster()
+    for number in numbers:
+        made[number].worker = Connection()
+    return made
+
+
+def test_a_message_to_many_is_written_once():
+    made, same = with_workers(range(11)), {"type": "commit"}
+    made.deliver([*(Send(rank.role, same) for rank in made), Send(made[0].role, {"type": "plan"})])
+    assert [message["type"] for message in made[0].worker.messages] == ["commit", "plan"]
+    assert len({id(made[number].worker.frames[0]) for number in range(11)}) == 1
+
+
+def test_what_workers_publish_at_the_same_time_reaches_everybody_in_few_messages():
+    made = with_workers(range(12))
+
+    async def publish():
+        for number in range(12):
+            made.publish("*", f"of {number}")
+        while not made[11].worker.frames:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(publish())
+    assert {len(made[number].worker.frames) for number in range(12)} == {1}
+    (message,) = made[0].worker.messages
+    assert message == {"type": "store", "values": [["*", f"of {number}"] for number in range(12)]}
 
 
 @pytest.mark.parametrize(("lost", "free"), [((), None), ((3,), 3), ((3, 6, 10), 6)])
