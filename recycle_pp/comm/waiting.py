@@ -124,7 +124,9 @@ class Generation:
         try:
             return operation()
         except RuntimeError as error:
-            raise self.broken(error) from error
+            # Without its frames: they hold groups, and would keep them until some thread collects garbage and gets
+            # stuck in the destructor of one.
+            raise self.broken(error) from error.with_traceback(None)
 
     def broken(self, error: BaseException) -> BaseException:
         if self.over:

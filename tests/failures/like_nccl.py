@@ -59,35 +59,45 @@ class Work:
 STREAMS = {}  # by generation
 
 
-class LikeNccl:
-    def __init__(self, store, prefix, rank, size, device, timeout):
-        self._rank, self._gloo = rank, GlooGroup(store, prefix, rank, size, device, timeout)
-        self._stream = STREAMS.setdefault(prefix.partition("/")[0], Stream())
+class Backend:
+    def __init__(self, gloo, stream):
+        self._gloo, self._stream = gloo.backend, stream
         self._sent, self._received = 0, 0
-        self.backend = self
+
+    def send(self, tensors, to, tag):
+        """The tag is of no use to NCCL: what counts is the order."""
+        self._sent += 1
+        return self._stream.add(lambda number=self._sent: self._gloo.send(tensors, to, number))
+
+    def recv(self, tensors, frm, tag):
+        self._received += 1
+        return self._stream.add(lambda number=self._received: self._gloo.recv(tensors, frm, number))
+
+    def allreduce(self, tensors):
+        return self._stream.add(lambda: self._gloo.allreduce(tensors))
+
+    def broadcast(self, tensors, options):
+        return self._stream.add(lambda: self._gloo.broadcast(tensors, options))
+
+
+class LikeNccl:
+    """In no cycle of references: Gloo's destructor may block, and must not run in whatever thread collects garbage."""
+
+    def __init__(self, store, prefix, rank, size, device, timeout):
+        generation = prefix.partition("/")[0]
+        if generation not in STREAMS:
+            STREAMS[generation] = Stream()
+        self._rank, self._gloo = rank, GlooGroup(store, prefix, rank, size, device, timeout)
+        self._stream = STREAMS[generation]
+        self.backend = Backend(self._gloo, self._stream)
 
     def connect(self, pair):
         self._gloo.connect()
         token = torch.zeros(1)
         if not pair:
-            return [self.allreduce([token])]
-        ways = [self.send, self.recv]
+            return [self.backend.allreduce([token])]
+        ways = [self.backend.send, self.backend.recv]
         return [way([token], 1 - self._rank, 0) for way in (ways if self._rank == 0 else reversed(ways))]
-
-    def send(self, tensors, to, tag):
-        """The tag is of no use to NCCL: what counts is the order."""
-        self._sent += 1
-        return self._stream.add(lambda number=self._sent: self._gloo.backend.send(tensors, to, number))
-
-    def recv(self, tensors, frm, tag):
-        self._received += 1
-        return self._stream.add(lambda number=self._received: self._gloo.backend.recv(tensors, frm, number))
-
-    def allreduce(self, tensors):
-        return self._stream.add(lambda: self._gloo.backend.allreduce(tensors))
-
-    def broadcast(self, tensors, options):
-        return self._stream.add(lambda: self._gloo.backend.broadcast(tensors, options))
 
     @staticmethod
     def wait(generation, work):
