@@ -173,6 +173,8 @@ class Hitter:
         self._lock = threading.Lock()
 
     def hit(self, kind: str, pid: int, rng: random.Random) -> None:
+        with self._lock:
+            self._hang.discard(pid)  # who hung under this number is long dead: the system uses numbers again
         if kind in ("pause", "slow"):
             pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
             threading.Thread(target=self._pause, args=(pid, pauses), daemon=True).start()
@@ -184,14 +186,19 @@ class Hitter:
 
     def _pause(self, pid: int, pauses: Sequence[float]) -> None:
         """Stops the process for each of the pauses, and lets it go on as long in between."""
-        for seconds in pauses:
-            _signal(pid, signal.SIGSTOP)
-            time.sleep(seconds)
-            with self._lock:
-                if pid in self._hang:
-                    return
-                _signal(pid, signal.SIGCONT)
-            time.sleep(seconds)
+        with suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            try:
+                for seconds in pauses:
+                    signal.pidfd_send_signal(process, signal.SIGSTOP)
+                    time.sleep(seconds)
+                    with self._lock:
+                        if pid in self._hang:
+                            return
+                        signal.pidfd_send_signal(process, signal.SIGCONT)
+                    time.sleep(seconds)
+            finally:
+                os.close(process)
 
 
 def _signal(pid: int, number: int) -> None:

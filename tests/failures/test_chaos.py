@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -113,6 +114,20 @@ def test_a_worker_that_hangs_while_it_is_slow_stays_hung():
                 time.sleep(0.01)
                 states.add(psutil.Process(process.pid).status())
             assert states == {psutil.STATUS_STOPPED}
+        finally:
+            process.kill()
+
+
+def test_a_process_with_the_number_of_one_that_hung_is_only_paused():
+    """Numbers come again after some ten minutes of kills; it would hang, and chaos would take it for alive."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            hitter = Hitter()
+            hitter.hit("hang", process.pid, random.Random(1))
+            process.send_signal(signal.SIGCONT)  # another one, as far as the number tells
+            hitter.hit("pause", process.pid, random.Random(1))
+            time.sleep(1.0)
+            assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
         finally:
             process.kill()
 
