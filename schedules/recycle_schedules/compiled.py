@@ -77,7 +77,24 @@ def _load() -> None:
 
 def _compile(function: Function) -> Function:
     types = [argument.split()[-1] for argument in SIGNATURES[function].split(", ")]
-    return numba.njit(f"({','.join(types)})", cache=True, nogil=True)(function)
+    return interruptible(numba.njit(f"({','.join(types)})", cache=True, nogil=True)(function))
+
+
+def interruptible(function: Function) -> Function:
+    """A Ctrl-C on the way back from machine code is a KeyboardInterrupt: numba makes a SystemError of it."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except SystemError as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+
+    return call
 
 
 if __name__ == "__main__":

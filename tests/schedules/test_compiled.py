@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_problems import problems, remainders
 from recycle_schedules import Problem, plan
-from recycle_schedules.compiled import LOOPS, Loops, load
+from recycle_schedules.compiled import LOOPS, Loops, interruptible, load
 from recycle_schedules.validate import validate
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an integer that has outgrown its type, say
@@ -40,3 +40,18 @@ def test_plain_python_makes_the_plan_that_the_machine_code_makes(data):
     with plain_python(patient=True):
         slowly = plan(problem)
     assert list(plan(problem).ops) == list(slowly.ops)
+
+
+@pytest.mark.parametrize(("cause", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (ValueError, SystemError)])
+def test_a_ctrl_c_in_machine_code_is_one_and_nothing_else_is(cause, seen):
+    def as_numba_says_it():
+        try:
+            try:
+                raise cause
+            except cause as error:
+                raise SystemError("_numba_unpickle returned a result with an exception set") from error
+        except SystemError as error:
+            raise SystemError("the function returned a result with an exception set") from error
+
+    with pytest.raises(seen):
+        interruptible(as_numba_says_it)()
