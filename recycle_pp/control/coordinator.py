@@ -328,9 +328,10 @@ class Coordinator:
     def _send(self, out: list[Send]) -> None:
         if not out:  # as after most votes: nothing here may cost a look at every worker then
             return
-        for _, message in out[:1]:
-            if message["type"] == "announce":
-                self._gate.announce(message["generation"], self._roster.places())
+        # Not always first: whoever takes over tells a commit to those that have missed it, and then the generation.
+        announced = next((message for _, message in out if message["type"] == "announce"), None)
+        if announced is not None:
+            self._gate.announce(announced["generation"], self._roster.places())
         self._gate.send(out)
 
     def _deliver(self, out: Sequence[Send]) -> None:

@@ -138,9 +138,10 @@ def test_a_stage_that_loses_its_last_worker_without_a_checkpoint_says_what_to_do
 
 
 def test_fewer_workers_than_stages_stop_the_job_and_say_so(runs):
-    faults = fails("3:0.1", "4:1.1", "4:1.0")
+    faults = fails("15:0.1", "20:1.1", "20:1.0")  # when the first checkpoint, which is written meanwhile, is whole
     said = "1 workers are left for 2 stages"
-    runs.of(Case("loses too many", "2x2", (*faults, "checkpoint.every=2"), deaths=None, ends=said), "a stage lost")
+    case = Case("loses too many", "2x2", (*faults, "checkpoint.every=2"), steps=30, deaths=None, ends=said)
+    runs.of(case, "a stage lost")
 
 
 @pytest.mark.parametrize("below", ["file", "/proc"])  # not even root can write there
