@@ -22,6 +22,7 @@ test: lint types quick
 lint: $(BIN)/torchrun
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(BIN)/torchrun
 	$(BIN)/mypy

@@ -26,16 +26,16 @@ from recycle_schedules import Plan, Problem, Worker, actions, plan
 from recycle_schedules.compiled import load
 from recycle_schedules.ops import KINDS
 
-from recycle_pp.control.messages import encode
+from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.protocol.commit import ballot_paper
 from recycle_pp.protocol.job import Job, Send
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.settings import Parallel, Settings
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.connection import encode
 
 OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
 SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]

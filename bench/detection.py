@@ -17,7 +17,7 @@ import time
 
 import torch
 
-from recycle_pp.control.lifeline import Lifeline
+from recycle_pp.supervisor.lifeline import Lifeline
 
 
 def main() -> None:

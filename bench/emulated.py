@@ -21,10 +21,10 @@ from typing import Any
 
 from recycle_schedules import Plan, Worker, plan
 
-from recycle_pp.compose import compose
-from recycle_pp.control.coordinator import initial_problem
-from recycle_pp.control.local import Zygote
-from recycle_pp.settings import Settings
+from recycle_pp.config.compose import compose
+from recycle_pp.config.settings import Settings
+from recycle_pp.coordinator.coordinator import initial_problem
+from recycle_pp.testing.local_cluster import Zygote
 
 DEAD = Worker(1, 2)
 SETTLE = 2  # steps after the start, and after the death, that do not count

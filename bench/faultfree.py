@@ -29,15 +29,15 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
-from recycle_pp.compose import compose
-from recycle_pp.control.child import die_with_parent
-from recycle_pp.control.local import Zygote
-from recycle_pp.data import Batches
-from recycle_pp.execution import plain
-from recycle_pp.execution.optimizer import learning_rate
+from recycle_pp.config.compose import compose
+from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import Batches
 from recycle_pp.model.split import layers_of
 from recycle_pp.model.transformer import Build, Transformer
-from recycle_pp.settings import Settings
+from recycle_pp.numerics.optimizer import learning_rate
+from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.testing import reference_trainer as plain
+from recycle_pp.testing.local_cluster import Zygote
 
 SHAPE = ["parallel=2x4", "run.validate_every=0", "optimizer.clip=1.0", "parallel.microbatch_size=2"]
 WARM_UP = 4  # steps that do not count: recycle_pp measures its ops in the first three

@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recycle_pp.control.local import Zygote
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.testing.local_cluster import Zygote
 
 PHASES = ("detected", "announced", "unblocked", "regrouped", "planned", "resumed")
 COMMON = ["parallel=3x4", "model=tiny", "run.steps=100000", "run.validate_every=0", "run.respawns=1000"]

@@ -20,7 +20,7 @@ from typing import Any
 
 from recycle_schedules import Worker
 
-from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
+from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 
 STAGES = 4
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.config.settings import Model, Numerics, Parallel, Settings
 from recycle_pp.model.stage import Stage
-from recycle_pp.settings import Model, Numerics, Parallel, Settings
+from recycle_pp.numerics.optimizer import StageOptimizer
 
 TIMES = 20
 STAGES = {"middle": 1, "last": 2}

@@ -5,8 +5,8 @@
     torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # a new node, for a job that runs
     python -m recycle_pp.train --help                           # every key
 
-Each of these processes becomes a supervisor (`recycle_pp.control.supervisor`); rank 0 reads the configuration first. A
-mistake in it ends the process with exit code 2 and one sentence, before any worker starts. Other codes: 0 done, 1 the
+Each of these processes becomes a supervisor (`recycle_pp.supervisor`); rank 0 reads the configuration first. A mistake
+in it ends the process with exit code 2 and one sentence, before any worker starts. Other codes: 0 done, 1 the
 job failed, 130 Ctrl-C, 143 SIGTERM.
 """
 
@@ -17,12 +17,12 @@ import os
 import signal
 import sys
 
-from .control.child import die_with_parent
-from .control.launch import Address, Launch
-from .control.newcomer import find_place
-from .control.supervisor import supervise
-from .settings import Settings
-from .telemetry.run_folder import RunFolder
+from recycle_pp.config.settings import Settings
+from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.supervisor.supervisor import supervise
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.join import find_place
+from recycle_pp.wire.launch import Address, Launch
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         launch = Launch.from_environment()
         if {"--help", "-h"} & set(arguments):
             if launch.rank == 0:
-                from .compose import help_text
+                from recycle_pp.config.compose import help_text
 
                 print(help_text())
             return 0
@@ -48,11 +48,11 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     """What this rank must know before it can join; of one node's ranks only rank 0 reads the configuration."""
     if launch.rank > 0 and launch.one_node:
         return None, None, None
-    from .compose import compose
+    from recycle_pp.config.compose import compose
 
     settings = compose(arguments)
     if launch.rank == 0:
-        from .validation import validate
+        from recycle_pp.config.checks import validate
 
         validate(settings, launch.world)
     address = None
@@ -62,7 +62,7 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
         return None, None, address
     run = RunFolder.create(settings)
     if settings.run.resume:
-        from .control.saving import Saving
+        from recycle_pp.coordinator.checkpoints import Saving
 
         done = Saving(run.checkpoints, settings.parallel.stages).steps_done()
         if done >= settings.run.steps:

@@ -22,10 +22,10 @@ from pathlib import Path
 from recycle_schedules import Problem, Worker, plan
 from rich.console import Console
 
-from .drawing import page, perfetto, terminal, torch_csv
-from .drawing.chart import Chart
-from .drawing.report import Baselines
-from .drawing.sources import Run, baselines, charts_of, read, title_of
+from recycle_pp.drawing import page, perfetto, terminal, torch_csv
+from recycle_pp.drawing.chart import Chart
+from recycle_pp.drawing.report import Baselines
+from recycle_pp.drawing.sources import Run, baselines, charts_of, read, title_of
 
 FIGURES = (".svg", ".png", ".pdf")
 ENDINGS = (*FIGURES, ".html", ".json", ".csv")
@@ -157,7 +157,7 @@ def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namesp
     """One file; what it leaves out, in sentences."""
     ending = Path(out).suffix.lower()
     if ending in FIGURES:
-        from .drawing import figure  # matplotlib takes its time
+        from recycle_pp.drawing import figure  # matplotlib takes its time
 
         return figure.save(charts, out, beside=a.beside, width=a.inches)
     if ending == ".html":

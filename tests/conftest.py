@@ -5,7 +5,7 @@ import os
 import hypothesis
 import pytest
 
-from recycle_pp.control.local import Zygote
+from recycle_pp.testing.local_cluster import Zygote
 
 pytest_plugins = ["tests.failures.table"]
 

@@ -21,11 +21,8 @@ import torch.distributed as dist
 from recycle_schedules import Worker
 from torch import Tensor
 
-from recycle_pp.comm.abort import Address, LinkBroken, answer_for_the_missing, gloo_address, shutdown_sockets
-from recycle_pp.comm.mesh import MAX_SLOT, gloo_backend
-from recycle_pp.comm.nccl import NcclGroup
-from recycle_pp.comm.store import ControlStore
-from recycle_pp.comm.waiting import Generation, Pending, Pool
+from .store import ControlStore
+from .waiting import Generation, LinkBroken, Pending, Pool
 
 
 class Group(Protocol):
@@ -49,47 +46,10 @@ class Group(Protocol):
         """Whoever waits or connects in one of the groups raises, now or soon."""
 
 
-class GlooGroup:
-    """One Gloo group, aborted by shutting its sockets: whoever blocks raises, unless in the midst of a message."""
-
-    def __init__(
-        self,
-        store: dist.Store,
-        prefix: str,
-        rank: int,
-        size: int,
-        device: torch.device,
-        timeout: float,
-        interface: str = "127.0.0.1",
-    ):
-        self._store, self._rank = dist.PrefixStore(prefix, store), rank
-        self._keys = [f"0/{k}" for k in range(size)]  # Gloo's own: one device, number 0
-        self.backend: Any = gloo_backend(self._store, rank, size, interface, timeout)
-        self._listener = gloo_address(self._store.get(self._keys[rank]))
-        self._peers: frozenset[Address] = frozenset()
-
-    def connect(self, pair: bool = False) -> list[Any]:
-        """Waits for every member's address, then starts all connections (see `Mesh`)."""
-        self._peers = frozenset(map(gloo_address, self._store.multi_get(self._keys))) - {self._listener}
-        if self._peers:
-            self._kick = self.backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_SLOT)
-        return []
-
-    @staticmethod
-    def wait(generation: Generation, work: Any) -> None:
-        generation.attempt(work.wait)
-
-    @staticmethod
-    def abort(groups: Sequence[GlooGroup]) -> None:
-        for group in groups:
-            shutdown_sockets(group._listener, group._peers)
-            answer_for_the_missing(group._listener, [k for k in range(len(group._keys)) if k != group._rank])
-
-
 class GroupTransport:
     """`kind` is the class of the groups. The generation's number is all that they share with those before."""
 
-    def __init__(self, store: ControlStore, device: torch.device, timeout: float, kind: type[Group] = NcclGroup):
+    def __init__(self, store: ControlStore, device: torch.device, timeout: float, kind: type[Group]):
         self._store, self._device, self._timeout, self._kind = store, device, timeout, kind
         self._groups: dict[int, Groups] = {}
         self._pool = Pool()
@@ -153,7 +113,11 @@ class GroupTransport:
                 for work in generation.attempt(partial(group.connect, pair)):
                     self._kind.wait(generation, work)
         except BaseException:
-            self._abort(groups.take())  # what was made after `end` took the others
+            # What was made after `end` took the others. In a thread of its own: if this one was given up nobody hears
+            # what it raises, and an abort that hangs must end the process (threading.excepthook).
+            abort = threading.Thread(target=self._abort, args=(groups.take(),), name="recycle-abort", daemon=True)
+            abort.start()
+            abort.join()
             raise
         return made
 

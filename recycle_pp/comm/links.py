@@ -1,6 +1,6 @@
 """The routing of a generation: who talks to whom, by worker instead of by rank.
 
-    links = Links(store, "gloo", torch.device("cpu"), interface="127.0.0.1", workers=everybody)
+    links = Links(transport)                        # execution.transports has them
     links.rebuild(generation, members, me)          # in a thread that can be abandoned
     links.connect({Worker(0, 1), Worker(1, 2)})     # with whom messages will be exchanged
     work = links.receive(buffer, frm=Worker(0, 1), tag=17)
@@ -16,52 +16,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
-import torch
 from recycle_schedules import Worker
 from torch import Tensor
 
-from recycle_pp.comm.abort import LinkBroken
-from recycle_pp.comm.gloo import GlooTransport
-from recycle_pp.comm.groups import GroupTransport
-from recycle_pp.comm.staging import StagedTransport
-from recycle_pp.comm.store import ControlStore
-from recycle_pp.comm.waiting import Generation, Pending
-
-__all__ = ["LinkBroken", "Links", "Pending"]
+from .transport import Transport
+from .waiting import Generation, LinkBroken, Pending
 
 
 class Links:
-    """What the members of the present generation send each other.
+    """What the members of the present generation send each other, by `transport`."""
 
-    store: where they find each other. backend: "gloo" (a GPU's tensors go through the host) or "nccl". interface: where
-    Gloo listens (address, host name or interface name). timeout: seconds after which an operation fails although nobody
-    is known to have died; long, as the control plane decides about deaths. workers: everybody who may ever be a member,
-    the same list everywhere; needed to keep connections over a change of generation (`base` in `rebuild`). silence:
-    seconds without an answer of the other machine after which a connection of Gloo breaks; None: as long as the kernel
-    tries.
-    """
-
-    def __init__(
-        self,
-        store: ControlStore,
-        backend: str,
-        device: torch.device,
-        interface: str = "127.0.0.1",
-        timeout: float = 1800.0,
-        workers: Sequence[Worker] = (),
-        silence: float | None = None,
-    ):
-        if backend not in ("gloo", "nccl"):
-            raise ValueError(f"backend: {backend!r} is neither 'gloo' nor 'nccl'")
-        self._transport: Transport
-        if backend == "nccl":
-            self._transport = GroupTransport(store, device, timeout)
-        else:
-            self._transport = GlooTransport(store, interface, timeout, workers, silence)
-            if device.type != "cpu":
-                self._transport = StagedTransport(self._transport, device)
+    def __init__(self, transport: Transport):
+        self._transport = transport
         self._lock = threading.Lock()
         self._wanted = -1  # newest generation that anybody asked for
         self._present: Generation | None = None
@@ -177,16 +144,3 @@ class Links:
                 old.end()
             self._transport.end(over)
             self.abort_seconds = time.perf_counter() - start
-
-
-class Transport(Protocol):
-    """How Gloo or NCCL does it. Every operation belongs to a generation that `join` has made ready."""
-
-    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None: ...
-    def connect(self, generation: Generation, workers: Collection[Worker]) -> None: ...
-    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending: ...
-    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending: ...
-    def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending: ...
-    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
-    def end(self, over: Sequence[Generation]) -> None: ...
-    def close(self, timeout: float) -> None: ...

@@ -9,16 +9,13 @@ ops that make its tensor: communication overlaps the compute of other workers, n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from recycle_schedules import Worker
 from torch import Tensor
 
-from recycle_pp.comm.waiting import Generation, Pending
-
-if TYPE_CHECKING:
-    from recycle_pp.comm.links import Transport
+from .transport import Transport
+from .waiting import Generation, Pending
 
 
 class StagedTransport:

@@ -21,7 +21,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from recycle_pp.comm.abort import LinkBroken
+from recycle_pp.comm.waiting import LinkBroken
 
 BATCH = "*"  # the key of a message that carries several
 

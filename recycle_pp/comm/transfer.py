@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recycle_pp.comm.interface import address_of
+from .addresses import address_of
 
 MAX_HEADER = 16 << 20  # bytes
 MAX_TENSOR = 1 << 40  # bytes

@@ -13,13 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TypeVar
 
-from recycle_pp.comm.abort import LinkBroken
+from recycle_schedules import Worker
 
 T = TypeVar("T")
+
+
+class LinkBroken(RuntimeError):
+    """An operation's generation is over: it was aborted, superseded, or a peer's connection broke.
+
+    `aborted` is False when the error came from a socket first: then a peer has died, or has torn its group down because
+    it learned of a death before us, or the network between us is broken; the coordinator wants to hear of it.
+    `unreachable`: the members to whom no connection could be made.
+    """
+
+    def __init__(self, generation: int, reason: str, *, aborted: bool = True, unreachable: Sequence[Worker] = ()):
+        super().__init__(f"generation {generation}: {reason}")
+        self.generation = generation
+        self.aborted = aborted
+        self.unreachable = unreachable
 
 
 class Job:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from recycle_schedules import Worker
 
-from recycle_pp.data import Batches
-from recycle_pp.execution.gradients import Reduced
-from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.commit import ballot_paper
 from recycle_pp.protocol.participant import Commit, Orders
 from recycle_pp.telemetry.packing import pack

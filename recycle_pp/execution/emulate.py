@@ -12,11 +12,11 @@ import time
 import torch
 from torch import Tensor
 
-from recycle_pp.execution.gradients import Reduced
-from recycle_pp.execution.optimizer import StageOptimizer
-from recycle_pp.model.ops import State
+from recycle_pp.config.settings import Settings
 from recycle_pp.model.stage import Stage
-from recycle_pp.settings import Settings
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.operations import State
+from recycle_pp.numerics.optimizer import StageOptimizer
 
 HOST_AHEAD = 0.001  # seconds: what Python and a wake-up take here
 

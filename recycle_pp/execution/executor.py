@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 import torch
 from recycle_schedules import Action, MicroBatch
 
-from recycle_pp.comm.abort import LinkBroken
-from recycle_pp.data import Batches
-from recycle_pp.execution.gradients import Reduced
+from recycle_pp.comm.waiting import LinkBroken
+from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Commit, Orders
-from recycle_pp.settings import Settings
 
 from .commits import Commits
 from .injection import Injector

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from recycle_schedules import Action
 
-from recycle_pp.control.faults import Fault
+from recycle_pp.config.faults import Fault
 
 _PLACES = {
     "forward": ("F",),

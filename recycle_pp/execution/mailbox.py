@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import torch
 from recycle_schedules import Action, Tensor, Worker
 
-from recycle_pp.comm.boundary import BoundaryLog
 from recycle_pp.comm.links import Links, Pending
+from recycle_pp.comm.replay_log import ReplayLog
 
 Key = tuple[int, Tensor]  # (step, tensor)
 
@@ -30,7 +30,7 @@ class Mailbox:
         device: torch.device,
         shape: tuple[int, int, int],
     ) -> None:
-        self.log = BoundaryLog()
+        self.log = ReplayLog()
         self._links, self._boundary, self._device, self._shape = links, boundary, device, shape
         self._posted: dict[Key, tuple[Pending, torch.Tensor]] = {}
         self._received: dict[Key, torch.Tensor] = {}

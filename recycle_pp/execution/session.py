@@ -21,11 +21,12 @@ from typing import Any
 
 from recycle_schedules import Action, Worker
 
-from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.control.line import Line
+from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.protocol.participant import Commit, Orders, Participant
+
+from .coordinator_client import Line
 
 Json = dict[str, Any]
 # What stays true whoever coordinates: a new coordinator is told it again.

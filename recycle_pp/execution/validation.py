@@ -10,7 +10,7 @@ from recycle_schedules import Tensor
 from torch.profiler import record_function
 
 from recycle_pp.comm.links import Pending
-from recycle_pp.data import Batches
+from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders

@@ -24,31 +24,32 @@ from typing import Any
 import torch
 from recycle_schedules import Worker
 
-from recycle_pp import checkpoint
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.control.child import WorkerSpec, last_words
-from recycle_pp.control.faults import Fault
-from recycle_pp.control.lifeline import Lifeline
-from recycle_pp.control.line import Line
-from recycle_pp.data import Batches
-from recycle_pp.execution import reproducible
-from recycle_pp.execution.emulate import EmulatedOptimizer, EmulatedStage
-from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.config.faults import Fault
+from recycle_pp.config.settings import Settings, load
+from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.numerics import fixed_point as reproducible
+from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.settings import Settings, load
+from recycle_pp.state import checkpoint
+from recycle_pp.state.rejoin import Donations, Joining
+from recycle_pp.state.saving import StageSaving
+from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.telemetry.clocks import boot_id
+from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 
 from .commits import Commits
+from .coordinator_client import Line
 from .device import backend_for, choose, finisher, platform
+from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
 from .injection import Injector
 from .mailbox import Mailbox
-from .rejoin import Donations, Joining
-from .saving import Savings
 from .session import Session
 from .spans import Spans
+from .transports import transport_for
 
 Json = dict[str, Any]
 NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages a second, however many workers
@@ -112,7 +113,7 @@ class Process:
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
         silence = settings.control.suspicion
-        links = Links(store, backend, device, self._interface, workers=everybody, silence=silence)
+        links = Links(transport_for(backend, store, device, self._interface, workers=everybody, silence=silence))
         participant = Participant(worker, stages)
         participant.committed = participant.applied = welcome["resume"] - 1
         session = Session(self._line, participant, links, store)
@@ -138,12 +139,14 @@ class Process:
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
-        donations = Donations(optimizer, self._spec.token, faults)
-        savings = Savings(settings, self._welcome["run_dir"], stage, optimizer, batches, session, faults)
-        joining = Joining(optimizer, participant, stage, self._spec.token, self._interface, faults)
-        executor.on_commit += [donations.committed, savings.committed]
+        donations = Donations(optimizer, self._spec.token, faults.strike)
+        saving = StageSaving(
+            settings, self._welcome["run_dir"], stage, optimizer, batches, worker, session.send, faults.strike
+        )
+        joining = Joining(optimizer, participant, stage, self._spec.token, self._interface, faults.strike)
+        executor.on_commit += [donations.committed, saving.committed]
         executor.on_finish = lambda: self._finished(session, stage)
-        session.handlers = {"donate": donations.asked, "save": savings.asked, "assemble": savings.assemble}
+        session.handlers = {"donate": donations.asked, "save": saving.asked, "assemble": saving.assemble}
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
         session.send({
             "type": "ready",

@@ -6,7 +6,7 @@ canonical_names(settings.model)             # ["embedding.weight", "layers.0.att
 
 from __future__ import annotations
 
-from recycle_pp.settings import Model
+from recycle_pp.config.settings import Model
 
 
 def layers_of(model: Model, stages: int) -> list[range]:

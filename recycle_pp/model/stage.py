@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recycle_pp.execution.gradients import Gradients
-from recycle_pp.model.deferred import Queue, Sink
-from recycle_pp.model.layout import Layout
-from recycle_pp.model.split import layers_of
-from recycle_pp.model.transformer import Build, Transformer
-from recycle_pp.settings import Settings
+from recycle_pp.config.settings import Settings
+from recycle_pp.numerics.gradients import Gradients
+from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
+
+from .split import layers_of
+from .transformer import Build, Transformer
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Stage:
         names: the keys of `parameters`.
         boundary: shape (b, T, H) and dtype of the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
-        ops: what computes, see `model.ops`.
+        ops: what computes, see `numerics.operations`.
     """
 
     def __init__(self, settings: Settings, stage: int, device: torch.device):
@@ -57,7 +58,7 @@ class Stage:
         self.microbatches = parallel.pipelines * parallel.microbatches  # G
         self.boundary = ((parallel.microbatch_size, model.sequence, model.width), torch.float32)
 
-        self._sink = Sink()
+        self._sink = WeightGradStore()
         layers = layers_of(model, parallel.stages)[stage]
         build = Build(model, settings.run.seed, device, self._sink)
         self._part, self.ops = Transformer(build, layers), build.ops

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recycle_pp.model import deferred
-from recycle_pp.model.deferred import Sink
-from recycle_pp.model.ops import Operations, operations
-from recycle_pp.model.recompute import recomputed
-from recycle_pp.settings import Model
+from recycle_pp.config.settings import Model
+from recycle_pp.numerics import weight_grad_store as deferred
+from recycle_pp.numerics.backends import operations
+from recycle_pp.numerics.operations import Operations
+from recycle_pp.numerics.weight_grad_store import WeightGradStore
+
+from .recompute import recomputed
 
 Key = tuple[int, int, int]  # seed, step, g: what dropout is drawn from
 STD = 0.02  # of initial weights
@@ -36,7 +38,7 @@ class Build:
     model: Model
     seed: int
     device: torch.device
-    sink: Sink | None = None
+    sink: WeightGradStore | None = None
 
     def __post_init__(self) -> None:
         self.ops: Operations = operations(self.model.kernels, self.device)

@@ -29,7 +29,7 @@ from recycle_schedules import Actions, Plan, Problem, Worker
 from .commit import Ballot, Vote
 from .joining import Joiners
 from .ledger import Record, Remainder, remainder
-from .steady import Deriver, Planner, Steady, Steps
+from .steady_state_plan import Deriver, Planner, Steady, Steps
 from .takeover import Found
 
 Json = dict[str, Any]

@@ -1,31 +1,31 @@
-"""Turns what the job does into files and words: events, metrics, traces, the profile, the summary.
+"""Turns what the job does into files and words: events, metrics, traces, the summary. It decides nothing.
 
     recorder = Recorder(settings, run, events, progress, job)
     recorder.hear(worker, message)        # votes bring spans, `resumed` the phases of a recovery
     recorder.read_notes()                 # after every event of the job
     recorder.finished(digests)
 
-It reads and never decides; only `profiled_problem` flows back, as the planner's durations.
+`recorder.spans(step)` is what the workers measured in a step: `coordinator.planning` plans with it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any
 
-from recycle_schedules import Problem, Worker
+import numpy as np
+from recycle_schedules import Worker
 
-from ..protocol.job import Job
-from ..settings import Settings
+from recycle_pp.config.settings import Settings
+from recycle_pp.protocol.job import Job
+
 from .clocks import Clocks
 from .events import Events, Lines
 from .history import History
-from .profile import Profile
 from .progress import Progress
 from .recovery import Recovery
 from .run_folder import RunFolder, Summary
@@ -61,7 +61,6 @@ class Recorder:
         self._started = False
         self._known: frozenset[str] = frozenset()  # the dead that a coordinator before this one has recorded
         self._recorded = -1  # newest step whose line it has written
-        self.profile = Profile(settings)
 
     # -- from the workers --------------------------------------------------------------------------------------
 
@@ -142,9 +141,14 @@ class Recorder:
                 self.event(kind, Worker.parse(note["worker"]))
         return new
 
-    def profiled_problem(self, problem: Problem) -> Problem:
-        """The problem with measured times, once the profile is complete, and with the speeds of slow workers."""
-        return self.profile.problem(problem)
+    def spans(self, step: int) -> dict[Worker, np.ndarray]:
+        """What each worker that voted in `step` measured of its ops, as `packing.unpack` gives it."""
+        return self._traces.spans(step)
+
+    def speed_changed(self, worker: Worker, factor: float) -> None:
+        """Plans of the steps after this one count with it: `factor` times as long as its peers."""
+        self._traces.mark(self._job.committed + 1)
+        self.event("slow" if factor > 1.0 else "slow_no_more", worker, factor=round(factor, 2))
 
     def restored(self, job: Job) -> None:
         """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
@@ -162,8 +166,6 @@ class Recorder:
         self._deaths, self._stalls, self._cpu_steps = history.deaths, history.stalls, history.cpu_steps
         self._begun -= history.seconds
         self._known, self._recorded, self._final_loss = history.dead, history.step, history.loss
-        if self._run.profile.exists():
-            self.profile.take_up(json.loads(self._run.profile.read_text()))
         lost, rank = succession.lost_rank, succession.rank
         self.event("coordinator_lost", None, rank=lost)
         seconds = succession.elected_at - succession.lost_at
@@ -236,16 +238,7 @@ class Recorder:
             of, samples = self._samples
             self._sample_log.write({"step": step, "samples": samples if of == step else []})
         self._cpu_steps.append(0.0)
-        self._measure(step)
         self._traces.committed(step, self._job)
-
-    def _measure(self, step: int) -> None:
-        was_complete = self.profile.complete
-        for worker, factor in self.profile.add(step, self._traces.spans(step)):
-            self._traces.mark(step + 1)
-            self.event("slow" if factor > 1.0 else "slow_no_more", worker, factor=round(factor, 2))
-        if self.profile.complete and not was_complete:
-            self._run.write_json(self._run.profile, self.profile.to_json())
 
     def _write_line(self, **more: Any) -> None:
         if self._line is not None:

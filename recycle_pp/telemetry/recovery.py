@@ -18,7 +18,7 @@ from typing import Any
 
 from recycle_schedules import Worker
 
-from ..protocol.job import Job
+from recycle_pp.protocol.job import Job
 
 PROMPT = 0.002  # seconds; a first op planned later than this waits by plan, not for the recovery
 Key = tuple[str, tuple[int, int], int]  # kind, micro-batch, stage

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..settings import Settings
+from recycle_pp.config.settings import Settings
+
 from .events import report_once
 from .follower import Follower
 

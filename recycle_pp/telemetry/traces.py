@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from recycle_schedules import Op, OpArrays, Problem, Tensor, Trace, Worker
 
-from ..protocol.job import Job
+from recycle_pp.protocol.job import Job
+
 from .packing import listed, unpack
 from .recovery import Recovery
 from .run_folder import RunFolder

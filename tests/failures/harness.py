@@ -26,9 +26,9 @@ from typing import Any
 import psutil
 from recycle_schedules import Trace
 
-from recycle_pp.control.local import LocalJob, LocalNodes, Zygote
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.testing.local_cluster import LocalJob, LocalNodes, Zygote
 
 Json = dict[str, Any]
 SHAPES = {"2x2": (2, 2, 4), "3x2": (3, 2, 3), "3x3": (3, 3, 2), "3x4": (3, 4, 2)}  # D, P, M

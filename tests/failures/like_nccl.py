@@ -11,9 +11,11 @@ from queue import SimpleQueue
 
 import torch
 
-from recycle_pp.comm import links, nccl
-from recycle_pp.comm.groups import GlooGroup, GroupTransport
-from recycle_pp.comm.nccl import NcclGroup
+from recycle_pp.comm.gloo.group import GlooGroup
+from recycle_pp.comm.groups import GroupTransport
+from recycle_pp.comm.nccl import group as nccl
+from recycle_pp.comm.nccl.group import NcclGroup
+from recycle_pp.execution import transports
 
 
 class Stream:
@@ -111,6 +113,6 @@ class LikeNccl:
 
 
 nccl.POLL_SECONDS = 1e-3  # many workers share a core
-links.GlooTransport = lambda store, interface, timeout, workers, silence: GroupTransport(
+transports.GlooTransport = lambda store, interface, timeout, workers, silence: GroupTransport(
     store, torch.device("cpu"), timeout, LikeNccl
 )

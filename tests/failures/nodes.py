@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recycle_pp.control.local import LocalJob, Part, Zygote
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.testing.local_cluster import LocalJob, Part, Zygote
 from tests.etcd import EtcdServer
 
 from .harness import Case, Json, Outcome, _logs, _outcome

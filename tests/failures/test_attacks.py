@@ -10,7 +10,7 @@ import pytest
 
 from recycle_pp.comm.transfer import TransferError
 from recycle_pp.comm.transfer import connect as connect_transfer
-from recycle_pp.control.messages import Channel, Refused, encode
+from recycle_pp.wire.connection import Channel, Refused, encode
 
 from .harness import Case
 

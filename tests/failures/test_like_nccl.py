@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle_pp.control.local import Zygote
+from recycle_pp.testing.local_cluster import Zygote
 
 from . import matrix
 from .harness import Case, Runs, fails, rejoins

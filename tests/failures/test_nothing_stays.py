@@ -110,7 +110,7 @@ def test_after_the_launcher_is_killed(zygote, nothing_stays):
 def test_after_whoever_started_it_is_killed(nothing_stays, tmp_path):
     script = f"""
 import sys, time
-from recycle_pp.control.local import Zygote
+from recycle_pp.testing.local_cluster import Zygote
 with Zygote() as zygote, zygote.run({ENDLESS!r}) as job:
     job.wait_for_event("started", 60)
     print(job.run.path, flush=True)

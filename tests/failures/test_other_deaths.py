@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle_pp.control.local import Zygote
+from recycle_pp.testing.local_cluster import Zygote
 
 from .harness import Case, Runs, Strike, explain, fails, rejoins
 

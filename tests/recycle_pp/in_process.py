@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from recycle_pp.data import Batches
-from recycle_pp.execution.gradients import Reduced
-from recycle_pp.execution.optimizer import StageOptimizer, clip_scale
+from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
-from recycle_pp.settings import Settings
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.optimizer import StageOptimizer, clip_scale
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,7 @@
 """Without failures, a job of many workers computes what a plain single-process PyTorch loop computes.
 
-Real jobs (processes, sockets, plans) against `recycle_pp/execution/plain.py`: every step's loss and gradient norm and,
-with `numerics=reproducible`, every bit of the final weights.
+Real jobs (processes, sockets, plans) against `recycle_pp/testing/reference_trainer.py`: every step's loss and gradient
+norm and, with `numerics=reproducible`, every bit of the final weights.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from recycle_pp.compose import compose
-from recycle_pp.execution import plain
+from recycle_pp.config.compose import compose
+from recycle_pp.testing import reference_trainer as plain
 
 pytestmark = pytest.mark.timeout(120)
 

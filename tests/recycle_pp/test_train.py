@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recycle_pp import train
-from recycle_pp.control.launch import Launch
+from recycle_pp.wire.launch import Launch
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from compare import DEVICE, error
 
-from recycle_pp.execution.gradients import Gradients
-from recycle_pp.execution.optimizer import StageOptimizer
-from recycle_pp.model.layout import Layout
-from recycle_pp.model.ops import operations
+from recycle_pp.config.settings import Model, Numerics, Optimizer, Parallel, Run, Settings
 from recycle_pp.model.stage import Stage
-from recycle_pp.settings import Model, Numerics, Optimizer, Parallel, Run, Settings
+from recycle_pp.numerics.backends import operations
+from recycle_pp.numerics.gradients import Gradients
+from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.optimizer import StageOptimizer
 
 G = 2
 both = pytest.mark.parametrize("reproducible", [False, True])

@@ -10,9 +10,9 @@ import psutil
 import pytest
 import torch
 
-from recycle_pp.comm.abort import LinkBroken
-from recycle_pp.comm.mesh import Mesh
-from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
+from recycle_pp.comm.gloo.mesh import Mesh
+from recycle_pp.comm.waiting import LinkBroken
+from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 
 pytestmark = pytest.mark.timeout(180)
 

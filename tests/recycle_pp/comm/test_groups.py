@@ -12,19 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Action, Worker
 
-from recycle_pp.comm import nccl
-from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.groups import GroupTransport, meetings
 from recycle_pp.comm.links import Links
-from recycle_pp.comm.nccl import NcclGroup
-from recycle_pp.comm.rehearsal import grid
+from recycle_pp.comm.nccl import group as nccl
+from recycle_pp.comm.nccl.group import NcclGroup
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.comm.waiting import Generation
+from recycle_pp.comm.waiting import Generation, LinkBroken
 from recycle_pp.execution.executor import Executor
 from recycle_pp.execution.mailbox import Mailbox
 from recycle_pp.execution.session import Session
 from recycle_pp.execution.spans import Spans
 from recycle_pp.protocol.participant import Participant
+from recycle_pp.testing.rehearsal import grid
 from tests.recycle_pp.in_process import small
 
 CPU = torch.device("cpu")
@@ -122,8 +121,7 @@ ME, BEFORE, PEER, AFTER = Worker(0, 1), Worker(0, 0), Worker(1, 1), Worker(0, 2)
 def fake(monkeypatch):
     """Links of two workers over fake groups; `groups` are those that were made."""
     monkeypatch.setattr(Fake, "made", [], raising=False)
-    links = Links(ControlStore(lambda key, value: None), "gloo", CPU)
-    links._transport = GroupTransport(links._transport._store, CPU, 60.0, Fake)
+    links = Links(GroupTransport(ControlStore(lambda key, value: None), CPU, 60.0, Fake))
     return SimpleNamespace(links=links, groups=Fake.made)
 
 
@@ -300,6 +298,33 @@ def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monk
         time.sleep(0.01)
     assert not build.is_alive() and dead == [] and fake.links.generation == 2
     assert "broken" not in said
+
+
+def test_an_abort_of_a_late_link_that_hangs_ends_the_worker_too(fake, monkeypatch):
+    """The executor has gone on long since: its GPU would hang with nobody to notice."""
+    ends, making, given_up, ended = [], threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda failed: (ends.append(failed.exc_value), ended.set()))
+    fake.links.rebuild(0, [BEFORE, ME], ME)
+    original = Fake.__init__
+
+    def slow(self, *arguments):
+        original(self, *arguments)
+        making.set()
+        assert given_up.wait(20)
+
+    def hang(groups):
+        if groups:
+            raise TimeoutError("NCCL has not aborted")
+
+    monkeypatch.setattr(Fake, "__init__", slow)
+    monkeypatch.setattr(Fake, "abort", staticmethod(hang))
+    run = in_thread(lambda: fake.links.connect([BEFORE]))
+    assert making.wait(10)
+    fake.links.abort()
+    run.thread.join(10)
+    assert isinstance(run.outcome, LinkBroken)
+    given_up.set()
+    assert ended.wait(10) and isinstance(ends[0], TimeoutError)
 
 
 @pytest.mark.parametrize("of", ["peers", "a link"])

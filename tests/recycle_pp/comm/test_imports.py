@@ -6,7 +6,8 @@ import sys
 SCRIPT = """
 import os, threading, torch, torch.distributed
 before = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-import recycle_pp.comm.boundary, recycle_pp.comm.links, recycle_pp.comm.process_group, recycle_pp.comm.transfer
+import recycle_pp.comm.replay_log, recycle_pp.comm.links, recycle_pp.comm.transfer
+import recycle_pp.comm.torch_backend.process_group, recycle_pp.execution.transports
 assert before == (len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
 assert threading.active_count() == 1
 """

@@ -7,12 +7,14 @@ import pytest
 import torch
 from recycle_schedules import Worker
 
-from recycle_pp.comm.abort import LinkBroken
-from recycle_pp.comm.groups import GlooGroup, GroupTransport
+from recycle_pp.comm.gloo.group import GlooGroup
+from recycle_pp.comm.groups import GroupTransport
 from recycle_pp.comm.links import Links
-from recycle_pp.comm.rehearsal import Node, Rehearsal, grid
 from recycle_pp.comm.staging import StagedTransport
 from recycle_pp.comm.store import ControlStore
+from recycle_pp.comm.waiting import LinkBroken
+from recycle_pp.execution.transports import transport_for
+from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -67,7 +69,7 @@ def build_and_exchange(node: Node) -> None:
 def test_whoever_follows_an_old_generation_cannot_touch_the_new_one():
     """Else a sum of the broken step would count as the first sum of the next plan, and its messages as another's."""
     me = Worker(0, 0)
-    links = Links(ControlStore(lambda key, value: None), "gloo", torch.device("cpu"), workers=[me])
+    links = Links(transport_for("gloo", ControlStore(lambda key, value: None), torch.device("cpu"), workers=[me]))
     links.rebuild(0, [me], me, 0)
     links.follow(0)
     links.all_reduce([torch.ones(3)]).wait()

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from recycle_pp.comm.abort import LinkBroken
 from recycle_pp.comm.store import ControlStore
+from recycle_pp.comm.waiting import LinkBroken
 
 
 def connected(count: int) -> list[ControlStore]:

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from recycle_pp.comm.abort import LinkBroken
-from recycle_pp.comm.waiting import Generation, Pending, Pool
+from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
 
 
 def stuck(release: threading.Event):

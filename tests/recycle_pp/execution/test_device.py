@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recycle_pp.config.settings import Settings
 from recycle_pp.execution import worker
 from recycle_pp.execution.device import backend_for, choose, platform
-from recycle_pp.model import reference
-from recycle_pp.model.ops import operations
-from recycle_pp.settings import Settings
+from recycle_pp.numerics import torch_operations as reference
+from recycle_pp.numerics.backends import operations
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -71,7 +71,7 @@ def test_workers_that_share_a_gpu_talk_through_the_host(gpus, monkeypatch):
 
 def test_kernels_follow_the_device_unless_they_are_named():
     fused = operations("auto", GPU)
-    assert fused.__name__ == "recycle_pp.model.fused"
+    assert fused.__name__ == "recycle_pp.numerics.triton_operations"
     assert operations("triton", CPU) is fused and operations("reference", GPU) is reference is operations("auto", CPU)
 
 

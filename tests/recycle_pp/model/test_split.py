@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recycle_pp.config.settings import Model
 from recycle_pp.model.split import layers_of
-from recycle_pp.settings import Model
 
 
 @given(st.integers(1, 12), st.integers(0, 40))

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.data import Batches
-from recycle_pp.execution import plain
-from recycle_pp.execution.optimizer import StageOptimizer
+from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, small, sums
 
 shapes = st.fixed_dictionaries(

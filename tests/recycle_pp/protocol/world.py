@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from recycle_schedules import Problem, Worker, actions
 
-from recycle_pp.control.saving import Saving
+from recycle_pp.coordinator.checkpoints import Saving
 from recycle_pp.protocol.job import Job, Send, StageLost
 from recycle_pp.protocol.roles import fill_stages
-from recycle_pp.protocol.steady import Steps
+from recycle_pp.protocol.steady_state_plan import Steps
 from recycle_pp.protocol.takeover import find
 
 from .node import Node
@@ -297,7 +297,7 @@ class World:
         self.touch()
 
     def _take_over(self) -> None:
-        """What the coordinator's successor does, see control/successor.py."""
+        """What the coordinator's successor does, see coordinator/successor.py."""
         self.headless, self.takeovers = False, self.takeovers + 1
         self._noticing.clear()
         self._alive = {rank: node for rank, node in self._alive.items() if node.alive}

@@ -1,0 +1,26 @@
+"""What `Links` asks of a back end: Gloo (`comm.gloo`), NCCL (`comm.groups` over `comm.nccl`), Gloo through the host
+(`comm.staging`). Which of them a job uses is decided in `execution.transports`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from recycle_schedules import Worker
+from torch import Tensor
+
+from .waiting import Generation, Pending
+
+
+class Transport(Protocol):
+    """How Gloo or NCCL does it. Every operation belongs to a generation that `join` has made ready."""
+
+    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None: ...
+    def connect(self, generation: Generation, workers: Collection[Worker]) -> None: ...
+    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending: ...
+    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending: ...
+    def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending: ...
+    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
+    def end(self, over: Sequence[Generation]) -> None: ...
+    def close(self, timeout: float) -> None: ...

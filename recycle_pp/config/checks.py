@@ -1,0 +1,155 @@
+"""What makes a configuration impossible, each in one sentence that names the key and what is allowed.
+
+    validate(settings, world=12)   # ValueError, or nothing
+
+Types and unknown keys are caught before (`settings.load`); here are ranges, shapes that must fit each other,
+data that must be there and workers that must exist. Reads no data, imports no torch: it runs before any worker starts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from .faults import faults
+from .settings import Settings
+
+_CHOICES = {
+    "model.kernels": ("auto", "triton", "reference"),
+    "parallel.backend": ("auto", "gloo", "nccl"),
+    "schedule.backward": ("decoupled", "coupled", "mixed"),
+    "schedule.reroute": ("failed_only", "any"),
+    "numerics.precision": ("fp32", "bf16"),
+    "run.device": ("auto", "cpu", "cuda"),
+    "control.coordinator": ("embedded", "etcd"),
+    "emulate.mode": (None, "sleep"),
+}
+_AT_LEAST = (
+    {f"model.{key}": 1 for key in ("layers", "width", "heads", "kv_heads", "ffn", "sequence", "vocabulary")}
+    | {f"parallel.{key}": 1 for key in ("pipelines", "stages", "microbatches", "microbatch_size")}
+    | {"schedule.memory_extra": 0, "schedule.profile_steps": 0, "schedule.search_seconds": 0}
+    | {f"optimizer.{key}": 0 for key in ("min_lr", "warmup", "weight_decay")}
+    | {"checkpoint.every": 0, "checkpoint.keep": 1, "run.steps": 1, "run.respawns": 0, "run.seed": 0}
+    | {"run.validate_every": 0, "run.validate_microbatches": 1}
+    | {f"emulate.{kind}": 0 for kind in "FIWO"}
+)
+_ABOVE_ZERO: tuple[str, ...] = ("model.rope_theta", "model.norm_eps", "optimizer.lr", "optimizer.eps", "optimizer.clip")
+_ABOVE_ZERO += ("control.heartbeat", "control.suspicion", "control.lease")
+_SHARES = ("model.dropout", "data.validation_share", "optimizer.beta1", "optimizer.beta2")  # 0 <= x < 1
+
+
+def validate(settings: Settings, world: int | None = None) -> None:
+    """Raises ValueError, one sentence that names the key and what is allowed, if `settings` cannot run.
+
+    world: number of processes that were launched (None: not known, not checked).
+    """
+    _validate_values(settings)
+    _validate_shape(settings, world)
+    _validate_data(settings)
+    faults(settings)
+
+
+def _validate_values(settings: Settings) -> None:
+    groups = {name: group for name, group in asdict(settings).items() if isinstance(group, dict)}
+    values = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key} must be finite, not {value}")
+    for key, choices in _CHOICES.items():
+        if values[key] not in choices:
+            raise ValueError(
+                f"{key} must be one of {', '.join(map(str, choices))}, not {values[key]}".replace("None", "null")
+            )
+    for key, least in _AT_LEAST.items():
+        if values[key] is not None and values[key] < least:
+            raise ValueError(f"{key} must be at least {least}, not {values[key]}")
+    for key in _ABOVE_ZERO:
+        if values[key] is not None and values[key] <= 0:
+            raise ValueError(f"{key} must be above 0, not {values[key]}")
+    for key in _SHARES:
+        if not 0 <= values[key] < 1:
+            raise ValueError(f"{key} must be at least 0 and below 1, not {values[key]}")
+    if settings.optimizer.min_lr > settings.optimizer.lr:
+        raise ValueError(
+            f"optimizer.min_lr must be at most optimizer.lr = {settings.optimizer.lr}, not {settings.optimizer.min_lr}"
+        )
+    if settings.control.suspicion <= settings.control.heartbeat:
+        raise ValueError(
+            f"control.suspicion must be above control.heartbeat = {settings.control.heartbeat}, "
+            f"not {settings.control.suspicion}"
+        )
+    if not settings.run.dir:
+        raise ValueError("run.dir must name a folder, not nothing")
+    address = settings.control.address
+    if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
+        raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
+    if settings.control.coordinator == "etcd" and not settings.control.endpoints:
+        raise ValueError("control.endpoints must be a list of HOST:PORT with control.coordinator=etcd")
+    for endpoint in settings.control.endpoints or ():
+        if not re.fullmatch(r"(https?://)?[^:/\s]+:[0-9]{1,5}/?", endpoint):
+            raise ValueError(f"control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not {endpoint!r}")
+    if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
+        raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto or gloo")
+
+
+def _validate_shape(settings: Settings, world: int | None) -> None:
+    model, parallel = settings.model, settings.parallel
+    if model.width % model.heads:
+        raise ValueError(f"model.heads must divide model.width = {model.width}, and {model.heads} does not")
+    if model.width // model.heads % 2:
+        raise ValueError(f"model.width / model.heads must be even (RoPE turns pairs), not {model.width // model.heads}")
+    if model.heads % model.kv_heads:
+        raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, and {model.kv_heads} does not")
+    if model.layers < parallel.stages:
+        raise ValueError(
+            f"model.layers must be at least parallel.stages = {parallel.stages}, one a stage, not {model.layers}"
+        )
+    if model.split is not None:
+        if len(model.split) != parallel.stages or min(model.split) < 1:
+            raise ValueError(
+                f"model.split must be null or parallel.stages = {parallel.stages} numbers above 0, not {model.split}"
+            )
+        if sum(model.split) != model.layers:
+            raise ValueError(
+                f"model.split must add up to model.layers = {model.layers}; {model.split} adds up to {sum(model.split)}"
+            )
+    needed = parallel.pipelines * parallel.stages
+    if world is not None and world != needed:
+        raise ValueError(
+            f"parallel.pipelines * parallel.stages = {parallel.pipelines} * {parallel.stages} = {needed} workers, "
+            f"but {world} {'process was' if world == 1 else 'processes were'} launched; "
+            f"use torchrun --nproc-per-node={needed}, or other numbers of pipelines and stages"
+        )
+
+
+def _validate_data(settings: Settings) -> None:
+    """What the size of the files tells; the tokens themselves are read by the workers."""
+    place = Path(settings.data.path or "") if settings.data.path is not None else None
+    if (place is None or place.suffix != ".bin") and settings.model.vocabulary < 256:
+        raise ValueError(f"model.vocabulary must be at least 256 for text (bytes), not {settings.model.vocabulary}")
+    if place is None:
+        return
+    if not settings.data.path or not place.exists():
+        raise ValueError(
+            f"data.path must name a text file, a folder of text or a .bin file; {settings.data.path!r} is none"
+        )
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    if size == 0:
+        raise ValueError(f"data.path must hold data; {settings.data.path!r} is empty")
+    tokens = size // 2 if place.suffix == ".bin" else size
+    held_out = int(tokens * settings.data.validation_share)
+    sample = settings.model.sequence + 1
+    if tokens - held_out < sample:
+        raise ValueError(
+            f"data.path must hold at least one sample of model.sequence + 1 = {sample} tokens beside the held-out "
+            f"part; {settings.data.path!r} holds {tokens - held_out}"
+        )
+    needed = settings.model.sequence * settings.parallel.microbatch_size + 1
+    if settings.run.validate_every and held_out < needed:
+        raise ValueError(
+            f"data.validation_share must leave at least {needed} held-out tokens, one micro-batch, and of "
+            f"{settings.data.path!r} it leaves {held_out}; raise it, or set run.validate_every=0"
+        )

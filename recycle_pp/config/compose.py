@@ -1,0 +1,192 @@
+"""From a command line to Settings: the files under `configs/`, put together by Hydra.
+
+    settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # ValueError: one sentence for the user
+    print(help_text())
+
+`group=name` takes another file of a group, `group.key=value` sets one key, `--config-dir DIR` adds a folder to look for
+files in. Unknown keys are refused, also behind Hydra's `+` and `++`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from . import settings as settings_module
+from .settings import FAULTS, Settings, load
+
+_PATHS = ("data.path", "run.dir")
+_MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys of several groups
+
+_HELP = """\
+recycle_pp: data x pipeline parallel training that goes on when workers die.
+
+usage: torchrun --nproc-per-node=WORKERS -m recycle_pp.train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...
+       WORKERS = parallel.pipelines * parallel.stages; a single worker (parallel=1x1) needs no torchrun
+
+examples:
+  torchrun --nproc-per-node=12 -m recycle_pp.train +fail_at=20:1.2 +rejoin_at=40:1.2
+  torchrun --nproc-per-node=4 -m recycle_pp.train parallel=2x2 model=tiny '+fail_at=[5:0.1@backward,9:1.0@allreduce]'
+  torchrun --nproc-per-node=12 -m recycle_pp.train emulate=sleep run.dir=runs/rehearsal
+  torchrun --nproc-per-node=4 -m recycle_pp.train parallel=2x2 run.dir=runs/mine run.resume=true
+  python -m recycle_pp.train parallel=1x1 model=tiny data.path=book.txt
+
+faults (steps count from 0; one, or a list in brackets):
+  +fail_at=STEP:D.S[@MOMENT]   SIGKILL worker W(D,S) in that step, in the moment
+                               {moments}
+  +hang_at=STEP:D.S[@MOMENT]   stop it without a word
+  +slow_at=STEP:D.S@FACTOR     make its ops FACTOR times as long
+  +rejoin_at=STEP:D.S          start a worker again that fail_at or hang_at took
+
+nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT brings a node into a running job
+
+files: --config-dir DIR looks for further files of a group in DIR/GROUP/NAME.yaml
+"""
+
+
+def compose(arguments: list[str]) -> Settings:
+    """The configuration of a command line without the program's name; ValueError: one sentence for the user."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    overrides = [_override(text) for text in _search_path(arguments)]
+    _refuse_repeated_faults(overrides)
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3", job_name="recycle_pp"):
+            config = OmegaConf.to_container(hydra_compose("config", overrides), resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_sentence(error, overrides)) from error
+    assert isinstance(config, dict)
+    config.pop("experiment", None)
+    settings: Settings = load(config)  # type: ignore[arg-type]
+    settings.run.dir = (
+        str(Path(settings.run.dir).expanduser()) if settings.run.dir else ""
+    )  # no shell does it after a =
+    if settings.data.path:
+        settings.data.path = str(Path(settings.data.path).expanduser())
+    return settings
+
+
+def config_dir() -> Path:
+    """`configs/` of the checkout, or its copy in an installed package."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+
+
+def help_text() -> str:
+    """Usage, examples, and every key with its default and its comment."""
+    from .faults import MOMENTS
+
+    moments = ("\n" + " " * 31).join(" ".join(MOMENTS[k : k + 5]) for k in range(0, len(MOMENTS), 5))
+    lines = [_HELP.format(moments=moments), "keys:"]
+    for group in fields(Settings):
+        cls = type(getattr(Settings(), group.name))
+        if is_dataclass(cls):
+            lines.append(f"  {group.name}={'|'.join(_options(group.name))}")
+            comments = _comments(cls)
+            for key in fields(cls):
+                setting = f"{group.name}.{key.name}={_yaml(key.default)}"
+                lines.append(f"    {setting:<44} {comments[key.name]}".rstrip())
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------------ overrides
+
+
+def _search_path(arguments: list[str]) -> list[str]:
+    """Takes `--config-dir DIR` out and adds it to Hydra's search path; any other option is a mistake."""
+    rest, folders, queue = [], [], list(arguments)
+    while queue:
+        text = queue.pop(0)
+        if text == "--config-dir" or text.startswith("--config-dir="):
+            folder = text.partition("=")[2] or (queue.pop(0) if queue else "")
+            if not Path(folder).is_dir() or not folder:
+                raise ValueError(f"--config-dir must name a folder; {folder!r} is none")
+            folders.append(Path(folder).resolve().as_uri())
+        elif text.startswith("-"):
+            raise ValueError(f"{text} is no option; allowed: --help, --config-dir DIR, and settings KEY=VALUE")
+        else:
+            rest.append(text)
+    return rest + ([f"hydra.searchpath=[{','.join(folders)}]"] if folders else [])
+
+
+def _override(text: str) -> str:
+    """Keys are forced in with `++`, so that `load` says what is unknown and `fail_at=` works like `+fail_at=`."""
+    key, equals, value = text.partition("=")
+    bare = key.lstrip("+")
+    if key.startswith("~"):
+        raise ValueError(f"{text}: a setting cannot be deleted; give it a value, {key[1:] or 'KEY'}=VALUE")
+    if not equals or not bare:
+        raise ValueError(f"{text!r} is no setting; allowed: KEY=VALUE, for instance run.steps=100")
+    if bare.startswith("hydra."):
+        return text
+    if re.split("[.@]", bare)[0] == bare and bare not in FAULTS and bare in (*_groups(), *_MORE_GROUPS):
+        if not re.fullmatch(r"(?!null$|\d+$)[\w/.-]+", value):
+            raise ValueError(
+                f"{bare} takes the name of a file in configs/{bare}/: {', '.join(_options(bare))}; not {value!r}"
+            )
+        return f"{bare}={value}"
+    if bare in _PATHS and value != "null" and value[:1] not in ("'", '"'):
+        value = "'" + value.replace("'", "\\'") + "'"  # Hydra has its own meaning for ~ = ( [ {
+    return f"++{bare}={value}"
+
+
+def _groups() -> list[str]:
+    return [group.name for group in fields(Settings) if group.name not in FAULTS]
+
+
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def _refuse_repeated_faults(overrides: list[str]) -> None:
+    keys = [text.lstrip("+").partition("=")[0] for text in overrides]
+    for key in FAULTS:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key} is given twice; several faults go in one list, '+{key}=[20:1.2,31:0.1]'")
+
+
+def _sentence(error: Exception, overrides: list[str]) -> str:
+    """Hydra's messages have several lines and speak of Hydra's own options."""
+    text = str(error)
+    if match := re.search(r"Could not find '([^/']+)/([^']*)'", text):
+        names = re.findall(r"^\t(\S+)$", text.partition("Config search path")[0], re.MULTILINE)
+        return f"{match[1]}={match[2]}: there is no such file in configs/{match[1]}/; allowed: {', '.join(names)}"
+    if match := re.search(r"Ambiguous value for argument '\+*(([^=']+)=([^']*))'", text):
+        return f"{match[1]} has several values; a list goes in brackets, '{match[2]}=[{match[3]}]'"
+    if "override_grammar" in text or "config group" in text.lower():
+        return f"{_unreadable(overrides)}: no such value; special characters go in quotes, KEY='\"a=b\"'"
+    if match := re.search(r"full_key: (\S+)", text):
+        return f"{match[1]}: {text.splitlines()[0]}"
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _unreadable(overrides: list[str]) -> str:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    for text in overrides:
+        try:
+            OverridesParser.create().parse_override(text)
+        except HydraException:
+            return text.lstrip("+")
+    return " ".join(overrides)
+
+
+# ----------------------------------------------------------------------------------------------------------- help
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """The comment behind each field in the source of a dataclass."""
+    assert inspect.getmodule(cls) is settings_module
+    return dict(re.findall(r"^    (\w+):[^#\n]*(?:#\s*(.*))?$", inspect.getsource(cls), re.MULTILINE))
+
+
+def _yaml(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,208 @@
+"""The typed configuration of a run: one dataclass per group of `configs/`.
+
+    from recycle_pp.config.settings import Settings, load
+
+    settings = load({"run": {"steps": 100}})   # from plain data; ValueError names the key and what is allowed
+    dataclasses.asdict(settings)               # back to plain data
+
+Every field says what it means and its unit; `configs/` holds the defaults that users see. `compose` makes Settings from
+a command line, `checks` checks what no type can say.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+
+@dataclass
+class Model:
+    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head."""
+
+    layers: int = 8  # split over the stages
+    width: int = 64  # hidden size H
+    heads: int = 4  # query heads; width % heads == 0
+    kv_heads: int = 2  # key and value heads; heads % kv_heads == 0
+    ffn: int = 192  # inner size of SwiGLU
+    sequence: int = 64  # tokens a sample, T
+    vocabulary: int = 256  # 256 for bytes; at least the largest token id + 1
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    dropout: float = 0.0  # after attention and after the feed-forward block
+    split: list[int] | None = None  # layers per stage; null: as even as possible, the first stages take the rest
+    recompute: bool = False  # activation checkpointing of every layer
+    kernels: str = "auto"  # auto (triton on GPUs) | triton | reference
+
+
+@dataclass
+class Data:
+    path: str | None = None  # text file, folder of text, or nanoGPT's .bin (uint16); null: Python's own sources
+    validation_share: float = 0.05  # the last part of the tokens is held out
+
+
+@dataclass
+class Parallel:
+    pipelines: int = 3  # D: how many copies of the model work side by side
+    stages: int = 4  # P: how many parts the model is cut into; D * P workers
+    microbatches: int = 6  # M, per pipeline; a step always has D * M
+    microbatch_size: int = 2  # samples in a micro-batch
+    backend: str = "auto"  # auto | gloo | nccl
+
+
+@dataclass
+class Schedule:
+    backward: str = "mixed"  # with nobody dead: decoupled | coupled (1F1B) | mixed; after a death always mixed
+    reroute: str = "failed_only"  # failed_only | any
+    memory_extra: int | None = 2  # micro-batches in flight beyond 1F1B's stages - stage; null: no limit
+    profile_steps: int = 3  # first steps that measure F, I, W, O for the planner
+    search_seconds: float = 0.0  # extra time for a better steady plan after a change
+
+
+@dataclass
+class Optimizer:
+    lr: float = 3e-3  # after the warm-up
+    min_lr: float = 3e-4  # where the cosine ends
+    warmup: int = 10  # steps of linear warm-up
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # matrices only
+    clip: float | None = 1.0  # most global gradient norm; null: no clipping
+    stagger: bool = False  # step before the commit, with an undo copy
+
+
+@dataclass
+class Numerics:
+    precision: str = "fp32"  # fp32 | bf16 (autocast)
+    reproducible: bool = False  # fixed-point gradient sums: bit-identical whoever dies
+
+
+@dataclass
+class Checkpoint:
+    every: int = 0  # steps between checkpoints; 0: none but the last
+    keep: int = 2  # newest checkpoints kept
+
+
+@dataclass
+class Run:
+    steps: int = 60  # optimizer steps of the whole run, over all resumes
+    dir: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"  # everything that the run leaves
+    resume: bool = False  # go on from the newest checkpoint in run.dir
+    respawns: int = 3  # times a worker that died by itself is started again
+    seed: int = 0  # of the initial weights, the order of the samples and the dropout
+    device: str = "auto"  # auto | cpu | cuda
+    validate_every: int = 20  # steps between validations; 0: never
+    validate_microbatches: int = 1  # per pipeline
+    sample_log: bool = False  # samples.jsonl: the samples that each step was trained on
+
+
+@dataclass
+class Control:
+    coordinator: str = "embedded"  # who decides which supervisor coordinates: embedded (their own vote) | etcd
+    endpoints: list[str] | None = None  # of etcd: [HOST:PORT, ...], with http:// or https:// before it
+    address: str | None = None  # HOST:PORT of the first coordinator; null: one node, found by itself
+    interface: str | None = None  # where workers listen for data; null: the one that reaches the coordinator
+    heartbeat: float = 0.5  # seconds between heartbeats
+    suspicion: float = 10.0  # seconds without one until a worker counts as hung
+    lease: float = 600.0  # seconds a worker may take for its start and its first step
+
+
+@dataclass
+class Emulate:
+    """`emulate=sleep` replaces compute by sleeping; messages keep their size."""
+
+    mode: str | None = None  # null (real compute) | sleep
+    F: float = 0.02  # seconds of a forward
+    I: float = 0.02  # of a backward for the input
+    W: float = 0.02  # of a backward for the weights
+    O: float = 0.06  # of an optimizer step
+
+
+@dataclass
+class Settings:
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    parallel: Parallel = field(default_factory=Parallel)
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    numerics: Numerics = field(default_factory=Numerics)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    run: Run = field(default_factory=Run)
+    control: Control = field(default_factory=Control)
+    emulate: Emulate = field(default_factory=Emulate)
+    fail_at: list[str] = field(default_factory=list)  # STEP:D.S[@MOMENT]
+    hang_at: list[str] = field(default_factory=list)  # STEP:D.S
+    slow_at: list[str] = field(default_factory=list)  # STEP:D.S@FACTOR
+    rejoin_at: list[str] = field(default_factory=list)  # STEP:D.S
+
+
+FAULTS = ("fail_at", "hang_at", "slow_at", "rejoin_at")
+
+Group = TypeVar("Group")
+
+
+# ----------------------------------------------------------------------------------------------------- plain data
+
+
+def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "") -> Group:  # type: ignore[assignment]
+    """A dataclass from nested plain data; absent keys keep their defaults. ValueError: unknown key or wrong type."""
+    hints = get_type_hints(cls)
+    values = {}
+    for key, value in data.items():
+        if key not in hints:
+            raise ValueError(_unknown(prefix + str(key), [prefix + name for name in hints]))
+        if is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ValueError(
+                    f"{prefix}{key} is a group ({', '.join(get_type_hints(hints[key]))}), not {_show(value)}"
+                )
+            values[key] = load(value, hints[key], f"{prefix}{key}.")
+        elif key in FAULTS and not prefix:
+            values[key] = _fault_texts(key, value)
+        else:
+            values[key] = _typed(prefix + key, value, hints[key])
+    return cls(**values)
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    allowed = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    for kind in allowed:
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if get_origin(kind) is list:
+            if isinstance(value, list) and all(type(part) is get_args(kind)[0] for part in value):
+                return value
+        elif type(value) is kind:
+            return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+    words |= {list[int]: "a list of whole numbers", list[str]: "a list of texts"}
+    expected = " or ".join(words[kind] for kind in allowed)
+    raise ValueError(f"{key} must be {expected}, not {_show(value)}")
+
+
+def _fault_texts(key: str, value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    for item in values:
+        if isinstance(item, int | float) and not isinstance(item, bool):
+            step, rest = divmod(round(item, 6), 60)  # YAML 1.1 reads a:b as 60 a + b
+            guess = f"{int(step)}:{round(rest, 6):g}"
+            raise ValueError(
+                f"{key} is the number {item}: YAML reads an unquoted 20:1.2 as a base-60 number; "
+                f'put it in quotes, {key}: "{guess if "." in guess else "20:1.2"}"'
+            )
+        if not isinstance(item, str):
+            raise ValueError(f"{key} must be STEP:D.S or a list of such, for instance 20:1.2, not {_show(item)}")
+    return values
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+    return f"{key} is no key of the configuration; {hint}"
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,69 @@
+"""Who coordinates the job, and which membership stands: never two sides of a broken network that both go on.
+
+    agreement = make_agreement(settings, rank, address, token, leader)       # one in every supervisor
+    leader = await agreement.leader(after=leader.term)      # the leader was lost: the next one, maybe this supervisor
+    await agreement.agree(4, {0: ("10.0.0.2", 4711), ...})  # the leader: before it lets a generation begin
+
+A supervisor's `address` is where it listens from its first welcome to its end, for whatever its role then asks: the
+agreement's own connections (`handle`), and supervisors and workers once it leads. `control.coordinator` says what the
+agreement rests on: `embedded`, a vote of the supervisors (`election.py`), or `etcd` (`etcd_agreement.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from recycle_pp.wire.connection import Peer
+
+Place = tuple[str, int]  # host, port
+
+PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspicion: it has plans to make
+
+
+class LostMajority(RuntimeError):
+    """This side may not go on: the rest of the job, if there is one, does. The text is a sentence for the user."""
+
+
+class Leader(NamedTuple):
+    """The supervisor that hosts the coordinator. At most one a term; terms only grow."""
+
+    term: int
+    rank: int
+    host: str
+    port: int
+
+
+class Agreement(Protocol):
+    async def leader(self, after: int) -> Leader:
+        """The leader of a term above `after`, the term of the one that was lost; blocks until there is one.
+
+        Takes part in choosing it: the result may be this very supervisor, which then coordinates. Nobody is deposed as
+        long as most still hear it. LostMajority where this side cannot have a leader.
+        """
+        ...
+
+    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
+        """The leader's: generation `generation` stands, with these supervisors as the ones whose majority counts next.
+
+        Once it returns, no leader of an older term and nobody who knows only an older membership can get another one
+        agreed. LostMajority where a newer leader is known, or too few can answer. A call may be cancelled: a newer
+        generation takes its place. Generations of one leader grow; -1 stands before the first.
+        """
+        ...
+
+    async def supervisors(self) -> Mapping[int, Place]:
+        """The newest membership that is known here: those whom a new leader expects to find."""
+        ...
+
+    async def handle(self, peer: Peer) -> None:
+        """Serves a connection of another supervisor's agreement (role `agreement` in its hello) to its end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def majority(those: Collection[int], roster: Collection[int]) -> bool:
+    """More than half of the roster; of an even split, the half that holds the lowest id."""
+    present = set(those) & set(roster)
+    return 2 * len(present) > len(roster) or (2 * len(present) == len(roster) and min(roster) in present)

@@ -1,0 +1,57 @@
+"""Holds back what a generation begins with until the agreement lets the generation stand.
+
+    gate = Gate(agreement, deliver, refused)
+    gate.announce(7, places)       # asks for agreement, while the workers report
+    gate.send(out)                 # delivers at once what needs no agreement, and the rest when there is one
+
+So no step can be committed in two generations that do not know of each other, and agreeing costs no time of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from recycle_pp.protocol.job import Send
+
+from .agreement import Agreement, LostMajority, Place
+
+_BEGINS = ("adopt", "plan")  # without these messages nobody can do anything in a generation
+
+
+class Gate:
+    """refused(reason): this side may not go on."""
+
+    def __init__(
+        self, agreement: Agreement, deliver: Callable[[Sequence[Send]], None], refused: Callable[[str], None]
+    ) -> None:
+        self._agreement, self._deliver, self._refused = agreement, deliver, refused
+        self._held: list[Send] = []
+        self._generation: int | None = None
+        self._agreeing: asyncio.Task[None] | None = None
+
+    def announce(self, generation: int, places: Mapping[int, Place]) -> None:
+        """Any older one is void, whether it was agreed or not."""
+        if generation != self._generation:
+            self.close()
+            self._generation = generation
+            self._agreeing = asyncio.create_task(self._agree(generation, places))
+
+    def send(self, out: Sequence[Send]) -> None:
+        held = [send for send in out if self._agreeing is not None and send.message["type"] in _BEGINS]
+        self._held += held
+        self._deliver([send for send in out if send.message["type"] not in _BEGINS] if held else out)
+
+    def close(self) -> None:
+        if self._agreeing is not None:
+            self._agreeing.cancel()
+        self._held, self._agreeing = [], None
+
+    async def _agree(self, generation: int, places: Mapping[int, Place]) -> None:
+        try:
+            await self._agreement.agree(generation, places)
+        except LostMajority as lost:
+            self._refused(f"the coordinator has lost the majority of the supervisors: {lost}")
+            return
+        self._agreeing, held, self._held = None, self._held, []
+        self._deliver(held)

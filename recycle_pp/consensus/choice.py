@@ -1,0 +1,23 @@
+"""The agreement that `control.coordinator` asks for: the supervisors' own vote, or etcd.
+
+agreement = make_agreement(settings, rank, address, token, leader)       # one in every supervisor
+"""
+
+from __future__ import annotations
+
+from recycle_pp.config.settings import Settings
+
+from .agreement import PLANNING, Agreement, Leader, Place
+
+
+def make_agreement(settings: Settings, rank: int, address: Place, token: str, leader: Leader | None) -> Agreement:
+    """leader: who leads now; None in rank 0 at the start of a job, which then leads term 0 by `leader(after=-1)`."""
+    if settings.control.coordinator == "etcd":
+        from .etcd import Etcd
+        from .etcd_agreement import EtcdAgreement
+
+        etcd = Etcd(settings.control.endpoints or [])
+        return EtcdAgreement(etcd, rank, address, token, leader, patience=settings.control.suspicion)
+    from .election import Election
+
+    return Election(rank, address, token, leader, patience=settings.control.suspicion + PLANNING)

@@ -1,0 +1,152 @@
+"""Checkpoints, as the coordinator sees them: who saves, when all parts are there, who puts them together.
+
+    saving.begin(step, savers)              # with the commit; one live worker a stage writes its part
+    out, event = saving.hear(worker, message)  # saved, save_failed, assembling, assembled
+    out = saving.saved(worker, message)     # when the last part is written: one worker assembles the checkpoint
+    out = saving.died(worker, live)         # a saver died: at the end of the run a peer takes over, else it is given up
+    out = saving.only(live)                 # whoever else is awaited has died
+
+A checkpoint is named by the steps it contains: `step-000020` holds the state after steps 0 to 19.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.job import Send
+from recycle_pp.state.checksum import fingerprint
+from recycle_pp.wire.connection import Message
+
+SAVING = ("saved", "save_failed", "assembling", "assembled")  # messages
+
+
+class CannotRestore(RuntimeError):
+    """A reason, and the steps that the newest whole checkpoint holds."""
+
+    def __init__(self, reason: str, step: int) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
+class Saving:
+    def __init__(self, folder: Path, stages: int) -> None:
+        self._folder, self._stages = folder, stages
+        self._step = -1  # of the save that is under way
+        self._missing: dict[int, Worker] = {}  # stage -> who writes it
+        self._assembler: Worker | None = None
+        self._final = False
+        self.damaged: dict[int, str] = {}  # steps done of a checkpoint that cannot be used -> what is wrong with it
+        self._restored = -1  # steps done of the checkpoint that was restored last
+        self.failed = False  # the last checkpoint of the run could not be written
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._missing) or self._assembler is not None
+
+    def steps_done(self) -> int:
+        """Of the newest finished checkpoint that is whole; 0 without one."""
+        found = {int(p.name.removeprefix("step-")): p for p in self._folder.glob("step-*") if p.suffix != ".tmp"}
+        for step, path in sorted(found.items(), reverse=True):
+            damage = _damage(path)
+            if damage is None:
+                return step
+            self.damaged[step] = damage
+        return 0
+
+    def restore_point(self, started: bool, present: int, stages: int) -> int:
+        """Steps done of the checkpoint at which everybody begins anew; never twice the same one."""
+        step = self.steps_done()
+        if started and not step:
+            reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
+        elif step == self._restored:
+            reason = f"once more since the checkpoint of step {step}, from which the job was restored before"
+        elif present < stages:
+            reason = f"and {present} workers are left for {stages} stages"
+        else:
+            self._restored = step
+            return step
+        raise CannotRestore(reason, step)
+
+    def begin(self, step: int, savers: Collection[Worker], final: bool) -> None:
+        """`step`: steps done. A save that is still under way is given up: the newer one is worth more."""
+        self._step, self._final, self._assembler = step, final, None
+        self._missing = {w.stage: w for w in savers}
+
+    def hear(self, worker: Worker, message: Message) -> tuple[list[Send], str | None]:
+        """What a worker says of a save: the answers, and the event to record."""
+        kind, out, event = message["type"], [], None
+        if kind == "saved":
+            out = self.saved(worker, message)
+        elif kind == "assembling":
+            self.assembling(worker, message)
+        elif kind == "assembled":
+            self.assembled(message)
+            event = "checkpoint_saved"
+        elif self.could_not_save(message["step"]):
+            event = "checkpoint_failed"
+        return out, event
+
+    def could_not_save(self, step: int) -> bool:
+        """The checkpoint before stays the newest. False if this one is given up already."""
+        if step != self._step or not self.busy:
+            return False
+        self.failed = self.failed or self._final
+        self.abandon()
+        return True
+
+    def abandon(self) -> None:
+        self._missing, self._assembler = {}, None
+
+    def saved(self, worker: Worker, message: Message) -> list[Send]:
+        """Whoever of the stage has written it: all hold the same."""
+        if message["step"] != self._step or worker.stage not in self._missing:
+            return []
+        del self._missing[worker.stage]
+        return [] if self._missing else self._assemble(worker)
+
+    def assembling(self, worker: Worker, message: Message) -> None:
+        """It was asked to, by this coordinator or by the one before."""
+        if message["step"] == self._step:
+            self._missing, self._assembler = {}, worker
+
+    def assembled(self, message: Message) -> None:
+        if message["step"] == self._step:
+            self.abandon()
+
+    def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
+        if worker not in (*self._missing.values(), self._assembler):
+            return []
+        peers = sorted(w for w in live if w.stage == worker.stage)
+        if not self._final or not peers:  # the next one will do, or the job begins anew at the one before
+            self.abandon()
+            return []
+        if self._assembler == worker:
+            return self._assemble(min(live))
+        self._missing[worker.stage] = peers[0]
+        return [Send(peers[0], {"type": "save", "step": self._step})]
+
+    def only(self, live: Collection[Worker]) -> list[Send]:
+        awaited = {worker for worker in (*self._missing.values(), self._assembler) if worker is not None}
+        return [send for worker in sorted(awaited - set(live)) for send in self.died(worker, live)]
+
+    def _assemble(self, worker: Worker) -> list[Send]:
+        self._assembler = worker
+        return [Send(worker, {"type": "assemble", "step": self._step})]
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with the files of a finished checkpoint; None if nothing is. Reads all of them."""
+    try:
+        files = json.loads((path / "about.json").read_text())["files"]
+        for name, (size, crc) in files.items():
+            now = fingerprint(path / name)
+            if now != [size, crc]:
+                what = f"its {size} bytes" if now[0] != size else "the bytes that were written"
+                return f"{path / name} does not have {what}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None

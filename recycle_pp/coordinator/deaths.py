@@ -1,0 +1,106 @@
+"""What a death means: the job goes on at once, the cause follows, and with it whether the worker is started again.
+
+deaths = Deaths(roster, restarts, recorder, timers, lease, coordinator)
+deaths.dead(rank, incarnation)                # whoever saw it first: its connection, its supervisor, the watch
+deaths.explain(rank, incarnation)             # when the cause is known, or is not awaited any longer
+deaths.end(rank, cause, detail)               # it is not dead, and has to be: it hangs, nobody can reach it
+deaths.respawn_due()                          # after a commit: those that `+rejoin_at` brings back
+deaths.close()                                # the job ends: nobody is left without an event
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from recycle_schedules import Worker
+
+from recycle_pp.telemetry.recorder import Recorder
+
+from .ranks import Rank
+from .restart_policy import RestartPolicy
+from .roster import Roster
+from .timers import Timers
+
+CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
+DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel, or a GPU's driver, has cleaned up
+
+
+class Survivor(Protocol):
+    """The coordinator, as far as a death concerns it."""
+
+    @property
+    def over(self) -> bool: ...
+    @property
+    def committed(self) -> int: ...
+    def go_on_without(self, worker: Worker) -> None: ...
+    def spare_memory(self, worker: Worker) -> None: ...
+    def stop(self, reason: str, code: int = 1) -> None: ...
+
+
+class Deaths:
+    """lease: seconds that a new worker may be silent."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        restarts: RestartPolicy,
+        recorder: Recorder,
+        timers: Timers,
+        lease: float,
+        survivor: Survivor,
+    ) -> None:
+        self._roster, self._restarts, self._recorder, self._timers = roster, restarts, recorder, timers
+        self._lease, self._survivor = lease, survivor
+
+    def dead(self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS) -> None:
+        if incarnation != rank.incarnation or not rank.alive:
+            return
+        now = time.monotonic()
+        rank.alive, rank.worker, rank.died = False, None, incarnation
+        if self._survivor.over:
+            return
+        self._recorder.death(rank.role, now)
+        self._restarts.died(rank.role, self._survivor.committed)
+        self._survivor.go_on_without(rank.role)
+        self._timers.after(cause_seconds, self.explain, rank, incarnation)
+
+    def end(self, rank: Rank, cause: str, detail: str) -> None:
+        rank.causes[rank.incarnation] = {"cause": cause, "detail": detail}
+        rank.kill()
+        self.dead(rank, rank.incarnation)
+
+    def explain(self, rank: Rank, incarnation: int, recorded: bool = False) -> None:
+        """A death's event, unless it is recorded; and what follows from its cause. Once a death."""
+        if incarnation != rank.died or rank.explained >= incarnation or self._survivor.over:
+            return
+        rank.explained = incarnation
+        cause = rank.causes.get(incarnation, {"cause": "node_loss", "detail": "its connection broke"})
+        if not recorded:
+            self._recorder.explain_death(rank.role, cause)
+        if where := cause.get("where"):
+            first = self._restarts.failed(where, rank.role)
+            if first is not None:
+                self._survivor.stop(f"workers {first} and {rank.role} both failed in {where}:\n{cause['detail']}")
+                return
+        if cause["cause"] == "out_of_memory":
+            self._survivor.spare_memory(rank.role)
+        if self._restarts.is_respawned(rank, cause):
+            rank.respawns += 1
+            self._recorder.event("respawned", rank.role, respawns=rank.respawns)
+            rank.spawn(self._lease)
+        elif self._restarts.is_given_up(rank, cause) and not recorded:
+            self._recorder.event("given_up", rank.role, respawns=rank.respawns)
+
+    def respawn_due(self) -> None:
+        """A worker that is to rejoin is started when it is dead, and waits for its step."""
+        for rank in self._roster:
+            if self._restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
+                rank.spawn(self._lease)
+
+    def close(self) -> None:
+        for rank in self._roster:
+            if rank.explained < rank.died:
+                rank.explained = rank.died
+                unsaid = {"cause": "unknown", "detail": "the job ended before its supervisor could say why"}
+                self._recorder.explain_death(rank.role, rank.causes.get(rank.died, unsaid))

@@ -1,0 +1,127 @@
+"""A new coordinator finds the processes of the job again.
+
+    reunion = FailoverDiscovery(token)
+    reunion.supervisor(3, message, peer)         # as they come: what the supervisor of rank 3 says of itself,
+    reunion.worker(3, incarnation, state, peer)  # and its worker
+    await reunion.complete(places, patience)     # all have come who can
+    reunion.states()                             # what `protocol.takeover.find` asks for
+    reunion.ranks(pipelines, stages)             # everybody, the missing ones too
+    reunion.said({"saved"})                      # such messages that a worker says again
+
+A supervisor whose port refuses connections is dead. One that gives no answer is not waited for long: if it lives it
+comes later, as one that returns. A worker that took part is waited for as long as a worker may be silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from recycle_schedules import Worker
+
+from recycle_pp.consensus.agreement import Place
+from recycle_pp.protocol.takeover import find
+from recycle_pp.wire.connection import Message, Peer, connect
+
+from .ranks import NODE_LOSS, Rank
+
+LATE = 2.0  # seconds until a supervisor that does not come is left behind
+_LOOK = 0.005  # seconds
+
+
+class Present(NamedTuple):
+    """The last supervisor's or worker's word, and its connection."""
+
+    peer: Peer
+    said: Message
+
+
+class FailoverDiscovery:
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self.supervisors: dict[int, Present] = {}
+        self.workers: dict[int, Present] = {}
+        self.over = asyncio.Event()  # whoever comes from now on is late
+
+    def supervisor(self, number: int, message: Message, peer: Peer) -> None:
+        self.supervisors[number] = Present(peer, message)
+
+    def died(self, number: int, message: Message) -> None:
+        """A worker has died meanwhile."""
+        if number in self.supervisors:
+            peer, said = self.supervisors[number]
+            self.supervisors[number] = Present(peer, said | {"alive": False, "deaths": [*said["deaths"], message]})
+
+    def worker(self, number: int, state: Message, peer: Peer) -> None:
+        self.workers[number] = Present(peer, state)
+
+    async def complete(self, places: Mapping[int, Place], patience: float) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        gone: set[int] = set()
+        probes = [asyncio.create_task(self._probe(number, place, gone)) for number, place in places.items()]
+        while True:
+            waited = loop.time() - begun
+            missing = places.keys() - self.supervisors.keys() - gone
+            if (not missing or waited > LATE) and (not self._awaited() or waited > patience):
+                break
+            await asyncio.sleep(_LOOK)
+        for probe in probes:
+            probe.cancel()
+
+    def states(self) -> dict[Worker, Message]:
+        """By worker; of those that still are the process that their supervisor has started last."""
+        return {Worker(*self.supervisors[n].said["spawn"]["worker"]): self.workers[n].said for n in self._here()}
+
+    def said(self, kinds: Collection[str]) -> list[tuple[int, Message]]:
+        """(rank, message) of these types."""
+        return [(n, m) for n in self._here() for m in self.workers[n].said["said"] if m["type"] in kinds]
+
+    def ranks(self, pipelines: int, stages: int) -> list[Rank]:
+        """Every rank with its place in the job; those that nobody has heard of get what is left."""
+        free = {Worker(d, s) for d in range(pipelines) for s in range(stages)}
+        found: dict[int, Rank] = {}
+        for number, (peer, said) in sorted(self.supervisors.items()):
+            rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, tuple(said["place"]))
+            if spawn := said["spawn"]:
+                rank.role, rank.incarnation, rank.respawns = (
+                    Worker(*spawn["worker"]),
+                    spawn["incarnation"],
+                    spawn["respawns"],
+                )
+            rank.alive = said["alive"]
+            rank.worker = self.workers[number].peer if number in self._here() else None
+            rank.causes = {death["incarnation"]: death for death in said["deaths"]}
+            free.discard(rank.role)
+        for number in range(pipelines * stages):
+            if number not in found:
+                role = Worker(*divmod(number, stages))
+                role = role if role in free else min(free)
+                free.discard(role)
+                found[number] = Rank(number, role, incarnation=0, causes={0: NODE_LOSS})
+        return list(found.values())
+
+    def _here(self) -> list[int]:
+        """Ranks whose worker has come, and is the process that its supervisor knows."""
+        known = {n: of.said["spawn"]["incarnation"] for n, of in self.supervisors.items() if of.said["alive"]}
+        return [n for n, worker in self.workers.items() if known.get(n) == worker.peer.hello["incarnation"]]
+
+    def _awaited(self) -> set[int]:
+        """Ranks whose worker took part and lives, as its supervisor says, and has not come."""
+        roles = {n: Worker(*of.said["spawn"]["worker"]) for n, of in self.supervisors.items() if of.said["alive"]}
+        members = find(self.states()).members
+        return {n for n, role in roles.items() if role in members or not self.workers} - self.workers.keys()
+
+    async def _probe(self, number: int, place: Place, gone: set[int]) -> None:
+        while number not in self.supervisors:
+            try:
+                (await connect(*place, self._token, {"type": "hello", "role": "agreement"}, LATE)).abort()
+            except ConnectionRefusedError:
+                gone.add(number)
+                return
+            except OSError:
+                pass
+            with suppress(TimeoutError):
+                await asyncio.sleep(10 * _LOOK)

@@ -1,0 +1,68 @@
+"""The coordinator in the loop of the supervisor that leads.
+
+host = Host(settings, run, agreement, leader, token, world)              # the first one of a job
+host = Host(settings, run, agreement, leader, token, world, succession)  # in the place of one that was lost
+await host.handle(peer)                                          # a supervisor or a worker has connected
+code = await host.end()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.agreement import Agreement, Leader
+from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.progress import Progress
+from recycle_pp.telemetry.report import report
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.succession import Succession
+from recycle_pp.wire.connection import Peer
+
+from .coordinator import Coordinator
+from .successor import Successor
+
+
+class Host:
+    def __init__(
+        self,
+        settings: Settings,
+        run: RunFolder,
+        agreement: Agreement,
+        leader: Leader,
+        token: str,
+        world: int,
+        succession: Succession | None = None,
+    ) -> None:
+        progress = Progress(settings.run.steps, world)
+        if succession is None:
+            progress.say(f"{world} {'worker starts' if world == 1 else 'workers start'}; run folder {run.path}")
+        run.make()
+        self._run, self._events = run, Events(run.events, progress.say)
+        arguments = (settings, run, self._events, progress, agreement, leader)
+        self._coordinator = (
+            Successor(*arguments, succession=succession, token=token) if succession else Coordinator(*arguments)
+        )
+        self.ended = asyncio.create_task(self._coordinate())
+
+    async def handle(self, peer: Peer) -> None:
+        await self._coordinator.handle(peer)
+
+    def stop(self, reason: str, code: int) -> None:
+        self._coordinator.stop(reason, code)
+
+    def report(self) -> str:
+        return report(self._run)
+
+    def close(self) -> None:
+        self.ended.cancel()
+        self._events.close()
+
+    async def _coordinate(self) -> int:
+        """The job's exit code. A coordinator that fails says so with its traceback: that is no mistake of the user."""
+        try:
+            return await self._coordinator.run()
+        except Exception:
+            traceback.print_exc()
+            return 1

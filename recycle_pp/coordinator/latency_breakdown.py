@@ -1,0 +1,59 @@
+"""What a step spends between its ops: turns on a worker, messages between workers, the sums at the end.
+
+gaps = gaps_of(spans, after, barrier=True)     # of one step, and of the next one, which holds its optimizer steps
+gaps.turns        # seconds between two ops of a worker, where the second one's input had long been there
+gaps.messages     # seconds from the end of an op to the start of the one that waited for its output
+gaps.sums         # stage -> seconds from its last gradient (barrier: the last of all) to its optimizer steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+from recycle_schedules import Tensor, Worker
+
+from recycle_pp.protocol.ledger import consumed_by, made_by
+
+Spans = Mapping[Worker, list[Any]]  # [kind, pipeline, index, start, end], seconds of one clock
+
+
+class Gaps(NamedTuple):
+    turns: list[float]
+    messages: list[float]
+    sums: dict[int, float]
+
+
+def gaps_of(spans: Spans, after: Spans, barrier: bool) -> Gaps:
+    """spans: of a step in which nobody died; after: of the next one."""
+    turns, messages = [], []
+    stages = 1 + max(w.stage for w in spans)
+    compute = {w: sorted((s for s in of if s[0] in "FIWB"), key=lambda s: s[3]) for w, of in spans.items()}
+    made: dict[Tensor | None, float] = {}
+    for worker, of in compute.items():
+        for kind, d, i, _, end in of:
+            made[made_by(kind, (d, i), worker.stage, stages)] = end
+    for worker, of in compute.items():
+        for before, (kind, d, i, start, _) in pairwise(of):
+            takes = consumed_by(kind, (d, i), worker.stage, stages)
+            arrived = made.get(takes, 0.0) if takes else 0.0
+            if arrived > before[4]:
+                messages.append(max(0.0, start - arrived))
+            else:
+                turns.append(start - before[4])
+    return Gaps(turns, messages, _sums(compute, after, barrier))
+
+
+def _sums(compute: Spans, after: Spans, barrier: bool) -> dict[int, float]:
+    ended: dict[int, float] = {}
+    for worker, of in compute.items():
+        last = max((s[4] for s in of if s[0] in "WB"), default=0.0)
+        ended[worker.stage] = max(ended.get(worker.stage, 0.0), last)
+    if barrier:
+        ended = dict.fromkeys(ended, max(ended.values()))
+    stepped: dict[int, list[float]] = {}
+    for worker, of in after.items():
+        stepped.setdefault(worker.stage, []).extend(s[3] for s in of if s[0] == "O")
+    return {s: max(0.0, median(starts) - ended[s]) for s, starts in stepped.items() if starts and s in ended}

@@ -1,0 +1,83 @@
+"""Plans the coming steps with what the workers measure. In a thread: the coordinator hears votes and deaths meanwhile.
+
+planning = Planning(settings, run, lambda: job, drive, stop)
+for speed in planning.measured(spans): ...     # after every commit: who has become slow, or is so no more
+planning.look()                                # after every event: begins if the job wants a plan
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from recycle_schedules import Problem, Worker
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.protocol.job import Job
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .profile import Profile, Speed
+
+
+class Planning:
+    """drive(event, *arguments): an event into the job, and a look; stop(reason): the planner has failed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: RunFolder,
+        job: Callable[[], Job],
+        drive: Callable[..., Any],
+        stop: Callable[[str], None],
+    ) -> None:
+        self._run, self._job, self._drive, self._stop = run, job, drive, stop
+        self._profile = Profile(settings)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._task is not None
+
+    def measured(self, spans: Mapping[Worker, np.ndarray]) -> list[Speed]:
+        """The spans of a committed step. Where durations or speeds are other ones now, the coming steps are planned
+        anew; returns whose speed has changed."""
+        was_complete = self._profile.complete
+        changed = self._profile.add(spans)
+        if self._profile.complete and not was_complete:
+            self._run.write_json(self._run.profile, self._profile.to_json())
+        self.follow_profile()
+        return changed
+
+    def take_up(self) -> None:
+        """What the coordinator before this one has measured, if its run folder is on this machine."""
+        if self._run.profile.exists():
+            self._profile.take_up(json.loads(self._run.profile.read_text()))
+        self.follow_profile()
+
+    def follow_profile(self) -> None:
+        """The job's problem gets the measured times, where they are other ones."""
+        job = self._job()
+        problem = self._profile.problem(job.problem)
+        if problem != job.problem:
+            job.replan(problem)
+            self.look()
+
+    def look(self) -> None:
+        job = self._job()
+        if not self.busy and job.wants_plan:
+            self._task = asyncio.create_task(self._plan(job, job.problem_now()))
+
+    async def _plan(self, job: Job, problem: Problem) -> None:
+        try:
+            steps = await asyncio.to_thread(job.steady.plan, problem)
+            self._task = None
+            if job is self._job():
+                self._drive(job.planned, steps)  # which looks again: the membership may be another one by now
+            else:
+                self.look()
+        except Exception:
+            self._stop(f"the planner failed:\n{traceback.format_exc()}")

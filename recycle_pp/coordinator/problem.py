@@ -1,0 +1,63 @@
+"""The job as the planner sees it.
+
+problem = initial_problem(settings)                  # with nobody dead; durations are unknown before the profile
+problem = with_less_memory(problem, Worker(1, 2))    # its host ran out of memory
+job = new_job(settings, first_step=20)               # the protocol around it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from recycle_schedules import Problem, Worker, actions, plan
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.protocol.job import Job
+
+
+def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
+    """waiting: workers that run and are awaited, as after a restore; without them, everybody is."""
+    s = settings
+    return Job(
+        initial_problem(s),
+        steps=s.run.steps,
+        planner=plan,
+        derive=actions,
+        clip=s.optimizer.clip,
+        stagger=s.optimizer.stagger,
+        first_step=first_step,
+        evaluate_every=s.run.validate_every,
+        evaluate_microbatches=min(s.run.validate_microbatches, s.parallel.microbatches),
+        save_every=s.checkpoint.every,
+        generation=generation,
+        waiting=set(waiting),
+    )
+
+
+def initial_problem(settings: Settings) -> Problem:
+    """The job with nobody dead; durations as far as they are known before the profile."""
+    s, e = settings.schedule, settings.emulate
+    known = {"F": e.F, "I": e.I, "W": e.W, "O": e.O} if e.mode else {"F": 1.0, "I": 1.0, "W": 1.0, "O": 1.0}
+    profiling = s.profile_steps > 0 and not e.mode
+    return Problem(
+        pipelines=settings.parallel.pipelines,
+        stages=settings.parallel.stages,
+        microbatches=settings.parallel.microbatches,
+        durations=known,
+        backward="decoupled" if profiling else s.backward,
+        optimizer="staggered" if settings.optimizer.stagger else "barrier",
+        memory_limit=None if s.memory_extra is None else {"base": "1f1b", "extra": s.memory_extra},
+        reroute=s.reroute,
+    )
+
+
+def with_less_memory(problem: Problem, worker: Worker) -> Problem:
+    """One micro-batch in flight less on that worker, as long as one is left; the others keep their limits."""
+    limits = {}
+    for d in range(problem.pipelines):
+        for s in range(problem.stages):
+            limit = problem.limit(Worker(d, s))
+            if limit == float("inf"):
+                limit = problem.stages - s + (problem.total if Worker(d, s) != worker else 0)
+            limits[f"{d},{s}"] = max(1, int(limit) - (Worker(d, s) == worker))
+    return problem.replace(memory_limit={"per_worker": limits})

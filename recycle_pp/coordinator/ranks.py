@@ -1,0 +1,49 @@
+"""What the coordinator knows of one launched process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from recycle_schedules import Worker
+
+from recycle_pp.consensus.agreement import Place
+from recycle_pp.wire.connection import Message, Peer
+
+NODE_LOSS: Message = {"cause": "node_loss", "detail": "its supervisor is gone"}
+
+
+@dataclass
+class Rank:
+    """One launched process: its supervisor, and the worker it runs at present."""
+
+    number: int
+    role: Worker
+    supervisor: Peer | None = None  # None: its node is gone
+    place: Place | None = None  # where its supervisor listens
+    unheard: int = 0  # heartbeats that its supervisor has missed
+    worker: Peer | None = None
+    incarnation: int = -1
+    died: int = -1  # newest incarnation that has died (rather than been replaced)
+    explained: int = -1  # newest incarnation whose death has its event
+    alive: bool = False  # spawned and not dead
+    stopping: bool = False  # its supervisor was told to end
+    respawns: int = 0
+    heard: float = 0.0  # when its worker gave the last sign of life
+    patience: float = 0.0  # seconds of silence after which it counts as hung
+    causes: dict[int, Message] = field(default_factory=dict)  # incarnation -> why it died
+
+    def tell(self, message: Message) -> None:
+        if self.supervisor is not None:
+            self.supervisor.send(message)
+
+    def spawn(self, lease: float) -> None:
+        """A new worker process, also where one still lives; it may be silent for `lease` seconds."""
+        self.incarnation += 1
+        self.alive, self.worker = True, None
+        self.heard, self.patience = time.monotonic(), lease
+        order = {"worker": list(self.role), "respawns": self.respawns}
+        self.tell({"type": "spawn", "rank": self.number, "incarnation": self.incarnation, **order})
+
+    def kill(self) -> None:
+        self.tell({"type": "kill", "rank": self.number, "incarnation": self.incarnation})

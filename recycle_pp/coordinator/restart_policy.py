@@ -1,0 +1,70 @@
+"""Who is started again after a death, and who stays dead.
+
+restarts = RestartPolicy(settings)
+restarts.faults_of(role)                    # injected faults that a new process still has to meet
+restarts.died(role, committed)              # those that struck it, or would have, are over
+restarts.is_respawned(rank, cause)          # it died by itself, and not too often
+restarts.is_due(role); restarts.earliest(role)      # `+rejoin_at`: it is awaited, from that step on
+first = restarts.failed(where, role)        # the loop of doom: another worker whom the same op has killed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.faults import Fault, faults
+from recycle_pp.config.settings import Settings
+from recycle_pp.wire.connection import Message
+
+from .ranks import NODE_LOSS, Rank
+
+
+class RestartPolicy:
+    def __init__(self, settings: Settings) -> None:
+        self._respawns = settings.run.respawns
+        self._faults: list[Fault] = faults(settings)
+        self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
+
+    def faults_of(self, role: Worker) -> list[Fault]:
+        return [f for f in self._faults if f.worker == role and f.kind != "rejoin"]
+
+    def died(self, role: Worker, committed: int) -> None:
+        self._faults = [f for f in self._faults if f.worker != role or f.step > committed + 1 or f.kind == "rejoin"]
+
+    def taken_over(self, live: Collection[Worker], committed: int) -> None:
+        """What has struck before: everything up to the present step, and the returns of those who are back."""
+        self._faults = [
+            f for f in self._faults if f.step > committed + 1 or (f.kind == "rejoin" and f.worker not in live)
+        ]
+
+    def is_respawned(self, rank: Rank, cause: Message) -> bool:
+        if cause.get("injected") or cause["cause"] in ("node_loss", "eviction") or self.is_due(rank.role):
+            return False
+        return rank.supervisor is not None and rank.respawns < self._respawns
+
+    def comes_back(self, rank: Rank) -> bool:
+        """Its supervisor is here again: unless it died for another reason than that."""
+        cause = rank.causes.get(rank.died, NODE_LOSS)
+        return cause["cause"] in ("node_loss", "hang") and not cause.get("injected")
+
+    def is_given_up(self, rank: Rank, cause: Message) -> bool:
+        """It would be started again, but was too often."""
+        mended = not cause.get("injected") and cause["cause"] not in ("node_loss", "eviction")
+        return mended and not self.is_due(rank.role) and rank.respawns >= self._respawns
+
+    def is_due(self, role: Worker) -> bool:
+        return any(f.kind == "rejoin" and f.worker == role for f in self._faults)
+
+    def earliest(self, role: Worker) -> int:
+        """The step from which a returning worker takes part; asking for it uses the rejoin up."""
+        returns = [f for f in self._faults if f.kind == "rejoin" and f.worker == role]
+        if not returns:
+            return 0
+        self._faults.remove(returns[0])
+        return returns[0].step
+
+    def failed(self, where: str, role: Worker) -> Worker | None:
+        first = self._exceptions.setdefault(where, role)
+        return None if first == role else first

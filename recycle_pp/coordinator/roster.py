@@ -1,0 +1,109 @@
+"""All launched processes of a job, by rank: who is there, who is free, who is silent.
+
+roster = Roster(settings)
+rank = roster.enter(3)                    # its supervisor is here for the first time, or again
+roster.deliver(out)                       # what the protocol says to its workers
+roster.publish(key, value)                # to all workers, soon
+roster.complete, roster.places()          # all have come once; where those listen that are there
+rank = roster.free(live)                  # whose node is lost: a newcomer takes its place
+await roster.watch(hung)                  # for ever: heartbeats; hung(rank, seconds) of a worker that is silent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.agreement import Place
+from recycle_pp.protocol.job import Send
+from recycle_pp.wire.connection import Message, encode
+
+from .ranks import Rank
+
+_TOGETHER_SECONDS = 0.001
+
+
+class Roster:
+    def __init__(self, settings: Settings) -> None:
+        self._control, self._parallel = settings.control, settings.parallel
+        self._ranks: dict[int, Rank] = {}
+        self._published: list[tuple[str, str]] = []  # and not sent yet
+
+    def __iter__(self) -> Iterator[Rank]:
+        """Also the ranks whose node is lost, in the order of their numbers."""
+        return iter([self._ranks[number] for number in sorted(self._ranks)])
+
+    def __getitem__(self, number: int) -> Rank:
+        return self._ranks[number]
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._ranks
+
+    def update(self, ranks: Iterable[Rank]) -> None:
+        self._ranks |= {rank.number: rank for rank in ranks}
+
+    def enter(self, number: int) -> Rank:
+        role = Worker(*divmod(number, self._parallel.stages))
+        return self._ranks.setdefault(number, Rank(number, role))
+
+    @property
+    def complete(self) -> bool:
+        return len(self._ranks) == self._parallel.pipelines * self._parallel.stages
+
+    def places(self) -> dict[int, Place]:
+        """Of the supervisors that are there."""
+        return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
+
+    def free(self, live: Collection[Worker]) -> Rank | None:
+        """Of the ranks whose node is lost, one of a stage with the fewest live workers."""
+        crowd = Counter(worker.stage for worker in live)
+        free = [rank for rank in self if rank.supervisor is None and rank.incarnation >= 0]
+        return min(free, key=lambda rank: (crowd[rank.role.stage], rank.number), default=None)
+
+    def deliver(self, out: Iterable[Send]) -> None:
+        workers = {rank.role: rank.worker for rank in self if rank.worker is not None}
+        said: Message | None = None
+        for to, message in out:
+            if message is not said:  # many get the very same one
+                said, frame = message, encode(message)
+            if to in workers:
+                workers[to].send_frame(frame)
+
+    def tell_workers(self, message: Message) -> None:
+        self.deliver(Send(rank.role, message) for rank in self)
+
+    def publish(self, key: str, value: str) -> None:
+        """A value of the workers' store. At the start everybody has one for everybody: what comes within a moment goes
+        out together, or a thousand workers would get a million messages."""
+        if not self._published:
+            asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self._publish)
+        self._published.append((key, value))
+
+    def _publish(self) -> None:
+        values, self._published = self._published, []
+        self.tell_workers({"type": "store", "values": values})
+
+    async def watch(self, hung: Callable[[Rank, float], None]) -> None:
+        """Heartbeats: `hung` is told of a worker that gives no sign of life; a supervisor that gives none is cut off,
+        as its node may be: then it counts as lost with its worker."""
+        beat, suspicion = self._control.heartbeat, self._control.suspicion
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(beat)
+            now = time.monotonic()
+            # Whoever slept itself (a closed laptop, a machine that swaps) has no right to call the others silent.
+            slept, before = max(0.0, now - before - beat), now
+            for rank in self:
+                rank.tell({"type": "heartbeat"})
+                rank.unheard += 1
+                if rank.supervisor is not None and rank.unheard * beat > suspicion:
+                    rank.supervisor.abort()
+                    continue
+                rank.heard += slept
+                if rank.alive and now - rank.heard > rank.patience:
+                    hung(rank, now - rank.heard)

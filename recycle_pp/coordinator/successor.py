@@ -1,0 +1,116 @@
+"""The coordinator in the place of one that was lost: it begins with what supervisors and workers say of themselves.
+
+    coordinator = Successor(settings, run, events, progress, agreement, leader, succession, token)
+    code = await coordinator.run()        # as any other from now on
+
+What is lost of the old one's memory can be done without: who was still catching up begins anew, a validation may be
+repeated, a checkpoint whose writer died with it is given up (the last one of a run is written by somebody else).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.takeover import Found, find
+from recycle_pp.telemetry.succession import Succession
+from recycle_pp.wire.connection import Message, Peer
+
+from .coordinator import Coordinator
+from .failover_discovery import FailoverDiscovery
+from .problem import new_job
+from .ranks import Rank
+
+REPEATED = {"ready", "refused", "leaving", "evaluated", "saved", "save_failed", "finished"}
+
+
+class Successor(Coordinator):
+    def __init__(self, *arguments: Any, succession: Succession, token: str) -> None:
+        super().__init__(*arguments)
+        self._succession, self._reunion = succession, FailoverDiscovery(token)
+
+    async def run(self) -> int:
+        await self._take_over()
+        return await super().run()
+
+    def _present(self, number: int, message: Message, peer: Peer) -> None:
+        if self._reunion.over.is_set():
+            super()._present(number, message, peer)
+        else:
+            self._reunion.supervisor(number, message, peer)
+
+    def _obey(self, number: int, message: Message, peer: Peer) -> None:
+        if self._reunion.over.is_set():
+            super()._obey(number, message, peer)
+        elif message["type"] == "died":
+            self._reunion.died(number, message)
+
+    def _supervisor_lost(self, number: int, peer: Peer) -> None:
+        if self._reunion.over.is_set():
+            super()._supervisor_lost(number, peer)
+        else:
+            self._reunion.supervisors.pop(number, None)
+
+    async def _handle_worker(self, peer: Peer) -> None:
+        if peer.hello["moved"]:
+            self._reunion.worker(int(peer.hello["rank"]), await peer.recv(), peer)
+        await self._reunion.over.wait()
+        await super()._handle_worker(peer)
+
+    async def _take_over(self) -> None:
+        """From what supervisors and workers say of themselves; `Job.take_over` has the protocol's part of it."""
+        control, parallel = self._settings.control, self._settings.parallel
+        await self._reunion.complete(await self._agreement.supervisors(), control.suspicion)
+        states = self._reunion.states()
+        found = find(states)
+        begun = found.generation >= 0
+        committed = max((state["committed"] for state in states.values()), default=self._job.committed)
+        # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
+        self._job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
+        self._job.committed = committed
+        self._roster.update(self._reunion.ranks(parallel.pipelines, parallel.stages))
+        self._recorder.took_over(self._job, self._succession, found.members - found.live)
+        self._planning.take_up()
+        if begun:
+            self._restarts.taken_over(found.live, found.committed)
+            self._go_on_saving(found)
+            self._drive(self._job.take_over, found)
+        for rank in self._roster:
+            rank.heard, rank.patience = time.monotonic(), control.suspicion if begun else control.lease
+            self._bring_in(rank, found)
+        self._reunion.over.set()
+        if found.commit is not None:
+            self._recorder.commit_again(found.commit, self._reunion.said({"vote"}))
+        # Who assembles a checkpoint comes before who has saved a part of it: or it would be assembled once more.
+        for number, message in [*self._reunion.said({"assembling", "assembled"}), *self._reunion.said(REPEATED)]:
+            self._hear(self._roster[number], message)
+        self._send(self._saving.only(self._job.live))  # who should save may have died before the newest membership
+        self._deaths.respawn_due()
+
+    def _bring_in(self, rank: Rank, found: Found) -> None:
+        """The dead get their event; who lives and is no member begins anew."""
+        begun = found.generation >= 0
+        for death in rank.causes.values():
+            if death.get("where"):
+                self._restarts.failed(death["where"], rank.role)
+        if rank.role in found.live or (rank.alive and not begun):
+            return
+        if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
+            rank.spawn(self._lease)
+            return
+        if rank.alive:
+            rank.causes.setdefault(rank.incarnation, {"cause": "hang", "detail": "it did not come back"})
+            rank.kill()
+        rank.alive, rank.worker, rank.died = False, None, rank.incarnation
+        if not begun:
+            self._drive(self._job.died, rank.role)
+        self._deaths.explain(rank, rank.incarnation, recorded=self._recorder.knows_death(rank.role))
+
+    def _go_on_saving(self, found: Found) -> None:
+        """A checkpoint that was under way: what is done of it will be said again."""
+        then = found.commit["then"] if found.commit else {"savers": []}
+        done = found.committed + 1
+        if then["savers"] and not self._settings.emulate.mode and self._saving.steps_done() != done:
+            self._saving.begin(done, [Worker(*w) for w in then["savers"]], done == self._settings.run.steps)

@@ -1,0 +1,92 @@
+"""A worker's connection to the coordinator, wherever that is.
+
+    line = Line(spec)                    # in the worker; the spec says where the first coordinator listens
+    message = line.recv()                # blocks; in one thread
+    line.send({"type": "vote", ...})     # from any thread; never fails
+    line.send({"type": "finished", ...}, lasting=True)
+    line.state = participant.state       # what a later coordinator is told first
+
+When the coordinator is lost the worker's supervisor says where the next one is, on the pipe that the spec came through.
+The line connects there and begins with {"type": "state", ..., "said": [...]}: the state, and the last message of each
+type that was sent as lasting. Other messages that were on their way are gone: they belong to a generation that is void.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from recycle_pp.wire.connection import Channel, Message
+from recycle_pp.wire.worker_spec import WorkerSpec, told_later
+
+_AGAIN = 0.1  # seconds until a coordinator that could not be reached is tried once more
+
+
+class Line:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.state: Callable[[], Message] = lambda: {"generation": -1, "committed": -1}  # before it has any
+        self._spec, self._place = spec, (spec.host, spec.port)
+        self._hello = {"type": "hello", "role": "worker", "rank": spec.rank, "incarnation": spec.incarnation}
+        self._places: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._said: dict[str, Message] = {}
+        self._sending = threading.Lock()
+        self._welcomed = False
+        self._silence: float | None = None
+        self._channel = self._connect()
+        threading.Thread(target=self._hear_supervisor, name="supervisor", daemon=True).start()
+
+    @property
+    def local_host(self) -> str:
+        """The address of this machine that the coordinator sees."""
+        return self._channel.local_host
+
+    def end_after_silence(self, seconds: float) -> None:
+        """See Channel."""
+        self._silence = seconds
+        self._channel.end_after_silence(seconds)
+
+    def recv(self) -> Message:
+        while True:
+            channel = self._channel
+            with suppress(OSError):
+                message = channel.recv()
+                self._welcomed = self._welcomed or message["type"] == "welcome"
+                return message
+            channel.close()
+            self._place = self._places.get()  # if there is none, the supervisor ends this process
+            self._move()
+
+    def send(self, message: Message, lasting: bool = False) -> None:
+        with self._sending:
+            if lasting:
+                self._said[message["type"]] = message
+            with suppress(OSError):
+                self._channel.send(message)
+
+    def _move(self) -> None:
+        """Nobody sends until the new coordinator has got the state."""
+        channel = self._connect()
+        if self._silence is not None:
+            channel.end_after_silence(self._silence)
+        with self._sending:
+            with suppress(OSError):
+                if self._welcomed:
+                    channel.send({"type": "state", **self.state(), "said": list(self._said.values())})
+            self._channel = channel
+
+    def _connect(self) -> Channel:
+        while True:
+            with suppress(queue.Empty):
+                while True:
+                    self._place = self._places.get_nowait()
+            with suppress(OSError):
+                return Channel.connect(*self._place, self._spec.token, self._hello | {"moved": self._welcomed})
+            with suppress(queue.Empty):
+                self._place = self._places.get(timeout=_AGAIN)
+
+    def _hear_supervisor(self) -> None:
+        for message in told_later():
+            self._places.put((message["host"], message["port"]))
+            self._channel.close()  # the last coordinator may be silent rather than gone

@@ -1,0 +1,174 @@
+"""The gradient of one stage: the sum over the micro-batches that ran on this worker, then over its peers.
+
+    gradients = Gradients(layout, microbatches=G, device=device, reproducible=False, ops=ops)
+    gradients.add(name, grad); gradients.close(g, loss)     # micro-batch g is complete here
+    payload = gradients.payload()                           # fresh tensors: SUM-all-reduce them in place
+    reduced = gradients.reduced(payload)                    # the gradient of the mean loss over all G micro-batches
+    gradients.clear()                                       # for the next step
+
+By default the sums are float32. With `reproducible` they are int64 fixed point (see `fixed_point`), one exponent per
+tensor; `follow(reduced)` derives the next exponents from a gradient that all peers hold, so all peers agree on them.
+Beside the gradient travels a book of three rows of G float64: how often each micro-batch was counted, its loss, and
+whether its gradient did not fit the fixed point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import fixed_point as fixed
+from .layout import Layout
+from .operations import Operations
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A stage's gradient of the mean loss over all G micro-batches; equal in every bit on all peers.
+
+    flat: float32, read only, laid out as the stage's parameters; squares: the squared norm of each tensor, in
+    canonical order; counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,)
+    float64, zeros but at the last stage; finite: False if a NaN, an infinity or an overflow went in.
+    """
+
+    flat: Tensor
+    counts: Tensor
+    losses: Tensor
+    squares: list[float]
+    finite: bool
+
+    def to_tensors(self) -> list[Tensor]:
+        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (1 + tensors,)."""
+        book = torch.stack([self.counts.double(), self.losses])
+        rest = torch.tensor([float(self.finite), *self.squares], dtype=torch.float64)
+        return [self.flat, book.to(self.flat.device), rest.to(self.flat.device)]
+
+    @classmethod
+    def from_tensors(cls, tensors: Sequence[Tensor]) -> Reduced:
+        flat, book, rest = tensors
+        counts, losses = book.cpu()
+        finite, *squares = rest.tolist()
+        return cls(flat, counts.long(), losses, squares, bool(finite))
+
+
+class Gradients:
+    """Accumulators of one stage on one worker, all in one vector.
+
+    Attributes:
+        exponents: of each tensor's fixed point (reproducible only, else empty): state of the stage, in the checkpoint.
+        places: `ops.places` of the layout.
+    """
+
+    def __init__(self, layout: Layout, microbatches: int, device: torch.device, *, reproducible: bool, ops: Operations):
+        self.names = layout.names
+        self.microbatches, self.reproducible = microbatches, reproducible
+        self.places = ops.places(layout, device)
+        self._ops = ops
+        self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
+        self._flat = layout.zeros(device, torch.int64 if reproducible else torch.float32)
+        self._sums = layout.views(self._flat)
+        self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
+        self._bad = torch.zeros((), dtype=torch.float64, device=device)
+        self.exponents = [fixed.exponent(fixed.FIRST, microbatches)] * len(self.names) if reproducible else []
+        self.clear()
+
+    # --- a micro-batch's gradient comes in
+
+    def add(self, index: int | str, grad: Tensor) -> None:
+        """The gradient of tensor `index` (or name), of its shape; `grad` stays as it is."""
+        index = self._index[index] if isinstance(index, str) else index
+        total, first = self._sums[index], self._fresh(index)
+        if self.reproducible:
+            self._ops.accumulate(total, grad, *self._format(index), first)
+        elif first:
+            total.copy_(grad)
+        else:
+            total.add_(grad)
+
+    def add_product(self, index: int, dy: Tensor, x: Tensor, parts: int = 1) -> None:
+        """The gradient dy^T x of a matrix: dy (N, O), x (N, K), float32 or bfloat16; or one of `parts` of it."""
+        total, first = self._sums[index], self._fresh(index)
+        if self.reproducible:
+            self._ops.accumulate_product(total, dy, x, *self._format(index, parts), first)
+        else:
+            self._ops.add_product(total, dy, x, first)
+
+    def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None:
+        """The gradient of an embedding: dy (N, H) float32 added to the rows `rows` (N,) int64."""
+        total = self._sums[index]
+        if self._fresh(index):
+            total.zero_()
+        if not self.reproducible:
+            total.index_add_(0, rows, dy)
+            return
+        # Equal rows are summed in float32 first, as autograd does; only the rows that occur are touched.
+        rows, position = torch.unique(rows, return_inverse=True)
+        grad = torch.ops.aten.embedding_dense_backward(dy, position, len(rows), -1, False)
+        sums = total[rows]
+        self._ops.accumulate(sums, grad, *self._format(index), False)
+        total[rows] = sums
+
+    def close(self, g: int, loss: Tensor | float | None) -> None:
+        """Micro-batch g's gradient is complete here; its loss at the last stage."""
+        self._book[0, g] += 1
+        if loss is not None:
+            self._book[1, g] += loss
+        if self.reproducible:
+            self._book[2, g] += self._bad
+            self._bad.zero_()
+
+    def clear(self) -> None:
+        """Forgets every micro-batch."""
+        self._empty = [True] * len(self._sums)  # the first gradient of a tensor is written, not added to zeros
+        self._book.zero_()
+        self._bad.zero_()
+
+    # --- the sum over the peers
+
+    def payload(self) -> list[Tensor]:
+        """Fresh copies of [the flat sum (float32 or int64), the book (3, G) float64], to be SUM-all-reduced in place.
+
+        Copies, because an aborted all-reduce leaves its buffers partly summed.
+        """
+        for index, total in enumerate(self._sums):
+            if self._fresh(index):
+                total.zero_()
+        return [self._flat.clone(), self._book.clone()]
+
+    def reduced(self, payload: Sequence[Tensor]) -> Reduced:
+        """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
+        flat, (counts, losses, misfits) = payload[0], payload[1].cpu()
+        if self.reproducible:
+            flat = self._layout.zeros(flat.device)
+            views = zip(self._layout.views(payload[0]), self._layout.views(flat), self.exponents, strict=True)
+            for total, out, e in views:
+                self._ops.restore(total, e, out)
+        squares = self._ops.squared_norms(flat, self.places).tolist()
+        finite = math.isfinite(sum(squares)) and math.isfinite(losses.sum().item()) and not misfits.any()
+        return Reduced(flat, counts.long(), losses, squares, finite)
+
+    def follow(self, reduced: Reduced) -> None:
+        """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""
+        if not self.reproducible:
+            return
+        if not reduced.finite:
+            self.exponents = [max(-126, e - fixed.COARSER) for e in self.exponents]
+            return
+        extremes = [torch.stack(torch.aminmax(grad)) for grad in self._layout.views(reduced.flat)]
+        self.exponents = [
+            fixed.exponent(max(-low, high), self.microbatches) if low or high else e
+            for (low, high), e in zip(torch.stack(extremes).tolist(), self.exponents, strict=True)
+        ]
+
+    def _fresh(self, index: int) -> bool:
+        """Whether nothing was added to the tensor yet; from now on something was."""
+        fresh, self._empty[index] = self._empty[index], False
+        return fresh
+
+    def _format(self, index: int, parts: int = 1) -> tuple[int, float, Tensor]:
+        """(exponent, limit in steps, misfits) of an addend that is one of `parts` of a micro-batch's gradient."""
+        return self.exponents[index], fixed.limit(self.microbatches * parts), self._bad

@@ -1,0 +1,143 @@
+"""AdamW on one stage: at the commit, or before it as speculation that can be taken back.
+
+    optimizer = StageOptimizer(settings, stage)
+    norm, scale = clip_scale(squares_of_all_stages, settings.optimizer.clip)
+    optimizer.step(reduced, step, scale)                        # at the commit
+    optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
+    optimizer.speculate(reduced, step); optimizer.undo()        # as if nothing had happened, in every bit
+
+Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.05101). On a CPU the bits are those of
+`torch.optim.AdamW(fused=True)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from recycle_pp.config.settings import Optimizer, Settings
+
+from .gradients import Gradients, Reduced
+from .layout import Layout
+from .operations import Operations, State
+
+
+def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
+    """Of step `step` (from 0) of `steps`: linear warm-up to lr, then a cosine down to min_lr."""
+    if step < optimizer.warmup:
+        return optimizer.lr * (step + 1) / optimizer.warmup
+    share = min(1.0, (step - optimizer.warmup) / max(1, steps - optimizer.warmup))
+    return optimizer.min_lr + 0.5 * (optimizer.lr - optimizer.min_lr) * (1 + math.cos(math.pi * share))
+
+
+def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, float]:
+    """(gradient norm, factor for the gradient) from the squared norms of all tensors of all stages.
+
+    `math.fsum` rounds once, so the result does not depend on the split into stages. The factor is that of
+    `torch.nn.utils.clip_grad_norm_`: min(1, clip / (norm + 1e-6)).
+    """
+    norm = math.sqrt(math.fsum(squares))
+    return norm, 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+
+
+class Updated(Protocol):
+    """What the optimizer needs of a stage (`model.stage.Stage`): its parameters as one float32 vector `flat`, laid out
+    by `layout`, their gradients, and the operations that compute."""
+
+    flat: Tensor
+    layout: Layout
+    names: list[str]
+    parameters: dict[str, nn.Parameter]
+    gradients: Gradients
+    ops: Operations
+
+
+class StageOptimizer:
+    """The optimizer state of one stage; `stage.parameters` are updated in place."""
+
+    def __init__(self, settings: Settings, stage: Updated):
+        self._settings, self._stage = settings.optimizer, stage
+        self._steps = settings.run.steps
+        self._live = (stage.flat, torch.zeros_like(stage.flat), torch.zeros_like(stage.flat))
+        self._undo: State | None = None  # allocated at the first speculation, then reused
+        self._undo_exponents: list[int] | None = None  # not None while a speculation is open
+
+    def lr(self, step: int) -> float:
+        return learning_rate(self._settings, step, self._steps)
+
+    @torch.no_grad()
+    def step(self, reduced: Reduced, step: int, scale: float = 1.0, undo: State | None = None) -> None:
+        """One AdamW step (number `step`, from 0) with the gradient times `scale`; `reduced` is not changed.
+
+        undo: receives parameters and state as they were.
+        """
+        self._update(reduced.flat, self.lr(step), step, scale, undo)
+        self._stage.gradients.follow(reduced)
+
+    @torch.no_grad()
+    def speculate(self, reduced: Reduced, step: int) -> None:
+        """The step before it is sure: keeps what it overwrites."""
+        assert self._undo_exponents is None, "confirm() or undo() the last speculation first"
+        self._undo_exponents = self._stage.gradients.exponents
+        self.step(reduced, step, undo=self._undo_copy())
+
+    def confirm(self) -> None:
+        """The speculated step stands."""
+        assert self._undo_exponents is not None, "nothing was speculated"
+        self._undo_exponents = None
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Parameters, state and exponents are again what they were before speculate(), in every bit."""
+        assert self._undo is not None and self._undo_exponents is not None, "nothing was speculated"
+        for kept, tensor in zip(self._undo, self._live, strict=True):
+            tensor.copy_(kept)
+        self._stage.gradients.exponents, self._undo_exponents = self._undo_exponents, None
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything of the stage that outlives a step, by full-model names; live views, not copies.
+
+        `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (float32, the parameter's shape) and, when reproducible,
+        `exponent.NAME` (int64 scalars).
+        """
+        state: dict[str, Tensor] = {}
+        for prefix, flat in zip(("model", "exp_avg", "exp_avg_sq"), self._live, strict=True):
+            for name, view in zip(self._stage.names, self._stage.layout.views(flat), strict=True):
+                state[f"{prefix}.{name}"] = view
+        for name, exponent in zip(self._stage.names, self._stage.gradients.exponents, strict=False):
+            state[f"exponent.{name}"] = torch.tensor(exponent)
+        return state
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over a `state()` of a peer or of a checkpoint; it may hold more names than this stage has."""
+        for key, tensor in self.state().items():
+            if not key.startswith("exponent."):
+                tensor.copy_(state[key])
+        if self._stage.gradients.reproducible:
+            self._stage.gradients.exponents = [int(state[f"exponent.{name}"]) for name in self._stage.names]
+
+    @torch.no_grad()
+    def warm(self) -> None:
+        """Launches what a step does (see `Stage.warm`); to be called on fresh state, which it leaves as it is."""
+        nothing = torch.zeros_like(self._live[0])
+        self._update(nothing, 0.0, 0, 1.0, None)
+        if self._settings.stagger:
+            self._update(nothing, 0.0, 0, 1.0, self._undo_copy())
+
+    def _update(self, grad: Tensor, lr: float, step: int, scale: float, undo: State | None) -> None:
+        stage = self._stage
+        stage.ops.adamw(
+            self._live, grad, stage.gradients.places, self._settings, lr=lr, step=step, scale=scale, undo=undo
+        )
+        torch.autograd.graph.increment_version(list(stage.parameters.values()))  # bf16 copies look at it
+
+    def _undo_copy(self) -> State:
+        if self._undo is None:
+            param, mean, square = (torch.empty_like(tensor) for tensor in self._live)
+            self._undo = (param, mean, square)
+        return self._undo

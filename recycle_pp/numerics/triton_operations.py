@@ -1,0 +1,82 @@
+"""The operations of a stage in Triton: `operations` says what each is, `recycle_kernels` for how.
+
+Only GPUs run them; TRITON_INTERPRET=1 lets a test run them on a CPU, in float32.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import recycle_kernels as kernels
+import torch
+from recycle_kernels import Chunks, rope_qkv, swiglu
+from torch import Tensor
+
+from recycle_pp.config.settings import Optimizer
+
+from .layout import Layout
+from .operations import State
+from .weight_grad_store import WeightGradStore
+
+__all__ = [
+    "accumulate",
+    "accumulate_product",
+    "adamw",
+    "add_product",
+    "add_rms_norm",
+    "head_loss",
+    "places",
+    "restore",
+    "rope_qkv",
+    "squared_norms",
+    "swiglu",
+]
+
+
+def add_rms_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    if branch is None:
+        return kernels.rms_norm(x, weight, eps, dtype=dtype), x
+    return kernels.add_rms_norm(branch, x, weight, eps, dtype=dtype)
+
+
+def head_loss(x: Tensor, weight: Tensor, targets: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
+    if sink is None:
+        return kernels.head_loss(x, weight, targets)
+    gradients = sink.gradients
+    return kernels.head_loss(
+        x, weight, targets, defer=lambda later: sink.put(lambda i: later(partial(gradients.add_product, i)), index)
+    )
+
+
+def add_product(total: Tensor, dy: Tensor, x: Tensor, first: bool) -> None:
+    kernels.weight_grad(total, dy, x, first=first)
+
+
+def accumulate(total: Tensor, grad: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
+    kernels.quantise_add(total, grad.contiguous(), e, limit, bad, first)
+
+
+def accumulate_product(total: Tensor, dy: Tensor, x: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
+    kernels.weight_grad_fixed(total, dy, x, e, limit, bad, first=first)
+
+
+def restore(total: Tensor, e: int, out: Tensor) -> None:
+    kernels.dequantise(total, e, out)
+
+
+def places(layout: Layout, device: torch.device) -> Chunks:
+    return kernels.make_chunks(layout.sizes, [len(shape) >= 2 for shape in layout.shapes], device)
+
+
+def squared_norms(flat: Tensor, places: Chunks) -> Tensor:
+    return kernels.squared_norms(flat, places)
+
+
+def adamw(
+    state: State, grad: Tensor, places: Chunks, o: Optimizer, *, lr: float, step: int, scale: float, undo: State | None
+) -> None:
+    hyper = kernels.AdamW(lr, o.beta1, o.beta2, o.eps, o.weight_decay)
+    with torch.cuda.device_of(grad):  # a joiner steps in a thread, and threads begin on GPU 0
+        kernels.adamw(state, grad, places, hyper, step + 1, scale, undo)

@@ -1,0 +1,115 @@
+"""Layers whose weight gradients can wait: backward gives the input's gradient, the weight's goes to a sink.
+
+    sink = WeightGradStore(); sink.gradients = gradients   # recycle_pp.numerics.gradients.Gradients
+    y = linear(x, weight, sink, index)      # autograd sees an operation of x alone
+    sink.queue = []                         # I: backward now queues (dy, x) of every layer ...
+    y.backward(dy)
+    sink.flush(queue)                       # W: ... and this computes dy^T x into the accumulators
+    sink.queue = None                       # B: backward computes both at once, nothing waits
+
+Splitting the backward like this is the zero-bubble idea (Qi et al. 2023, arXiv:2401.10241). The gradient of W is
+computed by the same call on the same operands in both ways, so I then W equals B in every bit. With `sink=None` the
+layers are ordinary autograd layers: the plain trainer runs the same model that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Accumulators(Protocol):
+    """What a sink needs of `Gradients`."""
+
+    def add(self, index: int, grad: Tensor) -> None: ...
+    def add_product(self, index: int, dy: Tensor, x: Tensor, parts: int = 1) -> None: ...
+    def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None: ...
+
+
+Queue = list[tuple[Callable[..., None], int, tuple[Tensor, ...]]]
+
+
+class WeightGradStore:
+    """Takes the weight gradients of one stage: into a queue while there is one, else into the accumulators at once."""
+
+    gradients: Accumulators  # set by the stage, which knows its shapes once the layers exist
+
+    def __init__(self) -> None:
+        self.queue: Queue | None = None
+
+    def put(self, add: Callable[..., None], index: int, *operands: Tensor) -> None:
+        if self.queue is None:
+            add(index, *operands)
+        else:
+            self.queue.append((add, index, operands))
+
+    @staticmethod
+    @torch.no_grad()
+    def flush(queue: Queue) -> None:
+        """Computes what waits, last layer first, and frees each operand as soon as it is used."""
+        queue.reverse()
+        while queue:
+            add, index, operands = queue.pop()
+            add(index, *operands)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sink: WeightGradStore, index: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.sink, ctx.index = weight, sink, index
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        dx = dy.mm(ctx.weight) if ctx.needs_input_grad[0] else None
+        ctx.sink.put(ctx.sink.gradients.add_product, ctx.index, dy, x)
+        return dx, None, None, None
+
+
+class _Norm(torch.autograd.Function):
+    """Passes the norm's weight through; its gradient, a by-product of I, goes to the sink."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, sink: WeightGradStore, index: int) -> Tensor:
+        ctx.sink, ctx.index = sink, index
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, dweight: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        ctx.sink.put(ctx.sink.gradients.add, ctx.index, dweight)
+        return None, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, sink: WeightGradStore, index: int) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.sink, ctx.index = sink, index
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
+        (tokens,) = ctx.saved_tensors
+        ctx.sink.put(ctx.sink.gradients.add_rows, ctx.index, tokens, dy)
+        return None, None, None, None
+
+
+def linear(x: Tensor, weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
+    """x (N, K), weight (O, K) -> (N, O), both in one dtype."""
+    return F.linear(x, weight) if sink is None else _Linear.apply(x, weight, sink, index)
+
+
+def norm_weight(weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
+    """The weight (H,) as an operation on it should see it: its gradient goes to the sink."""
+    return weight if sink is None else _Norm.apply(weight, sink, index)
+
+
+def embedding(tokens: Tensor, weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
+    """tokens (N,) int64, weight (V, H) -> (N, H)."""
+    return F.embedding(tokens, weight) if sink is None else _Embedding.apply(tokens, weight, sink, index)

@@ -1,0 +1,254 @@
+"""Checkpoints of a job: every stage writes its part, asynchronously; one folder of torch's own format comes out.
+
+    saver = Saver(folder)                                    # one per worker that saves
+    saving = saver.save(step, stage, optimizer.state())      # copies, then writes in a thread of its own
+    saving.result()                                          # raises what went wrong in the thread
+    finish(folder, step, stages, about)                      # once all stages have saved: merge, sync, rename
+    newest(folder); state = load(path, names); about = read_about(path)
+
+`folder/step-000020` is one ordinary `torch.distributed.checkpoint`: `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`
+(and `exponent.NAME`) with full-model names, so any split into stages reads it, and so does `dcp.load`. It appears by a
+rename, after everything in it has reached the disk: a save that was killed leaves `step-000020.tmp` and the previous
+checkpoint as it was. No collective is used: a stage that dies cannot block the others.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
+from enum import Enum, EnumMeta
+from pathlib import Path, PosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recycle_pp.config.settings import Settings
+
+from .checksum import fingerprint
+
+
+def _dcp() -> Any:
+    """torch.distributed.checkpoint, imported when it is needed: it takes a second, which no start should pay."""
+    import torch.distributed.checkpoint as dcp
+
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    return dcp
+
+
+class Saver:
+    """Writes one stage's parts of checkpoints; at most one save is under way."""
+
+    def __init__(self, folder: str | Path):
+        self._folder = Path(folder)
+        self._saving: Future[None] = Future()
+        self._saving.set_result(None)
+
+    def save(self, step: int, stage: int, state: Mapping[str, Tensor]) -> Future[None]:
+        """Copies `state` (after the last save has ended) and returns; a thread writes the copy to
+        step-STEP.tmp/stage-STAGE. The future ends when it is on disk, or with RuntimeError if it cannot be written."""
+        futures.wait([self._saving])
+        copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+        self._saving = Future()
+        arguments = (self._saving, temporary(self._folder, step) / f"stage-{stage}", copy)
+        threading.Thread(target=_write_part, args=arguments, name="checkpoint", daemon=True).start()
+        return self._saving
+
+    def wait(self) -> None:
+        """Until the last part is on disk; RuntimeError if it could not be written."""
+        self._saving.result()
+
+
+def _write_part(saving: Future[None], part: Path, state: dict[str, Tensor]) -> None:
+    try:
+        dcp = _dcp()
+        shutil.rmtree(part, ignore_errors=True)  # of a save that was killed
+        # Nothing to copy ahead: with more than 0 bytes of it torch makes a CUDA context on GPU 0 in this thread.
+        writer = dcp.FileSystemWriter(part, per_thread_copy_ahead=0)
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        failures = getattr(error, "failures", None)  # ... and holds the real one, with a traceback, by rank
+        cause = failures[0][0] if failures else error
+        saving.set_exception(RuntimeError(f"the checkpoint part {part} could not be written: {cause}"))
+    else:
+        saving.set_result(None)
+
+
+def finish(folder: str | Path, step: int, stages: int, about: Mapping[str, Any]) -> Path:
+    """Makes the parts of all stages one checkpoint and gives it its name; returns the folder.
+
+    about: JSON that a resume wants to know, see `describe`.
+    """
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    place = temporary(folder, step)
+    parts = [place / f"stage-{stage}" for stage in range(stages)]
+    tensors: dict[str, Any] = {}
+    storage: dict[Any, Any] = {}
+    paths: dict[str, Any] = {}
+    for part in parts:
+        metadata = _metadata(part)
+        tensors.update(metadata.state_dict_metadata)
+        paths.update(metadata.planner_data or {})
+        for index, info in (metadata.storage_data or {}).items():
+            info.relative_path = f"{part.name}/{info.relative_path}"
+            storage[index] = info
+    merged = Metadata(tensors, paths, storage, version=_metadata(parts[0]).version)
+    _write_synced(place / ".metadata", pickle.dumps(merged))
+    for part in parts:
+        (part / ".metadata").unlink()
+        _sync(part)
+    files = {str(p.relative_to(place)): fingerprint(p) for p in sorted(place.rglob("*")) if p.is_file()}
+    _write_synced(place / "about.json", json.dumps({"step": step, **about, "files": files}, indent=1).encode())
+    _sync(place)
+    final, replaced = Path(folder) / name(step), Path(folder) / f"{name(step)}.replaced.tmp"
+    if final.exists():  # the job was restored from an older one and came here again
+        final.rename(replaced)
+    place.rename(final)
+    _sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return final
+
+
+def name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def temporary(folder: str | Path, step: int) -> Path:
+    """Where the parts of a save lie until it is finished."""
+    return Path(folder) / f"{name(step)}.tmp"
+
+
+def complete(folder: str | Path) -> list[Path]:
+    """The finished checkpoints in `folder`, oldest first."""
+    found = [path for path in Path(folder).glob("step-*") if path.suffix != ".tmp" and (path / ".metadata").exists()]
+    return sorted(found, key=_step)
+
+
+def newest(folder: str | Path) -> Path | None:
+    """The newest finished checkpoint in `folder`, or None."""
+    return found[-1] if (found := complete(folder)) else None
+
+
+def prune(folder: str | Path, keep: int) -> None:
+    """Deletes all finished checkpoints but the newest `keep`, and what killed saves left of older steps."""
+    for path in complete(folder)[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
+    last = newest(folder)
+    for path in Path(folder).glob("step-*.tmp"):
+        if last is not None and _step(path) < _step(last):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-").partition(".")[0])
+
+
+def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """The tensors `names` (all by default) of a checkpoint, each whole, whatever split wrote it.
+
+    Raises:
+        ValueError: a name that the checkpoint does not hold.
+    """
+    dcp = _dcp()
+    held = _metadata(path).state_dict_metadata
+    state: dict[str, Any] = {}
+    for key in held if names is None else names:
+        if key not in held:
+            raise ValueError(f"the checkpoint {path} does not hold {key}")
+        state[key] = torch.empty(held[key].size, dtype=held[key].properties.dtype)
+    dcp.load(state, storage_reader=_reader(path), no_dist=True)
+    return state
+
+
+def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
+    """What must not change between a checkpoint and its resume, by configuration key; `fingerprint` is the data's."""
+    model, parallel = settings.model, settings.parallel
+    keys = ("layers", "width", "heads", "kv_heads", "ffn", "sequence", "vocabulary", "rope_theta", "norm_eps")
+    return {
+        **{f"model.{key}": getattr(model, key) for key in keys},
+        "model.dropout": model.dropout,
+        "parallel.microbatch_size": parallel.microbatch_size,
+        "parallel.pipelines * parallel.microbatches": parallel.pipelines * parallel.microbatches,
+        "numerics.reproducible": settings.numerics.reproducible,
+        "run.seed": settings.run.seed,
+        "data.path (its contents)": fingerprint,
+    }
+
+
+def read_about(path: str | Path) -> dict[str, Any]:
+    """The JSON that `finish` was given, and `step`: the number of steps done."""
+    return json.loads((Path(path) / "about.json").read_text())
+
+
+def refuse_mismatch(path: str | Path, now: Mapping[str, Any]) -> None:
+    """Raises ValueError with one sentence if the checkpoint was written under settings that do not go with `now`."""
+    saved = read_about(path)
+    for key, value in now.items():
+        if saved.get(key) != value:
+            raise ValueError(f"cannot resume from {path}: {key} was {saved.get(key)} and is now {value}")
+
+
+def _metadata(path: str | Path) -> Any:
+    """A checkpoint's table of contents. torch keeps it as a pickle; only its own classes are let through."""
+    return _Unpickler(io.BytesIO((Path(path) / ".metadata").read_bytes())).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch.distributed.checkpoint.metadata" or (module, name) in _PLAIN:
+            return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 pickle a member of an Enum
+            return _member
+        if (module, name) == ("pathlib._local", "PosixPath"):  # where Python 3.13 has it
+            return PosixPath
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        raise pickle.UnpicklingError(f"a checkpoint's metadata names {module}.{name}, which has no place there")
+
+
+def _member(kind: Any, name: str) -> Enum:
+    """All that `getattr` is allowed to do."""
+    if not isinstance(kind, EnumMeta) or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"a checkpoint's metadata asks for {name} of {kind}, which has no place there")
+    return kind[name]
+
+
+_PLAIN = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("pathlib", "PosixPath"),
+}
+
+
+def _reader(path: str | Path) -> Any:
+    class Reader(_dcp().FileSystemReader):  # type: ignore[misc]
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            return _metadata(path)
+
+    return Reader(path)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Makes the names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

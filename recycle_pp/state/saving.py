@@ -1,0 +1,96 @@
+"""A worker's part of a checkpoint.
+
+    saving = StageSaving(settings, run_dir, stage, optimizer, batches, worker, send, strike)
+    executor.on_commit.append(saving.committed)          # saves if the commit names this worker
+    session.handlers["assemble"] = saving.assemble       # puts the parts of all stages together
+
+Runs beside training: the state is copied at the commit, threads of their own write it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import Batches
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.protocol.participant import Commit
+
+from . import checkpoint
+from .rejoin import Strike
+
+Json = dict[str, Any]
+
+
+class StageSaving:
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: str,
+        stage: Stage,
+        optimizer: StageOptimizer,
+        batches: Batches,
+        worker: Worker,
+        send: Callable[[Json], None],
+        strike: Strike,
+    ) -> None:
+        self._settings, self._stage, self._optimizer = settings, stage, optimizer
+        self._batches, self._worker, self._send, self._strike = batches, worker, send, strike
+        self._folder = Path(run_dir) / "checkpoints"
+        self._saver = checkpoint.Saver(self._folder)
+        self._lock = threading.Lock()
+        self._done = 0  # steps in the parameters
+        self._wanted = -1  # a checkpoint that was asked for
+
+    def committed(self, commit: Commit, reduced: Reduced) -> None:
+        with self._lock:
+            self._done = commit.step + 1
+            wanted = self._wanted == self._done
+        named = list(self._worker) in commit.then["savers"]
+        if (named or wanted) and not self._settings.emulate.mode:
+            self._save(commit.step + 1)
+
+    def asked(self, message: Json) -> None:
+        """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state,
+        but the executor may still have to apply the last one."""
+        with self._lock:
+            self._wanted = message["step"]
+            if self._done < self._wanted:
+                return
+        self._save(message["step"])
+
+    def assemble(self, message: Json) -> None:
+        self._send({"type": "assembling", "step": message["step"]})
+        threading.Thread(target=self._assemble, args=(message["step"],), name="assemble", daemon=True).start()
+
+    def _save(self, step: int) -> None:
+        saving = self._saver.save(step, self._stage.stage, self._optimizer.state())
+        self._strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
+        threading.Thread(target=self._report, args=(step, saving), name="saved", daemon=True).start()
+
+    def _report(self, step: int, saving: Future[None]) -> None:
+        try:
+            saving.result()
+        except RuntimeError as error:
+            self._send({"type": "save_failed", "step": step, "detail": str(error)})
+        else:
+            self._send({"type": "saved", "step": step})
+
+    def _assemble(self, step: int) -> None:
+        about = checkpoint.describe(self._settings, self._batches.fingerprint)
+        try:
+            checkpoint.finish(self._folder, step, self._settings.parallel.stages, about)
+            checkpoint.prune(self._folder, self._settings.checkpoint.keep)
+        except Exception as error:  # whatever ails a checkpoint, training goes on
+            detail = str(error) or type(error).__name__
+            self._send({"type": "save_failed", "step": step, "detail": detail})
+        else:
+            self._send({"type": "assembled", "step": step})

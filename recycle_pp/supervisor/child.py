@@ -1,0 +1,241 @@
+"""A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
+
+    child = Child.spawn(spec, log=run.log(3))     # in the supervisor
+    child.tell({"host": ..., "port": ...})        # where the coordinator is now
+    child.wait()                                  # in a thread: returns within a millisecond of the death
+    child.pidfd                                   # readable when the kernel has cleaned up behind it: then
+    death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
+
+    last_words(spec, cause="exception", detail=traceback.format_exc())   # in the worker, before it dies
+    last_words(spec, cause="injected", detail="kill@vote")
+
+The worker gets its spec (with the job's token) through a pipe on its standard input, never through its command line or
+environment; what it is told later comes the same way, a line of JSON each. It leads a session of its own, so that a
+Ctrl-C in the terminal reaches only the supervisor, and dies with its supervisor (PR_SET_PDEATHSIG). A supervisor whose
+process has imported torch (tests) forks the worker; a real one, which never does, executes a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from recycle_pp.wire.worker_spec import WorkerSpec
+
+from .lifeline import Lifeline
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Death:
+    """How a worker ended. at: time.monotonic() of the death, as near as known."""
+
+    cause: str  # signal | exception | out_of_memory | exit
+    detail: str  # "SIGKILL", the last lines of a traceback, "exit code 3"
+    at: float
+    injected: bool = False  # a fault injection ended it
+    words: dict[str, Any] = field(default_factory=dict)  # the worker's last words, if it left any
+
+
+class Child:
+    """A running worker process."""
+
+    def __init__(self, pid: int, incarnation: int, ears: int, words: int, lifeline: Lifeline, log: Path):
+        self.pid, self.incarnation = pid, incarnation
+        self._ears, self._log, self._lifeline = ears, log, lifeline
+        self._died_at: float | None = None
+        self.pidfd = os.pidfd_open(pid)
+        self._words = words
+        self._oom_kills = _oom_kills()
+
+    @classmethod
+    def spawn(cls, spec: WorkerSpec, log: Path, module: str = "recycle_pp.execution.worker") -> Child:
+        """Starts `module` as a worker whose standard output and error are appended to `log`.
+
+        Executed, it runs as `__main__` and calls main(WorkerSpec.read()); forked, the same is called.
+        """
+        words_end, spec.last_words = os.pipe()
+        lifeline = Lifeline.create()
+        spec.lifeline = lifeline.descriptor
+        stdin, spec_end = os.pipe()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        parent = os.getpid()
+        sys.stdout.flush(), sys.stderr.flush()  # else a forked child would print our buffers again
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(spec, module, parent, stdin, output)
+        for descriptor in (stdin, output, spec.last_words):
+            os.close(descriptor)
+        child = cls(pid, spec.incarnation, spec_end, words_end, lifeline, log)
+        child.tell(asdict(spec))
+        return child
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """One line to its standard input."""
+        with suppress(BrokenPipeError):
+            os.write(self._ears, json.dumps(message).encode() + b"\n")  # far below a pipe's 64 KiB: never blocks
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def wait(self) -> float | None:
+        """Blocks until it dies, and returns when (time.monotonic()); None if it was reaped before it was a worker."""
+        if self._lifeline.wait():
+            self._died_at = time.monotonic()
+        return self._died_at
+
+    def reap(self) -> Death:
+        """How it ended, once `pidfd` is readable; releases everything of the worker and ends what it started itself."""
+        seen = self._died_at or time.monotonic()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # its session; before waitpid, while the number is still ours
+        _, status = os.waitpid(self.pid, 0)
+        words = _read_words(self._words)
+        for descriptor in (self._words, self._ears, self.pidfd):
+            os.close(descriptor)
+        self._lifeline.close()
+        self.pidfd = -1
+        return self._classify(status, words, seen)
+
+    def _classify(self, status: int, words: dict[str, Any], seen: float) -> Death:
+        if os.WIFSIGNALED(status):
+            name = _signal_name(os.WTERMSIG(status))
+            if words.get("cause") == "injected":
+                hung = words["detail"].startswith("hang")  # that began long before its kill
+                return Death("signal", name, seen if hung else words["at"], True, words)
+            if name == "SIGKILL" and _oom_kills() > self._oom_kills:
+                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, words=words)
+            return Death("signal", name, seen, words=words)
+        if "cause" in words:
+            return Death(words["cause"], words["detail"], seen, words=words)
+        return Death("exit", f"exit code {os.WEXITSTATUS(status)}{self._end_of_log()}", seen)
+
+    def _end_of_log(self) -> str:
+        """A worker that fails before its main function leaves no words, but its log may tell."""
+        with suppress(OSError, IndexError), open(self._log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+            return f"; its log ends: {file.read().decode(errors='replace').rstrip().splitlines()[-1][:500]}"
+        return ""
+
+
+# ------------------------------------------------------------------------------------------------- in the child
+
+
+def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
+    """A worker's environment, where the user's own does not say otherwise.
+
+    torch's threads around NCCL end a process whose communicator fails, and tell those of all others to do the same, a
+    minute later: long after the job has gone on without the worker whose death it was. Here deaths are the
+    coordinator's to judge, so they only look on.
+    """
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog: else it throws, and the process terminates
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",  # the watchdog's watchdog: else it aborts the process
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds for a communicator to stand; an abort may wait as long
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # messages of a pair are meant to be in order
+    }
+    interface = settings.get("control", {}).get("interface")
+    if interface in (name for _, name in socket.if_nameindex()):
+        environment["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    return environment
+
+
+def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, output: int) -> NoReturn:
+    """From fork to the worker's main function; never returns to the supervisor's code."""
+    status = 1
+    try:
+        die_with_parent(parent)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(stdin, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if "torch" not in sys.modules:
+            for name, value in defaults(spec.settings).items():
+                os.environ.setdefault(name, value)
+            os.set_inheritable(spec.last_words, True)
+            os.set_inheritable(spec.lifeline, True)
+            os.execv(sys.executable, [sys.executable, "-m", module])
+        status = _run_forked(spec, module)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+
+
+def _run_forked(spec: WorkerSpec, module: str) -> int:
+    # The supervisor's sockets and its event loop are not ours. They become /dev/null rather than being closed, so that
+    # a number cannot be used anew and then be closed when a stale Python object goes.
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if descriptor > 2 and descriptor not in (spec.last_words, spec.lifeline, null):
+            with suppress(OSError):  # the listing's own
+                os.fstat(descriptor)
+                os.dup2(null, descriptor, inheritable=False)
+    gc.freeze()
+    return importlib.import_module(module).main(WorkerSpec.read()) or 0
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Sends this process a signal when the thread of `parent` that started it ends; ends now if it is gone already."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+# ------------------------------------------------------------------------------------------------------- causes
+
+
+def _read_words(descriptor: int) -> dict[str, Any]:
+    """The last whole line that `last_words` wrote to the pipe, or nothing."""
+    os.set_blocking(descriptor, False)
+    data = b""
+    with suppress(BlockingIOError):  # a grandchild may still hold the other end
+        while chunk := os.read(descriptor, 1 << 16):
+            data += chunk
+    for line in reversed(data.split(b"\n")[:-1]):
+        with suppress(ValueError):
+            words = json.loads(line)
+            if isinstance(words, dict):
+                return words
+    return {}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _oom_kills() -> int:
+    """How many processes of our cgroup (v2) the kernel has killed for want of memory; 0 where it does not say."""
+    with suppress(OSError, ValueError, KeyError, StopIteration):
+        group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))[3:]
+        text = (Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events").read_text()
+        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
+    return 0

@@ -1,0 +1,127 @@
+"""The worker process of one rank: a supervisor's keeper starts it, sees it die, and ends it.
+
+keeper = ProcessMonitor(module, say)               # say(type, **fields): to the coordinator, if there is one
+keeper.spawn(order, make_spec, log)        # the coordinator's order; a worker that still lives is ended first
+keeper.kill(incarnation); keeper.evict()   # by SIGKILL; by SIGTERM, to hand over
+await keeper.end(gently=True)              # none is started any more, and the last one has a while to end by itself
+keeper.close()                             # nothing is left of it, whatever happened
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from recycle_pp.wire.connection import Message
+from recycle_pp.wire.worker_spec import WorkerSpec
+
+from .child import Child, Death
+
+END_SECONDS = 30.0  # for a worker to end by itself when the job is done
+TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
+DEATHS = 20  # that are remembered
+
+MakeSpec = Callable[[int], WorkerSpec]  # of an incarnation
+
+
+class ProcessMonitor:
+    def __init__(self, module: str, say: Callable[..., None]) -> None:
+        self._module, self._say = module, say
+        self.order: Message | None = None  # the last one to start a worker
+        self.deaths: list[Message] = []
+        self.gone = asyncio.Event()  # no worker lives
+        self.gone.set()
+        self._child: Child | None = None
+        self._next: Callable[[], None] | None = None  # starts one as soon as the present worker is gone
+        self._killed_by_request = False
+        self._ending = False
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None
+
+    def spawn(self, order: Message, make_spec: MakeSpec, log: Path) -> None:
+        self.order = order
+        self._next = partial(self._start, int(order["incarnation"]), make_spec, log)
+        if self._child is None:
+            self._start_next()
+        else:
+            self._child.send_signal(signal.SIGKILL)
+
+    def tell(self, message: Message) -> None:
+        if self._child is not None:
+            self._child.tell(message)
+
+    def kill(self, incarnation: int) -> None:
+        if self._child is not None and self._child.incarnation == incarnation:
+            self._killed_by_request = True
+            self._child.send_signal(signal.SIGKILL)
+
+    def evict(self) -> None:
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def start_no_more(self) -> None:
+        self._ending, self._next = True, None
+
+    async def end(self, gently: bool) -> None:
+        self.start_no_more()
+        for number, seconds in ((0, END_SECONDS * gently), (signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 60.0)):
+            if self._child is not None and number:
+                self._child.send_signal(number)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.gone.wait(), seconds)
+                return
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.send_signal(signal.SIGKILL)
+            asyncio.get_running_loop().remove_reader(self._child.pidfd)
+            self._child.reap()
+            self._child = None
+
+    def _start_next(self) -> None:
+        start, self._next = self._next, None
+        if start is not None and not self._ending:
+            start()
+
+    def _start(self, incarnation: int, make_spec: MakeSpec, log: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self._killed_by_request = False
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)  # on another node's disk
+            self._child = Child.spawn(make_spec(incarnation), log, self._module)
+        except OSError as error:
+            self._report(Death("exit", f"could not be started: {error}", loop.time()), incarnation)
+            return
+        self.gone.clear()
+        loop.add_reader(self._child.pidfd, self._on_death)
+        watch = partial(self._await_death, self._child, loop)
+        threading.Thread(target=watch, name="lifeline", daemon=True).start()
+        self._say("spawned", incarnation=incarnation, pid=self._child.pid)
+
+    def _await_death(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
+        at = child.wait()
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            if at is not None:
+                loop.call_soon_threadsafe(partial(self._say, "dying", incarnation=child.incarnation, at=at))
+
+    def _on_death(self) -> None:
+        child, self._child = self._child, None
+        assert child is not None
+        asyncio.get_running_loop().remove_reader(child.pidfd)
+        self._report(child.reap(), child.incarnation)
+        self._start_next()
+        if self._child is None:
+            self.gone.set()
+
+    def _report(self, death: Death, incarnation: int) -> None:
+        known = {"cause": death.cause, "detail": death.detail, "at": death.at, "injected": death.injected}
+        report = {**death.words, **known, "asked": self._killed_by_request}
+        self.deaths = [*self.deaths, {"incarnation": incarnation, **report}][-DEATHS:]
+        self._say("died", incarnation=incarnation, **report)

@@ -1,0 +1,351 @@
+"""The process that the launcher starts for each rank: it starts the worker, sees it die, and decides nothing.
+
+    code = asyncio.run(supervise(launch, address=None, settings=settings, run=run))   # rank 0: the first to coordinate
+    code = asyncio.run(supervise(launch))                                             # another rank of one node
+    code = asyncio.run(supervise(launch, address=Address.of_cluster(...)))            # of several nodes
+    code = asyncio.run(supervise(launch, address, joins=True))                        # of a job that runs already
+
+A supervisor never imports torch: it starts in milliseconds, stays small, and outlives its worker, so that the launcher
+sees nothing of a worker's death. What it says to the coordinator and hears from it:
+
+    -> hello      role, rank, host, pid              <- welcome    settings, run_dir, leader, rank
+    -> present    place, spawn, alive, deaths        <- spawn      rank, incarnation, worker, respawns
+    -> spawned    rank, incarnation, pid             <- kill       rank, incarnation (SIGKILL; its death is reported)
+    -> dying      rank, incarnation, at              <- finish     code (ends the supervisor)
+    -> died       rank, incarnation, cause,          <-> heartbeat
+                  detail, at, injected, asked
+    -> stopping   rank, signal                       <- evict      (SIGTERM; the job goes on without this rank)
+
+`place` is where it listens from its first welcome on, for the agreement's connections, and for everybody's once it
+coordinates itself; `spawn` is the last such message that it has got. `dying` comes at once, `died` when the kernel has
+cleaned up and the cause is known: signal, exception, out_of_memory or exit. `at` is this node's monotonic clock;
+`asked` says that a `kill` was on its way; what else the worker's last words hold comes along. When the coordinator is
+lost the agreement says who is the next one; without a majority the supervisor ends its worker and itself. The job's
+exit code is that of each node's first rank; the others return 0, so that the launcher reports one failure instead of
+all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from recycle_pp.config.settings import Settings, load
+from recycle_pp.consensus.agreement import PLANNING, Agreement, Leader, LostMajority, Place
+from recycle_pp.consensus.choice import make_agreement
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.succession import Succession
+from recycle_pp.wire.connection import Message, Peer, connect, serve
+from recycle_pp.wire.join import Entered, enter
+from recycle_pp.wire.launch import Address, Launch, find, new_token, publish, withdraw
+from recycle_pp.wire.worker_spec import WorkerSpec
+
+from .process_monitor import END_SECONDS, ProcessMonitor
+
+if TYPE_CHECKING:
+    from recycle_pp.coordinator.host import Host
+
+JOIN_SECONDS = 600.0  # for the coordinator to appear: nodes of a cluster do not start together
+CONNECT_SECONDS = 10.0
+RETURN_SECONDS = 1.0  # for the answer of a coordinator that may be lost
+HEARSAY = 1.0  # seconds that others may know earlier who coordinates
+LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun grants 30
+ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order
+
+
+async def supervise(
+    launch: Launch,
+    address: Address | None = None,
+    settings: Settings | None = None,
+    run: RunFolder | None = None,
+    joins: bool = False,
+) -> int:
+    """Runs one rank to the end of the job and returns the exit code of its process.
+
+    address: of the coordinator; None: by the private file of this node. settings, run: rank 0's, the first host.
+    """
+    supervisor = Supervisor(launch)
+    try:
+        if joins and address is not None:
+            try:
+                return await supervisor.run(address, await enter(address, supervisor.hello()))
+            except ValueError as error:
+                print(f"recycle_pp: {error}", file=sys.stderr)
+                return 2
+        if settings is not None and run is not None:
+            try:
+                address = await supervisor.found(address, settings, run)
+            except ValueError as error:
+                print(f"recycle_pp: {error}", file=sys.stderr)
+                return 2
+        return await supervisor.run(address)
+    finally:
+        supervisor.close()
+        _hear_no_more_signals()
+
+
+def _hear_no_more_signals() -> None:
+    """The process ends anyway, and asyncio prints an error for each one that comes while its loop closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Supervisor:
+    """One rank's end of the conversation, and its worker."""
+
+    def __init__(self, launch: Launch, module: str = "recycle_pp.execution.worker"):
+        self._launch = launch
+        self._keeper = ProcessMonitor(module, self._say)
+        self._settings: Settings | None = None
+        self._peer: Peer | None = None
+        self._server: asyncio.Server | None = None
+        self._place: Place = ("", 0)  # where it listens
+        self._agreement: Agreement | None = None
+        self._leader: Leader | None = None
+        self._host: Host | None = None
+        self._hosts = asyncio.Event()
+        self._silence = 0  # heartbeats of its own since the coordinator's last message
+        self._finished = False  # the coordinator has said so
+        self._evicted = False  # this node's machine is taken away, and the job goes on without it
+        self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def found(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
+        """Rank 0, at the start: coordinates, and lets the others find it; ValueError where it cannot."""
+        wanted = address or Address("127.0.0.1", 0, new_token())
+        try:
+            await self._listen(wanted.host, wanted.port, wanted.token)
+        except OSError as error:
+            at = f"{wanted.host}:{wanted.port}"
+            raise ValueError(
+                f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
+            ) from error
+        self._settings, self._run, self._token = settings, run, wanted.token
+        self._agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None)
+        try:
+            self._leader = await self._agreement.leader(after=-1)
+        except LostMajority as lost:
+            raise ValueError(str(lost)) from lost
+        self._coordinate(None)
+        bound = Address(*self._place, wanted.token)
+        if address is None and self._launch.world > 1:
+            publish(self._launch, bound)
+        return bound
+
+    async def run(self, address: Address | None, entered: Entered | None = None) -> int:
+        """entered: of a newcomer, its connection to a job that runs already."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        serving = asyncio.create_task(self._serve(address, entered))
+        await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
+        code = await self._told_to_go(serving) if self._signal.done() else serving.result()
+        serving.cancel()
+        await self._keeper.end(gently=code == 0)
+        if self._finished and self._launch.local_rank != 0:
+            code = 0
+        if self._peer is not None:
+            self._peer.close()  # by this the coordinator knows that nothing of this rank is left
+        if self._host is not None and not self._evicted:
+            with suppress(TimeoutError):
+                ended = await asyncio.wait_for(self._host.ended, END_SECONDS)
+                code = code or ended
+            if code == 0:
+                print(self._host.report())
+        return code
+
+    def close(self) -> None:
+        """Nothing stays behind, whatever happened."""
+        if self._host is not None:
+            self._host.close()
+            withdraw(self._launch)
+        if self._agreement is not None:
+            self._agreement.close()
+        if self._server is not None:
+            self._server.close()
+        self._keeper.close()
+
+    # ------------------------------------------------------------------------------------------- conversation
+
+    async def _serve(self, address: Address | None, entered: Entered | None) -> int:
+        """Does what the coordinator asks until it says `finish`; the exit code."""
+        try:
+            self._peer, place = await self._join(address) if entered is None else (entered.peer, entered.address)
+        except (OSError, ValueError) as error:
+            print(f"recycle_pp: rank {self._launch.rank} found no coordinator: {error}", file=sys.stderr)
+            return 1
+        self._token, where = place.token, f"{place.host}:{place.port}"
+        if entered is not None:
+            self._launch = replace(self._launch, rank=entered.welcome["rank"])
+            await self._welcomed(entered.welcome, entered.peer)
+        while True:
+            code = await self._converse(self._peer)
+            if code is not None:
+                return code
+            try:
+                if self._agreement is None or self._leader is None:
+                    raise LostMajority("it had not said yet what the job is")
+                where = f"{self._leader.host}:{self._leader.port}"
+                self._peer = await self._follow(self._agreement, self._leader)
+            except LostMajority as lost:
+                if not self._signal.done():
+                    says = f"rank {self._launch.rank} lost the coordinator at {where} and ends: {lost}"
+                    print(f"recycle_pp: {says}", file=sys.stderr)
+                return 1
+
+    async def _join(self, address: Address | None) -> tuple[Peer, Address]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + JOIN_SECONDS
+        while True:
+            place = address or find(self._launch)
+            error: OSError = TimeoutError("rank 0 did not say where it is")
+            if place is not None:
+                try:
+                    return await connect(place.host, place.port, place.token, self.hello()), place
+                except OSError as failure:
+                    error = failure
+            if loop.time() > deadline:
+                raise error
+            await asyncio.sleep(0.02 if address is None else 0.2)
+
+    async def _converse(self, peer: Peer) -> int | None:
+        """With one coordinator; its exit code for this job, None if it is lost."""
+        beat = asyncio.create_task(self._beat(peer))
+        try:
+            async for message in peer:
+                self._silence = 0
+                if message["type"] == "finish":
+                    self._finished = True
+                    return int(message["code"])
+                if message["type"] == "welcome":
+                    await self._welcomed(message, peer)
+                else:
+                    self._obey(message)
+            return None
+        finally:
+            beat.cancel()
+
+    async def _welcomed(self, message: Message, peer: Peer) -> None:
+        if self._settings is None:
+            self._settings = load(message["settings"])
+            self._run = RunFolder(message["run_dir"])
+        peer.end_after_silence(self._settings.control.suspicion)
+        if self._agreement is None:
+            self._leader = Leader(*message["leader"])
+            await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
+            self._agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, self._leader)
+        keeper = self._keeper
+        self._say("present", place=self._place, spawn=keeper.order, alive=keeper.alive, deaths=keeper.deaths)
+
+    async def _beat(self, peer: Peer) -> None:
+        """Heartbeats, counted rather than timed: a pause of this very process is no silence of the coordinator."""
+        while True:
+            control = self._settings.control if self._settings else None
+            await asyncio.sleep(control.heartbeat if control else 1.0)
+            self._say("heartbeat")
+            self._silence += 1
+            if control and self._silence * control.heartbeat > control.suspicion + PLANNING:
+                peer.abort()
+
+    async def _follow(self, agreement: Agreement, lost: Leader) -> Peer:
+        """A connection to the next coordinator, which may be here; or to the same one, if it was only the connection
+        that broke."""
+        loop = asyncio.get_running_loop()
+        lost_at, leader = loop.time(), lost
+        with suppress(OSError):
+            return await self._connect(lost, RETURN_SECONDS)
+        while True:
+            leader = self._leader = await agreement.leader(after=leader.term)
+            if leader.rank == self._launch.rank:
+                self._coordinate(Succession(leader.term, leader.rank, lost.rank, lost_at, loop.time()))
+            with suppress(OSError):
+                return await self._connect(leader, CONNECT_SECONDS)
+
+    async def _connect(self, leader: Leader, seconds: float) -> Peer:
+        peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
+        self._keeper.tell({"host": leader.host, "port": leader.port})
+        return peer
+
+    def hello(self) -> Message:
+        rank, host = self._launch.rank, socket.gethostname()
+        return {"type": "hello", "role": "supervisor", "rank": rank, "host": host, "pid": os.getpid()}
+
+    def _obey(self, message: Message) -> None:
+        match message["type"]:
+            case "spawn":
+                withdraw(self._launch)
+                self._keeper.spawn(message, self._spec, self._run.log(self._launch.rank))
+            case "evict":
+                self._evicted = True
+                self._keeper.evict()
+            case "kill":
+                self._keeper.kill(int(message["incarnation"]))
+
+    def _spec(self, incarnation: int) -> WorkerSpec:
+        assert self._leader is not None and self._settings is not None
+        host, port, settings = self._leader.host, self._leader.port, asdict(self._settings)
+        return WorkerSpec(host, port, self._token, self._launch.rank, incarnation, str(self._run.path), settings)
+
+    def _say(self, type_: str, **fields: Any) -> None:
+        if self._peer is not None:
+            self._peer.send({"type": type_, "rank": self._launch.rank, **fields})
+
+    # ------------------------------------------------------------------------------------------- coordination
+
+    async def _listen(self, host: str, port: int, token: str) -> None:
+        self._server = await serve(self._handle, host, port, token)
+        self._place = self._server.sockets[0].getsockname()[:2]
+
+    async def _handle(self, peer: Peer) -> None:
+        if peer.hello.get("role") == "agreement" and self._agreement is not None:
+            await self._agreement.handle(peer)
+        elif peer.hello.get("role") in ("supervisor", "worker"):
+            await self._lead_or_send_away(peer)
+
+    async def _lead_or_send_away(self, peer: Peer) -> None:
+        """Whoever comes while another rank coordinates hears where it is to go; it may also have heard that this one
+        does before we have."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hosts.wait(), None if self._leader is None else HEARSAY)
+        if self._host is None or self._leader is None or self._leader.rank != self._launch.rank:
+            peer.send({"type": "redirect", "leader": self._leader})
+        else:
+            await self._host.handle(peer)
+
+    def _coordinate(self, succession: Succession | None) -> None:
+        from recycle_pp.coordinator.host import Host
+
+        assert self._settings is not None and self._agreement is not None and self._leader is not None
+        self._host = Host(
+            self._settings, self._run, self._agreement, self._leader, self._token, self._launch.world, succession
+        )
+        self._hosts.set()
+
+    # ----------------------------------------------------------------------------------------------------- end
+
+    def _on_signal(self, number: int) -> None:
+        # A Ctrl-C reaches us from the terminal and again from torchrun: only the first counts.
+        if not self._signal.done():
+            self._signal.set_result(number)
+
+    async def _told_to_go(self, serving: asyncio.Task[int]) -> int:
+        """The coordinator ends the job in its own order; or, where others stay, our worker hands over and leaves."""
+        number = self._signal.result()
+        self._keeper.start_no_more()
+        name = signal.Signals(number).name
+        self._say("stopping", signal=name)
+        if self._peer is not None:
+            await asyncio.wait({serving}, timeout=ASK_SECONDS)
+        elif self._host is not None:
+            self._host.stop(name, 128 + number)
+        if self._evicted:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._keeper.gone.wait(), LEAVE_SECONDS)
+            return 0  # else the launcher would end the others of this node
+        return 128 + number

@@ -1,0 +1,381 @@
+"""Whole jobs in a second, for tests and benchmarks: every process is forked from one that has imported torch.
+
+    with Zygote() as zygote:                                     # imports torch once
+        with zygote.run(["parallel=2x2", "+fail_at=3:0.1"]) as job:
+            assert job.wait(60) == 0, job.output
+            job.run.lines(job.run.events)
+        with zygote.run_nodes(["parallel=2x2"], nodes=4) as job:  # a launcher each: who loses one goes on
+            os.kill(job.supervisors()[0], signal.SIGKILL)
+
+A job runs what torchrun would run (supervisors, their workers, the coordinator, the private file), only the launcher is
+a small stand-in. It lives in a new temporary folder unless the overrides set run.dir. Leaving a `with` block ends every
+process of it and removes that folder, and so does the death of the process that made the Zygote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import runpy
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.config.compose import compose
+from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.run_folder import RunFolder
+
+_TERM_SECONDS = 10.0  # for the other supervisors once one has failed
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks of a job that one agent of several starts."""
+
+    first: int
+    count: int
+    world: int  # of the whole job
+    holder: int | None = None  # a process in whose namespaces they run
+
+
+class LocalJob:
+    """A running job; `run` is its folder, `output` what its supervisors have printed so far."""
+
+    def __init__(self, run: RunFolder, folder: Path, pid: int, status: int):
+        self.run, self.pid = run, pid
+        self._folder, self._status = folder, status
+        self._code: int | None = None
+        self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def output(self) -> str:
+        return (self._folder / "output").read_text()
+
+    def wait(self, seconds: float) -> int:
+        """The exit code of the first rank that failed, else 0; TimeoutError with the output so far after `seconds`."""
+        if self._code is None:
+            if not select.select([self._status], [], [], seconds)[0]:
+                raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}")
+            self._code = int(os.read(self._status, 16) or b"-1")
+        return self._code
+
+    def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
+        """The first event of that name, as soon as it is in events.jsonl; TimeoutError where it does not come."""
+        deadline, events = time.monotonic() + seconds, Follower(self.run.events)
+        while True:
+            over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
+            for record in events.new():
+                if record["event"] == event:
+                    return record
+            if over:
+                raise TimeoutError(f"no event {event} in {seconds} s or to the end; the job printed:\n{self.output}")
+
+    def supervisors(self) -> list[int]:
+        """Process ids by rank, while none has ended."""
+        return _children(self.pid)
+
+    def workers(self) -> dict[int, int]:
+        """rank -> process id of its worker, where it has one."""
+        children = {rank: _children(pid) for rank, pid in enumerate(self.supervisors())}
+        return {rank: pids[0] for rank, pids in children.items() if pids}
+
+    def signal(self, number: int) -> None:
+        """To the launcher, which passes it on to every supervisor (as torchrun does for a Ctrl-C)."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def close(self) -> None:
+        """Ends what still runs, and removes the temporary folder."""
+        self.signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            self.wait(2 * _TERM_SECONDS)
+        self.signal(signal.SIGKILL)  # takes its supervisors with it, and those their workers
+        select.select([self._pidfd], [], [], 5.0)
+        os.close(self._status)
+        os.close(self._pidfd)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> LocalJob:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class LocalNodes:
+    """A job whose ranks have several launchers, as on several nodes, with the face of a LocalJob."""
+
+    def __init__(self, nodes: list[LocalJob]):
+        self.run, self.nodes = nodes[0].run, nodes
+
+    @property
+    def output(self) -> str:
+        return "".join(node.output for node in self.nodes)
+
+    def wait(self, seconds: float) -> int:
+        """The first failure of a node that was not killed from outside, else 0; TimeoutError after `seconds`."""
+        deadline = time.monotonic() + seconds
+        try:
+            codes = [node.wait(max(0.0, deadline - time.monotonic())) for node in self.nodes]
+        except TimeoutError as error:
+            raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}") from error
+        survived = [code for code in codes if code != 128 + signal.SIGKILL]
+        return next((code for code in survived if code), 0) if survived else codes[0]
+
+    def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
+        return self.nodes[0].wait_for_event(event, seconds)
+
+    def supervisors(self) -> list[int]:
+        return [pid for node in self.nodes for pid in node.supervisors()]
+
+    def workers(self) -> dict[int, int]:
+        """rank -> process id of its worker, where each node has one rank."""
+        return {rank: pid for rank, node in enumerate(self.nodes) for pid in node.workers().values()}
+
+    def signal(self, number: int) -> None:
+        for node in self.nodes:
+            node.signal(number)
+
+    def close(self) -> None:
+        self.signal(signal.SIGTERM)
+        for node in self.nodes:
+            node.close()
+
+    def __enter__(self) -> LocalNodes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Zygote:
+    """A process that has imported what jobs need, and forks them.
+
+    preload: a Python file that runs in it before any job does, for tests that change what jobs do.
+    """
+
+    def __init__(self, preload: str | Path | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="recycle-jobs-"))
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # One thread in every library: fork copies no other thread.
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        with theirs:
+            arguments = [str(theirs.fileno()), str(self._folder), str(preload or "")]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "recycle_pp.testing.local_cluster", *arguments],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **threads},
+            )
+
+    def run(
+        self, overrides: Sequence[str], environment: Mapping[str, str] | None = None, part: Part | None = None
+    ) -> LocalJob:
+        """Starts a job of parallel.pipelines * parallel.stages workers; ValueError where the overrides are wrong.
+
+        environment: variables that its processes get beside those of the zygote. part: only these ranks of it.
+        """
+        settings = compose(list(overrides))
+        world = settings.parallel.pipelines * settings.parallel.stages
+        arguments, folder = list(overrides), settings.run.dir
+        if not any(text.lstrip("+").startswith("run.dir=") for text in arguments):
+            folder = f"{tempfile.mkdtemp(dir=self._folder)}/run"
+            arguments.append(f"run.dir={folder}")
+        return self.start(arguments, RunFolder(folder), part or Part(0, world, world), environment)
+
+    def start(
+        self, arguments: Sequence[str], run: RunFolder, part: Part, environment: Mapping[str, str] | None = None
+    ) -> LocalJob:
+        """Starts these ranks with this command line, whatever it says; `run` is where the job's folder will be."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        request = {"arguments": list(arguments), "part": asdict(part), "environment": dict(environment or {})}
+        status, status_end = os.pipe()
+        output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [output, status_end])
+            pid = int(self._socket.recv(16))
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"the zygote has ended with code {self._process.wait(5.0)}") from error
+        finally:
+            os.close(output)
+            os.close(status_end)
+        return LocalJob(run, folder, pid, status)
+
+    def run_nodes(
+        self, overrides: Sequence[str], nodes: int, environment: Mapping[str, str] | None = None
+    ) -> LocalNodes:
+        """The same with `nodes` launchers, all on this machine's loopback; the ranks are spread evenly."""
+        settings = compose(list(overrides))
+        world = settings.parallel.pipelines * settings.parallel.stages
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"control.address=127.0.0.1:{free.getsockname()[1]}"
+        arguments = [f"run.dir={folder / 'run'}", *overrides, address, "control.interface=127.0.0.1"]
+        variables = {"RECYCLE_TOKEN": secrets.token_hex(16), **(environment or {})}
+        count = world // nodes
+        parts = [Part(first, count, world) for first in range(0, world, count)]
+        return LocalNodes([self.run(arguments, variables, part) for part in parts])
+
+    def close(self) -> None:
+        """Ends the zygote and every job that still runs."""
+        self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        self._process.kill()  # where it still imports, or could not
+        self._process.wait(5.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+# ------------------------------------------------------------------------------------------------- in the zygote
+
+
+def _serve(descriptor: int, folder: str, preload: str) -> None:
+    """Forks a launcher for every request, until the other end of the socket is closed; then nothing of them stays."""
+    _preload()
+    if preload:
+        runpy.run_path(preload)
+    gc.collect()
+    gc.freeze()  # else each fork's first collections walk, and copy, all that was imported
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for who made us, and closes the socket
+    launchers = []
+    with socket.socket(fileno=descriptor) as requests:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 2)
+            if not data:
+                break
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                _launch(parent, json.loads(data), *descriptors)
+            launchers.append(os.pidfd_open(pid))
+            requests.send(str(pid).encode())
+            for number in descriptors:
+                os.close(number)
+    for launcher in launchers:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(launcher, signal.SIGKILL)
+    for _ in range(50):  # their workers take a moment to be gone, and may still write
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            break
+        time.sleep(0.02)
+
+
+def _preload() -> None:
+    import hydra  # noqa: F401
+    import torch.distributed.checkpoint  # noqa: F401
+    from recycle_schedules import plan  # noqa: F401
+
+    from recycle_pp.config import checks as validation  # noqa: F401
+    from recycle_pp.coordinator import host  # noqa: F401
+    from recycle_pp.execution import worker  # noqa: F401
+
+
+def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:
+    """The stand-in for torchrun: one supervisor for each rank; when one fails, the others are ended."""
+    die_with_parent(parent)
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.update(request["environment"])
+    part = Part(**request["part"])
+    if part.holder is not None:
+        _enter(part.holder)
+    launcher = os.getpid()
+    ranks: dict[int, int] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: _signal_all(ranks, number))
+    for rank in range(part.first, part.first + part.count):
+        pid = os.fork()
+        if pid == 0:
+            os.close(status)
+            _supervise(launcher, rank, part, request["arguments"])
+        ranks[pid] = rank
+    code = 0
+    while ranks:
+        pid, state = os.wait()
+        ranks.pop(pid, None)
+        if (failed := os.waitstatus_to_exitcode(state)) and not code:
+            code = failed if failed > 0 else 128 - failed
+            _signal_all(ranks, signal.SIGTERM)
+            signal.signal(signal.SIGALRM, lambda number, frame: _signal_all(ranks, signal.SIGKILL))
+            signal.alarm(int(_TERM_SECONDS))
+    os.write(status, str(code).encode())
+    os._exit(0)
+
+
+def _enter(holder: int) -> None:
+    """Into the namespaces of that process; only our children enter its process namespace, so a child goes on."""
+    descriptor = os.pidfd_open(holder)
+    kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = os.getcwd()
+    if libc.setns(descriptor, kinds) != 0:
+        raise OSError(ctypes.get_errno(), f"setns({holder})")
+    os.close(descriptor)
+    os.chdir(here)
+    child = os.fork()
+    if child:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: _signal_all({child: 0}, number))
+        os.waitpid(child, 0)
+        os._exit(0)
+
+
+def _supervise(launcher: int, rank: int, part: Part, arguments: list[str]) -> None:
+    from recycle_pp.train import main
+
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
+        die_with_parent(launcher)
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(part.world), MASTER_PORT="0")
+        os.environ.update(LOCAL_RANK=str(rank - part.first), LOCAL_WORLD_SIZE=str(part.count))
+        code = main(arguments)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _signal_all(pids: Mapping[int, int], number: int) -> None:
+    for pid in list(pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]  # oldest first
+    return []
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    os._exit(0)  # taking all that was imported down in order would take a second

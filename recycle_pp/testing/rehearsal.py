@@ -1,0 +1,198 @@
+"""Real processes to try communication with: forked workers, a coordinator's voice, SIGKILL.
+
+    def scenario(node: Node) -> None:                 # runs in every worker
+        node.links.rebuild(0, node.members, node.me)
+        node.report("built")
+
+    with Rehearsal(members, scenario) as play:
+        play.reports(len(members))                    # [(worker, "built"), ...]
+        play.kill(members[3])
+        play.tell("abort")                            # what the coordinator would announce: aborts every node's links
+
+Tests and bench scripts only. Workers are forked from a server process that has imported torch once and has no threads.
+`scenario` is found again in the worker by its file and name, so it is a plain function of a module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+from recycle_schedules import Worker
+
+MEETING = 1 << 24  # a tag that no scenario uses
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def grid(pipelines: int, stages: int) -> list[Worker]:
+    return [Worker(d, s) for d in range(pipelines) for s in range(stages)]
+
+
+class Rehearsal:
+    """Starts one process per member. Every process it started is gone when the `with` block ends."""
+
+    def __init__(self, members: Sequence[Worker], scenario: Callable[[Node], None]):
+        CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "recycle_pp.comm.links", "pytest"])
+        self.members = list(members)
+        self._source = (sys.modules[scenario.__module__].__file__, scenario.__name__)
+        self._pipes: dict[Worker, Connection] = {}
+        self._processes: dict[Worker, BaseProcess] = {}
+        self._gone: list[BaseProcess] = []
+        self._reports: queue.Queue[tuple[Worker, Any]] = queue.Queue()
+        self._over = threading.Event()
+        for member in self.members:
+            self.start(member)
+        self._mail = threading.Thread(target=self._carry, daemon=True)
+        self._mail.start()
+
+    def __enter__(self) -> Rehearsal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._mail.join()
+        for process in [*self._processes.values(), *self._gone]:
+            process.kill()
+            process.join()
+        for pipe in self._pipes.values():
+            pipe.close()
+
+    def start(self, member: Worker) -> None:
+        """Starts the member's process, again if it was killed."""
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=_work, args=(self._source, theirs, self.members, member), daemon=True)
+        process.start()
+        theirs.close()
+        if member in self._processes:
+            self._gone.append(self._processes[member])
+        self._pipes[member], self._processes[member] = ours, process
+
+    def tell(self, *message: Any, to: Sequence[Worker] | None = None) -> None:
+        """Puts a message into the inbox of each node; "abort" also aborts its links."""
+        for member in self.members if to is None else to:
+            with contextlib.suppress(OSError):
+                self._pipes[member].send(message)
+
+    def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Worker, Any]]:
+        """The next `count` reports. AssertionError when they do not come in time, or when a scenario raises."""
+        got: list[tuple[Worker, Any]] = []
+        for _ in range(count):
+            try:
+                got.append(self._reports.get(timeout=timeout))
+            except queue.Empty:
+                raise AssertionError(f"{count} reports expected, came: {got}") from None
+            assert not isinstance(got[-1][1], Failure), f"{got[-1][0]}: {got[-1][1].traceback}"
+        return got
+
+    def kill(self, member: Worker) -> None:
+        """SIGKILL, and waits until the process is gone."""
+        self._processes[member].kill()
+        self._processes[member].join()
+
+    def wait_for_exit(self, member: Worker, timeout: float = 30.0) -> int | None:
+        """The exit code; None when the process goes on."""
+        self._processes[member].join(timeout)
+        return self._processes[member].exitcode
+
+    def _carry(self) -> None:
+        """The coordinator's part: what one node sets goes to all others."""
+        closed: set[Connection] = set()
+        while not self._over.is_set():
+            pipes = {pipe: member for member, pipe in list(self._pipes.items()) if pipe not in closed}
+            for pipe in wait(list(pipes), timeout=0.05):
+                assert isinstance(pipe, Connection)
+                try:
+                    kind, *rest = pipe.recv()
+                except (EOFError, OSError):
+                    closed.add(pipe)
+                    continue
+                if kind == "set":
+                    self.tell(kind, *rest, to=[member for member in self.members if member != pipes[pipe]])
+                else:
+                    self._reports.put((pipes[pipe], rest[0]))
+
+
+class Failure(NamedTuple):
+    """What a node reports when its scenario raises."""
+
+    traceback: str
+
+
+class Node:
+    """A worker's side: its links, an inbox for the messages told to it, and `report`."""
+
+    def __init__(self, pipe: Connection, members: list[Worker], me: Worker):
+        import torch
+
+        from recycle_pp.comm.links import Links
+        from recycle_pp.comm.store import ControlStore
+        from recycle_pp.execution.transports import transport_for
+
+        self.members, self.me = members, me
+        self.inbox: queue.Queue[tuple] = queue.Queue()
+        self.store = ControlStore(lambda key, value: self._send("set", key, value))
+        self.links = Links(transport_for("gloo", self.store, torch.device("cpu"), workers=members))
+        self._pipe, self._lock = pipe, threading.Lock()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def report(self, value: Any) -> None:
+        self._send("report", value)
+
+    def meet(self) -> None:
+        """Returns when all members have called it: a message to each and from each."""
+        import torch
+
+        others = [worker for worker in self.members if worker != self.me]
+        byte, tag = torch.zeros(1, dtype=torch.uint8), MEETING
+        messages = [self.links.receive(torch.empty_like(byte), worker, tag) for worker in others]
+        messages += [self.links.send(byte, worker, tag) for worker in others]
+        for message in messages:
+            message.wait()
+
+    def hear(self) -> tuple:
+        """The next message told to this node."""
+        return self.inbox.get()
+
+    def _send(self, *message: Any) -> None:
+        with self._lock:
+            self._pipe.send(message)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._pipe.recv()
+                if message[0] == "set":
+                    self.store.deliver(*message[1:])
+                    continue
+                if message[0] == "abort":
+                    self.links.abort()
+                self.inbox.put(message)
+        except (EOFError, OSError):
+            os._exit(1)  # the rehearsal is over
+
+
+def _work(source: tuple[str | None, str], pipe: Connection, members: list[Worker], me: Worker) -> None:
+    import traceback
+
+    node = Node(pipe, members, me)
+    assert source[0] is not None
+    spec = importlib.util.spec_from_file_location("scenario", source[0])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        getattr(module, source[1])(node)
+    except BaseException:
+        node.report(Failure(traceback.format_exc()))
+        raise
+    finally:
+        node.links.close()

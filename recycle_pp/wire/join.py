@@ -1,0 +1,69 @@
+"""How a new or repaired node enters a running job: `torchrun ... -m recycle_pp.train +join=HOST:PORT`.
+
+    place = find_place(["+join=10.0.0.1:29501"])           # None where the command line is that of an ordinary start
+    entered = await enter(place, hello)                    # ValueError: a sentence for the user
+
+HOST:PORT is that of the coordinator or of any other supervisor of the job, which sends the newcomer on. Its settings
+are the job's; it takes the rank, and so the role, of a worker whose node is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .connection import Message, Peer, Refused, connect
+from .launch import TOKEN_VARIABLE, Address, Launch
+
+ANSWER_SECONDS = 30.0  # for the job to answer: it may be between two coordinators
+AGAIN = 0.5  # seconds between two tries
+
+
+def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Address | None:
+    """ValueError where `+join` is not as it must be."""
+    given = [text.lstrip("+").removeprefix("join=") for text in arguments if text.lstrip("+").startswith("join=")]
+    if not given:
+        return None
+    if len(arguments) > 1:
+        raise ValueError("+join=HOST:PORT stands alone: all settings of a node that joins are those of the job")
+    if not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", given[0]):
+        raise ValueError(f"join must be HOST:PORT of the job's coordinator, not {given[0]!r}")
+    return Address.of_cluster(Launch(), given[0], environment)
+
+
+class Entered(NamedTuple):
+    """The connection to the coordinator, its welcome, and where it is."""
+
+    peer: Peer
+    welcome: Message
+    address: Address
+
+
+async def enter(address: Address, hello: Message) -> Entered:
+    """Asks for a place in the job at `address`. hello: what a supervisor says first."""
+    here, loop = f"{address.host}:{address.port}", asyncio.get_running_loop()
+    deadline, place = loop.time() + ANSWER_SECONDS, address
+    while True:
+        error = "it does not know yet who coordinates"
+        try:
+            peer = await connect(place.host, place.port, place.token, {**hello, "rank": -1})
+            answer = await peer.recv()
+        except Refused:
+            raise ValueError(f"the job at {here} does not accept this {TOKEN_VARIABLE}") from None
+        except OSError as failure:  # ChannelClosed, too
+            error, place = str(failure) or "no connection in time", address
+        else:
+            if answer["type"] == "welcome":
+                return Entered(peer, answer, place)
+            peer.close()
+            if answer["type"] == "refused":
+                raise ValueError(answer["reason"])
+            if answer["leader"] is not None:
+                _, _, host, port = answer["leader"]
+                place = Address(host, port, address.token)
+        if loop.time() > deadline:
+            raise ValueError(f"no job answers at {here}: {error}")
+        await asyncio.sleep(AGAIN)

@@ -1,0 +1,68 @@
+"""What a worker is told by its supervisor, and its last words: lines of JSON through inherited pipes.
+
+    spec = WorkerSpec.read()                # in the worker: the first line on its standard input
+    for message in told_later(): ...        # blocks: where the coordinator is now; ends with the supervisor
+    last_words(spec, cause="exception", detail=traceback.format_exc())
+
+The token is in the spec, so it appears neither on a command line nor in an environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+_LONGEST_WORDS = 4000  # bytes; a pipe takes a write of at most 4096 as a whole
+
+
+@dataclass
+class WorkerSpec:
+    """All that a worker needs to begin."""
+
+    host: str  # of the coordinator
+    port: int
+    token: str
+    rank: int  # pipeline * stages + stage
+    incarnation: int  # how many times this rank was started before
+    run_dir: str
+    settings: dict[str, Any]
+    last_words: int = -1  # descriptor of a pipe to the supervisor
+    lifeline: int = -1  # descriptor of what tells the supervisor of its death
+
+    @classmethod
+    def read(cls) -> WorkerSpec:
+        """In a worker: the first line that the supervisor wrote to its standard input."""
+        return cls(**json.loads(_standard_input().readline()))
+
+
+def told_later() -> Iterator[dict[str, Any]]:
+    """In a worker: what its supervisor says after the spec; blocks, and ends with the supervisor."""
+    for line in _standard_input():
+        yield json.loads(line)
+
+
+@functools.cache
+def _standard_input() -> TextIO:
+    return open(0, closefd=False)  # not sys.stdin, which a forked worker has from its parent
+
+
+def last_words(spec: WorkerSpec, **words: Any) -> None:
+    """Tells the supervisor why this worker is about to die; never raises.
+
+    cause, detail: "exception" or "out_of_memory" and the traceback (of which the end is kept), or "injected" and the
+    fault, right before it strikes. `at` is time.monotonic(), now by default. Other words reach the coordinator as they
+    are.
+    """
+    detail = str(words.get("detail", ""))
+    for longest in (3000, 1000, 300):  # escapes of foreign letters make a line longer than its text
+        line = json.dumps({"at": time.monotonic(), **words, "detail": detail[-longest:]}).encode() + b"\n"
+        if len(line) <= _LONGEST_WORDS:
+            break
+    with suppress(OSError):
+        os.write(spec.last_words, line)

@@ -1,0 +1,32 @@
+"""The log of what was sent in steps that are not committed."""
+
+import pytest
+import torch
+
+from recycle_pp.comm.replay_log import ReplayLog
+
+ACTIVATION = ("F", (0, 3), 1)
+
+
+def test_it_keeps_what_was_sent_until_the_step_is_committed():
+    log = ReplayLog()
+    tensor = torch.zeros(4, 8)
+    log.keep(7, ACTIVATION, tensor)
+    assert log.get(7, ACTIVATION) is tensor and (7, ACTIVATION) in log and (8, ACTIVATION) not in log
+    log.drop(7)
+    assert (7, ACTIVATION) not in log and not log.steps()
+    with pytest.raises(KeyError):
+        log.get(7, ACTIVATION)
+
+
+def test_it_counts_its_bytes():
+    log = ReplayLog()
+    log.keep(7, ACTIVATION, torch.zeros(4, 8))
+    log.keep(7, ("B", (0, 3), 1), torch.zeros(4, 8, dtype=torch.bfloat16))
+    log.keep(8, ACTIVATION, torch.zeros(2))
+    assert log.bytes == 128 + 64 + 8
+    log.keep(7, ACTIVATION, torch.zeros(1))  # redone: it replaces the first
+    assert log.bytes == 4 + 64 + 8
+    log.drop(7)
+    log.drop(7)
+    assert log.bytes == 8 and log.peak == 200

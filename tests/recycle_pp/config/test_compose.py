@@ -1,0 +1,83 @@
+"""The configuration as typed data, and as a command line makes it."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+
+from recycle_pp.config.checks import validate
+from recycle_pp.config.compose import compose, help_text
+from recycle_pp.config.settings import Settings, load
+
+
+def test_the_files_under_configs_hold_the_defaults_of_the_dataclasses():
+    composed, declared = compose([]), Settings()
+    composed.run.dir = declared.run.dir  # holds the time of day
+    assert composed == declared
+
+
+def test_settings_survive_plain_data():
+    settings = compose(["model=tiny", "model.split=[1,1,1,1]", "+fail_at=[20:1.2,31:0.1@vote]"])
+    assert load(json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
+
+
+def test_every_file_of_every_group_composes_to_a_valid_run():
+    from recycle_pp.config.compose import _MORE_GROUPS, _groups, _options
+
+    for group in (*_groups(), *_MORE_GROUPS):
+        for name in _options(group):
+            fitting = ["model=gpt124m"] if name.startswith("llama") else []
+            validate(compose([*fitting, f"{group}={name}"]))
+
+
+def test_groups_and_keys_and_faults_are_taken_from_the_command_line():
+    settings = compose(["model=tiny", "optimizer.lr=1", "parallel=2x2", "fail_at=20:1.2@backward", "emulate=sleep"])
+    assert settings.model.width == 16
+    assert settings.optimizer.lr == 1.0
+    assert (settings.parallel.pipelines, settings.parallel.stages) == (2, 2)
+    assert settings.fail_at == ["20:1.2@backward"]
+    assert settings.emulate.mode == "sleep"
+
+
+def test_a_tilde_means_the_home_folder_though_no_shell_expands_it_there(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of/mine")
+    settings = compose(["run.dir=~/runs/first", "data.path=~/book.txt"])
+    assert settings.run.dir == "/home/of/mine/runs/first"
+    assert settings.data.path == "/home/of/mine/book.txt"
+
+
+@pytest.mark.parametrize("path", ["a=b", "it's [mine] {really}, (1)", "back\\slash", "a,b", "'quoted'", "${now:%Y}"])
+def test_a_path_may_hold_any_character(path):
+    expected = {"'quoted'": "quoted", "${now:%Y}": time.strftime("%Y")}.get(path, path)
+    assert compose([f"data.path={path}"]).data.path == expected
+
+
+def test_users_may_keep_files_of_their_own(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("defaults: [small]\nlayers: 12\n")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text('# @package _global_\nfail_at: ["20:1.2", "30:0.0"]\n')
+    settings = compose(["--config-dir", str(tmp_path), "model=mine", "experiment=mine"])
+    assert settings.model.layers == 12
+    assert settings.model.width == 64
+    assert settings.fail_at == ["20:1.2", "30:0.0"]
+
+
+def test_an_unquoted_fault_in_yaml_is_recognised(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nfail_at: 20:1.2\n")
+    with pytest.raises(ValueError, match=r'base-60 number; put it in quotes, fail_at: "20:1.2"'):
+        compose(["--config-dir", str(tmp_path), "experiment=mine"])
+
+
+def test_the_help_names_every_key_with_its_meaning():
+    text = help_text()
+    for group in dataclasses.fields(Settings):
+        if dataclasses.is_dataclass(getattr(Settings(), group.name)):
+            for key in dataclasses.fields(getattr(Settings(), group.name)):
+                assert f"    {group.name}.{key.name}=" in text
+        else:
+            assert f"+{group.name}=" in text
+    assert "layers per stage; null: as even as possible" in text
+    assert "torchrun --nproc-per-node=12" in text

@@ -1,0 +1,43 @@
+"""A generation begins when it is agreed, and not before."""
+
+import asyncio
+from types import SimpleNamespace
+
+from recycle_schedules import Worker
+
+from recycle_pp.consensus.agreement_gate import Gate
+from recycle_pp.coordinator.coordinator import Coordinator
+from recycle_pp.protocol.job import Send
+
+A, B = Worker(0, 0), Worker(1, 0)
+PLACES = {0: ("host", 1), 1: ("host", 2)}
+
+
+class Agreement:
+    def __init__(self):
+        self.asked, self.agreed = [], asyncio.Event()
+
+    async def agree(self, generation, places):
+        self.asked.append((generation, places))
+        await self.agreed.wait()
+
+
+def test_a_generation_that_follows_a_commit_is_held_back_too():
+    """Whoever takes over first tells the newest commit to those that have missed it."""
+
+    async def run():
+        agreement, delivered = Agreement(), []
+        gate = Gate(agreement, delivered.extend, lambda reason: None)
+        coordinator = SimpleNamespace(_gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
+        announcement = {"type": "announce", "generation": 5}
+        told = [Send(A, {"type": "commit"}), Send(A, announcement), Send(B, announcement)]
+        Coordinator._send(coordinator, told)
+        Coordinator._send(coordinator, [Send(A, {"type": "adopt"})])
+        await asyncio.sleep(0.01)
+        assert agreement.asked == [(5, PLACES)]
+        assert delivered == told, "nobody begins"
+        agreement.agreed.set()
+        await asyncio.sleep(0.01)
+        assert delivered[-1].message["type"] == "adopt"
+
+    asyncio.run(run())

@@ -1,0 +1,242 @@
+"""The supervisors' vote, on real sockets in one process: who leads, and who may not."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.consensus.agreement import LostMajority, majority
+from recycle_pp.consensus.election import Election, Membership, _to_json
+from recycle_pp.wire.connection import encode, serve
+
+TOKEN = "a token of the job"
+pytestmark = pytest.mark.timeout(60)
+
+
+class Supervisors:
+    """Elections that listen; `die` closes the port and all connections of one, as a SIGKILL would."""
+
+    def __init__(self):
+        self.servers, self.elections, self.places, self.peers = {}, {}, {}, {}
+
+    async def add(self, rank, leader=None, patience=2.0):
+        self.peers[rank] = []
+
+        async def handler(peer):
+            self.peers[rank].append(peer)
+            await self.elections[rank].handle(peer)
+
+        self.servers[rank] = await serve(handler, "127.0.0.1", 0, TOKEN)
+        self.places[rank] = self.servers[rank].sockets[0].getsockname()[:2]
+        self.elections[rank] = Election(rank, self.places[rank], TOKEN, leader, patience)
+
+    def die(self, *ranks):
+        for rank in ranks:
+            self.servers.pop(rank).close()
+            for peer in self.peers[rank]:
+                peer.abort()
+            self.elections.pop(rank).close()
+            self.places.pop(rank)
+
+    async def agree(self, leader, generation, places=None):
+        await self.elections[leader].agree(generation, places or self.places)
+        while any(len(election._memberships) > 1 for election in self.elections.values()):
+            await asyncio.sleep(0.01)  # until all have heard that it is agreed
+
+    async def all_notice(self, term, *ranks):
+        """What `leader(after=term)` tells each of them."""
+        waiting = [self.elections[rank].leader(after=term) for rank in ranks or self.elections]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@asynccontextmanager
+async def agreed(size, patience=2.0):
+    """`size` supervisors that follow rank 0 and have acknowledged the first membership."""
+    supervisors = Supervisors()
+    try:
+        await supervisors.add(0, patience=patience)
+        leader = await supervisors.elections[0].leader(after=-1)
+        for rank in range(1, size):
+            await supervisors.add(rank, leader, patience)
+        await supervisors.agree(0, -1)
+        yield supervisors
+    finally:
+        supervisors.die(*supervisors.elections)
+
+
+def test_a_majority_is_more_than_half_or_the_half_with_the_lowest_id():
+    assert majority({0, 1}, {0, 1, 2}) and not majority({2}, {0, 1, 2})
+    assert majority({3, 9}, {3, 5, 7, 9}) and not majority({5, 7}, {3, 5, 7, 9})
+    assert majority({4}, {4}) and not majority({1, 2, 3}, {4})
+
+
+def test_the_next_in_rank_follows_a_leader_that_died():
+    async def main():
+        async with agreed(4) as supervisors:
+            supervisors.die(0)
+            leaders = await supervisors.all_notice(0)
+            assert {(leader.term, leader.rank) for leader in leaders} == {(1, 1)}
+            await supervisors.agree(1, 0)
+            supervisors.die(1)
+            leaders = await supervisors.all_notice(1)
+            assert {leader.rank for leader in leaders} == {2}
+
+    asyncio.run(main())
+
+
+def test_a_leader_may_die_before_it_says_that_a_membership_is_agreed():
+    async def main():
+        async with agreed(4) as supervisors:
+            supervisors.die(0)
+            await supervisors.all_notice(0)
+            await supervisors.elections[1].agree(0, supervisors.places)
+            supervisors.die(
+                1
+            )  # at once: the others have acknowledged that they are three, and do not know that all have
+            leaders = await supervisors.all_notice(1)
+            assert {leader.rank for leader in leaders} == {2}
+            await supervisors.elections[2].agree(1, supervisors.places)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("have_it", "next_one"), [([2, 3], 2), ([2], 2), ([3], 3)])
+def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(have_it, next_one):
+    async def main():
+        async with agreed(4) as supervisors:
+            leader = supervisors.elections[0]
+            newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 1, 2, 3)})
+            known = _to_json([*leader._memberships, newest])
+            for rank in have_it:  # it dies before rank 1, the next in line, has got it too
+                await leader._line(supervisors.places[rank]).ask(
+                    encode({"type": "propose", "leader": leader._leader, "memberships": known})
+                )
+            supervisors.die(0)
+            async with asyncio.timeout(3):
+                leaders = await supervisors.all_notice(0)
+            assert {leader.rank for leader in leaders} == {next_one}
+
+    asyncio.run(main())
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
+    """The leader dies with up to two memberships under way, each of which some have got."""
+    size = data.draw(st.integers(4, 6))
+    some, few = (st.sets(st.integers(1, size - 1), max_size=most) for most in (size, 1))
+    proposals = [(set(range(size)) - data.draw(few), data.draw(some)) for _ in range(data.draw(st.integers(0, 2)))]
+    left = set(range(1, size)) - data.draw(few)
+    assume(left and all(majority(left, roster) for roster in [set(range(size)), *(of for of, _ in proposals)]))
+
+    async def main():
+        async with agreed(size, patience=6.0) as supervisors:
+            leader = supervisors.elections[0]
+            known = list(leader._memberships)
+            for generation, (roster, reached) in enumerate(proposals):
+                known.append(Membership((0, generation), 0, {rank: supervisors.places[rank] for rank in roster}))
+                for rank in reached:
+                    await leader._line(supervisors.places[rank]).ask(
+                        encode({"type": "propose", "leader": leader._leader, "memberships": _to_json(known)})
+                    )
+            supervisors.die(*set(range(size)) - left)
+            assert len(set(await supervisors.all_notice(0))) == 1
+
+    asyncio.run(main())
+
+
+def test_when_the_next_in_rank_has_died_too_the_one_after_it_leads():
+    async def main():
+        async with agreed(5) as supervisors:
+            supervisors.die(0, 1)
+            leaders = await supervisors.all_notice(0)
+            assert {leader.rank for leader in leaders} == {2}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("size", "dead"), [(4, [0, 1]), (5, [0, 2, 4]), (2, [0])])
+def test_without_a_majority_nobody_leads_and_nobody_waits(size, dead):
+    async def main():
+        async with agreed(size, patience=30.0) as supervisors:
+            supervisors.die(*dead)
+            async with asyncio.timeout(5):
+                for refusal in await supervisors.all_notice(0):
+                    assert isinstance(refusal, LostMajority) and "no majority" in str(refusal)
+
+    asyncio.run(main())
+
+
+def test_a_leader_whose_half_holds_the_lowest_id_goes_on_and_then_that_half_counts():
+    async def main():
+        async with agreed(4) as supervisors:
+            supervisors.die(2, 3)
+            await supervisors.elections[0].agree(0, supervisors.places)
+            supervisors.die(1)
+            await supervisors.elections[0].agree(1, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_leader_without_a_majority_is_told():
+    async def main():
+        async with agreed(4, patience=30.0) as supervisors:
+            supervisors.die(1, 2, 3)
+            async with asyncio.timeout(5):
+                with pytest.raises(LostMajority, match="of supervisors 0, 1, 2, 3 only 0 can answer"):
+                    await supervisors.elections[0].agree(0, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_leader_that_most_still_hear_is_not_deposed():
+    async def main():
+        async with agreed(4, patience=0.5) as supervisors:
+            (refusal,) = await supervisors.all_notice(0, 1)
+            assert isinstance(refusal, LostMajority)
+            await supervisors.elections[0].agree(0, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_deposed_leader_gets_nothing_agreed_and_learns_who_leads():
+    async def main():
+        async with agreed(4) as supervisors:
+            leaders = await supervisors.all_notice(0, 1, 2, 3)
+            assert {leader.rank for leader in leaders} == {1}
+            with pytest.raises(LostMajority, match="another supervisor coordinates now"):
+                await supervisors.elections[0].agree(0, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_supervisor_with_an_older_membership_cannot_win():
+    """Rank 1 missed the membership without it; of the first one it could have a majority still."""
+
+    async def main():
+        async with agreed(4, patience=1.0) as supervisors:
+            without = {rank: place for rank, place in supervisors.places.items() if rank != 1}
+            await supervisors.elections[0].agree(0, without)
+            supervisors.die(0)
+            stale, *leaders = await supervisors.all_notice(0, 1, 2, 3)
+            assert {leader.rank for leader in leaders} == {2}
+            assert stale == leaders[0], "it hears who leads when it asks for votes"
+
+    asyncio.run(main())
+
+
+def test_before_any_membership_is_agreed_the_job_is_its_first_leader():
+    async def main():
+        supervisors = Supervisors()
+        await supervisors.add(0)
+        leader = await supervisors.elections[0].leader(after=-1)
+        assert (leader.term, leader.rank) == (0, 0)
+        await supervisors.add(1, leader)
+        supervisors.die(0)
+        (refusal,) = await supervisors.all_notice(0)
+        assert isinstance(refusal, LostMajority)
+        supervisors.die(1)
+
+    asyncio.run(main())

@@ -1,0 +1,206 @@
+"""Who leads by a real etcd, and who may not; the supervisors of a job in one process."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from recycle_pp.consensus import etcd_agreement
+from recycle_pp.consensus.agreement import LostMajority
+from recycle_pp.consensus.etcd import Etcd
+from recycle_pp.consensus.etcd_agreement import EtcdAgreement
+from tests.etcd import EtcdServer, needs_etcd
+
+pytestmark = [pytest.mark.timeout(90), needs_etcd]
+PATIENCE = 2.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+class Supervisors:
+    def __init__(self, server, token):
+        self._server, self._token = server, token
+        self.those = {}
+        self.places = {}
+
+    def add(self, rank, leader=None, port=None):
+        self.places[rank] = ("127.0.0.1", port or 5000 + rank)
+        etcd = Etcd([self._server.endpoint])
+        self.those[rank] = EtcdAgreement(etcd, rank, self.places[rank], self._token, leader, PATIENCE)
+        return self.those[rank]
+
+    def die(self, *ranks):
+        for rank in ranks:
+            self.those.pop(rank).close()
+
+    async def all_notice(self, term, *ranks):
+        waiting = [self.those[rank].leader(after=term) for rank in ranks or self.those]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@asynccontextmanager
+async def agreed(server, token, size):
+    """Supervisors that follow rank 0, and their first membership."""
+    supervisors = Supervisors(server, token)
+    try:
+        leader = await supervisors.add(0).leader(after=-1)
+        assert (leader.term, leader.rank) == (0, 0)
+        for rank in range(1, size):
+            supervisors.add(rank, leader)
+        await supervisors.those[0].agree(0, supervisors.places)
+        yield supervisors
+    finally:
+        supervisors.die(*supervisors.those)
+
+
+def test_one_of_the_others_follows_a_leader_that_most_have_lost_at_once(server):
+    async def main():
+        async with agreed(server, "lost by most", 4) as supervisors:
+            supervisors.die(0)
+            begun = time.monotonic()
+            leaders = await supervisors.all_notice(0)
+            assert time.monotonic() - begun < PATIENCE - 0.5, "its lease was not waited for"
+            assert len(set(leaders)) == 1 and leaders[0].term == 1
+            first = leaders[0].rank
+            await supervisors.those[first].agree(1, {r: supervisors.places[r] for r in supervisors.those})
+            supervisors.die(first)
+            leaders = await supervisors.all_notice(1)
+            assert len(set(leaders)) == 1 and leaders[0].term == 2
+
+    asyncio.run(main())
+
+
+def test_the_smaller_half_goes_on_when_the_lease_has_ended(server):
+    """What an election cannot do: either of two nodes may be lost."""
+
+    async def main():
+        async with agreed(server, "half", 4) as supervisors:
+            supervisors.die(0, 1)
+            leaders = await supervisors.all_notice(0)
+            assert len(set(leaders)) == 1 and leaders[0].rank in (2, 3)
+
+    asyncio.run(main())
+
+
+def test_a_leader_that_most_still_hear_is_not_deposed(server):
+    async def main():
+        async with agreed(server, "heard by most", 4) as supervisors:
+            (refusal,) = await supervisors.all_notice(0, 1)
+            assert isinstance(refusal, LostMajority) and "cannot be reached from here" in str(refusal)
+            await supervisors.those[0].agree(1, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_deposed_leader_gets_nothing_agreed(server):
+    async def main():
+        async with agreed(server, "deposed", 4) as supervisors:
+            leaders = await supervisors.all_notice(0, 1, 2, 3)
+            assert len(set(leaders)) == 1 and leaders[0].rank != 0
+            with pytest.raises(LostMajority, match="another supervisor coordinates now"):
+                await supervisors.those[0].agree(1, {0: supervisors.places[0]})
+
+    asyncio.run(main())
+
+
+def test_of_two_sides_only_one_gets_the_next_membership(server):
+    """The leader is cut off from the others, and all reach etcd: whoever writes first, the other side has lost."""
+
+    async def main():
+        async with agreed(server, "two sides", 3) as supervisors:
+
+            async def leader_side():
+                await supervisors.those[0].agree(1, {0: supervisors.places[0]})
+
+            async def other_side(rank):
+                leader = await supervisors.those[rank].leader(after=0)
+                if leader.rank == rank:
+                    await supervisors.those[rank].agree(1, {r: supervisors.places[r] for r in (1, 2)})
+
+            ends = await asyncio.gather(leader_side(), other_side(1), other_side(2), return_exceptions=True)
+            assert all(end is None or isinstance(end, LostMajority) for end in ends), ends
+            assert (ends[0] is None) != (ends[1] is None), ends
+
+    asyncio.run(main())
+
+
+def test_a_side_that_has_not_heard_of_a_generation_cannot_follow_it(server):
+    """The leader is cut off from the others, not from etcd: in generation 1 it may go on alone, to the end."""
+
+    async def main():
+        async with agreed(server, "unheard of", 3) as supervisors:
+            await supervisors.those[0].agree(1, supervisors.places)
+            supervisors.die(0)
+            leader, _ = await supervisors.all_notice(0)
+            new = supervisors.those[leader.rank]
+            with pytest.raises(LostMajority, match="a generation that nobody here has heard of"):
+                await new.agree(1, supervisors.places)
+            await new.agree(2, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_who_is_no_member_any_more_cannot_lead(server):
+    async def main():
+        async with agreed(server, "no member", 3) as supervisors:
+            await supervisors.those[0].agree(1, {rank: supervisors.places[rank] for rank in (0, 1)})
+            supervisors.die(0)
+            stale, leader = await supervisors.all_notice(0, 2, 1)
+            assert leader.rank == 1
+            assert stale == leader or isinstance(stale, LostMajority)
+
+    asyncio.run(main())
+
+
+def test_a_silent_etcd_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
+    async def main():
+        with EtcdServer(tmp_path) as server:
+            async with agreed(server, "silent", 3) as supervisors:
+                server.stop()
+                agreeing = asyncio.create_task(supervisors.those[0].agree(1, supervisors.places))
+                await asyncio.sleep(3 * PATIENCE)
+                assert not agreeing.done()
+                await asyncio.to_thread(server.start)
+                await asyncio.wait_for(agreeing, 10)
+                server.stop()
+                monkeypatch.setattr(etcd_agreement, "ETCD_SECONDS", 1.0)
+                with pytest.raises(LostMajority, match=r"etcd does not answer .* without it nothing can be agreed"):
+                    await asyncio.wait_for(supervisors.those[0].agree(2, supervisors.places), 10)
+
+    asyncio.run(main())
+
+
+def test_a_leader_whose_lease_has_ended_takes_a_new_one(server):
+    async def main():
+        async with agreed(server, "lease ended", 3) as supervisors:
+            leader = supervisors.those[0]
+            await leader._etcd.revoke(leader._lease)
+            await leader.agree(1, supervisors.places)
+            await leader._etcd.revoke(leader._lease)
+            await asyncio.sleep(PATIENCE)
+            (refusal,) = await supervisors.all_notice(0, 1)
+            assert isinstance(refusal, LostMajority), "it leads again, by itself"
+
+    asyncio.run(main())
+
+
+def test_a_job_with_the_same_token_waits_for_the_end_of_the_one_before(server):
+    async def main():
+        async with agreed(server, "again", 3) as old:
+            new = Supervisors(server, "again")
+            (refusal,) = await asyncio.gather(new.add(0, port=6000).leader(after=-1), return_exceptions=True)
+            assert isinstance(refusal, LostMajority) and "coordinates another job with the same token" in str(refusal)
+            old.die(0)
+            leader = await new.add(0, port=6000).leader(after=-1)
+            assert (leader.term, leader.port) == (0, 6000)
+            await asyncio.sleep(1.5)
+            for refusal in await old.all_notice(0):
+                assert isinstance(refusal, LostMajority), "its supervisors do not follow the new job"
+            new.die(0)
+
+    asyncio.run(main())

@@ -1,0 +1,112 @@
+"""What follows from a death, and that it is recorded once."""
+
+import asyncio
+
+import pytest
+
+from recycle_pp.config.settings import Run, Settings
+from recycle_pp.coordinator.deaths import Deaths
+from recycle_pp.coordinator.restart_policy import RestartPolicy
+from recycle_pp.coordinator.roster import Roster
+from recycle_pp.coordinator.timers import Timers
+
+SEGFAULT = {"cause": "signal", "detail": "SIGSEGV"}
+
+
+class Supervisor:
+    def __init__(self):
+        self.told = []
+
+    def send(self, message):
+        self.told.append(message["type"])
+
+
+class Recorder:
+    """Keeps what would be written."""
+
+    def __init__(self):
+        self.causes, self.events = [], []
+
+    def death(self, worker, now):
+        pass
+
+    def explain_death(self, worker, cause):
+        self.causes.append(cause["cause"])
+
+    def event(self, name, worker, **details):
+        self.events.append(name)
+
+
+class Job:
+    over, committed = False, 3
+
+    def go_on_without(self, worker):
+        pass
+
+    def stop(self, reason, code=1):
+        self.over = True
+
+
+@pytest.fixture
+def of():
+    """One worker that runs, and the `Deaths` that it may die in."""
+
+    class Of:
+        settings = Settings(run=Run(respawns=1))
+        recorder, supervisor = Recorder(), Supervisor()
+        roster = Roster(settings)
+        rank = roster.enter(0)
+        rank.supervisor, rank.incarnation, rank.alive = supervisor, 0, True
+        deaths = Deaths(roster, RestartPolicy(settings), recorder, Timers(), 1.0, Job())
+
+    return Of
+
+
+async def _dies(of, cause):
+    of.rank.causes[0] = cause
+    of.deaths.dead(of.rank, 0)
+    of.deaths.explain(of.rank, 0)
+
+
+def test_who_dies_by_itself_is_started_again(of):
+    asyncio.run(_dies(of, SEGFAULT))
+    assert of.recorder.causes == ["signal"]
+    assert of.recorder.events == ["respawned"] and of.supervisor.told == ["spawn"]
+
+
+def test_who_died_too_often_is_given_up(of):
+    of.rank.respawns = 1
+    asyncio.run(_dies(of, SEGFAULT))
+    assert of.recorder.events == ["given_up"] and of.supervisor.told == []
+
+
+def test_a_death_that_was_asked_for_is_not_mended(of):
+    asyncio.run(_dies(of, SEGFAULT | {"injected": True}))
+    assert of.recorder.causes == ["signal"] and of.recorder.events == of.supervisor.told == []
+
+
+def test_a_death_is_recorded_once_whoever_saw_it_first(of):
+    async def seen_twice():
+        of.deaths.dead(of.rank, 0)  # its connection broke,
+        await _dies(of, SEGFAULT)  # then its supervisor says why
+        of.deaths.explain(of.rank, 0)
+        of.deaths.close()
+
+    asyncio.run(seen_twice())
+    assert of.recorder.causes == ["signal"] and of.supervisor.told == ["spawn"]
+
+
+def test_what_another_coordinator_has_recorded_is_mended_but_not_recorded_again(of):
+    of.rank.alive, of.rank.died, of.rank.causes[0] = False, 0, SEGFAULT
+    of.deaths.explain(of.rank, 0, recorded=True)
+    assert of.recorder.causes == [] and of.recorder.events == ["respawned"]
+
+
+def test_who_dies_in_the_jobs_last_moment_has_its_event_all_the_same(of):
+    async def ends():
+        of.deaths.dead(of.rank, 0)
+        of.deaths.close()
+        of.deaths.close()
+
+    asyncio.run(ends())
+    assert of.recorder.causes == ["unknown"] and of.supervisor.told == []

@@ -1,0 +1,129 @@
+"""Plans are made beside everything else."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from recycle_schedules import Problem, Worker, actions, plan
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.coordinator.planning import Planning
+from recycle_pp.protocol.job import Job, StageLost
+from recycle_pp.telemetry.run_folder import RunFolder
+
+
+def job(planner):
+    """With all its workers, and a first generation that waits for a plan."""
+    made = Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=planner, derive=actions)
+    for worker in made.problem.workers():
+        made.ready(worker)
+    everybody_reports(made)
+    return made
+
+
+def everybody_reports(made):
+    for worker in sorted(made.live):
+        made.receive(worker, {"type": "report", "generation": made.generation, "worker": list(worker),
+                              "records": [], "ahead": False, "busy": 0.0})  # fmt: skip
+
+
+class Coordinator:
+    """As far as planning goes."""
+
+    def __init__(self, made):
+        self.job, self.sent, self.stopped = made, [], []
+        self.planning = Planning(Settings(), RunFolder("nowhere"), lambda: self.job, self.drive, self.stopped.append)
+
+    def drive(self, event, *arguments):
+        self.sent += event(*arguments)
+        self.planning.look()
+
+
+class Held:
+    """A planner that is busy until it is told to go on."""
+
+    def __init__(self):
+        self.asked, self.go_on, self._begun = [], threading.Event(), threading.Event()
+
+    def __call__(self, problem):
+        self.asked.append(problem)
+        self._begun.set()
+        self.go_on.wait(5)
+        return plan(problem)
+
+    async def begun(self):
+        """A coordinator that waits for it."""
+        coordinator = Coordinator(job(self))
+        coordinator.planning.look()
+        await asyncio.to_thread(self._begun.wait, 5)
+        return coordinator
+
+
+def test_others_are_heard_while_a_plan_is_made():
+    beats = []
+
+    def slow(problem):
+        time.sleep(0.3)
+        return plan(problem)
+
+    async def run():
+        coordinator = Coordinator(job(slow))
+        coordinator.planning.look()
+        while not coordinator.sent:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    coordinator = asyncio.run(run())
+    assert len(beats) > 10
+    assert [message["type"] for _, message in coordinator.sent] == ["plan"] * 4
+    assert not coordinator.job.wants_plan
+
+
+def test_a_plan_for_members_that_are_no_more_is_not_sent_and_another_one_is_made():
+    planner = Held()
+
+    async def run():
+        coordinator = await planner.begun()
+        coordinator.job.died(min(coordinator.job.live))
+        everybody_reports(coordinator.job)
+        planner.go_on.set()
+        while not coordinator.sent:
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    coordinator = asyncio.run(run())
+    assert [len(problem.dead) for problem in planner.asked] == [0, 1]
+    assert {to for to, _ in coordinator.sent} == coordinator.job.live
+
+
+def test_a_stage_that_is_lost_while_a_plan_is_made_is_not_the_planners_fault():
+    planner = Held()
+
+    async def run():
+        coordinator = await planner.begun()
+        coordinator.job.died(Worker(0, 1))
+        with pytest.raises(StageLost):
+            coordinator.job.died(Worker(1, 1))
+        planner.go_on.set()
+        while coordinator.planning.busy:
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    coordinator = asyncio.run(run())
+    assert coordinator.sent == coordinator.stopped == []
+
+
+def test_a_planner_that_fails_ends_the_job_with_its_traceback():
+    def fails(problem):
+        raise ZeroDivisionError("no time at all")
+
+    async def run():
+        coordinator = Coordinator(job(fails))
+        coordinator.planning.look()
+        while not coordinator.stopped:
+            await asyncio.sleep(0.01)
+        return coordinator
+
+    assert "ZeroDivisionError: no time at all" in asyncio.run(run()).stopped[0]

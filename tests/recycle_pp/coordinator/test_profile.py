@@ -1,0 +1,108 @@
+"""The profile: times by which the planner plans, and workers that have become slow."""
+
+from statistics import median
+
+import pytest
+from recycle_schedules import Problem, Worker, plan
+
+from recycle_pp.config.compose import compose
+from recycle_pp.coordinator.latency_breakdown import gaps_of
+from recycle_pp.coordinator.problem import initial_problem
+from recycle_pp.coordinator.profile import Profile, Speed
+from recycle_pp.telemetry.packing import pack, unpack
+
+TURN, MESSAGE, SUM = 0.0005, 0.002, 0.01  # seconds
+SETTINGS = compose(["parallel=2x2", "emulate=sleep", "schedule.profile_steps=3"])
+TRUE = Problem(
+    pipelines=2,
+    stages=2,
+    microbatches=SETTINGS.parallel.microbatches,
+    durations={"F": [0.02, 0.03], "I": [0.02, 0.03], "W": [0.01, 0.02], "O": 0.05},
+    send=MESSAGE,
+    allreduce=SUM,
+    optimizer="barrier",
+    backward="decoupled",
+)
+
+
+def executed(problem=TRUE, slow=None, origin=0.0):
+    """Spans of a step and of the optimizer steps after it, as workers report them that follow the plan of `problem`."""
+    slow = slow or {}
+    compute, optimizer = {}, {}
+    for op in plan(problem).ops:
+        start, end = origin + op.start, origin + op.end
+        if op.kind == "O":
+            optimizer.setdefault(op.worker, []).append(["O", 0, 0, start, end])
+        else:
+            end = start + (end - start - TURN) * slow.get(op.worker, 1.0)
+            compute.setdefault(op.worker, []).append([op.kind, *op.microbatch, start, end])
+    return compute, optimizer
+
+
+def steps(count, slow=None):
+    """What `add` gets step by step: a step's optimizer spans come with the next one."""
+    before = {}
+    for step in range(count):
+        compute, optimizer = executed(slow=slow, origin=float(step))
+        yield step, {w: unpack(pack(before.get(w, []) + of)) for w, of in compute.items()}
+        before = optimizer
+
+
+def complete_profile():
+    profile = Profile(SETTINGS)
+    for _, spans in steps(3):
+        assert profile.add(spans) == []
+    return profile
+
+
+def test_gaps_tell_turns_messages_and_sums_apart():
+    compute, optimizer = executed()
+    gaps = gaps_of(compute, optimizer, barrier=True)
+    assert median(gaps.turns) == pytest.approx(TURN)
+    assert median(gaps.messages) == pytest.approx(MESSAGE + TURN)  # the spans end a turn early
+    assert gaps.sums == pytest.approx({0: SUM + TURN, 1: SUM + TURN})
+
+
+def test_the_plan_of_a_complete_profile_takes_as_long_as_the_steps_that_were_measured():
+    profile = complete_profile()
+    measured = profile.problem(initial_problem(SETTINGS)).replace(backward="decoupled", memory_limit=None)
+    assert plan(measured).makespan == pytest.approx(plan(TRUE).makespan, rel=0.03)
+
+
+def test_an_emulated_job_is_planned_as_it_was_told_until_the_profile_is_complete():
+    assert Profile(SETTINGS).problem(initial_problem(SETTINGS)) == initial_problem(SETTINGS)
+
+
+def test_a_real_job_runs_every_kind_of_backward_while_it_measures():
+    settings = compose(["parallel=2x2", "schedule.profile_steps=3"])
+    profile, seen = Profile(settings), []
+    for _, spans in steps(3):
+        seen.append(profile.problem(initial_problem(settings)).backward)
+        profile.add(spans)
+    assert seen == ["decoupled", "decoupled", "coupled"]
+    assert profile.problem(initial_problem(settings)).backward == settings.schedule.backward
+
+
+def test_a_worker_that_gets_slow_is_planned_with_its_speed_until_it_is_as_fast_as_before():
+    profile, slow = complete_profile(), Worker(0, 1)
+    (_, spans), *_ = steps(1, {slow: 3.0})
+    assert profile.add(spans) == []  # one bad step is no habit
+    [speed] = profile.add(spans)
+    assert (speed.worker, speed.factor) == (slow, pytest.approx(3.0, rel=0.1))
+    problem = profile.problem(initial_problem(SETTINGS))
+    assert (problem.reroute, problem.speed["0,1"]) == ("any", pytest.approx(1 / 3, rel=0.1))
+    shares = [sum(op.kind == "F" and op.worker == Worker(d, 1) for op in plan(problem).ops) for d in (0, 1)]
+    assert shares[0] < shares[1]
+
+    assert profile.add(spans) == []  # as slow as before: no new plan
+    (_, spans), *_ = steps(1)
+    assert profile.add(spans) == []
+    assert profile.add(spans) == [Speed(slow, 1.0)]
+    assert profile.problem(initial_problem(SETTINGS)).speed == {}
+
+
+def test_where_everybody_slows_down_alike_nobody_is_slow():
+    profile = complete_profile()
+    everybody = {Worker(d, s): 3.0 for d in range(2) for s in range(2)}
+    (_, spans), *_ = steps(1, everybody)
+    assert profile.add(spans) == profile.add(spans) == []

@@ -1,0 +1,142 @@
+"""Which samples a step holds, and what is said about data that cannot be used."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.data.batches import Batches, permuted
+from tests.recycle_pp.in_process import small
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file in which every position holds a different pair of bytes."""
+    path = tmp_path / "text"
+    path.write_bytes(bytes(i % 251 for i in range(2000)))
+    return str(path)
+
+
+def batches(path: str | None, **changes: object) -> Batches:
+    return Batches(small(data__path=path, **changes))
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_a_permutation_hits_every_number_once(n, seed, epoch):
+    assert sorted(permuted(i, n, (seed, epoch)) for i in range(n)) == list(range(n))
+
+
+def test_epochs_and_seeds_are_permuted_differently():
+    orders = {tuple(permuted(i, 100, key) for i in range(100)) for key in [(0, 0), (0, 1), (1, 0)]}
+    assert len(orders) == 3 and tuple(range(100)) not in orders
+
+
+def test_an_epoch_skips_no_sample_and_sees_none_twice(text):
+    data = batches(text, parallel__microbatch_size=3)
+    G, seen = 4, []
+    for step in range(40):
+        for g in range(G):
+            seen += data.sample_ids(step, g)
+    for epoch in range(3):
+        assert sorted(seen[epoch * data.windows : (epoch + 1) * data.windows]) == list(range(data.windows))
+
+
+@pytest.mark.parametrize("pipelines, microbatches", [(1, 12), (3, 4), (4, 3)])
+def test_the_samples_depend_on_the_size_of_the_step_and_not_on_its_split_into_pipelines(text, pipelines, microbatches):
+    expected = batches(text, parallel__pipelines=2, parallel__microbatches=6)
+    data = batches(text, parallel__pipelines=pipelines, parallel__microbatches=microbatches)
+    for step, g in [(0, 0), (3, 11), (50, 7)]:
+        assert data.sample_ids(step, g) == expected.sample_ids(step, g)
+        assert all(map(torch.equal, data.batch(step, g), expected.batch(step, g)))
+
+
+def test_targets_are_the_inputs_one_token_on_and_ids_name_the_windows(text):
+    data = batches(text)
+    inputs, targets = data.batch(5, 1)
+    assert inputs.shape == targets.shape == (2, 16) and inputs.dtype == targets.dtype == torch.int64
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    starts = torch.tensor(data.sample_ids(5, 1)) * 16 % 251
+    assert torch.equal(inputs[:, 0], starts)
+    assert torch.equal(targets[:, -1], (starts + 16) % 251)
+
+
+def test_the_held_out_part_is_never_trained_on(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"a" * 1800 + b"b" * 200)
+    data = batches(str(path), data__validation_share=0.1)
+    inputs, targets = data.validation(0)
+    assert bool((inputs == ord("b")).all() and (targets == ord("b")).all())
+    trained = torch.cat([data.batch(0, g)[1] for g in range(2 * data.windows)])
+    assert bool((trained == ord("a")).all())
+    assert all(map(torch.equal, data.validation(0), data.validation(data.validations)))
+
+
+def test_the_default_is_the_python_librarys_own_source():
+    data, again = batches(None), batches(None)
+    assert data.name == "Python's standard library" and data.fingerprint == again.fingerprint
+    assert data.windows * 16 > 5_000_000
+    inputs, _ = data.batch(0, 0)
+    assert bool((inputs < 256).all())
+
+
+def test_a_folder_is_read_in_an_order_that_does_not_depend_on_the_file_system(tmp_path):
+    for name in ("b/z.txt", "a.txt", "b/y.txt", "c.txt", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name[0].encode() * 400)
+    data = batches(str(tmp_path), data__validation_share=0.0)
+    assert data._train.tobytes() == b"a" * 400 + b"c" * 400 + b"b" * 800
+
+
+def test_nanogpts_bin_is_memory_mapped_uint16(tmp_path):
+    path = tmp_path / "train.bin"
+    (np.arange(4000) % 300).astype(np.uint16).tofile(path)
+    data = batches(str(path), model__vocabulary=300)
+    assert isinstance(data._train, np.memmap)
+    (window, _), (inputs, _) = data.sample_ids(2, 1), data.batch(2, 1)
+    assert inputs[0].tolist() == [(window * 16 + i) % 300 for i in range(16)]
+
+
+def test_the_fingerprint_tells_texts_apart(tmp_path):
+    def fingerprint(content):
+        path = tmp_path / "text"
+        path.write_bytes(content)
+        return batches(str(path)).fingerprint
+
+    assert fingerprint(b"a" * 999 + b"b") != fingerprint(b"a" * 1000) != fingerprint(b"a" * 1001)
+    large = np.zeros((1 << 24) + 5, dtype=np.uint8)
+    before = fingerprint(large.tobytes())
+    large[-1] = 1
+    assert fingerprint(large.tobytes()) != before
+
+
+def test_what_cannot_be_used_is_refused_in_one_sentence_that_names_the_key(tmp_path):
+    empty, short, folder, binary = (tmp_path / name for name in ("empty", "short", "folder", "empty.bin"))
+    empty.touch(), binary.touch(), folder.mkdir(), short.write_bytes(b"too short")
+    for path, problem in [
+        (tmp_path / "missing", "does not exist"),
+        (empty, "holds no text"),
+        (folder, "holds no text"),
+        (binary, "is empty"),
+        (short, "has 9 tokens, too few"),
+    ]:
+        with pytest.raises(ValueError, match=rf"^data\.path: {path} {problem}") as error:
+            batches(str(path))
+        assert "\n" not in str(error.value)
+
+
+def test_a_token_outside_the_vocabulary_is_refused(text, tmp_path):
+    with pytest.raises(ValueError, match=r"holds token 250; model\.vocabulary must be at least 251, it is 100"):
+        batches(text, model__vocabulary=100)
+    path = tmp_path / "train.bin"
+    np.full(2000, 777, dtype=np.uint16).tofile(path)
+    with pytest.raises(ValueError, match=r"token 777; model\.vocabulary must be at least 778"):
+        batches(str(path)).batch(0, 0)
+
+
+def test_validation_without_held_out_samples_says_what_to_change(text):
+    data = batches(text, data__validation_share=0.0)
+    assert data.validations == 0
+    with pytest.raises(ValueError, match=r"raise it or set run\.validate_every=0"):
+        data.validation(0)

@@ -1,0 +1,100 @@
+"""The fixed-point sum: any order, any place, the same bits, and as precise as float32."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.numerics import fixed_point as fixed
+from recycle_pp.numerics import torch_operations as reference
+
+ELEMENTS = 300
+
+
+def terms_of(seed: int, count: int, spread: float) -> torch.Tensor:
+    """(count, ELEMENTS) of magnitudes from 2^-spread to 1, both signs."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = torch.rand(ELEMENTS, generator=random).mul(-spread).exp2()
+    return torch.randn(count, ELEMENTS, generator=random).clamp(-1, 1) * sizes
+
+
+def summed(terms, e, count, start=None):
+    total, bad = torch.zeros(ELEMENTS, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+    for number, term in enumerate(terms):
+        reference.accumulate(total, term, e, fixed.limit(count), bad, first=number == 0)
+    return total, bad.item()
+
+
+def restored(total, e):
+    out = torch.empty(ELEMENTS)
+    reference.restore(total, e, out)
+    return out
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 60), st.data())
+def test_any_split_of_the_terms_in_any_order_gives_the_same_bits(seed, count, spread, data):
+    terms = terms_of(seed, count, spread)
+    e = fixed.exponent(terms.abs().max().item(), count)
+    expected, bad = summed(terms, e, count)
+    assert not bad
+    order = data.draw(st.permutations(range(count)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=3)))
+    workers = [order[a:b] for a, b in zip([0, *cuts], [*cuts, count], strict=True)]
+    assert torch.equal(sum(summed(terms[w], e, count)[0] for w in workers), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 40))
+def test_it_is_as_precise_as_a_float32_sum_for_small_elements_too(seed, count):
+    """Elements down to 2^-22 of the largest: the error is at most that of rounding the exact sum once, and half an
+    ulp of each term for elements that are smaller still."""
+    terms = terms_of(seed, count, 22)
+    largest = terms.abs().max().item()
+    e = fixed.exponent(largest, count)
+    ours = restored(summed(terms, e, count)[0], e).double()
+    exact = terms.double().sum(0)
+    ulp = terms.abs().amax(0).double() * 2.0**-23
+    assert bool(((ours - exact).abs() <= exact.abs() * 2.0**-24 + count * largest * 2.0**-46).all())
+    assert bool(((ours - exact).abs() <= count * ulp).all())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38, -3e38])
+def test_what_does_not_fit_is_noticed_before_it_is_quantised(poison):
+    term = torch.ones(ELEMENTS)
+    term[123] = poison
+    e = fixed.exponent(1.0, 8)
+    assert summed([torch.ones(ELEMENTS), term], e, 8)[1] > 0
+    assert summed([torch.ones(ELEMENTS)] * 2, e, 8)[1] == 0
+
+
+@given(st.floats(2.0**-60, 2.0**60), st.integers(3, 1000))
+def test_a_sum_4096_times_the_last_one_still_fits(largest, count):
+    e = fixed.exponent(largest, count)
+    grown = torch.full((ELEMENTS,), largest * 4095 / count)
+    total, bad = summed([grown] * 3, e, count)
+    assert not bad
+    torch.testing.assert_close(restored(total, e), grown * 3)
+
+
+def test_blocks_cover_every_element():
+    count = 2 * reference.BLOCK + 17
+    total, bad = torch.zeros(count, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+    reference.accumulate(total, torch.full((count,), 0.5), 10, fixed.limit(1), bad, first=False)
+    assert bool((total == 512).all())
+
+
+def test_models_train_under_deterministic_algorithms(monkeypatch):
+    """What `prepare` switches on finds an implementation for everything a stage does (here: on a CPU)."""
+    from tests.recycle_pp.in_process import small, train
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    settings = small(numerics__reproducible=True, model__dropout=0.1)
+    expected = train(settings, 2)[0]
+    try:
+        fixed.prepare()
+        assert train(settings, 2)[0] == expected
+    finally:
+        torch.set_deterministic_debug_mode("default")

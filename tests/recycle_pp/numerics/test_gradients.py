@@ -1,0 +1,183 @@
+"""What one worker adds up, and what its peers make of it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.numerics import torch_operations as reference
+from recycle_pp.numerics.gradients import Gradients, Reduced
+from recycle_pp.numerics.layout import Layout
+from tests.recycle_pp.in_process import CPU
+
+LAYOUT = Layout({"embedding.weight": (9, 5), "norm.weight": (5,), "head.weight": (9, 5)})
+G = 6
+both = pytest.mark.parametrize("reproducible", [False, True])
+
+
+def gradients(reproducible: bool) -> Gradients:
+    return Gradients(LAYOUT, G, CPU, reproducible=reproducible, ops=reference)
+
+
+def micro_batch(worker: Gradients, g: int, *, poison: float | None = None) -> None:
+    """The same gradient of micro-batch g wherever it runs."""
+    random = torch.Generator().manual_seed(g)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=random) / G
+
+    worker.add_rows(0, torch.randint(0, 9, (7,), generator=random), draw(7, 5))
+    vector = draw(5)
+    if poison is not None:
+        vector[2] = poison
+    worker.add("norm.weight", vector)
+    worker.add_product(2, draw(7, 9), draw(7, 5))
+    worker.close(g, g + 0.5)
+
+
+def reduced(workers: list[Gradients]) -> Reduced:
+    """All-reduce by hand."""
+    payloads = [worker.payload() for worker in workers]
+    return workers[0].reduced([sum(tensors[1:], tensors[0]) for tensors in zip(*payloads, strict=True)])
+
+
+@both
+def test_a_worker_adds_what_autograd_would(reproducible):
+    worker = gradients(reproducible)
+    tokens, dy, x = torch.tensor([3, 3, 8]), torch.randn(3, 9), torch.randn(3, 5)
+    table = torch.zeros(9, 5, requires_grad=True)
+    torch.nn.functional.embedding(tokens, table).backward(x)
+    for _ in range(2):
+        worker.add_rows(0, tokens, x)
+        worker.add_product(2, dy, x)
+        worker.add_product(2, dy.bfloat16(), x.bfloat16())
+    embedding, norm, head = LAYOUT.views(worker.reduced(worker.payload()).flat)
+    torch.testing.assert_close(embedding, 2 * table.grad)
+    torch.testing.assert_close(head, 2 * (dy.T @ x + (dy.bfloat16().T @ x.bfloat16()).float()))
+    assert not norm.any()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(G)), st.integers(0, G), st.integers(0, G))
+def test_reproducible_sums_do_not_depend_on_who_ran_what_in_which_order(order, first, second):
+    alone = gradients(True)
+    for g in range(G):
+        micro_batch(alone, g)
+    peers = [gradients(True) for _ in range(3)]
+    cuts = sorted([first, second])
+    for peer, part in zip(peers, [order[: cuts[0]], order[cuts[0] : cuts[1]], order[cuts[1] :]], strict=True):
+        for g in part:
+            micro_batch(peer, g)
+    expected, ours = reduced([alone]), reduced(peers)
+    assert torch.equal(ours.flat, expected.flat) and ours.squares == expected.squares
+    assert ours.losses.tolist() == [g + 0.5 for g in range(G)]
+    assert ours.counts.tolist() == [1] * G
+
+
+@both
+def test_the_counts_tell_a_micro_batch_that_ran_twice_or_never(reproducible):
+    here, there = gradients(reproducible), gradients(reproducible)
+    for worker, part in ((here, [0, 1, 2]), (there, [2, 4, 5])):
+        for g in part:
+            micro_batch(worker, g)
+    assert reduced([here, there]).counts.tolist() == [1, 1, 2, 0, 1, 1]
+
+
+@both
+def test_a_worker_without_micro_batches_adds_nothing(reproducible):
+    here = gradients(reproducible)
+    for g in range(G):
+        micro_batch(here, g)
+    expected = reduced([here])
+    idle = gradients(reproducible)
+    micro_batch(idle, 0)
+    idle.clear()
+    assert torch.equal(reduced([here, idle]).flat, expected.flat)
+    assert reduced([here, idle]).counts.tolist() == [1] * G
+
+
+def test_parts_of_a_product_leave_room_for_each_other():
+    """Two micro-batches of four parts each, all just below what a part may be: the int64 does not overflow."""
+    worker, most = Gradients(LAYOUT, 2, CPU, reproducible=True, ops=reference), 2.0 ** (62 - 3)
+    worker.exponents = [0] * 3
+    for g in range(2):
+        for _ in range(4):
+            worker.add_product(2, torch.full((1, 9), most / 2), torch.full((1, 5), 1.999), parts=4)
+        worker.close(g, None)
+    result = worker.reduced(worker.payload())
+    assert result.finite and result.flat.max() == pytest.approx(8 * most / 2 * 1.999)
+    worker.clear()
+    worker.add_product(2, torch.full((1, 9), most), torch.ones(1, 5), parts=4)
+    worker.close(0, None)
+    assert not worker.reduced(worker.payload()).finite
+
+
+@both
+def test_an_aborted_all_reduce_leaves_the_accumulators_whole(reproducible):
+    worker = gradients(reproducible)
+    micro_batch(worker, 0)
+    expected = worker.payload()
+    for tensor in worker.payload():
+        tensor.fill_(77)  # partly summed, then given up
+    assert all(map(torch.equal, worker.payload(), expected))
+
+
+@both
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
+def test_a_gradient_that_is_not_finite_or_does_not_fit_is_known_to_all_peers(reproducible, poison):
+    here, there = gradients(reproducible), gradients(reproducible)
+    micro_batch(here, 0)
+    micro_batch(there, 1, poison=poison)
+    assert not reduced([here, there]).finite
+    here.clear(), there.clear()
+    micro_batch(here, 0)
+    micro_batch(there, 1)
+    assert reduced([here, there]).finite
+
+
+def test_a_loss_that_is_not_finite_is_known_too():
+    worker = gradients(False)
+    worker.close(0, float("inf"))
+    assert not reduced([worker]).finite
+
+
+@both
+def test_a_peer_can_take_over_the_reduced_gradient_as_tensors(reproducible):
+    worker = gradients(reproducible)
+    for g in range(G):
+        micro_batch(worker, g)
+    sent = reduced([worker])
+    got = Reduced.from_tensors([tensor.clone() for tensor in sent.to_tensors()])
+    assert torch.equal(got.flat, sent.flat) and got.squares == sent.squares and got.finite is sent.finite
+    assert torch.equal(got.counts, sent.counts) and torch.equal(got.losses, sent.losses)
+
+
+def test_exponents_follow_the_gradient_and_grow_coarser_when_it_does_not_fit():
+    worker = gradients(True)
+    micro_batch(worker, 0)
+    small = reduced([worker])
+    worker.follow(small)
+    before = worker.exponents
+    tiny = Reduced(small.flat * 2.0**-20, small.counts, small.losses, [], True)
+    worker.follow(tiny)
+    assert worker.exponents == [e + 20 for e in before]
+    worker.follow(Reduced(torch.zeros_like(small.flat), small.counts, small.losses, [], True))
+    assert worker.exponents == [e + 20 for e in before], "a gradient of zeros says nothing"
+    worker.follow(Reduced(small.flat, small.counts, small.losses, [], False))
+    assert all(e < b for e, b in zip(worker.exponents, before, strict=True))
+
+
+def test_the_squared_norm_is_that_of_float64():
+    grad = torch.randn(300, 500) * torch.logspace(-6, 3, 300).unsqueeze(1)
+    assert reference.squared_norm(grad).item() == pytest.approx(grad.double().square().sum().item(), rel=1e-6)
+
+
+def test_every_tensor_of_a_layout_begins_at_64_bytes_and_the_gaps_stay_empty():
+    flat = LAYOUT.zeros(CPU)
+    views = LAYOUT.views(flat)
+    assert [tuple(view.shape) for view in views] == [(9, 5), (5,), (9, 5)]
+    assert all(view.data_ptr() % 64 == 0 for view in views)
+    for number, view in enumerate(views, 1):
+        view.fill_(number)
+    assert flat.count_nonzero() == sum(view.numel() for view in views)
+    assert [view.unique().tolist() for view in views] == [[1.0], [2.0], [3.0]]

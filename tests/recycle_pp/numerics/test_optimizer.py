@@ -1,0 +1,123 @@
+"""AdamW at the commit and before it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recycle_pp.config.settings import Optimizer
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.optimizer import StageOptimizer, clip_scale, learning_rate
+from recycle_pp.testing import reference_trainer as plain
+from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
+
+SETTINGS = small(parallel__stages=1, numerics__reproducible=True)
+
+
+def stage_and_optimizer() -> tuple[Stage, StageOptimizer]:
+    stage = Stage(SETTINGS, 0, CPU)
+    return stage, StageOptimizer(SETTINGS, stage)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_a_step_has_the_bits_of_torchs_adamw_after_clipping(scale):
+    stage, optimizer = stage_and_optimizer()
+    model = plain.whole(SETTINGS)
+    reference = plain.adamw(SETTINGS, model)
+    for step in range(4):
+        reduced = gradient(stage, step)
+        for parameter, grad in zip(model.parameters(), stage.layout.views(reduced.flat), strict=True):
+            parameter.grad = grad * scale
+        for group in reference.param_groups:
+            group["lr"] = optimizer.lr(step)
+        reference.step()
+        optimizer.step(reduced, step, scale)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(stage.parameters[name], parameter), name
+
+
+def test_a_step_leaves_the_reduced_gradient_for_a_joiner():
+    stage, optimizer = stage_and_optimizer()
+    reduced = gradient(stage, 0)
+    before = reduced.flat.clone()
+    optimizer.step(reduced, 0, 0.5)
+    assert torch.equal(reduced.flat, before)
+
+
+def test_a_confirmed_speculation_is_the_step():
+    stage, optimizer = stage_and_optimizer()
+    other, expected = stage_and_optimizer()
+    for step in range(3):
+        optimizer.speculate(gradient(stage, step), step)
+        optimizer.confirm()
+        expected.step(gradient(other, step), step)
+    assert same(everything(optimizer), everything(expected))
+
+
+def test_undo_restores_every_bit_also_after_steps_in_between():
+    stage, optimizer = stage_and_optimizer()
+    optimizer.step(gradient(stage, 0), 0)
+    before = everything(optimizer)
+    for _ in range(2):
+        optimizer.speculate(gradient(stage, 1), 1)
+        assert not same(everything(optimizer), before)
+        optimizer.undo()
+        assert same(everything(optimizer), before)
+    optimizer.speculate(gradient(stage, 1), 1)
+    optimizer.confirm()
+    other, expected = stage_and_optimizer()
+    for step in range(2):
+        expected.step(gradient(other, step), step)
+    assert same(everything(optimizer), everything(expected))
+
+
+def test_the_undo_copy_is_allocated_once_and_only_by_those_who_speculate():
+    stage, optimizer = stage_and_optimizer()
+    optimizer.step(gradient(stage, 0), 0)
+    assert optimizer._undo is None
+    addresses = set()
+    for step in range(1, 4):
+        optimizer.speculate(gradient(stage, step), step)
+        addresses.add(tuple(tensor.data_ptr() for tensor in optimizer._undo))
+        optimizer.confirm()
+    assert len(addresses) == 1
+
+
+def test_state_moves_between_splits_by_full_model_names():
+    stage, optimizer = stage_and_optimizer()
+    for step in range(2):
+        optimizer.step(gradient(stage, step), step)
+    state = everything(optimizer)
+    halves = small(parallel__stages=2, numerics__reproducible=True)
+    merged: dict[str, torch.Tensor] = {}
+    for number in range(2):
+        part = Stage(halves, number, CPU)
+        loaded = StageOptimizer(halves, part)
+        loaded.load(state)
+        merged |= everything(loaded)
+    assert same(merged, state)
+    assert {name.partition(".")[0] for name in state} == {"model", "exp_avg", "exp_avg_sq", "exponent"}
+
+
+@given(st.integers(0, 20), st.integers(1, 100))
+def test_the_learning_rate_rises_linearly_and_falls_by_a_cosine(warmup, more):
+    optimizer, steps = Optimizer(lr=1.0, min_lr=0.1, warmup=warmup), warmup + more
+    rates = [learning_rate(optimizer, step, steps) for step in range(steps + 1)]
+    assert rates[:warmup] == pytest.approx([(step + 1) / warmup for step in range(warmup)])
+    assert rates[warmup] == pytest.approx(1.0) and rates[-1] == pytest.approx(0.1)
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(1e-3, 1e3), st.randoms())
+def test_clipping_is_torchs_formula_and_does_not_depend_on_the_order_of_the_stages(squares, clip, random):
+    norm, scale = clip_scale(squares, clip)
+    grads = [torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in squares]
+    for parameter, square in zip(grads, squares, strict=True):
+        parameter.grad = torch.tensor([math.sqrt(square)], dtype=torch.float64)
+    assert norm == pytest.approx(torch.nn.utils.clip_grad_norm_(grads, clip).item())
+    assert [p.grad.item() for p in grads] == pytest.approx([math.sqrt(square) * scale for square in squares])
+    random.shuffle(squares)
+    assert clip_scale(squares, clip) == (norm, scale)
+    assert clip_scale(squares, None) == (norm, 1.0)

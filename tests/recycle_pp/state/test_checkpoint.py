@@ -1,0 +1,234 @@
+"""Checkpoints that any split reads, that appear whole or not at all, and that unpickle nothing foreign."""
+
+import os
+import pickle
+import signal
+import time
+from enum import Enum
+from io import BytesIO
+from pathlib import PosixPath
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorProperties
+
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.state import checkpoint
+from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
+
+ABOUT = checkpoint.describe(small(), "text")
+
+
+def job(stages: int, steps: int = 0) -> list[StageOptimizer]:
+    """The optimizers of all stages after `steps` steps."""
+    settings = small(parallel__stages=stages, numerics__reproducible=True)
+    optimizers = []
+    for number in range(stages):
+        stage = Stage(settings, number, CPU)
+        optimizers.append(StageOptimizer(settings, stage))
+        for step in range(steps):
+            optimizers[-1].step(gradient(stage, step), step)
+    return optimizers
+
+
+def state(optimizers) -> dict[str, torch.Tensor]:
+    return {name: t for optimizer in optimizers for name, t in everything(optimizer).items()}
+
+
+def save(folder, step, optimizers):
+    savers = [checkpoint.Saver(folder) for _ in optimizers]
+    for number, (saver, optimizer) in enumerate(zip(savers, optimizers, strict=True)):
+        saver.save(step, number, optimizer.state())
+    for saver in savers:
+        saver.wait()
+    return checkpoint.finish(folder, step, len(optimizers), ABOUT)
+
+
+def test_parts_written_by_three_stages_are_read_by_two(tmp_path):
+    written = job(3, steps=2)
+    path = save(tmp_path, 2, written)
+    assert path == tmp_path / "step-000002" == checkpoint.newest(tmp_path)
+    read = job(2)
+    for optimizer in read:
+        optimizer.load(checkpoint.load(path, optimizer.state()))
+    assert same(state(read), state(written))
+
+
+def test_the_folder_is_one_ordinary_distributed_checkpoint_of_the_full_model(tmp_path):
+    written = state(job(3, steps=1))
+    path = save(tmp_path, 1, job(3, steps=1))
+    read = {name: torch.zeros_like(tensor) for name, tensor in written.items()}
+    dcp.load(read, checkpoint_id=path, no_dist=True)
+    assert same(read, written)
+    assert same(checkpoint.load(path), written)
+
+
+def test_dcps_own_tool_turns_it_into_a_torch_save(tmp_path):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    optimizers = job(2, steps=1)
+    dcp_to_torch_save(save(tmp_path, 1, optimizers), tmp_path / "model.pt")
+    assert same(torch.load(tmp_path / "model.pt", weights_only=True), state(optimizers))
+
+
+def test_a_save_keeps_the_state_of_its_moment(tmp_path):
+    (optimizer,) = job(1, steps=1)
+    expected = state([optimizer])
+    saver = checkpoint.Saver(tmp_path)
+    saver.save(1, 0, optimizer.state())
+    optimizer.step(gradient(optimizer._stage, 1), 1)  # while the thread writes
+    saver.wait()
+    assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, 1, ABOUT)), expected)
+
+
+def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
+    optimizers = job(2, steps=1)
+    path = save(tmp_path, 1, optimizers)
+    child = os.fork()
+    if not child:
+        saver = checkpoint.Saver(tmp_path)
+        while True:
+            saver.save(2, 0, optimizers[0].state())
+    part = checkpoint.temporary(tmp_path, 2) / "stage-0"
+    deadline = time.monotonic() + 60
+    while not part.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert part.exists() and checkpoint.newest(tmp_path) == path
+    assert same(checkpoint.load(path), state(optimizers))
+    assert save(tmp_path, 2, job(2, steps=2)) == checkpoint.newest(tmp_path), "what is left is no obstacle"
+    assert same(checkpoint.load(tmp_path / "step-000002"), state(job(2, steps=2)))
+
+
+def test_nothing_has_the_final_name_before_all_stages_have_saved(tmp_path):
+    optimizers = job(2)
+    saver = checkpoint.Saver(tmp_path)
+    saver.save(7, 0, optimizers[0].state())
+    saver.wait()
+    with pytest.raises(OSError):
+        checkpoint.finish(tmp_path, 7, 2, ABOUT)
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp_path):
+    (optimizer,) = job(1)
+    blocked = tmp_path / "file"
+    blocked.touch()
+    saver = checkpoint.Saver(blocked)
+    future = saver.save(1, 0, optimizer.state())
+    with pytest.raises(RuntimeError, match=r"part .*/stage-0 could not be written: .* Not a directory: .*$"):
+        saver.wait()
+    assert future.exception() is not None
+    blocked.unlink()
+    saver.save(1, 0, optimizer.state()).result()
+    checkpoint.finish(blocked, 1, 1, ABOUT)
+
+
+def test_saving_asks_for_no_gpu_in_its_thread(tmp_path, monkeypatch):
+    """A new thread's GPU is number 0, which is another worker's: a context there costs that one half a gigabyte."""
+
+    def asked(*_):
+        raise AssertionError("a CUDA context in the saving thread")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", asked)
+    written = job(1)
+    assert same(checkpoint.load(save(tmp_path, 1, written)), state(written))
+
+
+def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
+    save(tmp_path, 3, job(1, steps=1))
+    again = job(2, steps=2)
+    assert same(checkpoint.load(save(tmp_path, 3, again)), state(again))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
+def test_only_the_newest_are_kept_and_the_remains_of_older_saves_go(tmp_path):
+    optimizers = job(1)
+    for step in (9, 10, 999_999, 1_000_000):
+        save(tmp_path, step, optimizers)
+    for step in (10, 2_000_000):
+        checkpoint.temporary(tmp_path, step).mkdir()
+    checkpoint.prune(tmp_path, 2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-999999", "step-1000000"]
+    assert not checkpoint.temporary(tmp_path, 10).exists() and checkpoint.temporary(tmp_path, 2_000_000).exists()
+
+
+def test_a_resume_under_other_settings_is_refused_with_the_key(tmp_path):
+    path = save(tmp_path, 5, job(1))
+    assert checkpoint.read_about(path)["step"] == 5
+    checkpoint.refuse_mismatch(path, ABOUT)
+    other = small(parallel__pipelines=2, parallel__microbatches=2)
+    checkpoint.refuse_mismatch(path, checkpoint.describe(other, "text"))  # as many micro-batches a step
+    for changes, key in [
+        ({"model__width": 48}, "model.width was 24 and is now 48"),
+        ({"parallel__microbatches": 5}, r"parallel.pipelines \* parallel.microbatches was 4 and is now 5"),
+        ({"numerics__reproducible": True}, "numerics.reproducible was False and is now True"),
+    ]:
+        with pytest.raises(ValueError, match=f"cannot resume from .*: {key}$"):
+            checkpoint.refuse_mismatch(path, checkpoint.describe(small(**changes), "text"))
+    with pytest.raises(ValueError, match=r"data\.path"):
+        checkpoint.refuse_mismatch(path, checkpoint.describe(small(), "another text"))
+
+
+def test_a_name_that_is_not_there_is_refused(tmp_path):
+    path = save(tmp_path, 1, job(1))
+    with pytest.raises(ValueError, match=r"does not hold model\.layers\.9"):
+        checkpoint.load(path, ["model.layers.9"])
+
+
+def test_metadata_that_names_anything_foreign_is_not_unpickled(tmp_path):
+    class Foreign:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    path = save(tmp_path, 1, job(1))
+    (path / ".metadata").write_bytes(pickle.dumps(Foreign()))
+    with pytest.raises(pickle.UnpicklingError, match="mkdir, which has no place there"):
+        checkpoint.load(path)
+    assert not (tmp_path / "made").exists()
+
+
+class AsInPython311(pickle.Pickler):
+    """Python 3.11.0 to 3.11.3 pickle a member of an Enum as an attribute of its class."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+class AsInPython313(pickle._Pickler):
+    """Python 3.13 has its paths in another module."""
+
+    def save_global(self, value, name=None):
+        if value is not PosixPath:
+            return super().save_global(value, name)
+        self.write(b"cpathlib._local\nPosixPath\n")
+        self.memoize(value)
+
+    dispatch = pickle._Pickler.dispatch | {type: save_global}
+
+
+@pytest.mark.parametrize(("pickler", "trace"), [(AsInPython311, b"getattr"), (AsInPython313, b"pathlib._local")])
+def test_a_checkpoint_of_another_python_is_read(pickler, trace, tmp_path):
+    written = job(1)
+    metadata = save(tmp_path, 1, written) / ".metadata"
+    table, out = pickle.loads(metadata.read_bytes()), BytesIO()
+    table.storage_meta = PosixPath("somewhere")
+    pickler(out).dump(table)
+    assert trace in out.getvalue()
+    metadata.write_bytes(out.getvalue())
+    assert same(checkpoint.load(metadata.parent), state(written))
+
+
+def test_metadata_gets_at_no_attribute_by_way_of_an_enum(tmp_path):
+    class Attribute:
+        def __reduce__(self):
+            return getattr, (TensorProperties, "__init__")
+
+    path = save(tmp_path, 1, job(1))
+    (path / ".metadata").write_bytes(pickle.dumps(Attribute()))
+    with pytest.raises(pickle.UnpicklingError, match=r"asks for __init__ of .*, which has no place there"):
+        checkpoint.load(path)

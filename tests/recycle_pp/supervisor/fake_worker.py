@@ -1,0 +1,49 @@
+"""A worker for tests of the supervisor: does what its settings ask, in a process of its own.
+
+Executed by its supervisor (`python -m fake_worker`) or forked (`main`); needs only what it imports here.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+from recycle_pp.wire.worker_spec import WorkerSpec, last_words
+
+
+def main(spec: WorkerSpec) -> int:
+    play = spec.settings["data"]["path"]
+    print(f"incarnation {spec.incarnation} plays {play}", flush=True)
+    match play:
+        case "wait":
+            time.sleep(60)
+        case "child":  # a process of its own, which must not outlive it
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            time.sleep(60)
+        case "deaf":  # to SIGTERM
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("deaf", flush=True)
+            time.sleep(60)
+        case "raise":
+            try:
+                raise ValueError("no such token")
+            except ValueError:
+                last_words(spec, cause="exception", detail=traceback.format_exc(), where="F 1,2")
+                raise
+        case "long":
+            last_words(spec, cause="exception", detail="ä" * 100_000 + "the end")
+            return 1
+        case "kill":
+            last_words(spec, cause="injected", detail="kill@vote")
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave":
+            return 7
+        case "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(WorkerSpec.read()))

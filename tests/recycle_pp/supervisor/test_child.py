@@ -1,0 +1,167 @@
+"""How a worker starts, and that its death is seen at once and told apart."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recycle_pp.supervisor.child import Child, defaults
+from recycle_pp.wire.worker_spec import WorkerSpec
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def spawned(play, tmp_path, monkeypatch):
+    """A fake worker that is executed as a real one is; killed and reaped at the end."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported it would be forked
+    spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
+    child = Child.spawn(spec, tmp_path / "log", "fake_worker")
+    try:
+        yield child
+    finally:
+        if child.pidfd != -1:  # not reaped
+            child.send_signal(signal.SIGKILL)
+            child.reap()
+
+
+def wait_for_death(child, seconds=20.0):
+    assert select.select([child.pidfd], [], [], seconds)[0], "the worker did not die in time"
+    return child.reap()
+
+
+def wait_for_log(path, text, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while text not in (path.read_text() if path.exists() else ""):
+        assert time.monotonic() < deadline, f"no {text!r} in the log"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("play", "cause", "detail"),
+    [
+        ("kill", "signal", "SIGKILL"),
+        ("crash", "signal", "SIGSEGV"),
+        ("leave", "exit", "exit code 7; its log ends: incarnation 2 plays leave"),
+        ("raise", "exception", "ValueError: no such token\n"),
+        ("long", "exception", "the end"),
+    ],
+)
+def test_causes_of_death_are_told_apart(play, cause, detail, tmp_path, monkeypatch):
+    with spawned(play, tmp_path, monkeypatch) as child:
+        death = wait_for_death(child)
+    assert death.cause == cause
+    assert death.detail.endswith(detail)
+    assert death.injected == (play == "kill")
+    assert death.words.get("where") == ("F 1,2" if play == "raise" else None)
+
+
+def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    child = Child.spawn(WorkerSpec("", 1, "", 0, 0, "", {}), tmp_path / "log", "fake_worker")
+    death = wait_for_death(child)
+    assert death.cause == "exit"
+    assert "No module named 'no_such_module_at_all'" in death.detail
+
+
+def test_a_death_is_seen_within_milliseconds(tmp_path, monkeypatch):
+    delays = []
+    for _ in range(3):
+        with spawned("kill", tmp_path, monkeypatch) as child:
+            select.select([child.pidfd], [], [], 20)
+            seen = time.monotonic()
+            delays.append(seen - child.reap().at)
+    assert min(delays) < 0.05
+
+
+def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_path, monkeypatch):
+    with spawned("wait", tmp_path, monkeypatch) as child:
+        wait_for_log(tmp_path / "log", "plays wait")
+        process = Path(f"/proc/{child.pid}")
+        assert b"fake_worker" in (process / "cmdline").read_bytes()
+        for file in ("cmdline", "environ"):
+            assert b"a very secret token" not in (process / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("OMP_NUM_THREADS", "1"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),  # torch's watchdog ends no process whose peer has died
+        ("TORCH_NCCL_ENABLE_MONITORING", "0"),
+        ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
+    ],
+)
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_a_worker_has_its_own_environment_and_the_users_choice_stands(name, default, chosen, tmp_path, monkeypatch):
+    monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv(name, chosen)
+    with spawned("wait", tmp_path, monkeypatch) as child:
+        wait_for_log(tmp_path / "log", "plays wait")
+        environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+        assert f"{name}={chosen or default}".encode() in environment
+
+
+@pytest.mark.parametrize(("interface", "told"), [("lo", "=lo"), ("127.0.0.1", None), (None, None)])
+def test_nccl_takes_the_network_interface_that_control_interface_names(interface, told):
+    assert defaults({"control": {"interface": interface}}).get("NCCL_SOCKET_IFNAME") == told
+
+
+def test_what_a_worker_started_ends_with_it(tmp_path, monkeypatch):
+    with spawned("child", tmp_path, monkeypatch) as child:
+        deadline = time.monotonic() + 20
+        while not (grandchildren := psutil.Process(child.pid).children()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+        wait_for_death(child)
+        assert psutil.wait_procs(grandchildren, 5)[1] == []
+
+
+def test_a_worker_leaves_no_descriptor_behind(tmp_path, monkeypatch):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with spawned("leave", tmp_path, monkeypatch) as child:
+            wait_for_death(child)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_forked_worker_has_none_of_its_supervisors_descriptors(tmp_path):
+    """In a process of its own, because this one must not be forked with all its threads."""
+    script = f"""
+import os, select, socket, sys, types
+from pathlib import Path
+sys.path.insert(0, {str(HERE)!r})
+sys.modules["torch"] = types.ModuleType("torch")  # as if it had been imported
+fork_worker = types.ModuleType("fork_worker")
+def main(spec):
+    kinds = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{{fd}}")]
+    print("sockets", sum("socket" in kind for kind in kinds), "parent", os.getppid() == PARENT, flush=True)
+    return 5
+fork_worker.main = main
+sys.modules["fork_worker"] = fork_worker
+from recycle_pp.supervisor.child import Child
+from recycle_pp.wire.worker_spec import WorkerSpec
+PARENT = os.getpid()
+pair = socket.socketpair()
+child = Child.spawn(WorkerSpec("", 1, "", 0, 0, "", {{}}), Path({str(tmp_path / "log")!r}), "fork_worker")
+select.select([child.pidfd], [], [], 20)
+print(child.reap())
+pair[0].send(b"still whole"), print(pair[1].recv(20))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert "exit code 5" in done.stdout, done.stderr
+    assert "still whole" in done.stdout
+    assert (tmp_path / "log").read_text() == "sockets 0 parent True\n"

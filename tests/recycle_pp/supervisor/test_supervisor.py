@@ -1,0 +1,242 @@
+"""A real supervisor process with a real (fake) worker under it; the test plays the coordinator."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recycle_pp.config.settings import Data, Settings
+from recycle_pp.wire.connection import ChannelClosed, serve
+
+HERE = Path(__file__).parent
+TOKEN = "a token of the job"
+pytestmark = pytest.mark.timeout(60)
+
+
+class Rank:
+    """The supervisor that has joined, as its coordinator sees it."""
+
+    def __init__(self, peer, process, server):
+        self.peer, self.process, self.server = peer, process, server
+
+    async def hear(self, type_, seconds=20):
+        """The next message of that type; the ones before it are dropped."""
+        async with asyncio.timeout(seconds):
+            while (message := await self.peer.recv())["type"] != type_:
+                pass
+            return message
+
+    async def spawn(self, incarnation=0):
+        order = {"type": "spawn", "rank": 5, "incarnation": incarnation, "worker": [0, 5], "respawns": 0}
+        self.peer.send(order)
+        return psutil.Process((await self.hear("spawned"))["pid"])
+
+    async def end(self, seconds=20):
+        """(exit code, standard error) of the supervisor."""
+        _, errors = await asyncio.to_thread(self.process.communicate, timeout=seconds)
+        return self.process.returncode, errors
+
+
+@asynccontextmanager
+async def joined(tmp_path, play, local_rank=0):
+    arrived = asyncio.Queue()
+    stay = asyncio.Event()
+
+    async def handler(peer):
+        arrived.put_nowait(peer)
+        await stay.wait()
+
+    server = await serve(handler, "127.0.0.1", 0, TOKEN)
+    port = server.sockets[0].getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, HERE / "fake_rank.py", str(port), TOKEN, str(local_rank)],
+        env={"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "PATH": "/usr/bin:/bin"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started = []
+    try:
+        peer = await asyncio.wait_for(arrived.get(), 20)
+        settings = asdict(Settings(data=Data(path=play)))  # the fake worker's orders
+        leader = [0, 0, "127.0.0.1", port]
+        peer.send({"type": "welcome", "settings": settings, "run_dir": str(tmp_path), "leader": leader})
+        yield Rank(peer, process, server)
+        started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stderr.close()
+        stay.set()
+        server.close()
+        assert psutil.wait_procs(started, 10)[1] == [], "a worker has outlived its supervisor"
+
+
+def gone(process, seconds=10.0):
+    return psutil.wait_procs([process], seconds)[1] == []
+
+
+def run(coroutine):
+    asyncio.run(coroutine)
+
+
+def test_a_death_is_reported_and_nothing_is_started_without_being_told(tmp_path):
+    async def main():
+        async with joined(tmp_path, "wait") as rank:
+            hello = rank.peer.hello
+            assert (hello["role"], hello["rank"], hello["pid"]) == ("supervisor", 5, rank.process.pid)
+            worker = await rank.spawn(0)
+            killed = time.monotonic()
+            worker.kill()
+            died = await rank.hear("died")
+            assert (died["rank"], died["incarnation"], died["cause"], died["detail"]) == (5, 0, "signal", "SIGKILL")
+            assert (died["injected"], died["asked"]) == (False, False)
+            assert killed <= died["at"] <= time.monotonic()
+            await asyncio.sleep(0.2)
+            assert psutil.Process(rank.process.pid).children() == []
+            again = await rank.spawn(1)
+            assert again.is_running()
+
+    run(main())
+
+
+def test_last_words_reach_the_coordinator(tmp_path):
+    async def main():
+        async with joined(tmp_path, "raise") as rank:
+            await rank.spawn()
+            died = await rank.hear("died")
+            assert died["cause"] == "exception"
+            assert "ValueError: no such token" in died["detail"]
+            assert died["where"] == "F 1,2"
+
+    run(main())
+
+
+def test_a_kill_strikes_the_incarnation_it_names_and_no_later_one(tmp_path):
+    async def main():
+        async with joined(tmp_path, "wait") as rank:
+            worker = await rank.spawn(4)
+            rank.peer.send({"type": "kill", "rank": 5, "incarnation": 3})
+            await asyncio.sleep(0.2)
+            assert worker.is_running()
+            rank.peer.send({"type": "kill", "rank": 5, "incarnation": 4})
+            died = await rank.hear("died")
+            assert (died["detail"], died["asked"], died["incarnation"]) == ("SIGKILL", True, 4)
+            assert gone(worker)
+
+    run(main())
+
+
+def test_a_spawn_replaces_a_worker_that_still_lives(tmp_path):
+    async def main():
+        async with joined(tmp_path, "wait") as rank:
+            first = await rank.spawn(0)
+            second = await rank.spawn(1)
+            assert gone(first)
+            assert second.is_running()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("local_rank", "code"), [(0, 3), (1, 0)])
+def test_a_job_that_stops_ends_a_deaf_worker_and_fails_once_a_node(local_rank, code, tmp_path):
+    async def main():
+        async with joined(tmp_path, "deaf", local_rank) as rank:
+            worker = await rank.spawn()
+            while "deaf\n" not in (tmp_path / "logs" / "worker-5.log").read_text():
+                await asyncio.sleep(0.01)
+            rank.peer.send({"type": "finish", "code": 3})
+            assert await rank.end() == (code, "")
+            assert gone(worker)
+
+    run(main())
+
+
+def test_a_rank_that_was_given_up_ends_with_0(tmp_path):
+    async def main():
+        async with joined(tmp_path, "leave") as rank:
+            await rank.spawn()
+            await rank.hear("died")
+            rank.peer.send({"type": "finish", "code": 0})
+            assert await rank.end() == (0, "")
+
+    run(main())
+
+
+def test_ctrl_c_lets_the_coordinator_end_the_job_in_its_order(tmp_path):
+    async def main():
+        async with joined(tmp_path, "wait") as rank:
+            worker = await rank.spawn()
+            for _ in range(3):  # from the terminal, and again from torchrun
+                rank.process.send_signal(signal.SIGINT)
+            assert (await rank.hear("stopping"))["signal"] == "SIGINT"
+            assert worker.is_running()
+            rank.peer.send({"type": "finish", "code": 130})
+            assert await rank.end() == (130, "")
+            assert gone(worker)
+
+    run(main())
+
+
+def test_a_supervisor_that_gets_no_answer_to_sigterm_ends_alone(tmp_path):
+    async def main():
+        async with joined(tmp_path, "wait") as rank:
+            worker = await rank.spawn()
+            rank.process.send_signal(signal.SIGTERM)
+            assert await rank.end() == (143, "")
+            assert gone(worker)
+
+    run(main())
+
+
+def test_without_its_coordinator_a_supervisor_ends_with_a_sentence(tmp_path):
+    async def main():
+        async with joined(tmp_path, "wait") as rank:
+            worker = await rank.spawn()
+            rank.server.close()
+            rank.peer.abort()
+            code, errors = await rank.end()
+            assert code == 1
+            assert errors.startswith("recycle_pp: rank 5 lost the coordinator at 127.0.0.1:")
+            assert "no majority" in errors
+            assert errors.count("\n") == 1
+            assert gone(worker)
+
+    run(main())
+
+
+def test_a_killed_supervisor_leaves_no_orphan(tmp_path):
+    async def main():
+        async with joined(tmp_path, "wait") as rank:
+            worker = await rank.spawn()
+            rank.process.kill()
+            assert gone(worker)
+            with pytest.raises(ChannelClosed):
+                await asyncio.wait_for(rank.peer.recv(), 10)
+
+    run(main())
+
+
+def test_a_worker_that_cannot_be_started_counts_as_dead(tmp_path):
+    async def main():
+        (tmp_path / "logs").write_text("in the way")
+        async with joined(tmp_path, "wait") as rank:
+            rank.peer.send({"type": "spawn", "rank": 5, "incarnation": 0, "worker": [0, 5], "respawns": 0})
+            died = await rank.hear("died")
+            assert died["cause"] == "exit"
+            assert died["detail"].startswith("could not be started")
+
+    run(main())
+
+
+def test_a_supervisor_is_light():
+    script = "import recycle_pp.train, sys; print([m for m in ('torch', 'numpy', 'hydra', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "[]\n"

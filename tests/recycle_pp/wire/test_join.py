@@ -1,0 +1,82 @@
+"""What a node that wants to join is told, and where it is sent; the test plays the job."""
+
+import asyncio
+
+import pytest
+
+from recycle_pp.wire import join as newcomer
+from recycle_pp.wire.connection import serve
+from recycle_pp.wire.launch import Address
+
+TOKEN = "a token of the job"
+ENVIRONMENT = {"RECYCLE_TOKEN": TOKEN}
+HELLO = {"type": "hello", "role": "supervisor", "rank": 0}
+
+
+async def job(*answers):
+    """(server, address) of a supervisor that gives each newcomer the next answer."""
+    left = list(answers)
+
+    async def handler(peer):
+        assert peer.hello["rank"] == -1, "a newcomer has no rank"
+        peer.send(left.pop(0))
+
+    server = await serve(handler, "127.0.0.1", 0, TOKEN)
+    return server, Address(*server.sockets[0].getsockname()[:2], TOKEN)
+
+
+def test_an_ordinary_command_line_joins_nothing():
+    assert newcomer.find_place(["parallel=2x2", "run.dir=join=x"], ENVIRONMENT) is None
+    assert newcomer.find_place(["+join=node0:29501"], ENVIRONMENT) == Address("node0", 29501, TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "told"),
+    [
+        (["+join=node0"], ENVIRONMENT, "join must be HOST:PORT of the job's coordinator, not 'node0'"),
+        (["+join=node0:1", "run.steps=3"], ENVIRONMENT, "all settings of a node that joins are those of the job"),
+        (["+join=node0:1"], {}, "set RECYCLE_TOKEN on every node"),
+    ],
+)
+def test_mistakes_get_one_sentence(arguments, environment, told):
+    with pytest.raises(ValueError, match=told):
+        newcomer.find_place(arguments, environment)
+
+
+def test_it_is_sent_on_to_whoever_coordinates():
+    async def main():
+        coordinator, there = await job({"type": "welcome", "rank": 4})
+        other, here = await job({"type": "redirect", "leader": [3, 1, there.host, there.port]})
+        async with coordinator, other:
+            entered = await newcomer.enter(here, HELLO)
+            assert (entered.welcome["rank"], entered.address) == (4, there)
+            entered.peer.close()
+
+    asyncio.run(main())
+
+
+def test_it_asks_again_while_there_is_no_coordinator_and_not_for_ever(monkeypatch):
+    monkeypatch.setattr(newcomer, "AGAIN", 0.01)
+    monkeypatch.setattr(newcomer, "ANSWER_SECONDS", 0.3)
+    nobody = {"type": "redirect", "leader": None}
+
+    async def main():
+        server, here = await job(nobody, nobody, {"type": "welcome", "rank": 4})
+        async with server:
+            assert (await newcomer.enter(here, HELLO)).welcome["rank"] == 4
+        with pytest.raises(ValueError, match=f"no job answers at 127.0.0.1:{here.port}: "):
+            await newcomer.enter(here, HELLO)
+
+    asyncio.run(main())
+
+
+def test_it_hears_why_it_is_refused():
+    async def main():
+        server, here = await job({"type": "refused", "reason": "no place"})
+        async with server:
+            with pytest.raises(ValueError, match="no place"):
+                await newcomer.enter(here, HELLO)
+            with pytest.raises(ValueError, match="does not accept this RECYCLE_TOKEN"):
+                await newcomer.enter(Address(here.host, here.port, "another token"), HELLO)
+
+    asyncio.run(main())

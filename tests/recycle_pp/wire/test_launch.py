@@ -1,0 +1,77 @@
+"""How the processes of a job find each other."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from recycle_pp.wire.launch import Address, Launch, find, publish, withdraw
+
+
+@pytest.fixture
+def private(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / f"recycle_pp-{os.getuid()}"
+
+
+def test_torchruns_variables_are_read_and_without_them_a_process_is_alone():
+    assert Launch.from_environment({}) == Launch(rank=0, world=1)
+    torchrun = {
+        "RANK": "5", "WORLD_SIZE": "12", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "2",
+    }  # fmt: skip
+    launch = Launch.from_environment(torchrun)
+    assert launch == Launch(5, 12, 1, 4, "node0", 29500, 2)
+    assert not launch.one_node
+    with pytest.raises(ValueError, match="WORLD_SIZE"):
+        Launch.from_environment({"RANK": "5"})
+    with pytest.raises(ValueError, match="are there and numbers"):
+        Launch.from_environment(torchrun | {"RANK": "five"})
+
+
+def test_what_rank_0_publishes_its_siblings_find_until_it_withdraws(private):
+    launch, other_port = Launch(0, 4, 0, 4, master_port=29500), Launch(0, 4, 0, 4, master_port=29501)
+    assert find(launch) is None
+    publish(launch, Address("127.0.0.1", 4711, "secret"))
+    assert find(launch) == Address("127.0.0.1", 4711, "secret")
+    assert find(other_port) is None
+    withdraw(launch)
+    assert find(launch) is None
+    withdraw(launch)
+    assert list(private.parent.rglob("*")) in ([], [private])
+
+
+def test_only_this_user_can_read_the_token(private):
+    launch = Launch(0, 4, 0, 4)
+    publish(launch, Address("127.0.0.1", 4711, "secret"))
+    (file,) = private.iterdir()
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_others_can_enter_is_not_trusted(private):
+    private.mkdir(mode=0o755)
+    with pytest.raises(ValueError, match="only this user can enter"):
+        find(Launch(0, 4, 0, 4))
+
+
+def test_another_launcher_with_the_same_port_is_another_job(private):
+    publish(Launch(0, 4, 0, 4), Address("127.0.0.1", 4711, "secret"))
+    script = "from recycle_pp.wire.launch import *; print(find(Launch(0, 4, 0, 4)))"
+    environment = {**os.environ, "TMPDIR": str(private.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "None\n"
+
+
+def test_several_nodes_need_the_jobs_secret_from_their_user():
+    launch = Launch(5, 12, 1, 4, "node0", 29500)
+    secret = {"RECYCLE_TOKEN": "x" * 32}
+    assert Address.of_cluster(launch, None, secret) == Address("node0", 29501, "x" * 32)
+    assert Address.of_cluster(launch, "10.0.0.7:4711", secret) == Address("10.0.0.7", 4711, "x" * 32)
+    for wrong in ({}, {"RECYCLE_TOKEN": "short"}):
+        with pytest.raises(ValueError, match="set RECYCLE_TOKEN on every node"):
+            Address.of_cluster(launch, None, wrong)
