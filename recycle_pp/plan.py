@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from recycle_schedules import Plan, Problem, Worker
+from recycle_schedules.analysis.summary import Baselines, summary
+from recycle_schedules.analysis.torch_csv import torch_csv
+from recycle_schedules.analysis.what_if import Table, what_if
 from recycle_schedules.compiled import load
 from recycle_schedules.planner import plans
-from recycle_schedules.summary import Baselines, summary
-from recycle_schedules.torch_csv import torch_csv
-from recycle_schedules.what_if import Table, what_if
 from rich.console import Console
 from rich.table import Table as Grid
 

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .ops import KINDS, Done, Worker
+from .problem_keys import CHOICES, OP_SETS, ProblemKeys
 from .progress import BIT, Progress
 
-if TYPE_CHECKING:
-    from .problem import Problem
 
-
-def check(p: Problem) -> None:
+def check(p: ProblemKeys) -> None:
     """Bring the keys of a new Problem into canonical form (tuples, Workers), or raise ValueError."""
-    from .problem import CHOICES
-
     put = lambda name, value: object.__setattr__(p, name, value)  # noqa: E731  (the dataclass is frozen)
     for name in ("pipelines", "stages"):
         put(name, _whole(name, getattr(p, name), 1))
@@ -82,7 +78,7 @@ def _times(name: str, value: Any, stages: int) -> None:
         _time(name, x)
 
 
-def _worker(name: str, p: Problem, pair: Any) -> Worker:
+def _worker(name: str, p: ProblemKeys, pair: Any) -> Worker:
     """A worker of the problem from (d, s), [d, s] or the key "d,s"."""
     if isinstance(pair, str):
         try:
@@ -98,13 +94,13 @@ def _worker(name: str, p: Problem, pair: Any) -> Worker:
     return worker
 
 
-def _failed(p: Problem) -> tuple[Worker, ...]:
+def _failed(p: ProblemKeys) -> tuple[Worker, ...]:
     if isinstance(p.failed, (str, Mapping)) or not hasattr(p.failed, "__iter__"):
         raise ValueError(f"failed: a list of [pipeline, stage] is needed, not {p.failed!r}")
     return tuple(sorted({_worker("failed", p, pair) for pair in p.failed}))
 
 
-def _durations(p: Problem) -> None:
+def _durations(p: ProblemKeys) -> None:
     if not isinstance(p.durations, Mapping):
         raise ValueError(f"durations: an object with the keys {', '.join(KINDS)} is needed, not {p.durations!r}")
     for kind, value in p.durations.items():
@@ -113,7 +109,7 @@ def _durations(p: Problem) -> None:
         _times(f"durations.{kind}", value, p.stages)
 
 
-def _per_worker(name: str, p: Problem, given: Any) -> dict[Worker, float]:
+def _per_worker(name: str, p: ProblemKeys, given: Any) -> dict[Worker, float]:
     if not isinstance(given, Mapping):
         raise ValueError(f'{name}: an object like {{"1,2": 0.5}} is needed, not {given!r}')
     out: dict[Worker, float] = {}
@@ -125,13 +121,13 @@ def _per_worker(name: str, p: Problem, given: Any) -> dict[Worker, float]:
     return out
 
 
-def _speed(p: Problem) -> None:
+def _speed(p: ProblemKeys) -> None:
     for worker, x in _per_worker("speed", p, p.speed).items():
         if x <= 0:
             raise ValueError(f"speed: {x} of worker {worker} is not above 0")
 
 
-def _memory(p: Problem) -> None:
+def _memory(p: ProblemKeys) -> None:
     m = p.memory_limit
     limits: list[Any]
     if isinstance(m, Mapping):
@@ -160,7 +156,7 @@ def _memory(p: Problem) -> None:
             raise ValueError(f"memory_limit: {x} is negative")
 
 
-def _room(p: Problem) -> None:
+def _room(p: ProblemKeys) -> None:
     """Every micro-batch that still needs an F must find a worker that may hold it."""
     alike = not (isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit)
     for s, pipelines in enumerate(p.live):
@@ -180,9 +176,7 @@ def _room(p: Problem) -> None:
                 raise ValueError(f"memory_limit: {who} may hold less than one micro-batch, so no schedule exists")
 
 
-def _remainder(p: Problem, put: Any) -> None:
-    from .problem import OP_SETS
-
+def _remainder(p: ProblemKeys, put: Any) -> None:
     if p.busy_until is not None:
         _per_worker("busy_until", p, p.busy_until)
     if p.committed is not None:
@@ -203,7 +197,7 @@ def _remainder(p: Problem, put: Any) -> None:
         raise ValueError(f"done: micro-batch {p.microbatch_keys()[g]} at stage {s} cannot have just {kinds}")
 
 
-def _done(p: Problem, entries: Iterable[Any]) -> tuple[Done, ...]:
+def _done(p: ProblemKeys, entries: Iterable[Any]) -> tuple[Done, ...]:
     done = tuple(_done_entry(p, entry) for entry in entries)
     seen: set[Any] = set()
     hosts: dict[Any, Worker] = {}
@@ -218,7 +212,7 @@ def _done(p: Problem, entries: Iterable[Any]) -> tuple[Done, ...]:
     return done
 
 
-def _done_entry(p: Problem, entry: Any) -> Done:
+def _done_entry(p: ProblemKeys, entry: Any) -> Done:
     if isinstance(entry, Done):
         return entry
     try:

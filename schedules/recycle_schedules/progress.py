@@ -1,6 +1,6 @@
 """What of a broken step is done, as arrays: a recovery plans with a few of them, not with a million entries.
 
-    progress = Progress.of(problem, [Done("F", (0, 1), 2, Worker(0, 2)), ...])
+    progress = Progress.of([Done("F", (0, 1), 2, Worker(0, 2)), ...], problem.first, problem.stages, problem.dead)
     progress = Progress.ran(kinds, microbatches, stages, pipelines, shape)     # of live workers, as columns
     Problem(..., done=progress)
 
@@ -9,16 +9,12 @@ Row g is micro-batch g (global id), column s is stage s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .ops import KINDS, Done, Worker
-
-if TYPE_CHECKING:
-    from .problem import Problem
+from .ops import KINDS, Done, MicroBatch, Worker
 
 BIT = {kind: 1 << k for k, kind in enumerate(KINDS)}
 """Bits of `kinds`."""
@@ -41,15 +37,16 @@ class Progress:
     sent: np.ndarray
 
     @classmethod
-    def of(cls, problem: Problem, done: Iterable[Done]) -> Progress:
-        shape, first, dead = (problem.total, problem.stages), problem.first.tolist(), problem.dead
+    def of(cls, done: Iterable[Done], first: np.ndarray, stages: int, dead: Collection[Worker]) -> Progress:
+        """What `done` says. first: Problem.first, the global ids where the pipelines begin, and N."""
+        begin = first.tolist()
         mine = [e for e in done if e.worker not in dead]
-        columns = [(BIT[e.op], first[e.microbatch[0]] + e.microbatch[1], e.stage, e.worker.pipeline) for e in mine]
-        bits, microbatches, stages, pipelines = np.array(columns, np.int64).reshape(-1, 4).T
-        found = cls.ran(bits, microbatches, stages, pipelines, shape)
+        columns = [(BIT[e.op], begin[e.microbatch[0]] + e.microbatch[1], e.stage, e.worker.pipeline) for e in mine]
+        bits, microbatches, stage, pipelines = np.array(columns, np.int64).reshape(-1, 4).T
+        found = cls.ran(bits, microbatches, stage, pipelines, (begin[-1], stages))
         for e in done:
             if e.worker in dead and e.delivered and e.op != "W":
-                found.sent[first[e.microbatch[0]] + e.microbatch[1], e.stage] |= SENT_F if e.op == "F" else SENT_B
+                found.sent[begin[e.microbatch[0]] + e.microbatch[1], e.stage] |= SENT_F if e.op == "F" else SENT_B
         return found
 
     @classmethod
@@ -69,9 +66,8 @@ class Progress:
         sent = np.where(had & FORWARD, SENT_F, 0) | np.where(had & BACKWARD, SENT_B, 0)
         return cls(host, had, sent.astype(np.uint8))
 
-    def entries(self, problem: Problem) -> Iterator[Done]:
-        """What live workers have done, one by one."""
-        keys = problem.microbatch_keys()
+    def entries(self, keys: Sequence[MicroBatch]) -> Iterator[Done]:
+        """What live workers have done, one by one. keys: the micro-batches in the order of their global ids."""
         for g, s in np.argwhere(self.host >= 0).tolist():
             for kind in KINDS:
                 if self.kinds[g, s] & BIT[kind]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from .in_flight import in_flight
-from .instance import limits
 from .ops import KINDS, B, F, I, O, W, Worker
 from .plans import OpArrays, Plan
-from .problem import OP_SETS, Problem
+from .problem import Problem
+from .problem_keys import OP_SETS
 from .progress import SENT_B, SENT_F
 
 EPS = 1e-9
@@ -221,7 +221,7 @@ class _Check:
 
     def _memory(self, a: OpArrays, tag: str) -> None:
         p, x = self.p, in_flight(self.p, a)
-        over = np.flatnonzero((x.change > 0) & (x.level > limits(p)[x.worker] + LENGTH))
+        over = np.flatnonzero((x.change > 0) & (x.level > p.limits[x.worker] + LENGTH))
 
         def sentence(k: int) -> str:
             w = Worker(*divmod(int(x.worker[k]), p.stages))

@@ -1,15 +1,14 @@
-"""What all planner tests share: the judge (an independent validator beside the repository), golden problems."""
+"""What all planner tests share: the judge, an independent validator beside the repository."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for random_problems
+sys.path.insert(0, str(Path(__file__).parent))  # for random_problems and golden
 
-SHARED = Path(__file__).parents[2].parent / "shared"
+from golden import SHARED
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +21,3 @@ def judge():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def golden():
-    """All golden cases; none where the files are not there."""
-    files = sorted((SHARED / "golden").glob("*.json"))
-    return [case for file in files for case in json.loads(file.read_text())]

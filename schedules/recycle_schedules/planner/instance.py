@@ -14,9 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .ops import Worker
-from .problem import Problem
-from .progress import BACKWARD, FORWARD, WEIGHTS
+from ..problem import Problem
+from ..progress import BACKWARD, FORWARD, WEIGHTS
 
 NEED_F, NEED_G, NEED_W = 1, 2, 4
 """Bits of `todo`: forward, backward for the input (or both in one), backward for the weights (or both in one)."""
@@ -101,18 +100,11 @@ class Instance:
         for w, x in p.held.items():
             held[w.pipeline * P + w.stage] = x
         return cls(
-            problem, ticks, pipeline, index, alive, duration, limits(p), held, release,
+            problem, ticks, pipeline, index, alive, duration, p.limits, held, release,
             np.array([up(t) for t in p.per_stage("allreduce")], dtype=np.int64),
             up(p.send), up(p.send if p.send_rerouted is None else p.send_rerouted),
             todo.reshape(-1), sent.reshape(-1), host.reshape(-1).astype(np.int64),
         )  # fmt: skip
-
-
-def limits(p: Problem) -> np.ndarray:
-    """Most micro-batches in flight, shape (D * P,); inf where there is no limit."""
-    if isinstance(p.memory_limit, dict) and "per_worker" in p.memory_limit:
-        return np.array([p.limit(Worker(d, s)) for d in range(p.pipelines) for s in range(p.stages)], dtype=float)
-    return np.tile([float(p.limit(Worker(0, s))) for s in range(p.stages)], p.pipelines)
 
 
 def ticks_per_unit(p: Problem) -> int:

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_problems import problems, remainders
 from recycle_schedules import Problem, plan
-from recycle_schedules.compiled import LOOPS, Loops, interruptible, load
+from recycle_schedules.compiled import LOOPS, Loops, load
+from recycle_schedules.compiled.loops import interruptible
 from recycle_schedules.validate import validate
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an integer that has outgrown its type, say

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .in_flight import peaks
+from ..in_flight import peaks
+from ..ops import O
+from ..planner import plan as make_plan
+from ..plans import Plan
+from ..problem import Problem
 from .one_f_one_b import one_f_one_b
-from .ops import O
-from .planner import plan as make_plan
-from .plans import Plan
-from .problem import Problem
 
 
 @dataclass(frozen=True)

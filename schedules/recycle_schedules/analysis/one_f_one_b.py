@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bounds import lower_bound
-from .draft import Draft, finish
-from .instance import Instance
-from .ops import B, F
-from .plans import Plan
-from .problem import Problem
-from .timing import earliest
+from ..bounds import lower_bound
+from ..compiled.timing import earliest
+from ..ops import B, F
+from ..planner.instance import Instance
+from ..planner.partial_schedule import PartialSchedule, finish
+from ..plans import Plan
+from ..problem import Problem
 
 
 def one_f_one_b(problem: Problem) -> Plan:
@@ -37,7 +37,7 @@ def one_f_one_b(problem: Problem) -> Plan:
         P, host, x.todo, x.sent, x.duration, x.release, x.send, x.send_rerouted,
         np.cumsum(length) - length, length, codes, starts, topological,
     )  # fmt: skip
-    return finish(x, Draft(codes[topological], starts[topological], host), lower_bound(problem))
+    return finish(x, PartialSchedule(codes[topological], starts[topological], host), lower_bound(problem))
 
 
 def order(stages: int, stage: int, microbatches: int) -> list[tuple[int, int]]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from .draft import Draft, finish
-from .instance import Instance
-from .ops import O
-from .plans import Plan
-from .sequences import Sequences
-from .trace import Trace
+from ..ops import O
+from ..planner.instance import Instance
+from ..planner.partial_schedule import PartialSchedule, finish
+from ..planner.sequences import Sequences
+from ..plans import Plan
+from ..trace import Trace
 
 
 def simulate(plan: Plan, **changes: Any) -> Trace:
@@ -32,6 +32,6 @@ def simulate(plan: Plan, **changes: Any) -> Trace:
     node = a.microbatch.astype(np.int64) * problem.stages + a.stage
     host = np.where(x.host >= 0, x.host, 0)
     host[node] = a.pipeline.astype(np.int64) * problem.stages + a.stage
-    order = Draft(node * 4 + a.kind, np.zeros(len(node), dtype=np.int64), host)
-    timed = finish(x, Sequences.of(x, order).draft(x), 0.0)
+    order = PartialSchedule(node * 4 + a.kind, np.zeros(len(node), dtype=np.int64), host)
+    timed = finish(x, Sequences.of(x, order).earliest(x), 0.0)
     return Trace(problem, timed.arrays, plan.lower_bound if not changes else 0.0, plan.time_unit)

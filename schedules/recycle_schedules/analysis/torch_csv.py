@@ -7,8 +7,8 @@ Only compute actions; torch adds the communication itself. A plan of several pip
 
 from __future__ import annotations
 
-from .ops import Worker
-from .plans import Plan
+from ..ops import Worker
+from ..plans import Plan
 
 
 def torch_csv(plan: Plan, pipeline: int = 0) -> str:

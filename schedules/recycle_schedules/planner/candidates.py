@@ -1,30 +1,30 @@
-"""Single tries at a draft: one table of list schedules, one run of local search.
+"""Single tries at a schedule: one table of list schedules, one run of local search.
 
-drafts = portfolio(instance, choices, table, target)       # the best list schedules, best first
-draft = improved(instance, draft, target, 400, seed=0)     # what local search makes of one
+schedules = portfolio(instance, choices, table, target)       # the best list schedules, best first
+schedule = improved(instance, schedule, target, 400, seed=0)     # what local search makes of one
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .compiled import LOOPS
-from .draft import Draft, times, value
+from ..compiled import LOOPS
+from ..compiled.timing import NEVER
 from .instance import Instance
+from .partial_schedule import PartialSchedule, times, value
 from .policies import Choices
 from .sequences import Sequences
-from .timing import NEVER
 
 
-def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[Draft]:
-    """The drafts of the best policies of a table, best first."""
+def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[PartialSchedule]:
+    """The schedules of the best policies of a table, best first."""
     values, _, best, codes, starts = simulated(x, choices, table, target)
-    drafts = [Draft(codes, starts, choices.hosts[table[best, 0]])]
+    schedules = [PartialSchedule(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
         for r in np.argsort(values, kind="stable")[1:keep]:
             *_, codes, starts = simulated(x, choices, table[r : r + 1], target)
-            drafts.append(Draft(codes, starts, choices.hosts[table[r, 0]]))
-    return drafts
+            schedules.append(PartialSchedule(codes, starts, choices.hosts[table[r, 0]]))
+    return schedules
 
 
 def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
@@ -37,15 +37,15 @@ def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: boo
 
 def improved(
     x: Instance,
-    draft: Draft,
+    schedule: PartialSchedule,
     target: int,
     iterations: int,
     seed: int,
     heat: float = 0.5,
     lean: float = 0.5,
     weight: float = 1.0,
-) -> Draft:
-    """The best draft that local search finds from this one, at least as good.
+) -> PartialSchedule:
+    """The best schedule that local search finds from this one, at least as good.
 
     heat: the temperature at the beginning, in mean op durations; lean in [0, 1]: for a repeated step, where in their
     slack the workers' windows lie (0: as early as possible)."""
@@ -54,19 +54,19 @@ def improved(
     mixed = x.problem.backward == "mixed"
     room = np.tile(3 * free.reshape(-1, P).sum(axis=0), x.problem.pipelines)
     if mixed:
-        room = room + np.bincount(draft.host[x.todo > 0], minlength=W)
-    q = Sequences.of(x, draft, np.where(x.alive, room, 0))
-    release = windows(x, draft, lean) if steady(x) else x.release
+        room = room + np.bincount(schedule.host[x.todo > 0], minlength=W)
+    q = Sequences.of(x, schedule, np.where(x.alive, room, 0))
+    release = windows(x, schedule, lean) if steady(x) else x.release
     mean = float(np.mean(x.duration[:3, x.alive]))
     LOOPS.improve(
         P, q.host, free, x.todo, x.sent, x.duration, x.cap, x.held, release, x.send, x.send_rerouted,
         float(x.problem.i_release), mixed, lags(x, release), target, q.first, q.length, q.codes, q.starts, q.order,
         iterations, heat * mean + 1.0, weight / W, np.array([seed * 7919 + 12345], dtype=np.int64),
     )  # fmt: skip
-    better = q.draft(x, release)
+    better = q.earliest(x, release)
     if steady(x):  # first ops as late as the ends of the stages allow: a shorter period
         better = q.latest(x, times(x, better)[0][np.arange(W) % P])
-    return min(better, draft, key=lambda d: value(x, d))  # among equals the new one, so that searches move on
+    return min(better, schedule, key=lambda d: value(x, d))  # among equals the new one, so that searches move on
 
 
 def steady(x: Instance) -> bool:
@@ -83,9 +83,9 @@ def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def windows(x: Instance, draft: Draft, lean: float) -> np.ndarray:
+def windows(x: Instance, schedule: PartialSchedule, lean: float) -> np.ndarray:
     """(w,): first starts that a repeated step may be planned with, without making its period longer."""
-    last, first = times(x, draft)
+    last, first = times(x, schedule)
     ends = last[np.arange(len(x.cap)) % x.stages] + x.tail
     period = int((ends - first)[x.alive & (first < NEVER)].max(initial=0))
     early = np.maximum(ends - period, 0)

@@ -13,10 +13,10 @@ import math
 
 import numpy as np
 
-from .compiled import LOOPS
-from .ops import Worker
-from .problem import Problem
-from .progress import BACKWARD, FORWARD, WEIGHTS
+from ..compiled import LOOPS
+from ..ops import Worker
+from ..problem import Problem
+from ..progress import BACKWARD, FORWARD, WEIGHTS
 
 Array = np.ndarray
 

@@ -4,7 +4,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from recycle_schedules import KINDS, Problem, Worker
-from recycle_schedules.one_f_one_b import one_f_one_b
+from recycle_schedules.analysis.one_f_one_b import one_f_one_b
 from recycle_schedules.validate import validate
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")

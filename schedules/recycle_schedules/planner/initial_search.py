@@ -1,6 +1,6 @@
-"""The first draft of a whole step: good, in milliseconds, and hardly ever worse than with less.
+"""The initial schedule of a whole step: good, in milliseconds, and hardly ever worse than with less.
 
-draft = first(instance, target)
+schedule = initial(instance, target)
 
 Neither list scheduling nor a short local search is monotone: with more memory, or one more worker, they may find a
 worse plan. So the same cheap attempt is made with all that the problem allows and with canonical lower limits: every
@@ -19,13 +19,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from .bounds import lower_bound
-from .draft import Draft, value
+from ..bounds import lower_bound
+from ..ops import Worker
+from ..problem import Problem
+from .candidates import improved, simulated
 from .instance import Instance
-from .ops import Worker
+from .partial_schedule import PartialSchedule, value
 from .policies import Choices
-from .problem import Problem
-from .tries import improved, simulated
 
 FEWER = 6
 """Most live sets with one worker less that are tried."""
@@ -38,8 +38,8 @@ Rows = tuple[np.ndarray, np.ndarray]
 """What a table of policies came to: values (rows,), most micro-batches in flight (rows, w)."""
 
 
-def first(x: Instance, target: int) -> Draft:
-    """The best draft of all attempts; `target` (ticks) ends them."""
+def initial(x: Instance, target: int) -> PartialSchedule:
+    """The best schedule of all attempts; `target` (ticks) ends them."""
     best = _Best(x, target)
     everybody = _LiveSet(x, best)
     everybody.attempts()
@@ -47,7 +47,7 @@ def first(x: Instance, target: int) -> Draft:
         for fewer in everybody.one_fewer()[:FEWER]:
             if round(lower_bound(fewer) * x.ticks) + 1 < best.value:
                 _LiveSet(Instance.of(fewer), best).attempts()
-    return best.draft
+    return best.schedule
 
 
 def policies(x: Instance) -> int:
@@ -56,17 +56,17 @@ def policies(x: Instance) -> int:
 
 
 class _Best:
-    """The best draft so far. It ends with the target."""
+    """The best schedule so far. It ends with the target."""
 
-    draft: Draft
+    schedule: PartialSchedule
 
     def __init__(self, x: Instance, target: int) -> None:
         self.x, self.target, self.value = x, target, 1 << 62
 
-    def take(self, draft: Draft) -> None:
-        found = value(self.x, draft)
+    def take(self, schedule: PartialSchedule) -> None:
+        found = value(self.x, schedule)
         if found < self.value:
-            self.draft, self.value = draft, found
+            self.schedule, self.value = schedule, found
 
 
 class _LiveSet:
@@ -118,30 +118,30 @@ class _LiveSet:
             values[again], peaks[again] = simulated(x, self.choices, self.table[again], 0)[:2]
         r = int(values.argmin())
         *_, codes, starts = simulated(x, self.choices, self.table[r : r + 1], 0)
-        draft = Draft(codes, starts, self.choices.hosts[self.table[r, 0]])
-        key = codes.tobytes() + starts.tobytes() + draft.host.tobytes()
+        schedule = PartialSchedule(codes, starts, self.choices.hosts[self.table[r, 0]])
+        key = codes.tobytes() + starts.tobytes() + schedule.host.tobytes()
         if key not in self._refined:
             self._refined.add(key)
-            self._take(draft)
+            self._take(schedule)
             if values[r] > goal:
-                self._refine(draft, peaks[r])
+                self._refine(schedule, peaks[r])
         return values, peaks
 
-    def _refine(self, draft: Draft, peaks: np.ndarray) -> None:
-        """Local search with no more memory than the draft's own: what comes out depends on nothing else."""
+    def _refine(self, schedule: PartialSchedule, peaks: np.ndarray) -> None:
+        """Local search with no more memory than the schedule's own: what comes out depends on nothing else."""
         most = np.tile(peaks.reshape(-1, self.x.stages).max(axis=0), self.problem.pipelines)
         x = replace(self.x, cap=np.minimum(self.x.cap, most))
         goal = self.bound(x.cap)
-        values = [value(x, draft)]
+        values = [value(x, schedule)]
         for seed, run in enumerate(RUNS):
-            draft = improved(x, draft, goal, min(400, 45_000 // x.size), seed, *run)
-            values.append(value(x, draft))
+            schedule = improved(x, schedule, goal, min(400, 45_000 // x.size), seed, *run)
+            values.append(value(x, schedule))
             if values[-1] <= goal or (len(values) > PATIENCE and values[-1] == values[-1 - PATIENCE]):
                 break
-        self._take(draft)
+        self._take(schedule)
 
-    def _take(self, draft: Draft) -> None:
-        self.best.take(Draft(draft.codes, draft.starts, self.names[draft.host]))
+    def _take(self, schedule: PartialSchedule) -> None:
+        self.best.take(PartialSchedule(schedule.codes, schedule.starts, self.names[schedule.host]))
 
     def bound(self, cap: np.ndarray) -> int:
         """In ticks."""

@@ -25,8 +25,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .ops import Worker
-from .problem import Problem
+from ..ops import Worker
+from ..problem import Problem
 from .remainder_bound import remainder_bound
 
 

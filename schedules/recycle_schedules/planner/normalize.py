@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .ops import Worker
-from .problem import Problem
+from ..ops import Worker
+from ..problem import Problem
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Large jobs, planned in teams: pipelines without a death behave alike, so one of them is planned and copied.
+"""Plans of large jobs: blocks of pipelines planned each by itself, blocks that are alike only once.
 
-    plan = plan_in_teams(problem)      # None if the problem is small, or has no teams
+    plan = plan_in_blocks(problem)      # None if the problem is small or has no blocks
 
-Pipelines are divided into blocks of TEAM. A block without a death is as many copies of one planned pipeline. A block
-with deaths plans alone: its own peers take over. A block that would be much slower than the whole job needs to be (two
-deaths at one stage) first joins others. So a further death changes one block, and the plans of the others are still in
-the cache. Nothing here grows with the number of pipelines; the arrays of all ops are made when they are first read.
+Pipelines are divided into blocks of BLOCK. One without a death is as many copies of one planned pipeline. One with
+deaths re-routes within itself; if it would be much slower than the whole job needs to be (two deaths at one stage,
+say), it is joined with others first. A further death changes one block, and the schedules of the others are still in
+the cache. The work does not grow with the number of pipelines; the arrays of all ops are made when they are first read.
 """
 
 from __future__ import annotations
@@ -15,86 +15,86 @@ from typing import Any
 
 import numpy as np
 
-from .bounds import lower_bound
-from .compiled import LOOPS
-from .draft import Draft, times
+from ..bounds import lower_bound
+from ..compiled import LOOPS
+from ..ops import O, Worker
+from ..plans import OpArrays, Plan
+from ..problem import Problem
+from .candidates import simulated, steady
 from .instance import Instance
-from .ops import O, Worker
-from .plans import OpArrays, Plan
+from .partial_schedule import PartialSchedule, times
 from .policies import Choices
-from .problem import Problem
-from .tries import simulated, steady
 
-TEAM = 20
+BLOCK = 20
 """Pipelines in a block: one death in it costs 1/19 more work for its peers, one in the whole job 1/(D - 1)."""
 LARGE = 500_000
-"""Ops from which on a job is planned in teams."""
+"""Least number of ops of a job that is planned in blocks."""
 SLOWER = 1.06
 """How far a block's lower bound may be above the job's."""
 
-Team = tuple[int, ...]
+Block = tuple[int, ...]
 """Its pipelines."""
 
 
-def plan_in_teams(problem: Problem) -> Plan | None:
+def plan_in_blocks(problem: Problem) -> Plan | None:
     """The plan of a large whole step; None if it is small, a remainder, or if its workers differ in speed."""
     p = problem
-    if p.remainder or p.speeds or p.pipelines < 2 * TEAM or 3 * p.stages * p.total < LARGE:
+    if p.remainder or p.speeds or p.pipelines < 2 * BLOCK or 3 * p.stages * p.total < LARGE:
         return None
     bound = lower_bound(p)
-    teams = divide(p, bound)
-    return _Joined(p, lower_bound=bound, parts=[(team, *_planned(_part(p, team))) for team in teams])
+    blocks = divide(p, bound)
+    return _BlockPlan(p, lower_bound=bound, parts=[(block, *_planned(_part(p, block))) for block in blocks])
 
 
-def divide(p: Problem, bound: float) -> list[Team]:
-    """Teams of pipelines: blocks with deaths, and for each number of micro-batches all clean pipelines as copies."""
+def divide(p: Problem, bound: float) -> list[Block]:
+    """The blocks: those with deaths, and for each number of micro-batches all other pipelines, which are copies."""
     hit = {w.pipeline for w in p.dead}
-    blocks = [tuple(range(d, min(d + TEAM, p.pipelines))) for d in range(0, p.pipelines, TEAM)]
-    if len(blocks[-1]) < TEAM:
+    blocks = [tuple(range(d, min(d + BLOCK, p.pipelines))) for d in range(0, p.pipelines, BLOCK)]
+    if len(blocks[-1]) < BLOCK:
         blocks[-2:] = [blocks[-2] + blocks[-1]]
     clean = [b for b in blocks if not hit & set(b)]
-    teams: list[Team] = []
+    found: list[Block] = []
     for block in blocks:
         if hit & set(block):
             while clean and not _fits(p, block, bound):
                 block += clean.pop()
-            teams.append(block)
-    if not all(_alive(p, team) for team in teams):
+            found.append(block)
+    if not all(_alive(p, block) for block in found):
         return [tuple(range(p.pipelines))]
-    alike: dict[int, Team] = {}
+    alike: dict[int, Block] = {}
     for d in sorted(d for block in clean for d in block):
         alike[p.counts[d]] = (*alike.get(p.counts[d], ()), d)
-    return teams + list(alike.values())
+    return found + list(alike.values())
 
 
-def _alive(p: Problem, team: Team) -> bool:
-    return all(any((d, s) not in p.dead for d in team) for s in range(p.stages))
+def _alive(p: Problem, block: Block) -> bool:
+    return all(any((d, s) not in p.dead for d in block) for s in range(p.stages))
 
 
-def _fits(p: Problem, team: Team, bound: float) -> bool:
-    return _alive(p, team) and _bound(_part(p, team)) <= SLOWER * bound
+def _fits(p: Problem, block: Block, bound: float) -> bool:
+    return _alive(p, block) and _bound(_part(p, block)) <= SLOWER * bound
 
 
 _bound = lru_cache(maxsize=256)(lower_bound)
 
 
-def _part(p: Problem, team: tuple[int, ...]) -> Problem:
-    """The problem of a team: its pipelines renumbered from 0. A team without deaths is planned as one pipeline."""
-    if not any(w.pipeline in team for w in p.dead):
-        team = team[:1]
-    number = {d: k for k, d in enumerate(team)}
+def _part(p: Problem, block: tuple[int, ...]) -> Problem:
+    """The problem of a block: its pipelines renumbered from 0. A block without deaths is planned as one pipeline."""
+    if not any(w.pipeline in block for w in p.dead):
+        block = block[:1]
+    number = {d: k for k, d in enumerate(block)}
     memory = p.memory_limit
     if isinstance(memory, dict) and "per_worker" in memory:
         mine = {
             f"{number[d]},{s}": p.limit(Worker(d, s))
-            for d in team
+            for d in block
             for s in range(p.stages)
             if p.limit(Worker(d, s)) < np.inf
         }
         memory = {"per_worker": mine, "default": None}
     return p.replace(
-        pipelines=len(team),
-        microbatches=tuple(p.counts[d] for d in team),
+        pipelines=len(block),
+        microbatches=tuple(p.counts[d] for d in block),
         failed=[(number[w.pipeline], w.stage) for w in sorted(p.dead) if w.pipeline in number],
         memory_limit=memory,
         name=None,
@@ -102,21 +102,21 @@ def _part(p: Problem, team: tuple[int, ...]) -> Problem:
 
 
 @lru_cache(maxsize=64)
-def _planned(part: Problem) -> tuple[Instance, Draft, np.ndarray]:
-    """The draft of a team, by one policy, and the ends of its stages. All ops start early, so that the windows of a
-    stage in different teams lie alike."""
+def _planned(part: Problem) -> tuple[Instance, PartialSchedule, np.ndarray]:
+    """The schedule of a block, by one policy, and the ends of its stages. All ops start early, so that the windows of a
+    stage in different blocks lie alike."""
     x = Instance.of(part)
     choices = Choices.of(x, turns=1)
     row = 0 if (x.cap < part.total).any() else 1
     *_, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
-    draft = Draft(codes, starts, choices.hosts[0])
-    return x, draft, times(x, draft)[0]
+    schedule = PartialSchedule(codes, starts, choices.hosts[0])
+    return x, schedule, times(x, schedule)[0]
 
 
-class _Joined(Plan):
-    """The plans of all teams side by side, with the optimizer steps of the whole job."""
+class _BlockPlan(Plan):
+    """The plans of all blocks side by side, with the optimizer steps of the whole job."""
 
-    _parts: list[tuple[Team, Instance, Draft, np.ndarray]]
+    _parts: list[tuple[Block, Instance, PartialSchedule, np.ndarray]]
 
     def __init__(
         self,
@@ -131,28 +131,28 @@ class _Joined(Plan):
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """(P,) ticks: end of each stage's last gradient over all teams."""
+        """(P,) ticks: end of each stage's last gradient over all blocks."""
         return np.max([ends for *_, ends in self._parts], axis=0)
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:
         """Starts of each part's ops; of a repeated step as late as the ends of the job's stages allow."""
-        return [_late(x, draft, self._ends) if steady(x) else draft.starts for _, x, draft, _ in self._parts]
+        return [_late(x, schedule, self._ends) if steady(x) else schedule.starts for _, x, schedule, _ in self._parts]
 
     @cached_property
     def arrays(self) -> OpArrays:  # type: ignore[override]
-        """All ops: every part as often as its team has copies of it."""
+        """All ops: every part as often as its block has copies of it."""
         p, P = self.problem, self.problem.stages
-        copies = [len(team) // x.problem.pipelines for team, x, *_ in self._parts]
+        copies = [len(block) // x.problem.pipelines for block, x, *_ in self._parts]
         size = sum(len(part[2].codes) * copy for part, copy in zip(self._parts, copies, strict=True))
         live = p.workers() if p.optimizer != "none" else []
         types = (np.uint8, np.int32, np.int16, np.int16, np.float64, np.float64)
         out = OpArrays(*(np.empty(size + len(live), dtype=t) for t in types))
         first, at = p.first.astype(np.int32), 0
-        for (team, x, draft, _), copy, starts in zip(self._parts, copies, self._starts, strict=True):
-            kind, node = draft.codes & 3, draft.codes >> 2
-            g, host = node // P, draft.host[node]
-            pipes = np.array(team, dtype=np.int16).reshape(copy, -1)  # (copies, pipelines of the part)
+        for (block, x, schedule, _), copy, starts in zip(self._parts, copies, self._starts, strict=True):
+            kind, node = schedule.codes & 3, schedule.codes >> 2
+            g, host = node // P, schedule.host[node]
+            pipes = np.array(block, dtype=np.int16).reshape(copy, -1)  # (copies, pipelines of the part)
             columns = (
                 kind,
                 first[pipes][:, x.pipeline[g]] + x.index[g],
@@ -179,10 +179,10 @@ class _Joined(Plan):
         out.end[at:] = ready[stage] + np.array(p.per_stage("O"))[stage]
 
 
-def _late(x: Instance, draft: Draft, ends: np.ndarray) -> np.ndarray:
-    starts = np.empty_like(draft.starts)
+def _late(x: Instance, schedule: PartialSchedule, ends: np.ndarray) -> np.ndarray:
+    starts = np.empty_like(schedule.starts)
     LOOPS.latest(
-        x.stages, draft.host, x.todo, x.sent, x.duration, x.send, x.send_rerouted, draft.codes,
-        np.arange(len(draft.codes)), len(draft.codes), np.tile(ends, x.problem.pipelines), starts,
+        x.stages, schedule.host, x.todo, x.sent, x.duration, x.send, x.send_rerouted, schedule.codes,
+        np.arange(len(schedule.codes)), len(schedule.codes), np.tile(ends, x.problem.pipelines), starts,
     )  # fmt: skip
     return starts

@@ -1,8 +1,8 @@
 """A schedule while it is being made: ops as codes, times in ticks.
 
-draft = Draft(codes, starts, host)
-value(instance, draft)                 # what is minimised, in ticks
-finish(instance, draft, bound)         # the Plan
+schedule = PartialSchedule(codes, starts, host)
+value(instance, schedule)                 # what is minimised, in ticks
+finish(instance, schedule, bound)         # the Plan
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .compiled import LOOPS
+from ..compiled import LOOPS
+from ..compiled.timing import NEVER
+from ..ops import O
+from ..plans import OpArrays, Plan
 from .instance import Instance
-from .ops import O
-from .plans import OpArrays, Plan
-from .timing import NEVER
 
 
 @dataclass(frozen=True, eq=False)
-class Draft:
+class PartialSchedule:
     """Ops as codes (node * 4 + kind) with their starts, both (n_ops,) int64 in a topological order; host (n,) int32."""
 
     codes: np.ndarray
@@ -27,9 +27,9 @@ class Draft:
     host: np.ndarray
 
 
-def value(x: Instance, draft: Draft) -> int:
+def value(x: Instance, schedule: PartialSchedule) -> int:
     """What is minimised, in ticks."""
-    last, first = times(x, draft)
+    last, first = times(x, schedule)
     w = x.stepping
     step = steps_from(x, last)[w % x.stages]
     if x.problem.optimizer != "none":
@@ -39,9 +39,9 @@ def value(x: Instance, draft: Draft) -> int:
     return int(step.max(initial=0))
 
 
-def times(x: Instance, draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+def times(x: Instance, schedule: PartialSchedule) -> tuple[np.ndarray, np.ndarray]:
     """End of each stage's last gradient (P,), 0 where it has none; first start on each worker (w,), NEVER if idle."""
-    return LOOPS.stage_times(x.stages, draft.host, x.duration, draft.codes, draft.starts)
+    return LOOPS.stage_times(x.stages, schedule.host, x.duration, schedule.codes, schedule.starts)
 
 
 def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
@@ -55,11 +55,11 @@ def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
     return ready
 
 
-def finish(x: Instance, draft: Draft, bound: float) -> Plan:
+def finish(x: Instance, schedule: PartialSchedule, bound: float) -> Plan:
     """A Plan from the loops' codes: ticks become times, optimizer steps are added."""
     P = x.stages
-    codes, starts, host = draft.codes, draft.starts, draft.host
-    ready = steps_from(x, times(x, draft)[0])
+    codes, starts, host = schedule.codes, schedule.starts, schedule.host
+    ready = steps_from(x, times(x, schedule)[0])
     kind, node = codes & 3, codes >> 2
     rows = [
         kind.astype(np.uint8), (node // P).astype(np.int32), (node % P).astype(np.int16),

@@ -1,6 +1,6 @@
-"""The search for a good draft: a portfolio of list schedules, then local search from the best ones.
+"""The search for a good schedule: a portfolio of list schedules, then local search from the best ones.
 
-for draft in search(instance, target):     # ever better, without end: the caller decides when to stop
+for schedule in search(instance, target):     # ever better, without end: the caller decides when to stop
     ...
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .compiled import LOOPS
-from .draft import Draft, value
-from .first import first, policies
+from ..compiled import LOOPS
+from .candidates import improved, portfolio
+from .initial_search import initial, policies
 from .instance import Instance
+from .partial_schedule import PartialSchedule, value
 from .policies import Choices
-from .tries import improved, portfolio
 
 SMALL = 6_000
 """Ops up to which there is local search at once."""
@@ -21,8 +21,8 @@ MOVED = 60_000
 """Ops up to which local search goes on for as long as there is time."""
 
 
-def search(x: Instance, target: int) -> Iterator[Draft]:
-    """The best draft so far, again and again, each time after some more work (about a fifth of a second at most).
+def search(x: Instance, target: int) -> Iterator[PartialSchedule]:
+    """The best schedule so far, again and again, each time after some more work (about a fifth of a second at most).
 
     target: a value (ticks) that ends the search, a lower bound for instance. Of large jobs only list schedules are
     tried, and the search ends with the last policy."""
@@ -30,7 +30,7 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
     slow = 1 if LOOPS.compiled else 10  # plain Python: a taste of it
     small = LOOPS.compiled and size < SMALL
     if small and not x.problem.remainder:
-        best = first(x, target)
+        best = initial(x, target)
         yield best
     choices = Choices.of(x, turns=3 if size < 200_000 else 1)
     table = choices.table(max(12, min(600, 3_000_000 // size) // slow))
@@ -40,19 +40,21 @@ def search(x: Instance, target: int) -> Iterator[Draft]:
         if value(x, best) > target and small:  # a remainder is waited for
             best = improved(x, best, target, min(400, MOVED // size), 0)
         yield best
-    drafts, some = [best], max(1, 1_500_000 // size // slow)
+    schedules, some = [best], max(1, 1_500_000 // size // slow)
     for r in range(tried, len(table), some):
         if value(x, best) <= target:
             return
-        drafts = sorted([*drafts, *portfolio(x, choices, table[r : r + some], target)], key=lambda d: value(x, d))[:6]
-        best = drafts[0]
+        schedules = sorted(
+            [*schedules, *portfolio(x, choices, table[r : r + some], target)], key=lambda d: value(x, d)
+        )[:6]
+        best = schedules[0]
         yield best
     seed = 0
     while value(x, best) > target and size < MOVED:
-        k = seed % len(drafts)
+        k = seed % len(schedules)
         iterations = max(50, min(50 * size, 8_000_000 // size, 500 << min(seed, 10)))
         heat, weight = ((0.2, 1.0), (0.5, 8.0), (0.2, 1.0), (0.1, 8.0))[seed % 4]
-        drafts[k] = improved(x, drafts[k], target, iterations, seed, heat, (0.75, 0.5, 0.25)[seed % 3], weight)
-        best = min(best, drafts[k], key=lambda draft: value(x, draft))
+        schedules[k] = improved(x, schedules[k], target, iterations, seed, heat, (0.75, 0.5, 0.25)[seed % 3], weight)
+        best = min(best, schedules[k], key=lambda schedule: value(x, schedule))
         seed += 1
         yield best

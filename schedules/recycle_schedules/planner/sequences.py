@@ -1,7 +1,7 @@
-"""A draft as one sequence of ops a worker: what the local search changes and what retiming keeps.
+"""A schedule as one sequence of ops a worker: what the local search changes and what retiming keeps.
 
-q = Sequences.of(instance, draft, room)
-q.draft(instance)                  # every op as early as possible
+q = Sequences.of(instance, schedule, room)
+q.earliest(instance)                  # every op as early as possible
 q.retimed(instance, deadline)      # every op as late as the deadlines allow
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .compiled import LOOPS
-from .draft import Draft
+from ..compiled import LOOPS
 from .instance import Instance
+from .partial_schedule import PartialSchedule
 
 
 @dataclass(eq=False)
@@ -28,19 +28,19 @@ class Sequences:
     order: np.ndarray  # int64: positions in codes, topological
 
     @classmethod
-    def of(cls, x: Instance, draft: Draft, room: np.ndarray | int = 0) -> Sequences:
+    def of(cls, x: Instance, schedule: PartialSchedule, room: np.ndarray | int = 0) -> Sequences:
         """room (w,): how many ops more each worker may get."""
-        worker = draft.host[draft.codes >> 2]
+        worker = schedule.host[schedule.codes >> 2]
         length = np.bincount(worker, minlength=len(x.cap)).astype(np.int64)
         size = length + room
         first = np.cumsum(size) - size
         by_worker = np.argsort(worker, kind="stable")
         codes = np.zeros(int(size.sum()) + 1, dtype=np.int64)
         within = np.arange(len(worker)) - np.repeat(np.cumsum(length) - length, length)
-        codes[np.repeat(first, length) + within] = draft.codes[by_worker]
-        return cls(draft.host.copy(), first, length, codes, np.empty_like(codes), np.empty_like(codes))
+        codes[np.repeat(first, length) + within] = schedule.codes[by_worker]
+        return cls(schedule.host.copy(), first, length, codes, np.empty_like(codes), np.empty_like(codes))
 
-    def draft(self, x: Instance, release: np.ndarray | None = None) -> Draft:
+    def earliest(self, x: Instance, release: np.ndarray | None = None) -> PartialSchedule:
         """Every op as early as its worker and its inputs allow."""
         placed = LOOPS.earliest(
             x.stages, self.host, x.todo, x.sent, x.duration, x.release if release is None else release, x.send,
@@ -48,14 +48,14 @@ class Sequences:
         )  # fmt: skip
         assert placed == self.length.sum(), "sequences wait for each other"
         at = self.order[:placed]
-        return Draft(self.codes[at], self.starts[at], self.host)
+        return PartialSchedule(self.codes[at], self.starts[at], self.host)
 
-    def latest(self, x: Instance, deadline: np.ndarray) -> Draft:
-        """Every op as late as possible so that worker w ends by deadline[w]; call `draft` before."""
+    def latest(self, x: Instance, deadline: np.ndarray) -> PartialSchedule:
+        """Every op as late as possible so that worker w ends by deadline[w]; call `schedule` before."""
         placed = int(self.length.sum())
         LOOPS.latest(
             x.stages, self.host, x.todo, x.sent, x.duration, x.send, x.send_rerouted, self.codes, self.order, placed,
             deadline, self.starts,
         )  # fmt: skip
         at = self.order[:placed]
-        return Draft(self.codes[at], self.starts[at], self.host)
+        return PartialSchedule(self.codes[at], self.starts[at], self.host)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from .bounds import lower_bound
-from .compiled import load
-from .draft import finish
+from ..bounds import lower_bound
+from ..compiled import load
+from ..plans import Plan
+from ..problem import Problem
+from .block_decomposition import plan_in_blocks
 from .instance import Instance
-from .plans import Plan
-from .problem import Problem
+from .partial_schedule import finish
 from .search import search
-from .teams import plan_in_teams
 
 
 def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
@@ -26,7 +26,7 @@ def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
 
     seconds: time to search beyond the first plans; it stops early at a provable optimum."""
     until = time.perf_counter() + seconds
-    quick = plan_in_teams(problem)
+    quick = plan_in_blocks(problem)
     if quick is not None and seconds == 0:
         return quick
     for best in plans(problem):  # noqa: B007  (the last one is wanted)
@@ -39,11 +39,11 @@ def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
 class _Candidate:
     """A plan that is made only if it is asked for."""
 
-    def __init__(self, x: Instance, draft, bound: float) -> None:
-        self._x, self._draft, self._bound = x, draft, bound
+    def __init__(self, x: Instance, schedule, bound: float) -> None:
+        self._x, self._schedule, self._bound = x, schedule, bound
 
     def __call__(self) -> Plan:
-        return finish(self._x, self._draft, self._bound)
+        return finish(self._x, self._schedule, self._bound)
 
 
 def plans(problem: Problem) -> Iterator[_Candidate]:
@@ -51,8 +51,8 @@ def plans(problem: Problem) -> Iterator[_Candidate]:
     x = Instance.of(problem)
     bound = lower_bound(problem)
     target = round(bound * x.ticks) + 1
-    for draft in search(x, target):
-        yield _Candidate(x, draft, bound)
+    for schedule in search(x, target):
+        yield _Candidate(x, schedule, bound)
 
 
 if load(timeout=1.0):  # from the cache on disk; a first compile goes on in the background

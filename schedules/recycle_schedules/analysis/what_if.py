@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .in_flight import peaks
-from .ops import Worker
-from .planner import plan
-from .plans import Plan
-from .problem import Problem
+from ..in_flight import peaks
+from ..ops import Worker
+from ..planner import plan
+from ..plans import Plan
+from ..problem import Problem
 
 
 @dataclass(frozen=True)

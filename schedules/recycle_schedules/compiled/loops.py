@@ -1,8 +1,4 @@
-"""The inner loops as machine code, without making anybody wait for the compiler.
-
-    from .compiled import LOOPS, load
-    LOOPS.improve(...)            # machine code if it is there, else the same function in plain Python
-    load()                        # wait until it is there;  python -m recycle_schedules.compiled  does just that
+"""Fetches or makes the machine code, without making anybody wait for the compiler.
 
 Machine code comes from the cache on disk (beside the source files, or where NUMBA_CACHE_DIR says) in a fraction of a
 second. The first use on a machine compiles instead, for half a minute, in a thread; until then plans are made by the
@@ -95,9 +91,3 @@ def interruptible(function: Function) -> Function:
             raise
 
     return call
-
-
-if __name__ == "__main__":
-    from recycle_schedules.compiled import load as load_once  # the module that everybody else imports
-
-    load_once()

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ..ops import Worker
+from ..plans import OpArrays, Plan
+from ..problem import Problem
 from .normalize import stage_period
-from .ops import Worker
 from .planner import plan as make_plan
-from .plans import OpArrays, Plan
-from .problem import Problem
 
 Key = tuple[tuple[int, ...], ...]
 """The dead stages of each pipeline; for pipelines that are alike, sorted."""

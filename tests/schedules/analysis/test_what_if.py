@@ -1,0 +1,27 @@
+"""What each possible next death would cost."""
+
+from recycle_schedules import Problem, Worker
+from recycle_schedules.analysis.what_if import what_if
+
+WORKED = Problem(pipelines=3, stages=4, microbatches=6, memory_limit={"base": "1f1b", "extra": 2})
+
+
+def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage():
+    table = what_if(WORKED.replace(failed=[(0, 2)]))
+    assert [row.worker for row in table.rows] == WORKED.replace(failed=[(0, 2)]).workers()
+    assert (table.thinnest, table.left) == (2, 2)
+    hurt = {row.worker: row.period for row in table.rows}
+    assert hurt[Worker(1, 2)] > hurt[Worker(1, 1)] >= table.now.value
+    for row in table.rows:
+        assert row.peak <= row.limit and row.peer.stage == row.worker.stage
+
+
+def test_what_if_says_where_nobody_would_be_left():
+    table = what_if(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)]))
+    gone = [row for row in table.rows if row.period is None]
+    assert [row.worker for row in gone] == [Worker(1, 1)] and not gone[0].fits
+
+
+def test_what_if_plans_within_the_bytes_that_are_there():
+    table = what_if(WORKED, microbatch_bytes=1e9, capacity=4e9)
+    assert all(row.peak <= 4 and row.bytes <= 4e9 for row in table.rows)
