@@ -72,7 +72,10 @@ class EmulatedOptimizer(StageOptimizer):
         super().__init__(settings, stage)
         self._queue, self._seconds = stage.queue, settings.emulate.O
 
-    def step(self, reduced: Reduced, step: int, scale: float = 1.0, undo: State | None = None) -> None:
+    def _step(self, reduced: Reduced, step: int, scale: float, undo: State | None) -> None:
         for kept, live in zip(undo or (), self._live, strict=False):
             kept.copy_(live)
+        self._queue.run(self._seconds)
+
+    def step_first(self, grad: Tensor, step: int, scale: float) -> None:
         self._queue.run(self._seconds)

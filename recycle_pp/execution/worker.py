@@ -139,11 +139,11 @@ class Process:
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
-        donations = Donations(optimizer, self._spec.token, faults.strike)
+        donations = Donations(optimizer, stage.gradients, self._spec.token, faults.strike)
         saving = StageSaving(
             settings, self._welcome["run_dir"], stage, optimizer, batches, worker, session.send, faults.strike
         )
-        joining = Joining(optimizer, participant, stage, self._spec.token, self._interface, faults.strike)
+        joining = Joining(optimizer, stage.gradients, participant, self._spec.token, self._interface, faults.strike)
         executor.on_commit += [donations.committed, saving.committed]
         executor.on_finish = lambda: self._finished(session, stage)
         session.handlers = {"donate": donations.asked, "save": saving.asked, "assemble": saving.assemble}

@@ -28,6 +28,19 @@ class Layout:
         self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
         self.size = sum(self.sizes)
 
+    def first(self, size: int) -> Layout:
+        """Of the first `size` elements, a multiple of ALIGNMENT: a tensor that is cut there has what is left of it as a
+        matrix or a vector, as the whole is."""
+        shapes: dict[str, Sequence[int]] = {}
+        left = size
+        for name, shape, length in zip(self.names, self.shapes, self.sizes, strict=True):
+            if left >= length:
+                shapes[name] = shape
+            elif left > 0:
+                shapes[name] = (left // ALIGNMENT, ALIGNMENT) if len(shape) >= 2 else (left,)
+            left -= length
+        return Layout(shapes)
+
     def zeros(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(self.size, dtype=dtype, device=device)
 

@@ -13,6 +13,7 @@ Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.0510
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -57,13 +58,19 @@ class Updated(Protocol):
 
 
 class StageOptimizer:
-    """The optimizer state of one stage; `stage.parameters` are updated in place."""
+    """The optimizer state of one stage; `stage.parameters` are updated in place.
+
+    One thread updates. Another one may read `part`s of the state meanwhile (a donor's): the two wait for each other,
+    the updating thread no longer than a part takes to be copied.
+    """
 
     def __init__(self, settings: Settings, stage: Updated):
         self._settings, self._stage = settings.optimizer, stage
         self._steps = settings.run.steps
         self._live = (stage.flat, torch.zeros_like(stage.flat), torch.zeros_like(stage.flat))
         self._undo: State | None = None  # allocated at the first speculation, then reused
+        self._lock = threading.Lock()  # held while the state changes, or a part of it is copied
+        self._committed = self._speculated = -1  # newest step in the state, and the newest that was tried
         self._undo_exponents: list[int] | None = None  # not None while a speculation is open
 
     def lr(self, step: int) -> float:
@@ -75,28 +82,77 @@ class StageOptimizer:
 
         undo: receives parameters and state as they were.
         """
-        self._update(reduced.flat, self.lr(step), step, scale, undo)
-        self._stage.gradients.follow(reduced)
+        with self._lock:
+            self._step(reduced, step, scale, undo)
+            self._committed = step
 
     @torch.no_grad()
     def speculate(self, reduced: Reduced, step: int) -> None:
         """The step before it is sure: keeps what it overwrites."""
         assert self._undo_exponents is None, "confirm() or undo() the last speculation first"
-        self._undo_exponents = self._stage.gradients.exponents
-        self.step(reduced, step, undo=self._undo_copy())
+        with self._lock:
+            self._undo_exponents, self._speculated = self._stage.gradients.exponents, step
+            self._step(reduced, step, 1.0, self._undo_copy())
 
     def confirm(self) -> None:
         """The speculated step stands."""
         assert self._undo_exponents is not None, "nothing was speculated"
-        self._undo_exponents = None
+        with self._lock:
+            self._undo_exponents, self._committed = None, self._speculated
 
     @torch.no_grad()
     def undo(self) -> None:
         """Parameters, state and exponents are again what they were before speculate(), in every bit."""
         assert self._undo is not None and self._undo_exponents is not None, "nothing was speculated"
-        for kept, tensor in zip(self._undo, self._live, strict=True):
-            tensor.copy_(kept)
-        self._stage.gradients.exponents, self._undo_exponents = self._undo_exponents, None
+        with self._lock:
+            for kept, tensor in zip(self._undo, self._live, strict=True):
+                tensor.copy_(kept)
+            self._stage.gradients.exponents, self._undo_exponents = self._undo_exponents, None
+
+    # -- by parts: elements [start, stop) of each vector of the state, both multiples of `layout.ALIGNMENT`
+
+    @property
+    def size(self) -> int:
+        """Elements of each of the three vectors of the state: parameters, mean gradients, mean squared gradients."""
+        return self._stage.layout.size
+
+    def part(self, start: int, stop: int, newest: int) -> list[Tensor] | None:
+        """Copies of a part on the CPU, float32 (stop - start,) each; from any thread.
+
+        None while the state is speculative, or holds a step after `newest`.
+        """
+        with self._lock:
+            if self._undo_exponents is not None or self._committed > newest:
+                return None
+            return [flat[start:stop].to("cpu", copy=True) for flat in self._live]
+
+    @torch.no_grad()
+    def put_part(self, start: int, part: Sequence[Tensor]) -> None:
+        """Takes over what `part` gave on a peer."""
+        for flat, piece in zip(self._live, part, strict=True):
+            flat[start : start + len(piece)].copy_(piece)
+        self._changed()
+
+    @torch.no_grad()
+    def step_first(self, grad: Tensor, step: int, scale: float) -> None:
+        """`step` for the first len(grad) elements of the state alone; in these the same bits.
+
+        grad: their reduced gradient, float32, on any device. An update is elementwise, and the CPU's vector loop takes
+        16 elements at a time: a cut elsewhere than at their multiples would change bits.
+        """
+        layout = self._stage.layout.first(len(grad))
+        live = (self._live[0][: len(grad)], self._live[1][: len(grad)], self._live[2][: len(grad)])
+        self._stage.ops.adamw(
+            live,
+            grad.to(live[0].device),
+            self._stage.ops.places(layout, live[0].device),
+            self._settings,
+            lr=self.lr(step),
+            step=step,
+            scale=scale,
+            undo=None,
+        )
+        self._changed()
 
     def state(self) -> dict[str, Tensor]:
         """Everything of the stage that outlives a step, by full-model names; live views, not copies.
@@ -120,6 +176,7 @@ class StageOptimizer:
                 tensor.copy_(state[key])
         if self._stage.gradients.reproducible:
             self._stage.gradients.exponents = [int(state[f"exponent.{name}"]) for name in self._stage.names]
+        self._changed()
 
     @torch.no_grad()
     def warm(self) -> None:
@@ -129,12 +186,19 @@ class StageOptimizer:
         if self._settings.stagger:
             self._update(nothing, 0.0, 0, 1.0, self._undo_copy())
 
+    def _step(self, reduced: Reduced, step: int, scale: float, undo: State | None) -> None:
+        self._update(reduced.flat, self.lr(step), step, scale, undo)
+        self._stage.gradients.follow(reduced)
+
     def _update(self, grad: Tensor, lr: float, step: int, scale: float, undo: State | None) -> None:
         stage = self._stage
         stage.ops.adamw(
             self._live, grad, stage.gradients.places, self._settings, lr=lr, step=step, scale=scale, undo=undo
         )
-        torch.autograd.graph.increment_version(list(stage.parameters.values()))  # bf16 copies look at it
+        self._changed()
+
+    def _changed(self) -> None:
+        torch.autograd.graph.increment_version(list(self._stage.parameters.values()))  # bf16 copies look at it
 
     def _undo_copy(self) -> State:
         if self._undo is None:

@@ -1,17 +1,20 @@
-"""A worker comes back: a peer gives it the committed state, then every later step's reduced gradients.
+"""A worker comes back: a peer streams its committed state to it while both, and the job, go on.
 
-    donations = Donations(optimizer, token, strike)        # on every worker
+    donations = Donations(optimizer, gradients, token, strike)        # on every worker
     session.handlers["donate"] = donations.asked
-    executor.on_commit.append(donations.committed)         # copies the state, feeds what follows
+    executor.on_commit.append(donations.committed)
 
-    joining = Joining(optimizer, participant, stage, token, interface, strike)     # on the returning worker
-    joining.start(synced=lambda step, session: ...)        # at joining.address
+    joining = Joining(optimizer, gradients, participant, token, interface, strike)   # on the returning worker
+    joining.start(synced=lambda step, session: ...)                   # at joining.address
 
-The donor copies its state between two steps and streams it from a thread of its own while it trains on; what it commits
-meanwhile follows as gradients. The joiner applies the very same updates, so it ends with the same bits. If either side
-dies the stream breaks and nothing else happens: the coordinator finds another donor. A new donor takes the place of the
-one before at once, which may hang rather than be dead. A joiner that is too slow gets the state anew instead of a
-backlog of gradients that grows without end.
+The state (parameters and both moments) is sent part by part, from its first element to its last, by a thread that
+copies one part at a time. After each commit the step's reduced gradient follows, of those elements that have been sent,
+and the joiner applies the very same update to them: what it has is always the state after one step, and once it has all
+it is a peer. So the donor keeps no copy of its state, waits for nobody, and its optimizer is delayed by the copy of one
+part at most (`PART`: a few milliseconds). If either side dies the stream breaks and nothing else happens: the
+coordinator finds another donor. A new donor takes the place of the one before at once, which may hang rather than be
+dead. A joiner so slow that more than `WAITING` gradients wait for it begins again with the newest state: nothing grows
+without end.
 """
 
 from __future__ import annotations
@@ -19,89 +22,119 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
-from recycle_pp.model.stage import Stage
-from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Commit, Participant
 
 Json = dict[str, Any]
 Strike = Callable[[str, int], None]  # an injected fault may strike here: (moment, step)
-Parcel = tuple[Json, dict[str, Tensor]]  # what is said about the tensors, and the tensors
 _log = logging.getLogger(__name__)
-BACKLOG = 16  # parcels that wait for a joiner: a state is worth three gradients, so with more the line is too slow
+PART = 1 << 20  # elements of each vector in a part: 12 MB of state, copied in some 3 ms
+# Gradients that wait while one is on its way. A gradient is a third of the state, so a bound of a fifth of the state
+# would stop every joiner; with two waiting steps a joiner that has all may be late by one step and catch up.
+WAITING = 2
+VECTORS = ("parameters", "means", "squares")
 PATIENCE = 3600.0  # seconds that a stream may be silent: a step may take long, and heartbeats see to the dead
 
 
-class Donations:
-    """`asked` comes from the listening thread, `committed` from the executor."""
+class _Step(NamedTuple):
+    """A commit, as it is told to a joiner. gradient: flat, read only; None where the update was skipped."""
 
-    def __init__(self, optimizer: StageOptimizer, token: str, strike: Strike) -> None:
-        self._optimizer, self._token, self._strike = optimizer, token, strike
+    step: int
+    scale: float | None
+    gradient: Tensor | None
+    exponents: list[int]
+
+
+class Donations:
+    """`asked` comes from the listening thread, `committed` from the executor; neither waits for a joiner."""
+
+    def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, strike: Strike) -> None:
+        self._optimizer, self._gradients, self._token, self._strike = optimizer, gradients, token, strike
         self._asked: queue.SimpleQueue[Json] = queue.SimpleQueue()
-        self._lines: list[_Line] = []
+        self._donors: list[_Donor] = []
 
     def asked(self, message: Json) -> None:
         """The coordinator's `donate`: from the next commit on, feed the worker at that address."""
         self._asked.put(message)
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        self._lines = [line for line in self._lines if line.alive]
-        gradients = {str(i): tensor.cpu() for i, tensor in enumerate(reduced.to_tensors())} if self._lines else {}
-        for line in self._lines:
-            if line.waiting() < BACKLOG:
-                line.put(({"kind": "step", "step": commit.step, "scale": commit.scale}, gradients))
-            else:
-                line.begin(commit.step, self._state())
+        """The state is that after `commit.step`."""
+        gradient = None if commit.scale is None else reduced.flat
+        step = _Step(commit.step, commit.scale, gradient, self._gradients.exponents)
+        self._donors = [donor for donor in self._donors if donor.is_alive()]
+        for donor in self._donors:
+            donor.committed(step)
         while not self._asked.empty():
             message = self._asked.get()
-            line = _Line(tuple(message["address"]), self._token, message["session"])
-            line.begin(commit.step, self._state())
-            self._lines.append(line)
+            address, session = tuple(message["address"]), message["session"]
+            self._donors.append(_Donor(self._optimizer, address, self._token, session, step))
             self._strike("donate", commit.step)
 
-    def _state(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._optimizer.state().items()}
 
+class _Donor(threading.Thread):
+    """Feeds one joiner until the stream breaks."""
 
-class _Line(threading.Thread):
-    """A thread that sends parcels to one joiner until the stream breaks."""
-
-    def __init__(self, address: tuple[str, int], token: str, session: int) -> None:
+    def __init__(
+        self, optimizer: StageOptimizer, address: tuple[str, int], token: str, session: int, begin: _Step
+    ) -> None:
         super().__init__(name="donate", daemon=True)
-        self._address, self._token, self._session = address, token, session
-        self._parcels: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
-        self.alive = True
+        self._optimizer, self._address, self._token, self._session = optimizer, address, token, session
+        self._changed = threading.Condition()
+        self._waiting: deque[_Step] = deque()  # commits that the joiner has not been told of
+        self._told = begin  # the newest that it has
+        self._sent = 0  # elements of the state
         self.start()
 
-    def waiting(self) -> int:
-        return self._parcels.qsize()
-
-    def begin(self, step: int, state: dict[str, Tensor]) -> None:
-        """With this state, whatever still waits."""
-        with suppress(queue.Empty):
-            while True:
-                self._parcels.get_nowait()
-        self.put(({"kind": "state", "step": step, "session": self._session}, state))
-
-    def put(self, parcel: Parcel) -> None:
-        self._parcels.put(parcel)
+    def committed(self, step: _Step) -> None:
+        with self._changed:
+            self._waiting.append(step)
+            if len(self._waiting) > WAITING:  # too slow: the state of now is worth more than what has led to it
+                self._waiting.clear()
+                self._told, self._sent = step, 0
+            self._changed.notify()
 
     def run(self) -> None:
         try:
             with connect(self._address, self._token, idle=PATIENCE) as stream:
                 while True:
-                    stream.send(*self._parcels.get())
+                    self._send_next(stream)
         except TransferError as error:
             _log.info("the joiner at %s takes no more: %s", self._address, error)
-        finally:
-            self.alive = False
+
+    def _send_next(self, stream: Stream) -> None:
+        """A commit, or the next part of the state, or nothing for now."""
+        with self._changed:
+            start = self._sent
+            step = self._waiting.popleft() if self._waiting else None
+            self._told = told = step or self._told
+            if step is None and start == self._optimizer.size:
+                self._changed.wait()
+                return
+        about = {"session": self._session, "step": told.step, "start": start, "exponents": told.exponents}
+        if step is not None:
+            if start:  # before the first part there is nothing to update
+                gradient = {} if step.gradient is None else {"gradient": step.gradient[:start]}
+                stream.send({"kind": "step", "scale": step.scale, **about}, gradient)
+            return
+        stop = min(start + PART, self._optimizer.size)
+        part = self._optimizer.part(start, stop, newest=told.step)
+        if part is None:  # a step is in it that is not told yet, or not agreed on
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting, timeout=0.001)
+            return
+        stream.send({"kind": "part", "stop": stop, **about}, dict(zip(VECTORS, part, strict=True)))
+        with self._changed:
+            if self._sent == start and self._told is told:  # else it begins again
+                self._sent = stop
 
 
 class Joining:
@@ -110,13 +143,14 @@ class Joining:
     def __init__(
         self,
         optimizer: StageOptimizer,
+        gradients: Gradients,
         participant: Participant,
-        stage: Stage,
         token: str,
         interface: str,
         strike: Strike,
     ) -> None:
-        self._optimizer, self._participant, self._stage, self._strike = optimizer, participant, stage, strike
+        self._optimizer, self._gradients, self._participant = optimizer, gradients, participant
+        self._strike = strike
         self._receiver = Receiver(interface, token)
         self._taking = threading.Lock()
         self._stream: Stream | None = None  # from the newest donor
@@ -124,7 +158,8 @@ class Joining:
         self.address = self._receiver.address
 
     def start(self, synced: Callable[[int, int], None]) -> None:
-        """Takes states and steps in threads, until this worker is a member; `synced(step, session)` after each."""
+        """Takes states and steps in threads, until this worker is a member; `synced(step, session)` whenever its whole
+        state is that after `step`."""
         threading.Thread(target=self._accept, args=(synced,), name="join", daemon=True).start()
 
     def close(self) -> None:
@@ -142,7 +177,6 @@ class Joining:
                 threading.Thread(target=self._follow, args=(stream, synced), name="follow", daemon=True).start()
 
     def _follow(self, stream: Stream, synced: Callable[[int, int], None]) -> None:
-        session = -1
         try:
             with stream:
                 while True:
@@ -150,20 +184,24 @@ class Joining:
                     with self._taking:
                         if self._stream is not stream or self._participant.generation >= 0:
                             return  # of a donor that has been replaced; or a member, which has these gradients itself
-                        self._take(about, tensors)
-                    session = about.get("session", session)
-                    synced(about["step"], session)
+                        have = self._take(about, tensors)
+                    if have == self._optimizer.size:
+                        synced(about["step"], about["session"])
         except TransferError as error:
             _log.info("the donor is gone: %s", error)  # the coordinator finds another one
 
-    def _take(self, about: Json, tensors: dict[str, Tensor]) -> None:
-        if about["kind"] == "state":
-            self._optimizer.load(tensors)
-            self._strike("join", about["step"])
+    def _take(self, about: Json, tensors: dict[str, Tensor]) -> int:
+        """How many elements of the state are those after `about["step"]`."""
+        if about["kind"] == "part":
+            if about["start"] == 0:
+                self._strike("join", about["step"])
+            self._optimizer.put_part(about["start"], list(tensors.values()))
+            have = int(about["stop"])
         else:
-            reduced = Reduced.from_tensors([tensor.to(self._stage.device) for tensor in tensors.values()])
-            if about["scale"] is None:
-                self._stage.gradients.follow(reduced)
-            else:
-                self._optimizer.step(reduced, about["step"], about["scale"])
-        self._participant.applied = self._participant.committed = about["step"]
+            have = int(about["start"])
+            if tensors:
+                self._optimizer.step_first(tensors["gradient"], about["step"], about["scale"])
+        self._gradients.exponents = about["exponents"]
+        if have == self._optimizer.size:
+            self._participant.applied = self._participant.committed = about["step"]
+        return have

@@ -1,0 +1,153 @@
+"""What a large state costs the worker that donates it, and how long a joiner takes to have it.
+
+    python bench/rejoin.py [--gigabytes 4] [--op 0.02] [--ops 24]
+
+Two processes on this machine. The donor "trains": ops that sleep, a real AdamW step of its whole state at the end of a
+step, and a joiner fed by `recycle_pp.state.rejoin` meanwhile. Printed: the time from the commit that a joiner was asked
+for until it is a peer; the longest that the donor's optimizer waited for its own donation; how much memory the donation
+took beside the state and the gradients; and whether the joiner ended with the donor's bits. Bound: the state's bytes
+through one loopback connection, at the rate that this run reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import resource
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from recycle_pp.config.settings import Optimizer, Settings
+from recycle_pp.numerics import torch_operations
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.state.rejoin import Donations, Joining
+
+OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
+GB = 1e9
+TOKEN = "a token of a job of this machine alone"
+
+
+class Vectors:
+    """A stage without layers: `parameters` matrices of 1024 x 1024 in one vector."""
+
+    def __init__(self, matrices: int) -> None:
+        self.layout = Layout({f"layers.{k}.weight": (1024, 1024) for k in range(matrices)})
+        self.names = self.layout.names
+        self.flat = torch.ones(self.layout.size)
+        self.parameters = {"flat": nn.Parameter(self.flat, requires_grad=False)}
+        self.gradients: Any = SimpleNamespace(
+            exponents=[], places=self.layout, follow=lambda reduced: None, reproducible=False
+        )
+        self.ops: Any = torch_operations
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--gigabytes", type=float, default=4.0, help="of state: parameters and both moments")
+    options.add_argument("--op", type=float, default=0.02, help="seconds of an op")
+    options.add_argument("--ops", type=int, default=24, help="ops in a step")
+    given = options.parse_args()
+    matrices = max(1, round(given.gigabytes * GB / 12 / (1 << 20)))
+    ours, theirs = multiprocessing.Pipe()
+    joiner = multiprocessing.get_context("fork").Process(target=join, args=(theirs, matrices), daemon=True)
+    joiner.start()
+    donor = Donor(matrices)
+    alone = [donor.step(given.op, given.ops) for _ in range(3)]
+    before = peak()
+    begun, synced, during = donor.donate(ours.recv()), None, []
+    while synced is None:
+        during.append(donor.step(given.op, given.ops))
+        synced = ours.recv() if ours.poll() else None
+    longest = max(donor.pauses)
+    donor.step(given.op, given.ops)
+    time.sleep(3.0)
+    ours.send("digest")
+    row = {
+        "state_bytes": 12 * donor.stage.layout.size,
+        "synced_seconds": synced - begun,
+        "bytes_per_second": 12 * donor.stage.layout.size / (synced - begun),
+        "step_seconds_alone": min(alone),
+        "step_seconds_median": sorted(during)[len(during) // 2],
+        "longest_wait_of_the_optimizer_seconds": longest,
+        "extra_peak_bytes": peak() - before,
+        "same_bits": ours.recv() == digest(donor.optimizer),
+    }
+    print(
+        f"{row['state_bytes'] / GB:.1f} GB of state: a peer after {row['synced_seconds']:.1f} s "
+        f"({row['bytes_per_second'] / GB:.2f} GB/s); the donor's steps {row['step_seconds_median']:.2f} s "
+        f"(alone {row['step_seconds_alone']:.2f} s), its optimizer waited {1e3 * longest:.1f} ms at most, "
+        f"{row['extra_peak_bytes'] / GB:.2f} GB more at the peak; same bits: {row['same_bits']}"
+    )
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps(row, indent=2) + "\n")
+
+
+class Donor:
+    def __init__(self, matrices: int) -> None:
+        self.stage = Vectors(matrices)
+        self.optimizer = StageOptimizer(settings(), self.stage)
+        self.donations = Donations(self.optimizer, self.stage.gradients, TOKEN, lambda moment, step: None)
+        self.number, self.pauses = 0, [0.0]
+        self._lock = self.optimizer._lock
+
+    def step(self, op: float, ops: int) -> float:
+        """Seconds that it took."""
+        begun = time.monotonic()
+        for _ in range(ops):
+            time.sleep(op)
+        flat = torch.full_like(self.stage.flat, 1.0 / (1 + self.number))
+        reduced = Reduced(flat, torch.ones(1).long(), torch.zeros(1), [], True)
+        asked = time.monotonic()
+        with self._lock:  # what the optimizer waits for
+            self.pauses.append(time.monotonic() - asked)
+        self.optimizer.step(reduced, self.number)
+        self.donations.committed(SimpleNamespace(step=self.number, scale=1.0), reduced)
+        self.number += 1
+        return time.monotonic() - begun
+
+    def donate(self, address: Any) -> float:
+        self.donations.asked({"address": address, "session": 1})
+        return time.monotonic()
+
+
+def join(pipe: Any, matrices: int) -> None:
+    stage = Vectors(matrices)
+    optimizer = StageOptimizer(settings(), stage)
+    participant: Any = SimpleNamespace(applied=-1, committed=-1, generation=-1)
+    joining = Joining(optimizer, stage.gradients, participant, TOKEN, "127.0.0.1", lambda moment, step: None)
+    told = []
+    joining.start(lambda step, session: told or (told.append(step), pipe.send(time.monotonic())))
+    pipe.send(joining.address)
+    pipe.recv()
+    pipe.send(digest(optimizer))
+
+
+def settings() -> Settings:
+    made = Settings()
+    made.optimizer, made.run.steps = Optimizer(warmup=0), 1 << 20
+    return made
+
+
+def digest(optimizer: StageOptimizer) -> str:
+    total = hashlib.sha256()
+    for flat in optimizer._live:
+        total.update(memoryview(flat.numpy()))
+    return total.hexdigest()
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
