@@ -20,7 +20,6 @@ without end.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -59,25 +58,36 @@ class Donations:
 
     def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, strike: Strike) -> None:
         self._optimizer, self._gradients, self._token, self._strike = optimizer, gradients, token, strike
-        self._asked: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._newest: _Step | None = None  # without its gradient
+        self._asked: list[Json] = []  # before the first commit
         self._donors: list[_Donor] = []
 
     def asked(self, message: Json) -> None:
-        """The coordinator's `donate`: from the next commit on, feed the worker at that address."""
-        self._asked.put(message)
+        """The coordinator's `donate`: feed the worker at that address, from now on."""
+        with self._lock:
+            if self._newest is None:
+                self._asked.append(message)
+            else:
+                self._begin(message, self._newest)
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
         """The state is that after `commit.step`."""
         gradient = None if commit.scale is None else reduced.flat
         step = _Step(commit.step, commit.scale, gradient, self._gradients.exponents)
-        self._donors = [donor for donor in self._donors if donor.is_alive()]
-        for donor in self._donors:
-            donor.committed(step)
-        while not self._asked.empty():
-            message = self._asked.get()
-            address, session = tuple(message["address"]), message["session"]
-            self._donors.append(_Donor(self._optimizer, address, self._token, session, step))
-            self._strike("donate", commit.step)
+        with self._lock:
+            self._newest = step._replace(gradient=None)
+            self._donors = [donor for donor in self._donors if donor.is_alive()]
+            for donor in self._donors:
+                donor.committed(step)
+            asked, self._asked = self._asked, []
+            for message in asked:
+                self._begin(message, self._newest)
+
+    def _begin(self, message: Json, newest: _Step) -> None:
+        address, session = tuple(message["address"]), message["session"]
+        self._donors.append(_Donor(self._optimizer, address, self._token, session, newest))
+        self._strike("donate", newest.step)
 
 
 class _Donor(threading.Thread):
