@@ -1,53 +1,178 @@
-"""The workers and the links between them: a small networkx graph that planner, simulator and visualizer can read.
+"""The stage graph: live workers, the links between those of adjacent stages, and what a message takes on each.
 
-    graph = stage_graph(problem)
-    route(graph, (1, 0), {2: Worker(0, 2)}, problem)     # the workers that a micro-batch passes
-    peers(graph, Worker(1, 2))                           # live workers with the same parameters
+    graph = problem.graph
+    graph.time(2, 0, 1)                          # of a tensor from W(0, 2) to W(1, 3), or of its gradient back
+    graph.neighbours(Worker(1, 2))               # whom it may exchange boundary tensors with, nearest first
+    graph.peers(Worker(1, 2))                    # who may take over its micro-batches, nearest first
+    graph.route((1, 0), {2: Worker(0, 2)})       # the workers that a micro-batch passes
+    graph.without(Worker(1, 2))                  # after a death
 
-Nodes are the live workers with `stage`, `pipeline`, `speed` and `memory` (most micro-batches in flight, inf: no
-limit). Edges join workers of adjacent stages, with `latency` and `rerouted` (the link leaves the pipeline). A death
-removes a node.
+Planner, bounds and validator read its arrays; `network` is the same as a networkx graph, for whatever walks along
+links. All times are in the problem's unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
+import numpy as np
 
+from .links import Links
 from .ops import MicroBatch, Worker
-from .problem import Problem
+from .problem_keys import ProblemKeys
+
+if TYPE_CHECKING:
+    import networkx as nx  # at run time where it is needed: it takes a tenth of a second, and workers never need it
 
 
-def stage_graph(problem: Problem) -> nx.DiGraph:
-    """The graph of the live workers; edges from each stage to the next."""
-    graph = nx.DiGraph()
-    for w in problem.workers():
-        speed = problem.speeds.get(w, 1.0)
-        graph.add_node(w, stage=w.stage, pipeline=w.pipeline, speed=speed, memory=problem.limit(w))
-    for s in range(problem.stages - 1):
-        for a in problem.live[s]:
-            for b in problem.live[s + 1]:
-                u, v = Worker(a, s), Worker(b, s + 1)
-                graph.add_edge(u, v, latency=problem.latency(u, v), rerouted=a != b)
-    return graph
+@dataclass(frozen=True, eq=False)
+class StageGraph:
+    """The graph of a problem's live workers (`Problem.graph`). Immutable; its arrays are made when first read.
+
+    Without the problem's `links` every link has infinite bandwidth and the latency `send`, or `send_rerouted` where it
+    leaves the pipeline: then the graph is `uniform`."""
+
+    problem: ProblemKeys
+
+    @cached_property
+    def links(self) -> Links | None:
+        """What the problem says about them, None if nothing."""
+        p = self.problem
+        return None if p.links is None else Links.of(p.links, p.pipelines, p.stages)
+
+    # ---- how long a message takes
+
+    @property
+    def uniform(self) -> bool:
+        """Do times depend only on whether a message leaves its pipeline?"""
+        return self.links is None
+
+    @property
+    def near(self) -> float:
+        """The time of a message within a pipeline of a uniform graph."""
+        return self.problem.send
+
+    @property
+    def far(self) -> float:
+        """The time of a message between two pipelines of a uniform graph."""
+        return self.near if self.problem.send_rerouted is None else self.problem.send_rerouted
+
+    def least(self, stage: int) -> float:
+        """The shortest time of a message between live workers of a stage and the next one."""
+        if self.uniform:
+            return min(self.near, self.far)
+        return float(self.times[stage][np.ix_(self.problem.live[stage], self.problem.live[stage + 1])].min())
+
+    @property
+    def slowest(self) -> float:
+        """The longest time of a message within a pipeline, or of any if the graph is not uniform; 0 of one stage."""
+        return self.near if self.uniform else float(self.times.max(initial=0.0))
+
+    def time(self, stage, a, b):
+        """Time of a message between W(a, stage) and W(b, stage + 1), in either direction; numbers or arrays of them."""
+        if self.uniform:
+            return np.where(np.equal(a, b), self.near, self.far)
+        return self.times[stage, a, b]
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """(P - 1, D, D) float64: [s, a, b] is the time between W(a, s) and W(b, s + 1). Places of dead workers too."""
+        if self.links is None:
+            return self.latency
+        return self.latency + np.reshape(self.links.sizes, (-1, 1, 1)) / self.bandwidth
+
+    @cached_property
+    def latency(self) -> np.ndarray:
+        """(P - 1, D, D) float64, as `times`."""
+        if self.links is None:
+            D = self.problem.pipelines
+            return np.tile(np.where(np.eye(D, dtype=bool), self.near, self.far), (self.problem.stages - 1, 1, 1))
+        return self._links_as_arrays[0]
+
+    @cached_property
+    def bandwidth(self) -> np.ndarray:
+        """(P - 1, D, D) float64, bytes per unit of time; inf where none is given."""
+        return np.full_like(self.latency, np.inf) if self.links is None else self._links_as_arrays[1]
+
+    @cached_property
+    def _links_as_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        assert self.links is not None
+        names = sorted({host for row in self.links.hosts for host in row})
+        table = np.array([[self.links.between(a, b) for b in names] for a in names])  # (hosts, hosts, 2)
+        at = np.searchsorted(names, self.links.hosts)  # (D, P)
+        pairs = table[at.T[:-1, :, None], at.T[1:, None, :]]
+        return pairs[..., 0], pairs[..., 1]
+
+    # ---- who is near whom
+
+    def distance(self, worker: Worker, peer: Worker) -> float:
+        """Time on the way from and to a micro-batch's own pipeline, forward and backward, when `peer` runs
+        `worker`'s stage of it."""
+        d, s = worker
+        before = float(self.time(s - 1, d, peer.pipeline)) if s > 0 else 0.0
+        after = float(self.time(s, peer.pipeline, d)) if s < self.problem.stages - 1 else 0.0
+        return 2 * (before + after)
+
+    def peers(self, worker: Worker) -> list[Worker]:
+        """The other live workers of its stage, nearest first (`distance`), equals by pipeline. `worker` may be dead."""
+        others = [Worker(d, worker.stage) for d in self.problem.live[worker.stage] if d != worker.pipeline]
+        return sorted(others, key=lambda peer: (self.distance(worker, peer), peer))
+
+    def neighbours(self, worker: Worker) -> list[Worker]:
+        """The live workers of the stages before and after: nearest first, its own pipeline first among equals."""
+        d, s = worker
+        found = [(float(self.time(s - 1, e, d)), e != d, Worker(e, s - 1)) for e in self._live(s - 1)]
+        found += [(float(self.time(s, d, e)), e != d, Worker(e, s + 1)) for e in self._live(s + 1)]
+        return [w for *_, w in sorted(found)]
+
+    def _live(self, stage: int) -> tuple[int, ...]:
+        return self.problem.live[stage] if 0 <= stage < self.problem.stages else ()
+
+    # ---- paths
+
+    def without(self, *dead: Worker) -> StageGraph:
+        """The graph after more deaths; ValueError if a stage has no live worker left."""
+        return StageGraph(self.problem.replace(failed=[*self.problem.dead, *dead]))
+
+    def route(self, microbatch: MicroBatch, hosts: Mapping[int, Worker]) -> list[Worker]:
+        """The workers that a micro-batch passes, by stage: `hosts` where it is re-routed, else its own pipeline's.
+
+        ValueError if that is no path of live workers."""
+        import networkx as nx
+
+        path = [hosts.get(s, Worker(microbatch[0], s)) for s in range(self.problem.stages)]
+        if not nx.is_path(self.network, path):
+            raise ValueError(f"micro-batch {microbatch}: {' '.join(map(str, path))} is no path of live workers")
+        return path
+
+    @cached_property
+    def network(self) -> nx.DiGraph:
+        """Nodes: the live workers, with stage, pipeline, speed, memory (most micro-batches in flight, inf: no limit),
+        host and zone (None where unknown). Edges: from every worker to those of the next stage, with latency,
+        bandwidth, time, and `leaves`: None, "host" or "zone". D * D * P edges: made when first asked for."""
+        import networkx as nx
+
+        p, links, graph = self.problem, self.links, nx.DiGraph()
+        for w in p.workers():
+            host = None if links is None else links.hosts[w.pipeline][w.stage]
+            zone = None if links is None or host is None else links.zones.get(host)
+            speed, memory = p.speeds.get(w, 1.0), p.limit(w)
+            graph.add_node(w, stage=w.stage, pipeline=w.pipeline, speed=speed, memory=memory, host=host, zone=zone)
+        nodes = graph.nodes
+        for s in range(p.stages - 1):
+            latency, bandwidth, times = (a[s].tolist() for a in (self.latency, self.bandwidth, self.times))
+            for a in p.live[s]:
+                for b in p.live[s + 1]:
+                    u, v = Worker(a, s), Worker(b, s + 1)
+                    zone, host = (nodes[u][key] != nodes[v][key] for key in ("zone", "host"))
+                    leaves = "zone" if zone else "host" if host else None
+                    graph.add_edge(
+                        u, v, latency=latency[a][b], bandwidth=bandwidth[a][b], time=times[a][b], leaves=leaves
+                    )
+        return graph
 
 
-def peers(graph: nx.DiGraph, worker: Worker) -> list[Worker]:
-    """The other live workers of its stage, in the order of their pipelines. `worker` itself may be dead."""
-    return sorted(w for w, stage in graph.nodes(data="stage") if stage == worker.stage and w != worker)
-
-
-def without(graph: nx.DiGraph, *dead: Worker) -> nx.DiGraph:
-    """The graph after more deaths."""
-    return graph.subgraph(set(graph) - set(dead)).copy()
-
-
-def route(graph: nx.DiGraph, microbatch: MicroBatch, hosts: Mapping[int, Worker], problem: Problem) -> list[Worker]:
-    """The workers that a micro-batch passes: `hosts` where it is re-routed, else its own pipeline's.
-
-    ValueError if that is no path in the graph."""
-    path = [hosts.get(s, Worker(microbatch[0], s)) for s in range(problem.stages)]
-    if not nx.is_path(graph, path):
-        raise ValueError(f"micro-batch {microbatch}: {' '.join(map(str, path))} is no path of live workers")
-    return path
+__all__ = ["StageGraph"]

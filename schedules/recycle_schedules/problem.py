@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
+from .graph import StageGraph
 from .ops import Done
 from .problem_checks import check
 from .problem_keys import Begun, ProblemKeys
@@ -57,10 +59,10 @@ class Problem(ProblemKeys):
                 out[f.name] = _plain(value)
         return out
 
-    def replace(self, **changes: Any) -> Problem:
-        """The same problem with other values of some keys (None: back to the default)."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self)} | changes
-        return type(self)(**{key: value for key, value in kept.items() if value is not None})
+    @cached_property
+    def graph(self) -> StageGraph:
+        """The live workers and what a message takes between them."""
+        return StageGraph(self)
 
     def __hash__(self) -> int:
         return hash(repr(self))

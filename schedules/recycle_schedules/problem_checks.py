@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .links import Links
 from .ops import KINDS, Done, Worker
 from .problem_keys import CHOICES, OP_SETS, ProblemKeys
 from .progress import BIT, Progress
@@ -31,6 +32,10 @@ def check(p: ProblemKeys) -> None:
     for name in ("send", "send_rerouted"):
         if getattr(p, name) is not None:
             _time(name, getattr(p, name))
+    if p.links is not None:
+        if p.send or p.send_rerouted is not None:
+            raise ValueError("links: they say how long messages take; leave out send and send_rerouted")
+        Links.of(p.links, p.pipelines, p.stages)
     _times("allreduce", p.allreduce, p.stages)
     if not 0 <= _number("i_release", p.i_release) <= 1:
         raise ValueError(f"i_release: {p.i_release} is not between 0 and 1")

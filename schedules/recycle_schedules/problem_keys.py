@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class ProblemKeys:
                    one per stage | {"base": "1f1b", "extra": k} = P - s + k | {"per_worker": {"d,s": n}, "default": n}
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages; send_rerouted: between different pipelines (default: send)
+    links          hosts, and the latency and bandwidth of the links between them (links.py), instead of `send`
     allreduce      time from a stage's last gradient to its optimizer steps; one per stage or one for all
     reroute        "failed_only": micro-batches leave their pipeline only where its worker is dead | "any"
     speed          {"d,s": x}: that worker takes duration / x
@@ -71,6 +72,7 @@ class ProblemKeys:
     i_release: float = 0.0
     send: float = 0.0
     send_rerouted: float | None = None
+    links: Mapping[str, Any] | None = None
     allreduce: Any = 0.0
     reroute: str = "failed_only"
     speed: Mapping[str, float] = field(default_factory=dict)
@@ -78,6 +80,11 @@ class ProblemKeys:
     busy_until: Mapping[str, float] | None = None
     committed: Iterable[int] | None = None
     name: str | None = None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same problem with other values of some keys (None: back to the default)."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self)} | changes
+        return type(self)(**{key: value for key, value in kept.items() if value is not None})
 
     # ---- what the keys mean
 
@@ -159,10 +166,6 @@ class ProblemKeys:
         if isinstance(self.memory_limit, Mapping) and "per_worker" in self.memory_limit:
             return np.array([self.limit(Worker(d, s)) for d in range(D) for s in range(P)], dtype=float)
         return np.tile([float(self.limit(Worker(0, s))) for s in range(P)], D)
-
-    def latency(self, sender: Worker, receiver: Worker) -> float:
-        """Time a boundary tensor travels from one worker to another."""
-        return self.send if sender.pipeline == receiver.pipeline or self.send_rerouted is None else self.send_rerouted
 
     # ---- the remainder of a broken step
 

@@ -161,7 +161,6 @@ class _Check:
         p = self.p
         there = np.stack([p.progress.sent & SENT_F, p.progress.sent & SENT_B]) > 0
         there[:, :, ~p.open] = True
-        far = p.send if p.send_rerouted is None else p.send_rerouted
         pick = lambda a: np.where(np.isnan(self.start[I]), a[B], a[I])  # noqa: E731
         forward = self.start[F], self.end[F], self.place[F]
         backward = pick(self.start), pick(self.end), pick(self.place)
@@ -170,7 +169,7 @@ class _Check:
                 t = s + step
                 if not 0 <= t < p.stages:
                     continue
-                lag = np.where(place[:, s] == place[:, t], p.send, far)
+                lag = p.graph.time(min(s, t), *(place[:, x] for x in sorted((s, t))))
                 early = (start[:, t] < end[:, s] + lag - EPS) & ~there[which, :, s]
                 self._say(
                     np.flatnonzero(early),

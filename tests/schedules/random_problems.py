@@ -32,6 +32,28 @@ def problems(draw, most_pipelines=4, most_stages=4, most_microbatches=5, dead=Tr
 
 
 @st.composite
+def linked(draw, **fixed):
+    """Any whole step on up to three hosts in two zones, with links of any latency and bandwidth."""
+    p = draw(problems(send=0.0, send_rerouted=None, **fixed))
+    names = st.sampled_from(["a", "b", "c"])
+    hosts = [[draw(names) for _ in range(p.stages)] for _ in range(p.pipelines)]
+    known = sorted({host for row in hosts for host in row})
+    link = st.fixed_dictionaries(
+        {}, optional={"latency": st.sampled_from([0.0, 0.05, 0.7, 5.0]), "bandwidth": st.sampled_from([1.0, 20.0])}
+    )
+    kinds = st.fixed_dictionaries({}, optional=dict.fromkeys(["within_host", "between_hosts", "between_zones"], link))
+    pair = draw(st.none() | st.tuples(st.sampled_from(known), st.sampled_from(known), link))
+    links = {
+        "hosts": hosts,
+        "zones": {host: draw(st.sampled_from(["east", "west"])) for host in known},
+        **draw(kinds),
+        "measured": [] if pair is None else [list(pair)],
+        "bytes": draw(st.sampled_from([0, 1.5]) | st.lists(st.just(3.0), min_size=p.stages - 1, max_size=p.stages - 1)),
+    }
+    return p.replace(links=links)
+
+
+@st.composite
 def deaths(draw, D, P):
     dead = [[d, s] for s in range(P) for d in draw(st.sets(st.integers(0, D - 1), max_size=D - 1))]
     return draw(st.sampled_from([dead, dead[:1], []]))

@@ -34,7 +34,7 @@ def one_f_one_b(problem: Problem) -> Plan:
     codes = np.array([c for sequence in sequences for c in sequence], dtype=np.int64)
     starts, topological = np.empty_like(codes), np.empty_like(codes)
     earliest(
-        P, host, x.todo, x.sent, x.duration, x.release, x.send, x.send_rerouted,
+        P, host, x.todo, x.sent, x.duration, x.release, x.travel,
         np.cumsum(length) - length, length, codes, starts, topological,
     )  # fmt: skip
     return finish(x, PartialSchedule(codes[topological], starts[topological], host), lower_bound(problem))

@@ -20,9 +20,9 @@ from ..trace import Trace
 
 
 def simulate(plan: Plan, **changes: Any) -> Trace:
-    """The plan's ops at the times they take with other `durations`, `send`, `send_rerouted`, `allreduce`, `speed` or
-    `busy_until` in the problem."""
-    allowed = {"durations", "send", "send_rerouted", "allreduce", "speed", "busy_until"}
+    """The plan's ops, in its order, at the times that they take in the problem with `changes`: other values of
+    `durations`, `send`, `send_rerouted`, `links`, `allreduce`, `speed` or `busy_until`. ValueError for other keys."""
+    allowed = {"durations", "send", "send_rerouted", "links", "allreduce", "speed", "busy_until"}
     if set(changes) - allowed:
         raise ValueError(f"{sorted(set(changes) - allowed)[0]}: only {', '.join(sorted(allowed))} can be simulated")
     problem = plan.problem.replace(**changes)

@@ -145,7 +145,7 @@ def _behind(L: float, i_release: float) -> float:
 def _least_latency(p: Problem, s: int) -> float:
     """Between stages s and s + 1: where nobody is dead and nothing need leave its pipeline, nothing does."""
     stays = p.pipelines == 1 or (p.reroute == "failed_only" and len(p.live[s]) == len(p.live[s + 1]) == p.pipelines)
-    return p.send if stays or p.send_rerouted is None else min(p.send, p.send_rerouted)
+    return min(float(p.graph.time(s, d, d)) for d in p.live[s]) if stays else p.graph.least(s)
 
 
 def _most_in_flight(p: Problem, s: int) -> float:

@@ -42,8 +42,6 @@ class _Missing:
         g = {"coupled": B, "decoupled": I, "mixed": np.minimum(I, B)}[p.backward]
         rest = {"coupled": 0 * B, "decoupled": W, "mixed": np.minimum(B, I + W) - g}[p.backward]
         self.work = F, g, rest
-        self.hop = p.send if p.send_rerouted is None else min(p.send, p.send_rerouted)
-        far = p.send if p.send_rerouted is None else p.send_rerouted
         self.tail = _tails(p, open_)
         speed = np.ones((P, p.pipelines))
         free = np.full((P, p.pipelines), math.inf)
@@ -73,8 +71,9 @@ class _Missing:
         self.F, self.G = miss(1, F), miss(2, g)
         late = np.where(had & 2, W[:, None], rest[:, None]) / v
         self.W = np.where(had & 4, np.nan, late)
-        lag = np.where(host[:-1] == host[1:], p.send, far)
-        lag = np.where((host[:-1] >= 0) & (host[1:] >= 0), lag, self.hop)  # (P - 1, N): between stages s and s + 1
+        lag = p.graph.time(np.arange(P - 1)[:, None], host[:-1], host[1:])  # (P - 1, N): between stages s and s + 1
+        least = np.array([p.graph.least(s) for s in range(P - 1)])[:, None]
+        lag = np.where((host[:-1] >= 0) & (host[1:] >= 0), lag, least)
         self._heads_and_tails(there, lag)
 
     def _heads_and_tails(self, there: Array, lag: Array) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from .timing import travel_time
+
 OP_F, OP_I, OP_W, OP_B = 0, 1, 2, 3
 """Kinds of ops as in ops.KINDS; an op's code is node * 4 + kind."""
 
@@ -83,7 +85,7 @@ def pop_event(times, codes, size):
 
 @register_jitable
 def simulate(
-    stages, host, todo, sent, duration, cap, held, release, send, send_rerouted, i_release,
+    stages, host, todo, sent, duration, cap, held, release, travel, i_release,
     key_f, key_g, g_first, window, patience, rush, fuse,
 ):  # fmt: skip
     """The ops in the order in which they start: (codes int64, starts int64), ticks; and the most in flight on each
@@ -175,7 +177,7 @@ def simulate(
                                 size_g[w] += 1
                         u = v + 1
                         if s < stages - 1 and todo[u] & 1 and not sent[v] & 1:
-                            lag = send if host[u] - w == 1 else send_rerouted
+                            lag = travel_time(travel, stages, w, host[u])
                             push_event(times, events, n_events, now + lag, u * 8 + 4)
                             n_events += 1
                     elif what != OP_W:
@@ -186,7 +188,7 @@ def simulate(
                             w_in[w] += 1
                         u = v - 1
                         if s > 0 and todo[u] & 2 and not sent[v] & 2:
-                            lag = send if w - host[u] == 1 else send_rerouted
+                            lag = travel_time(travel, stages, host[u], w)
                             push_event(times, events, n_events, now + lag, u * 8 + 5)
                             n_events += 1
                 elif what == 4:

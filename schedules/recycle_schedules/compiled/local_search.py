@@ -151,7 +151,7 @@ def energy(stages, host, duration, first, length, codes, starts, lag, target, en
 
 
 def improve(
-    stages, host, free, todo, sent, duration, cap, held, release, send, send_rerouted, i_release, mixed,
+    stages, host, free, todo, sent, duration, cap, held, release, travel, i_release, mixed,
     lag, target, first, length, codes, starts, order, iterations, heat, weight, state,
 ):  # fmt: skip
     """Search on from the given sequences; codes, length and host become those of the best plan found.
@@ -164,9 +164,7 @@ def improve(
     Returns (value, steps made); starts and order are room to work in."""
     n, workers = len(host), len(first)
     ends = np.zeros(stages, dtype=np.int64)
-    placed = earliest(
-        stages, host, todo, sent, duration, release, send, send_rerouted, first, length, codes, starts, order
-    )
+    placed = earliest(stages, host, todo, sent, duration, release, travel, first, length, codes, starts, order)
     value, late = energy(stages, host, duration, first, length, codes, starts, lag, target, ends)
     best_value, best_codes, best_host, best_length = value, codes.copy(), host.copy(), length.copy()
     by_stage = np.zeros((stages, workers), dtype=np.int64)  # live workers that may hold something
@@ -194,7 +192,7 @@ def improve(
                 level = target + (value - target) * draw(state, 8) // 8
             for w in range(workers):
                 deadline[w] = level - lag[w]
-            latest(stages, host, todo, sent, duration, send, send_rerouted, codes, order, placed, deadline, late_starts)
+            latest(stages, host, todo, sent, duration, travel, codes, order, placed, deadline, late_starts)
             n_critical = 0
             for i in range(placed):
                 if late_starts[order[i]] <= starts[order[i]]:
@@ -251,8 +249,7 @@ def improve(
             sent,
             duration,
             release,
-            send,
-            send_rerouted,
+            travel,
             first,
             length,
             codes,

@@ -18,17 +18,17 @@ from . import local_search, one_machine, portfolio, timing
 Function = Callable[..., Any]
 
 PROBLEM = "todo u1[::1], sent u1[::1], duration i8[:,::1]"
-LAGS = "send i8, send_rerouted i8"
+TRAVEL = "travel i8[:,::1]"
 SEQUENCES = "first i8[::1], length i8[::1], codes i8[::1], starts i8[::1], order i8[::1]"
-MEMORY = f"cap f8[::1], held f8[::1], release i8[::1], {LAGS}, i_release f8"
+MEMORY = f"cap f8[::1], held f8[::1], release i8[::1], {TRAVEL}, i_release f8"
 SIGNATURES: dict[Function, str] = {
     portfolio.try_policies: "stages i8, hosts i8[:,::1], keys i8[:,::1], windows i8[:,::1], fuses b1[:,::1], "
     f"table i8[:,::1], {PROBLEM}, {MEMORY}, lag i8[::1], steady b1, target i8",
     local_search.improve: f"stages i8, host i8[::1], free b1[::1], {PROBLEM}, {MEMORY}, mixed b1, lag i8[::1], "
     f"target i8, {SEQUENCES}, iterations i8, heat f8, weight f8, state i8[::1]",
-    timing.earliest: f"stages i8, host i8[::1], {PROBLEM}, release i8[::1], {LAGS}, {SEQUENCES}",
+    timing.earliest: f"stages i8, host i8[::1], {PROBLEM}, release i8[::1], {TRAVEL}, {SEQUENCES}",
     timing.stage_times: "stages i8, host i8[::1], duration i8[:,::1], codes i8[::1], starts i8[::1]",
-    timing.latest: f"stages i8, host i8[::1], {PROBLEM}, {LAGS}, codes i8[::1], order i8[::1], placed i8, "
+    timing.latest: f"stages i8, host i8[::1], {PROBLEM}, {TRAVEL}, codes i8[::1], order i8[::1], placed i8, "
     "deadline i8[::1], starts i8[::1]",
     one_machine.one_machine: "begin i8[::1], head f8[::1], length f8[::1], tail f8[::1], order i8[::1], rank i8[::1]",
 }

@@ -31,17 +31,17 @@ def stage_value(stages, host, duration, codes, starts, lag, from_first):
 
 
 @register_jitable
-def shift_late(stages, host, todo, sent, duration, send, send_rerouted, codes, starts, ends, workers):
+def shift_late(stages, host, todo, sent, duration, travel, codes, starts, ends, workers):
     """Start every op as late as the ends of the stages allow: that shortens the period of a repeated step."""
     deadline = np.empty(workers, dtype=np.int64)
     for w in range(workers):
         deadline[w] = ends[w % stages]
     order = np.arange(len(codes))
-    latest(stages, host, todo, sent, duration, send, send_rerouted, codes, order, len(codes), deadline, starts)
+    latest(stages, host, todo, sent, duration, travel, codes, order, len(codes), deadline, starts)
 
 
 def try_policies(
-    stages, hosts, keys, windows, fuses, table, todo, sent, duration, cap, held, release, send, send_rerouted,
+    stages, hosts, keys, windows, fuses, table, todo, sent, duration, cap, held, release, travel,
     i_release, lag, steady, target,
 ):  # fmt: skip
     """Simulate every row of a policy table until one reaches the target.
@@ -58,12 +58,12 @@ def try_policies(
         row = table[r]
         host = hosts[row[0]]
         codes, starts, peaks[r] = simulate(
-            stages, host, todo, sent, duration, cap, held, release, send, send_rerouted, i_release,
+            stages, host, todo, sent, duration, cap, held, release, travel, i_release,
             keys[row[1]], keys[row[2]], row[3] != 0, windows[row[4]], row[5], row[6], fuses[row[7]],
         )  # fmt: skip
         value, ends = stage_value(stages, host, duration, codes, starts, lag, steady)
         if steady:
-            shift_late(stages, host, todo, sent, duration, send, send_rerouted, codes, starts, ends, workers)
+            shift_late(stages, host, todo, sent, duration, travel, codes, starts, ends, workers)
             value, ends = stage_value(stages, host, duration, codes, starts, lag, steady)
         values[r] = value
         if value < best_value:

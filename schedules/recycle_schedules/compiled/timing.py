@@ -29,7 +29,17 @@ def stage_times(stages, host, duration, codes, starts):
 
 
 @register_jitable
-def earliest(stages, host, todo, sent, duration, release, send, send_rerouted, first, length, codes, starts, order):
+def travel_time(travel, stages, u, w):
+    """Time of a message between workers u and w of adjacent stages, w the later one, in either direction.
+
+    travel: (w, D), by u and the pipeline of w; or (1, 2): within a pipeline and between two, whoever they are."""
+    if len(travel) == 1:
+        return travel[0, 0] if w - u == 1 else travel[0, 1]
+    return travel[u, w // stages]
+
+
+@register_jitable
+def earliest(stages, host, todo, sent, duration, release, travel, first, length, codes, starts, order):
     """Semi-active times of the sequences codes[first[w] : first[w] + length[w]], one for each worker.
 
     Fills starts (aligned with codes) and order (positions in codes, topological). Returns how many ops could be
@@ -55,7 +65,7 @@ def earliest(stages, host, todo, sent, duration, release, send, send_rerouted, f
                 if s > 0 and not sent[v - 1] & 1:
                     if end_f[v - 1] < 0:
                         break
-                    t = max(t, end_f[v - 1] + (send if w - host[v - 1] == 1 else send_rerouted))
+                    t = max(t, end_f[v - 1] + travel_time(travel, stages, host[v - 1], w))
             elif kind == 2:
                 if todo[v] & 2:
                     if end_g[v] < 0:
@@ -69,7 +79,7 @@ def earliest(stages, host, todo, sent, duration, release, send, send_rerouted, f
                 if s < stages - 1 and not sent[v + 1] & 2:
                     if end_g[v + 1] < 0:
                         break
-                    t = max(t, end_g[v + 1] + (send if host[v + 1] - w == 1 else send_rerouted))
+                    t = max(t, end_g[v + 1] + travel_time(travel, stages, w, host[v + 1]))
             starts[k] = t
             t += duration[kind, w]
             free[w] = t
@@ -90,7 +100,7 @@ def earliest(stages, host, todo, sent, duration, release, send, send_rerouted, f
 
 
 @register_jitable
-def latest(stages, host, todo, sent, duration, send, send_rerouted, codes, order, placed, deadline, starts):
+def latest(stages, host, todo, sent, duration, travel, codes, order, placed, deadline, starts):
     """Latest starts with which every op of worker w ends by deadline[w] and the order of `earliest` is kept.
 
     codes, order, placed as given to, filled in and returned by `earliest`; fills starts (aligned with codes)."""
@@ -111,7 +121,7 @@ def latest(stages, host, todo, sent, duration, send, send_rerouted, codes, order
         must[w] = t
         if kind == 0:
             if s > 0 and not sent[v - 1] & 1:
-                due_f[v - 1] = min(due_f[v - 1], t - (send if w - host[v - 1] == 1 else send_rerouted))
+                due_f[v - 1] = min(due_f[v - 1], t - travel_time(travel, stages, host[v - 1], w))
         elif kind == 2:
             if todo[v] & 2:
                 due_g[v] = min(due_g[v], t)
@@ -119,4 +129,4 @@ def latest(stages, host, todo, sent, duration, send, send_rerouted, codes, order
             if todo[v] & 1:
                 due_f[v] = min(due_f[v], t)
             if s < stages - 1 and not sent[v + 1] & 2:
-                due_g[v + 1] = min(due_g[v + 1], t - (send if host[v + 1] - w == 1 else send_rerouted))
+                due_g[v + 1] = min(due_g[v + 1], t - travel_time(travel, stages, w, host[v + 1]))

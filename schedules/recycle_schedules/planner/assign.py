@@ -1,48 +1,49 @@
 """Which live worker takes each micro-batch at each stage.
 
-    host = assign(instance)          # (n,) int32, complete
+    host = assign(instance)          # (n,) int64, complete
 
 Shares are as even as speeds and earlier duties allow; what a worker takes over is spread over its own micro-batches.
+Where links differ, near peers take more of what a dead worker leaves (rerouting.py).
 """
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 
 from .instance import NEED_F, NEED_G, NEED_W, Instance
+from .rerouting import cheapest_flow, even_shares
 
 
-def assign(x: Instance, turn: int = 0) -> np.ndarray:
-    """The host of every node, (n,) int32: what is fixed stays, the rest goes where the stage ends earliest.
+def assign(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
+    """The host of every node, (n,) int64: what is fixed stays, the rest goes where the stage ends earliest.
 
-    turn: rotates who is asked first among equals."""
+    turn: rotates who is asked first among equals. by_links: count the time of messages too, where links differ."""
     P = x.stages
     host = x.host.reshape(-1, P).copy()
     for s in range(P):
         free = np.flatnonzero((host[:, s] < 0) & (x.todo.reshape(-1, P)[:, s] != 0))
         if len(free):
-            host[:, s] = _fill(x, s, host[:, s], free, turn)
+            host[:, s] = _fill(x, s, host, free, turn, by_links and not x.problem.graph.uniform)
         host[host[:, s] < 0, s] = s  # finished: nothing runs, any worker will do
     return host.reshape(-1)
 
 
-def _fill(x: Instance, s: int, host: np.ndarray, free: np.ndarray, turn: int) -> np.ndarray:
-    """One stage's hosts (N,). Own pipeline first, up to its share; then round-robin over who has room."""
+def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, by_links: bool) -> np.ndarray:
+    """One stage's hosts (N,). Own pipeline first, up to its share; the others go round-robin to who has room, or along
+    the links. hosts (N, P): complete before stage s."""
     P, D = x.stages, x.problem.pipelines
     workers = np.arange(D) * P + s
     cost = x.duration[:3, workers].sum(axis=0)
     todo = x.todo.reshape(-1, P)[:, s]
+    host = hosts[:, s]
     fixed = np.flatnonzero((host >= 0) & (todo != 0))
     load = x.release[workers].astype(np.int64)
     for bit, kind in ((NEED_F, 0), (NEED_G, 1), (NEED_W, 2)):
         has = fixed[(todo[fixed] & bit) != 0]
         np.add.at(load, host[has] // P, x.duration[kind, host[has]])
     able = [d for d in range(D) if x.alive[workers[d]] and x.cap[workers[d]] >= 1]
-    share = _shares([int(load[d]) for d in able], [int(cost[d]) for d in able], len(free), turn)
     room = np.zeros(D, dtype=np.int64)
-    room[able] = share
+    room[able] = even_shares(load[able].tolist(), cost[able].tolist(), len(free), turn)
     out = host.copy()
     order = free[np.lexsort((x.pipeline[free], x.index[free]))]
     left: list[int] = []
@@ -55,25 +56,45 @@ def _fill(x: Instance, s: int, host: np.ndarray, free: np.ndarray, turn: int) ->
             out[own[keep]] = workers[d]
             left += own[~keep].tolist()
             room[d] -= stay
+            load[d] += stay * cost[d]
     where = {g: k for k, g in enumerate(order.tolist())}
     left.sort(key=lambda g: where[g])
+    if by_links and left:
+        out[left] = workers[_along_links(x, s, hosts, np.array(left), load, cost, np.roll(able, -turn))]
+        return out
     takers = _round_robin(room.tolist(), turn)
     for g, d in zip(left, takers, strict=True):
         out[g] = workers[d]
     return out
 
 
-def _shares(load: list[int], cost: list[int], n: int, turn: int) -> list[int]:
-    """How many of n micro-batches each worker takes, so that the last one is done as early as possible."""
-    k = len(load)
-    heap = [(load[i] + cost[i], (i - turn) % k, i) for i in range(k)]
-    heapq.heapify(heap)
-    share = [0] * k
-    for _ in range(n):
-        end, tie, i = heap[0]
-        share[i] += 1
-        heapq.heapreplace(heap, (end + cost[i], tie, i))
-    return share
+def _along_links(
+    x: Instance, s: int, hosts: np.ndarray, left: np.ndarray, load: np.ndarray, cost: np.ndarray, able: np.ndarray
+) -> np.ndarray:
+    """Who of `able` takes each of `left`: pipelines, shape (left,)."""
+    P = x.stages
+    todo = x.todo.reshape(-1, P)[:, s]
+    before = hosts[left, s - 1] // P if s > 0 else np.zeros(len(left), dtype=np.int64)
+    after = np.full(len(left), -1)  # -1: not known yet
+    if s < P - 1:
+        after = np.where(hosts[left, s + 1] >= 0, hosts[left, s + 1] // P, -1)
+        own = x.pipeline[left]
+        after = np.where((after < 0) & x.alive[own * P + s + 1], own, after)
+    ways = np.minimum(todo[left] & NEED_F, 1) + ((todo[left] & NEED_G) != 0)  # there, and back
+    kinds, group, count = np.unique(
+        np.stack([before, after, ways.astype(np.int64)], axis=1), axis=0, return_inverse=True, return_counts=True
+    )
+    message = np.zeros((len(kinds), len(able)), dtype=np.int64)
+    for k, (b, a, n) in enumerate(kinds.tolist()):
+        if s > 0:
+            message[k] += n * x.travel[b * P + s - 1, able]
+        if s < P - 1:
+            onward = x.travel[able * P + s]
+            live = list(x.problem.live[s + 1])
+            message[k] += n * (onward[:, a] if a >= 0 else onward[:, live].min(axis=1))
+    taken = cheapest_flow(count, message, load[able], cost[able])
+    takers = [iter(_round_robin(row.tolist(), 0)) for row in taken]
+    return able[[next(takers[k]) for k in group.reshape(-1).tolist()]]
 
 
 def _round_robin(room: list[int], turn: int) -> list[int]:

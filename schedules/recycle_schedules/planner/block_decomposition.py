@@ -47,11 +47,14 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
 
 
 def divide(p: Problem, bound: float) -> list[Block]:
-    """The blocks: those with deaths, and for each number of micro-batches all other pipelines, which are copies."""
+    """The blocks: those with deaths, and for each number of micro-batches all other pipelines
+    with equal links, which are copies."""
     hit = {w.pipeline for w in p.dead}
-    blocks = [tuple(range(d, min(d + BLOCK, p.pipelines))) for d in range(0, p.pipelines, BLOCK)]
-    if len(blocks[-1]) < BLOCK:
-        blocks[-2:] = [blocks[-2] + blocks[-1]]
+    blocks: list[Block] = []
+    for zone in _by_zone(p):
+        blocks += [tuple(zone[k : k + BLOCK]) for k in range(0, len(zone), BLOCK)]
+        if len(blocks[-1]) < BLOCK:
+            blocks[-2:] = [sum(blocks[-2:], ())]
     clean = [b for b in blocks if not hit & set(b)]
     found: list[Block] = []
     for block in blocks:
@@ -61,10 +64,22 @@ def divide(p: Problem, bound: float) -> list[Block]:
             found.append(block)
     if not all(_alive(p, block) for block in found):
         return [tuple(range(p.pipelines))]
-    alike: dict[int, Block] = {}
+    alike: dict[object, Block] = {}
     for d in sorted(d for block in clean for d in block):
-        alike[p.counts[d]] = (*alike.get(p.counts[d], ()), d)
+        times = () if p.graph.uniform else tuple(p.graph.times[:, d, d].tolist())
+        alike[p.counts[d], times] = (*alike.get((p.counts[d], times), ()), d)
     return found + list(alike.values())
+
+
+def _by_zone(p: Problem) -> list[list[int]]:
+    """The pipelines, those whose stages are in the same zones together."""
+    links = p.graph.links
+    if links is None:
+        return [list(range(p.pipelines))]
+    found: dict[tuple[str | None, ...], list[int]] = {}
+    for d in range(p.pipelines):
+        found.setdefault(tuple(links.zones.get(host) for host in links.hosts[d]), []).append(d)
+    return list(found.values())
 
 
 def _alive(p: Problem, block: Block) -> bool:
@@ -97,6 +112,7 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
         microbatches=tuple(p.counts[d] for d in block),
         failed=[(number[w.pipeline], w.stage) for w in sorted(p.dead) if w.pipeline in number],
         memory_limit=memory,
+        links=None if p.graph.links is None else p.graph.links.of_pipelines(block),
         name=None,
     )
 
@@ -182,7 +198,7 @@ class _BlockPlan(Plan):
 def _late(x: Instance, schedule: PartialSchedule, ends: np.ndarray) -> np.ndarray:
     starts = np.empty_like(schedule.starts)
     LOOPS.latest(
-        x.stages, schedule.host, x.todo, x.sent, x.duration, x.send, x.send_rerouted, schedule.codes,
+        x.stages, schedule.host, x.todo, x.sent, x.duration, x.travel, schedule.codes,
         np.arange(len(schedule.codes)), len(schedule.codes), np.tile(ends, x.problem.pipelines), starts,
     )  # fmt: skip
     return starts

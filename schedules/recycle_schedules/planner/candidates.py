@@ -31,7 +31,7 @@ def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: boo
     """portfolio.try_policies on an instance; without `late` a repeated step's ops start as early as they can."""
     return LOOPS.try_policies(
         x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
-        x.send, x.send_rerouted, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
+        x.travel, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
     )  # fmt: skip
 
 
@@ -59,14 +59,24 @@ def improved(
     release = windows(x, schedule, lean) if steady(x) else x.release
     mean = float(np.mean(x.duration[:3, x.alive]))
     LOOPS.improve(
-        P, q.host, free, x.todo, x.sent, x.duration, x.cap, x.held, release, x.send, x.send_rerouted,
+        P, q.host, free, x.todo, x.sent, x.duration, x.cap, x.held, release, x.travel,
         float(x.problem.i_release), mixed, lags(x, release), target, q.first, q.length, q.codes, q.starts, q.order,
         iterations, heat * mean + 1.0, weight / W, np.array([seed * 7919 + 12345], dtype=np.int64),
     )  # fmt: skip
-    better = q.earliest(x, release)
-    if steady(x):  # first ops as late as the ends of the stages allow: a shorter period
-        better = q.latest(x, times(x, better)[0][np.arange(W) % P])
+    better = _timed(x, q, release)
     return min(better, schedule, key=lambda d: value(x, d))  # among equals the new one, so that searches move on
+
+
+def retimed(x: Instance, schedule: PartialSchedule) -> PartialSchedule:
+    """The same ops on the same workers in the same order, at the best times that this instance allows."""
+    return _timed(x, Sequences.of(x, schedule), x.release)
+
+
+def _timed(x: Instance, q: Sequences, release: np.ndarray) -> PartialSchedule:
+    """Every op as early as possible; of a repeated step the first ones as late as the ends of the stages allow, for a
+    shorter period."""
+    early = q.earliest(x, release)
+    return q.latest(x, times(x, early)[0][np.arange(len(x.cap)) % x.stages]) if steady(x) else early
 
 
 def steady(x: Instance) -> bool:

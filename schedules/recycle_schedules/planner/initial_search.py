@@ -75,7 +75,7 @@ class _LiveSet:
 
     def __init__(self, x: Instance, best: _Best) -> None:
         self.problem, self.best = x.problem, best
-        self.alike = x.problem.reroute == "any" and x.send == x.send_rerouted
+        self.alike = x.problem.reroute == "any" and x.anywhere_alike
         self.names = np.arange(len(x.cap))  # (w,): who is called w here
         if self.alike:
             stage = self.names % x.stages

@@ -9,11 +9,14 @@ Node n = g * P + s is micro-batch g at stage s; worker w = d * P + s. Nothing he
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from ..graph import StageGraph
 from ..problem import Problem
 from ..progress import BACKWARD, FORWARD, WEIGHTS
 
@@ -35,8 +38,7 @@ class Instance:
     held: np.ndarray  # (w,) float64: in flight at time 0
     release: np.ndarray  # (w,) int64: nothing starts before
     allreduce: np.ndarray  # (P,) int64
-    send: int  # within a pipeline
-    send_rerouted: int  # between pipelines
+    travel: np.ndarray  # (1, 2) or (w, D) int64: times of messages, as `compiled.timing.travel_time` reads them
     todo: np.ndarray  # (n,) uint8: NEED_* bits; 0 for finished stages
     sent: np.ndarray  # (n,) uint8: bit 1: the output of F, bit 2: of I or B is there from time 0
     host: np.ndarray  # (n,) int64: the worker that must run it, -1 where there is a choice
@@ -44,6 +46,11 @@ class Instance:
     @property
     def stages(self) -> int:
         return self.problem.stages
+
+    @property
+    def anywhere_alike(self) -> bool:
+        """Does every message take the same time?"""
+        return self.problem.graph.uniform and self.travel[0, 0] == self.travel[0, 1]
 
     @property
     def size(self) -> int:
@@ -72,7 +79,7 @@ class Instance:
         p = problem
         D, P, N = p.pipelines, p.stages, p.total
         ticks = ticks_per_unit(p)
-        up = lambda t: math.ceil(t * ticks - 1e-6)  # noqa: E731  (waiting times never get shorter)
+        up = lambda t: np.ceil(np.multiply(t, ticks) - 1e-6).astype(np.int64)  # noqa: E731  (waiting times never get shorter)
         alive = np.ones(D * P, dtype=bool)
         alive[[w.pipeline * P + w.stage for w in p.dead]] = False
         speed = np.ones(D * P)
@@ -102,13 +109,23 @@ class Instance:
         return cls(
             problem, ticks, pipeline, index, alive, duration, p.limits, held, release,
             np.array([up(t) for t in p.per_stage("allreduce")], dtype=np.int64),
-            up(p.send), up(p.send if p.send_rerouted is None else p.send_rerouted),
-            todo.reshape(-1), sent.reshape(-1), host.reshape(-1).astype(np.int64),
+            _travel(p.graph, up), todo.reshape(-1), sent.reshape(-1), host.reshape(-1).astype(np.int64),
         )  # fmt: skip
+
+
+def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
+    """The times of messages in ticks: (1, 2), within a pipeline and between two, where nothing else matters; else
+    (w, D): from worker w to the next stage's worker of a pipeline."""
+    if graph.uniform:
+        return np.array([[up(graph.near), up(graph.far)]], dtype=np.int64)
+    p = graph.problem
+    travel = np.zeros((p.pipelines, p.stages, p.pipelines), dtype=np.int64)
+    travel[:, :-1] = up(graph.times).transpose(1, 0, 2)
+    return travel.reshape(-1, p.pipelines)
 
 
 def ticks_per_unit(p: Problem) -> int:
     """A power of ten: nine or more digits of the longest op, at least seven after the point, whatever the unit is."""
-    times = [t for kind in "FIWBO" for t in p.per_stage(kind)] + [p.send, *p.per_stage("allreduce")]
+    times = [t for kind in "FIWBO" for t in p.per_stage(kind)] + [p.graph.slowest, *p.per_stage("allreduce")]
     longest = max(times, default=0.0) or 1.0
     return 10 ** max(7, 8 - math.floor(math.log10(longest)))

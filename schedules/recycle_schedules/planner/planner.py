@@ -16,8 +16,9 @@ from ..compiled import load
 from ..plans import Plan
 from ..problem import Problem
 from .block_decomposition import plan_in_blocks
+from .candidates import retimed
 from .instance import Instance
-from .partial_schedule import finish
+from .partial_schedule import PartialSchedule, finish
 from .search import search
 
 
@@ -51,8 +52,18 @@ def plans(problem: Problem) -> Iterator[_Candidate]:
     x = Instance.of(problem)
     bound = lower_bound(problem)
     target = round(bound * x.ticks) + 1
-    for schedule in search(x, target):
+    for schedule in search(x, target, _ignoring_links(x)):
         yield _Candidate(x, schedule, bound)
+
+
+def _ignoring_links(x: Instance) -> PartialSchedule | None:
+    """The first schedule of the same problem without its links, at the times that it takes with them. None if it has
+    none. So looking at links never costs anything."""
+    if x.problem.graph.uniform:
+        return None
+    problem = x.problem.replace(links=None)
+    plain = Instance.of(problem)
+    return retimed(x, next(search(plain, round(lower_bound(problem) * plain.ticks) + 1)))
 
 
 if load(timeout=1.0):  # from the cache on disk; a first compile goes on in the background

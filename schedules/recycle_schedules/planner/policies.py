@@ -45,8 +45,11 @@ class Choices:
         stage = np.tile(np.arange(P), D)
         first = assign(x, 0)
         hosts = [first] if (x.host >= 0).all() else [first, *(assign(x, turn) for turn in range(1, turns))]
+        if len(hosts) > 1 and not x.problem.graph.uniform:
+            hosts += [assign(x, turn, by_links=False) for turn in range(turns)]
         if x.problem.reroute == "any" and turns > 1:
-            hosts += [assign(at_home(x, shift)) for shift in range(1 + (x.send_rerouted < x.send))]
+            graph = x.problem.graph
+            hosts += [assign(at_home(x, shift)) for shift in range(1 + (graph.uniform and graph.far < graph.near))]
         index = np.repeat(x.index.astype(np.int64), P) * 16 + 32
         foreign = first // P != np.repeat(x.pipeline, P)
         keys = [index + foreign * shift for shift in (1, -1, -8, 24, -24)] + [index.max(initial=0) - index]

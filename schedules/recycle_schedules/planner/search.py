@@ -21,22 +21,23 @@ MOVED = 60_000
 """Ops up to which local search goes on for as long as there is time."""
 
 
-def search(x: Instance, target: int) -> Iterator[PartialSchedule]:
+def search(x: Instance, target: int, known: PartialSchedule | None = None) -> Iterator[PartialSchedule]:
     """The best schedule so far, again and again, each time after some more work (about a fifth of a second at most).
 
-    target: a value (ticks) that ends the search, a lower bound for instance. Of large jobs only list schedules are
-    tried, and the search ends with the last policy."""
+    target: a value (ticks) that ends the search, a lower bound for instance. known: a schedule to be no worse than. Of
+    large jobs only list schedules are tried, and the search ends with the last policy."""
+    better = lambda s: s if known is None else min(s, known, key=lambda s: value(x, s))  # noqa: E731
     size = x.size
     slow = 1 if LOOPS.compiled else 10  # plain Python: a taste of it
     small = LOOPS.compiled and size < SMALL
     if small and not x.problem.remainder:
-        best = initial(x, target)
+        best = better(initial(x, target))
         yield best
     choices = Choices.of(x, turns=3 if size < 200_000 else 1)
     table = choices.table(max(12, min(600, 3_000_000 // size) // slow))
     tried = policies(x) // slow or 1
     if not small or x.problem.remainder:
-        best = portfolio(x, choices, table[:tried], target, keep=1)[0]
+        best = better(portfolio(x, choices, table[:tried], target, keep=1)[0])
         if value(x, best) > target and small:  # a remainder is waited for
             best = improved(x, best, target, min(400, MOVED // size), 0)
         yield best

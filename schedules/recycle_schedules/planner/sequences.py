@@ -43,8 +43,8 @@ class Sequences:
     def earliest(self, x: Instance, release: np.ndarray | None = None) -> PartialSchedule:
         """Every op as early as its worker and its inputs allow."""
         placed = LOOPS.earliest(
-            x.stages, self.host, x.todo, x.sent, x.duration, x.release if release is None else release, x.send,
-            x.send_rerouted, self.first, self.length, self.codes, self.starts, self.order,
+            x.stages, self.host, x.todo, x.sent, x.duration, x.release if release is None else release, x.travel,
+            self.first, self.length, self.codes, self.starts, self.order,
         )  # fmt: skip
         assert placed == self.length.sum(), "sequences wait for each other"
         at = self.order[:placed]
@@ -54,7 +54,7 @@ class Sequences:
         """Every op as late as possible so that worker w ends by deadline[w]; call `schedule` before."""
         placed = int(self.length.sum())
         LOOPS.latest(
-            x.stages, self.host, x.todo, x.sent, x.duration, x.send, x.send_rerouted, self.codes, self.order, placed,
+            x.stages, self.host, x.todo, x.sent, x.duration, x.travel, self.codes, self.order, placed,
             deadline, self.starts,
         )  # fmt: skip
         at = self.order[:placed]

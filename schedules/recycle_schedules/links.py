@@ -1,0 +1,165 @@
+"""The links between workers, as the problem's key `links` describes them.
+
+    links = Links.of({"hosts": [["a", "a"], ["b", "b"]], "between_hosts": {"latency": 1e-4, "bandwidth": 1e9},
+                      "bytes": 4e6}, pipelines=2, stages=2)
+    links.between("a", "b").time(4e6)        # 0.0041
+
+A link is known by the hosts at its ends. To describe every pair of workers by itself, give each worker a host of its
+own. Times are in the problem's unit (the trainer's is the second), bandwidths in bytes per that unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+KINDS = ("within_host", "between_hosts", "between_zones")
+KEYS = ("hosts", "zones", *KINDS, "measured", "bytes")
+
+
+class Link(NamedTuple):
+    """A message of n bytes takes latency + n / bandwidth; messages do not delay each other."""
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+
+    def time(self, size: float) -> float:
+        """How long a message of `size` bytes is on its way."""
+        return self.latency + size / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Links:
+    """hosts[d][s]: where worker W(d, s) runs. sizes[s]: bytes of a boundary tensor between stages s and s + 1."""
+
+    hosts: tuple[tuple[str, ...], ...]
+    zones: Mapping[str, str]
+    within_host: Link
+    between_hosts: Link
+    between_zones: Link
+    measured: Mapping[frozenset[str], Link]
+    sizes: tuple[float, ...]
+
+    @classmethod
+    def of(cls, given: Any, pipelines: int, stages: int) -> Links:
+        """The links that the key's value describes; ValueError with one sentence that begins with the key.
+
+        hosts          D lists of P names
+        zones          {host: zone}; all hosts without one are in one zone
+        within_host, between_hosts, between_zones
+                       {"latency": time, "bandwidth": bytes per unit of time}; a latency that is not given is 0, a
+                       bandwidth infinite; between_zones not given: as between_hosts
+        measured       [[host, host, {"latency": ..., "bandwidth": ...}], ...]: wins over the three
+        bytes          of a boundary tensor: one number, or one per boundary between stages (P - 1); default 0
+        """
+        if not isinstance(given, Mapping):
+            raise ValueError(f"links: an object with the keys {', '.join(KEYS)} is needed, not {given!r}")
+        unknown = sorted(str(key) for key in given if key not in KEYS)
+        if unknown:
+            raise ValueError(f"links: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
+        hosts = _hosts(given.get("hosts"), pipelines, stages)
+        known = {host for row in hosts for host in row}
+        kinds = {kind: _link(f"links.{kind}", given.get(kind, {})) for kind in KINDS}
+        if "between_zones" not in given:
+            kinds["between_zones"] = kinds["between_hosts"]
+        measured = _measured(given.get("measured", []), known)
+        zones = _zones(given.get("zones", {}), known)
+        return cls(hosts, zones, **kinds, measured=measured, sizes=_sizes(given, stages))
+
+    def of_pipelines(self, pipelines: Iterable[int]) -> dict[str, Any]:
+        """The key's value for a problem that has only these pipelines, in this order."""
+        hosts = [list(self.hosts[d]) for d in pipelines]
+        known = {host for row in hosts for host in row}
+        measured = [(sorted(pair) * (3 - len(pair)), link) for pair, link in self.measured.items() if pair <= known]
+        return {
+            "hosts": hosts,
+            "zones": {host: zone for host, zone in self.zones.items() if host in known},
+            **{kind: _plain(getattr(self, kind)) for kind in KINDS},
+            "measured": [[*pair, _plain(link)] for pair, link in measured],
+            "bytes": list(self.sizes),
+        }
+
+    def between(self, a: str, b: str) -> Link:
+        """The link between two hosts, or within one; the same in both directions."""
+        found = self.measured.get(frozenset((a, b)))
+        if found is not None:
+            return found
+        if a == b:
+            return self.within_host
+        return self.between_hosts if self.zones.get(a) == self.zones.get(b) else self.between_zones
+
+
+def _hosts(given: Any, pipelines: int, stages: int) -> tuple[tuple[str, ...], ...]:
+    lists = isinstance(given, (list, tuple)) and all(isinstance(row, (list, tuple)) for row in given)
+    if not lists or len(given) != pipelines or any(len(row) != stages for row in given):
+        raise ValueError(f"links.hosts: {pipelines} lists of {stages} names are needed, one name for each worker")
+    for name in (name for row in given for name in row):
+        _name("links.hosts", name)
+    return tuple(tuple(row) for row in given)
+
+
+def _zones(given: Any, known: set[str]) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f'links.zones: an object like {{"host": "zone"}} is needed, not {given!r}')
+    for host, zone in given.items():
+        _known("links.zones", host, known)
+        _name("links.zones", zone)
+    return dict(given)
+
+
+def _measured(given: Any, known: set[str]) -> dict[frozenset[str], Link]:
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(f"links.measured: a list of [host, host, link] is needed, not {given!r}")
+    found: dict[frozenset[str], Link] = {}
+    for entry in given:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 3:
+            raise ValueError(f"links.measured: an entry is [host, host, link], not {entry!r}")
+        a, b = (_known("links.measured", host, known) for host in entry[:2])
+        if frozenset((a, b)) in found:
+            raise ValueError(f"links.measured: the link between {a} and {b} is given twice")
+        found[frozenset((a, b))] = _link(f"links.measured of {a} and {b}", entry[2])
+    return found
+
+
+def _sizes(given: Mapping[str, Any], stages: int) -> tuple[float, ...]:
+    value = given.get("bytes", 0)
+    sizes = list(value) if isinstance(value, (list, tuple)) else [value] * (stages - 1)
+    if len(sizes) != stages - 1:
+        raise ValueError(f"links.bytes: {stages - 1} numbers are needed, one between two stages, not {len(sizes)}")
+    return tuple(_number("links.bytes", size) for size in sizes)
+
+
+def _link(name: str, given: Any) -> Link:
+    if not isinstance(given, Mapping) or set(given) - {"latency", "bandwidth"}:
+        raise ValueError(f"{name}: an object with latency and bandwidth is needed, not {given!r}")
+    numbers = {key: _number(f"{name}.{key}", value) for key, value in given.items()}
+    if numbers.get("bandwidth") == 0:
+        raise ValueError(f"{name}.bandwidth: 0 is not above 0")
+    return Link(**numbers)
+
+
+def _plain(link: Link) -> dict[str, float]:
+    return {"latency": link.latency} | ({"bandwidth": link.bandwidth} if math.isfinite(link.bandwidth) else {})
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name}: {value!r} is not a finite number of at least 0")
+    return float(value)
+
+
+def _name(key: str, name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{key}: {name!r} is not a name")
+    return name
+
+
+def _known(key: str, host: Any, known: set[str]) -> str:
+    if host not in known:
+        raise ValueError(f"{key}: {host!r} is none of the hosts in links.hosts")
+    return host
+
+
+__all__ = ["Link", "Links"]

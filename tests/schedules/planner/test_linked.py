@@ -1,0 +1,113 @@
+"""Plans on hosts with links of different speed."""
+
+import networkx as nx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_problems import linked, problems, remainders
+from recycle_schedules import Problem, Worker, plan
+from recycle_schedules.analysis.simulate import simulate
+from recycle_schedules.compiled import load
+from recycle_schedules.validate import validate
+
+relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine_code():
+    load()
+
+
+def two_hosts(latency, **keys):
+    """Four pipelines, two on each host; W(0, 2) is dead."""
+    links = {"hosts": [["a"] * 4, ["a"] * 4, ["b"] * 4, ["b"] * 4], "between_hosts": {"latency": latency}}
+    shape = {"pipelines": 4, "stages": 4, "microbatches": 6, "failed": [(0, 2)]}
+    return Problem(**(shape | {"links": links} | keys))
+
+
+def takers(best):
+    """Who ran how many of the dead worker's micro-batches."""
+    found = {}
+    for op in best.ops:
+        if op.kind == "F" and op.stage == 2 and op.microbatch[0] == 0:
+            found[op.worker] = found.get(op.worker, 0) + 1
+    return found
+
+
+def test_where_the_other_host_is_far_all_is_re_routed_on_the_near_one():
+    assert takers(plan(two_hosts(10.0))) == {Worker(1, 2): 6}
+
+
+def test_where_the_other_host_is_as_near_its_workers_share():
+    assert len(takers(plan(two_hosts(0.0)))) == 3
+
+
+def test_the_flow_that_re_routes_is_networkxs(monkeypatch):
+    asked = []
+    simplex = nx.network_simplex
+    monkeypatch.setattr(nx, "network_simplex", lambda graph: asked.append(graph) or simplex(graph))
+    plan(two_hosts(1.0))
+    assert asked and all(isinstance(graph, nx.MultiDiGraph) for graph in asked)
+
+
+def test_a_slow_link_within_a_pipeline_makes_its_plan_longer():
+    links = {"hosts": [["a", "b"]], "between_hosts": {"latency": 0.5, "bandwidth": 4}, "bytes": 2}
+    step = Problem(pipelines=1, stages=2, microbatches=1, backward="coupled", links=links)
+    assert plan(step).makespan == 1 + 1 + 1 + 2 + 1 + 2, "F, message, F, B, message, B"
+
+
+@relaxed
+@given(linked())
+def test_any_links_get_a_valid_plan_that_no_bound_forbids(problem):
+    best = plan(problem)
+    assert validate(best) == []
+    assert best.value >= best.lower_bound - 1e-6
+
+
+@relaxed
+@given(st.data())
+def test_any_remainder_with_links_gets_a_valid_plan(data):
+    left, _ = data.draw(remainders(plan(data.draw(linked()))))
+    best = plan(left)
+    assert validate(best) == []
+    assert best.value >= best.lower_bound - 1e-6
+
+
+@relaxed
+@given(linked())
+def test_looking_at_links_is_never_worse_than_ignoring_them(problem):
+    """Both at the times that links really take."""
+    ignoring = simulate(plan(problem.replace(links=None)), links=problem.links)
+    assert validate(ignoring) == [], "the validator counts messages by links"
+    assert plan(problem).value <= ignoring.value * (1 + 1e-6)
+
+
+def test_ignoring_links_would_cost_much_where_they_differ_much():
+    problem = two_hosts(10.0)
+    assert simulate(plan(problem.replace(links=None)), links=problem.links).value > 2 * plan(problem).value
+
+
+@relaxed
+@given(problems(send=0.25, send_rerouted=0.75))
+def test_links_that_say_what_send_says_give_plans_that_the_judge_accepts(judge, problem):
+    """One host for each pipeline: within it `send`, between two `send_rerouted`."""
+    hosts = [[f"host {d}"] * problem.stages for d in range(problem.pipelines)]
+    links = {"hosts": hosts, "within_host": {"latency": 0.25}, "between_hosts": {"latency": 0.75}}
+    best = plan(problem.replace(send=0.0, send_rerouted=None, links=links))
+    assert judge.validate(problem.to_json(), [op.to_json() for op in best.ops])["errors"] == []
+    assert best.value >= plan(problem).lower_bound - 1e-6
+
+
+def test_a_large_job_is_planned_in_blocks_of_pipelines_of_the_same_zone():
+    zones = {f"host {d}": "west" if d % 2 else "east" for d in range(50)}
+    links = {
+        "hosts": [[f"host {d}"] * 16 for d in range(50)], "zones": zones,
+        "between_hosts": {"latency": 0.1}, "between_zones": {"latency": 4.0},
+    }  # fmt: skip
+    problem = Problem(pipelines=50, stages=16, microbatches=220, failed=[(1, 2), (34, 7)], links=links)
+    best = plan(problem)
+    assert validate(best) == []
+    a = best.arrays
+    home = a.microbatch // 220
+    moved = (a.microbatch >= 0) & (home != a.pipeline)
+    assert moved.any() and not ((home - a.pipeline)[moved] % 2).any(), "nothing leaves its zone"
