@@ -17,7 +17,7 @@ A step of a thousand workers has a million actions, and a recovery waits for the
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +67,18 @@ class Actions(Mapping[Worker, list[Action]]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the table."""
+        return self._table.nbytes
+
+    def renamed(self, names: Sequence[int]) -> Actions:
+        """The same lists with pipeline k called names[k]."""
+        name = np.append(np.array(names, dtype=_ROW), -1)  # -1, for none, stays
+        table = self._table.copy()
+        table[:, (2, 4)] = name[table[:, (2, 4)]]
+        return Actions(table, {Worker(names[w.pipeline], w.stage): rows for w, rows in self._rows.items()})
 
     def packed(self, worker: Worker) -> str:
         """A worker's part of the table in base64; nothing for a worker without one."""

@@ -13,6 +13,7 @@ from ..planner import plan as make_plan
 from ..plans import Plan
 from ..problem import Problem
 from .one_f_one_b import one_f_one_b
+from .simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,15 @@ def summary(plan: Plan, baselines: Baselines | None = None) -> list[tuple[str, s
         ("bubble share", f"{100 * bubble_share(plan):.1f} %"),
         ("peak in flight", f"{top[fullest]:g} micro-batches on {fullest} (limit {limit:g})"),
     ]
+    if plan.problem.links is not None:
+        ignoring = simulate(make_plan(plan.problem.replace(links=None)), links=plan.problem.links).value
+        rows.append(("against ignoring links", f"{_over(plan, ignoring):+.1f} % ({ignoring:g} {unit})"))
     if baselines is not None:
         for name, base in (("1F1B", baselines.one_f_one_b), ("zero-bubble", baselines.zero_bubble)):
-            over = 100 * (plan.value / base.value - 1) if base.value else 0.0
-            rows.append((f"against fault-free {name}", f"{over:+.1f} % ({base.value:g} {unit})"))
+            rows.append((f"against fault-free {name}", f"{_over(plan, base.value):+.1f} % ({base.value:g} {unit})"))
     return rows
+
+
+def _over(plan: Plan, value: float) -> float:
+    """By how many per cent the plan's value is above another one."""
+    return 100 * (plan.value / value - 1) if value else 0.0

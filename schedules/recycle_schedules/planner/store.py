@@ -1,121 +1,141 @@
-"""Plans made ahead, kept on disk, found in microseconds.
+"""Plans and action lists made ahead, for the deaths that may come next.
 
-    store = PlanStore("plans/", problem)
-    store.fill(failures=2)               # plans for f = 1..2 (as Failure Normalization would have them) and for every
-                                         # single next death from the problem's present state
-    store.find({Worker(1, 2)})           # the plan for exactly these dead workers, or None
+    store = PlanStore(forwards=2)
+    for problem in store.ahead(present):         # while nothing else is to do
+        store.plan(problem)
+    plan, lists, validation = store.plan(after)  # at once if that death was planned ahead, else made now
 
-Pipelines that are alike may change names: a plan for one death is a plan for the same death in any other pipeline.
+Pipelines that are alike may change names: a plan for one death is a plan for the same death in any other pipeline, so a
+uniform job needs about one plan for each stage. Not thread-safe: one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from ..actions import Actions, actions
 from ..ops import Worker
 from ..plans import OpArrays, Plan
 from ..problem import Problem
-from .normalize import stage_period
 from .planner import plan as make_plan
 
-Key = tuple[tuple[int, ...], ...]
-"""The dead stages of each pipeline; for pipelines that are alike, sorted."""
+
+class Prepared(NamedTuple):
+    """A plan, every worker's list for a step, and for a validation pass."""
+
+    plan: Plan
+    actions: Actions
+    validation: Actions
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays."""
+        columns = (getattr(self.plan.arrays, name) for name in OpArrays.__dataclass_fields__)
+        return sum(column.nbytes for column in columns) + self.actions.size + self.validation.size
 
 
 class PlanStore:
-    """The plans of one job in a folder, one file for each pattern of deaths."""
+    """What has been planned, least recently used first out.
 
-    def __init__(self, folder: str | Path, problem: Problem) -> None:
-        if problem.remainder:
-            raise ValueError("a store holds plans of whole steps, not of a remainder")
-        self.problem = problem
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        limit = problem.memory_limit
-        per_worker = isinstance(limit, dict) and "per_worker" in limit
-        self.alike = len(set(problem.counts)) <= 1 and not problem.speeds and not per_worker
-        self._plans: dict[Key, Plan] = {}
-        for path in sorted(self.folder.glob("plan-*.json")):
-            plan = Plan.load(path)
-            if plan.problem.replace(failed=[]) == problem.replace(failed=[]):
-                self._plans[self._key(plan.problem.dead)] = plan
+    forwards: micro-batches of a validation pass, per pipeline. most_bytes: of all that is kept, but for the newest."""
+
+    def __init__(
+        self, forwards: int = 0, most_bytes: int = 1 << 29, planner: Callable[[Problem], Plan] = make_plan
+    ) -> None:
+        self._forwards, self._most, self._planner = forwards, most_bytes, planner
+        self._made: OrderedDict[Problem, Prepared] = OrderedDict()
+        self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._plans)
+        return len(self._made)
 
-    def find(self, dead: Iterable[Worker]) -> Plan | None:
-        """The plan for exactly these deaths, from memory."""
-        dead = frozenset(dead)
-        plan = self._plans.get(self._key(dead))
-        if plan is None or plan.problem.dead == dead:
-            return plan
-        return _renamed(
-            plan, self.problem.replace(failed=sorted(dead)), self._order(dead), self._order(plan.problem.dead)
-        )
+    def plan(self, problem: Problem) -> Prepared:
+        """The plan of a problem, from memory if an equal one (but for the names of its pipelines) was planned before;
+        else it is made and kept. What is left of a broken step is never kept."""
+        if problem.remainder:
+            return self._make(problem)
+        known, names = canonical(problem)
+        if known in self._made:
+            self._made.move_to_end(known)
+        else:
+            self._keep(known, self._make(known))
+        return _renamed(self._made[known], problem, names)
 
-    def add(self, plan: Plan) -> None:
-        """Keep a plan in memory and on disk."""
-        key = self._key(plan.problem.dead)
-        self._plans[key] = plan
-        name = "+".join(str(w) for w in sorted(plan.problem.dead)) or "none"
-        path = self.folder / f"plan-{name}.json"
-        plan.save(path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)
+    def ahead(self, problem: Problem) -> Iterator[Problem]:
+        """The problems of the next deaths that are not planned yet, those first that most deaths lead to: every single
+        worker, and every host with all its workers where hosts are known. It may end before all are kept: in time for
+        `most_bytes`."""
+        for dead in _next_deaths(problem):
+            try:
+                after, _ = canonical(problem.replace(failed=[*problem.dead, *dead]))
+            except ValueError:  # nobody would be left at a stage
+                continue
+            if self._made and self._bytes * (1 + 1 / len(self._made)) > self._most:
+                return
+            if after not in self._made:
+                yield after
 
-    def fill(
-        self, failures: int, seconds: float = 0.0, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> None:
-        """Plan what may come and is not there yet: f = 1..failures deaths spread as well as possible, and every single
-        death after the present ones. seconds: search time of each plan."""
-        wanted = [self._spread(f) for f in range(1, failures + 1)]
-        wanted += [self.problem.dead | {w} for w in self.problem.workers() if len(self.problem.live[w.stage]) > 1]
-        missing = {self._key(dead): dead for dead in wanted if self._key(dead) not in self._plans}
-        for k, dead in enumerate(missing.values()):
-            self.add(make_plan(self.problem.replace(failed=sorted(dead)), seconds=seconds))
-            progress(k + 1, len(missing))
+    def _make(self, problem: Problem) -> Prepared:
+        plan = self._planner(problem)
+        return Prepared(plan, actions(plan), actions(plan, forwards=self._forwards))
 
-    def _spread(self, failures: int) -> frozenset[Worker]:
-        """The best places for so many deaths: each where the stage's period stays least, in a pipeline of its own."""
-        p = self.problem
-        deaths = [0] * p.stages
-        for _ in range(failures):
-            open_ = [s for s in range(p.stages) if deaths[s] < p.pipelines - 1]
-            if not open_:
-                raise ValueError(f"failures: {failures} deaths leave a stage without a worker")
-            deaths[min(open_, key=lambda s: (stage_period(p, s, deaths[s] + 1), s))] += 1
-        places = [s for s in range(p.stages) for _ in range(deaths[s])]
-        return frozenset(Worker(k % p.pipelines, s) for k, s in enumerate(places))
-
-    def _key(self, dead: Iterable[Worker]) -> Key:
-        pattern = _pattern(self.problem, dead)
-        return tuple(sorted(pattern)) if self.alike else tuple(pattern)
-
-    def _order(self, dead: Iterable[Worker]) -> list[int]:
-        """Pipelines sorted by their dead stages: equal patterns take equal places."""
-        pattern = _pattern(self.problem, dead)
-        return sorted(range(len(pattern)), key=lambda d: (pattern[d], d))
+    def _keep(self, problem: Problem, made: Prepared) -> None:
+        self._made[problem] = made
+        self._bytes += made.size
+        while self._bytes > self._most and len(self._made) > 1:
+            self._bytes -= self._made.popitem(last=False)[1].size
 
 
-def _pattern(p: Problem, dead: Iterable[Worker]) -> list[tuple[int, ...]]:
-    stages: list[list[int]] = [[] for _ in range(p.pipelines)]
-    for w in sorted(dead):
-        stages[w.pipeline].append(w.stage)
-    return [tuple(s) for s in stages]
+def canonical(problem: Problem) -> tuple[Problem, list[int]]:
+    """The problem with its pipelines in the order of their dead stages, and their names: pipeline k of it is pipeline
+    names[k]. The problem itself where pipelines differ in more than deaths."""
+    stages = _dead_stages(problem)
+    names = list(range(problem.pipelines))
+    if _alike(problem):
+        names.sort(key=lambda d: (stages[d], d))
+    if names == sorted(names):
+        return problem, names
+    return problem.replace(failed=[(k, s) for k, d in enumerate(names) for s in stages[d]]), names
 
 
-def _renamed(plan: Plan, problem: Problem, new: list[int], old: list[int]) -> Plan:
-    """The plan with pipeline old[k] called new[k]."""
-    name = np.empty(problem.pipelines, dtype=np.int64)
-    name[old] = new
-    a = plan.arrays
-    first = problem.first
-    has = a.microbatch >= 0
-    g = np.where(has, a.microbatch, 0)
-    home = np.searchsorted(first, g, side="right") - 1
-    microbatch = np.where(has, first[name[home]] + g - first[home], -1).astype(np.int32)
-    renamed = OpArrays(a.kind, microbatch, a.stage, name[a.pipeline].astype(np.int16), a.start, a.end)
-    return replace(plan, problem=problem, arrays=renamed)
+def _alike(p: Problem) -> bool:
+    """Do pipelines differ in nothing but deaths?"""
+    per_worker = isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit
+    return len(set(p.counts)) == 1 and not p.speeds and not per_worker and p.graph.uniform
+
+
+def _dead_stages(p: Problem) -> list[tuple[int, ...]]:
+    stages: list[tuple[int, ...]] = [()] * p.pipelines
+    for w in sorted(p.dead):
+        stages[w.pipeline] += (w.stage,)
+    return stages
+
+
+def _next_deaths(p: Problem) -> Iterable[tuple[Worker, ...]]:
+    """One death for each kind of pipeline and stage, those that stand for most workers first."""
+    stages, alike = _dead_stages(p), _alike(p)
+    kind = lambda w: (w.stage, stages[w.pipeline] if alike else w.pipeline)  # noqa: E731
+    live = p.workers()
+    first = {kind(w): w for w in reversed(live)}
+    for found, _ in Counter(map(kind, live)).most_common():
+        yield (first[found],)
+    if p.graph.links is not None:
+        hosts = p.graph.links.hosts
+        for host in sorted({hosts[w.pipeline][w.stage] for w in live}):
+            yield tuple(w for w in live if hosts[w.pipeline][w.stage] == host)
+
+
+def _renamed(made: Prepared, problem: Problem, names: list[int]) -> Prepared:
+    """The same with pipeline k called names[k], as the plan of `problem`."""
+    if names == sorted(names):
+        return made
+    name, a, each = np.array(names), made.plan.arrays, problem.counts[0]
+    microbatch = np.where(a.microbatch < 0, -1, name[a.microbatch // max(each, 1)] * each + a.microbatch % max(each, 1))
+    arrays = replace(a, microbatch=microbatch.astype(np.int32), pipeline=name[a.pipeline].astype(np.int16))
+    plan = replace(made.plan, problem=problem, arrays=arrays)
+    return Prepared(plan, made.actions.renamed(names), made.validation.renamed(names))

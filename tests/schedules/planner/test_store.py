@@ -1,33 +1,99 @@
-"""Plans made ahead."""
+"""Plans made ahead for the next deaths."""
 
-from recycle_schedules import Problem, Worker, plan
-from recycle_schedules.planner.normalize import normalize
-from recycle_schedules.planner.store import PlanStore
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_problems import problems
+from recycle_schedules import Problem, Worker, actions, plan
+from recycle_schedules.planner.store import PlanStore, canonical
 from recycle_schedules.validate import validate
 
 WORKED = Problem(pipelines=3, stages=4, microbatches=6, memory_limit={"base": "1f1b", "extra": 2})
 
 
-def test_three_deaths_at_one_stage_are_spread():
-    """96 slots with 3 of 4 dead at one stage, 33 spread over stages (the paper's technique, our arithmetic)."""
-    problem = Problem(pipelines=4, stages=4, microbatches=8, failed=[(0, 1), (1, 1), (2, 1)])
-    best = normalize(problem, horizon=100, move_cost=10.0)
-    assert best.before == 96 and best.period == 33
-    assert sorted(best.deaths) == [0, 1, 1, 1]
-    moved = set(problem.dead) - {to for _, to in best.moves} | {who for who, _ in best.moves}
-    assert all(who in problem.workers() and to in problem.dead for who, to in best.moves)
-    assert validate(plan(problem.replace(failed=sorted(moved)))) == []
+class Counting:
+    """The planner, and how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, problem):
+        self.asked += 1
+        return plan(problem)
 
 
-def test_moves_that_cost_more_than_they_save_are_not_made():
-    problem = Problem(pipelines=4, stages=4, microbatches=8, failed=[(0, 1), (1, 1), (2, 1)])
-    assert normalize(problem, horizon=1, move_cost=1000.0).moves == []
+def filled(problem, **keys):
+    planner = Counting()
+    store = PlanStore(planner=planner, **keys)
+    for after in store.ahead(problem):
+        store.plan(after)
+    return store, planner
 
 
-def test_the_store_finds_a_plan_for_every_single_death_again_after_a_restart(tmp_path):
-    PlanStore(tmp_path, WORKED).fill(failures=2)
-    store = PlanStore(tmp_path, WORKED)
+def test_of_pipelines_that_are_alike_one_plan_for_each_stage_answers_every_single_death():
+    store, planner = filled(WORKED)
+    assert planner.asked == len(store) == WORKED.stages
     for worker in WORKED.workers():
-        found = store.find({worker})
-        assert found.problem.dead == {worker} and validate(found) == []
-    assert store.find({Worker(0, 0), Worker(1, 0)}) is None
+        after = WORKED.replace(failed=[worker])
+        found = store.plan(after)
+        assert found.plan.problem == after and validate(found.plan) == []
+        assert found.plan.value == plan(after).value
+    assert planner.asked == WORKED.stages
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(problems(), st.data())
+def test_what_the_store_answers_is_a_plan_of_the_problem_and_its_lists(problem, data):
+    """Whatever was planned before, for the same deaths in pipelines of other names."""
+    store = PlanStore(forwards=1)
+    order = data.draw(st.permutations(range(problem.pipelines)))
+    store.plan(problem.replace(failed=[(order[w.pipeline], w.stage) for w in problem.dead], memory_limit=None))
+    store.plan(canonical(problem)[0])
+    found = store.plan(problem)
+    assert found.plan.problem == problem and validate(found.plan) == []
+    assert dict(found.actions) == dict(actions(found.plan))
+    assert dict(found.validation) == dict(actions(found.plan, forwards=1))
+
+
+def test_workers_that_differ_are_planned_each_by_itself():
+    _, planner = filled(WORKED.replace(speed={"0,1": 0.5}))
+    assert planner.asked == 12
+
+
+def test_a_host_may_die_with_all_its_workers():
+    hosts = [["a"] * 4, ["b"] * 4, ["b"] * 4]
+    store, planner = filled(WORKED.replace(links={"hosts": hosts}))
+    asked = planner.asked
+    store.plan(WORKED.replace(links={"hosts": hosts}, failed=[(1, s) for s in range(4)] + [(2, s) for s in range(4)]))
+    assert planner.asked == asked == 12 + 2
+
+
+def test_deaths_that_leave_a_stage_without_a_worker_are_not_planned():
+    _, planner = filled(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)]))
+    assert planner.asked == 2, "W(0, 0) or W(1, 0); nobody can replace W(1, 1)"
+
+
+def test_no_more_is_kept_than_there_is_room_for():
+    one = PlanStore().plan(WORKED).size
+    store, planner = filled(WORKED, most_bytes=int(2.5 * one))
+    assert planner.asked == len(store) == 2, "planning ahead ends where it would push out what it has made"
+    store.plan(WORKED.replace(failed=[(0, 3)]))
+    assert len(store) == 2
+
+
+def test_other_durations_are_another_problem():
+    store, planner = filled(WORKED)
+    store.plan(WORKED.replace(failed=[(1, 2)], durations={"F": 2}))
+    assert planner.asked == 5
+
+
+def test_what_is_left_of_a_broken_step_is_planned_and_forgotten():
+    store = PlanStore()
+    assert store.plan(WORKED.replace(failed=[Worker(1, 2)], done=[])).plan.period is None
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("failed", [[(1, 2)], [(0, 1), (2, 0)]])
+def test_pipelines_change_names_and_nothing_else(failed):
+    problem, names = canonical(WORKED.replace(failed=failed))
+    assert sorted((names[w.pipeline], w.stage) for w in problem.dead) == failed
