@@ -5,6 +5,11 @@
     python -m recycle_pp.plan --pipelines 3 --stages 4 --microbatches 6 --what-if --bytes 2e9 --capacity 16e9
     python -m recycle_pp.plan --pipelines 1 --stages 4 --microbatches 8 --csv plan.csv      # torch's notation
 
+The key `links` of a problem file says on which hosts the workers run and what a message takes between them:
+
+    "links": {"hosts": [["a", "a"], ["b", "b"]], "zones": {"a": "west", "b": "east"}, "bytes": 4e6,
+              "within_host": {"latency": 1e-5, "bandwidth": 2e10}, "between_hosts": {"latency": 1e-4, "bandwidth": 1e9}}
+
 Ctrl-C ends a long search with the best plan so far. docs/planner.md explains every key and column.
 """
 
