@@ -1,17 +1,17 @@
-"""What each worker does, in order: a plan's ops with the messages between them.
+"""Each worker's list of actions, in the order in which it runs them: a plan's ops with the messages between them.
 
     todo = actions(plan)
     for action in todo[Worker(0, 2)]: ...       # Action("RECV_F", stage, microbatch, peer), Action("F", ...), ...
-    unpack(todo.packed(Worker(0, 2)))           # the same list, after a journey as text
+    unpack(todo.packed(Worker(0, 2)))           # the same list, through text
 
-A worker may handle its messages strictly in order, all of them, each only when the other end has come to it as well
-(NCCL, where pairs of workers share a stream), and nothing can deadlock: all messages have one total order, by the
+The lists cannot deadlock, even if a worker handles all its messages strictly in order, each only when the other end has
+come to it as well (as with NCCL, where pairs of workers share a stream). All messages have one total order, by the
 planned end of the op that makes the tensor, and every worker keeps to it. An op that comes before a message in a list
 waits only for earlier ones, so the earliest message that has not arrived can always travel. Messages connect workers of
-stages next to each other, and no others.
+adjacent stages only.
 
-A step of a thousand workers has a million actions, and a recovery waits for them: everything is done on whole columns
-(numpy) until a worker takes its own list apart.
+A step of a thousand workers has a million actions, and a recovery waits for them: everything is done on whole numpy
+columns. `Action` tuples are made for one worker at a time, when its list is read.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class Action(NamedTuple):
 
 
 class Actions(Mapping[Worker, list[Action]]):
-    """The list of every live worker.
+    """The lists of all live workers: a mapping from worker to its list of `Action`.
 
-    table: int32, shape (n, 6): kind (position in NAMES), stage, micro-batch, peer (two numbers each; -1, -1 for none);
-    rows: where a worker's part of it is."""
+    table   int32, shape (n, 6): kind (position in NAMES), stage, micro-batch (pipeline, index), peer (pipeline, stage);
+            -1, -1 for no micro-batch and no peer
+    rows    which rows of the table are a worker's"""
 
     def __init__(self, table: np.ndarray, rows: Mapping[Worker, slice]) -> None:
         self._table, self._rows = table, rows
@@ -81,29 +82,28 @@ class Actions(Mapping[Worker, list[Action]]):
         return Actions(table, {Worker(names[w.pipeline], w.stage): rows for w, rows in self._rows.items()})
 
     def packed(self, worker: Worker) -> str:
-        """A worker's part of the table in base64; nothing for a worker without one."""
+        """A worker's rows of the table in base64; "" for a worker without a list."""
         return base64.b64encode(self._table[self._rows.get(worker, slice(0))].tobytes()).decode()
 
 
 def unpack(text: str) -> list[Action]:
-    """The list that `Actions.packed` gave; ValueError if it is none."""
+    """The list that `Actions.packed` encoded; ValueError if the text is not one."""
     return _listed(np.frombuffer(base64.b64decode(text, validate=True), _ROW).reshape(-1, 6))
 
 
 def actions(
     plan: Plan, holders: Mapping[Tensor, Collection[Worker]] | None = None, *, forwards: int | None = None
 ) -> Actions:
-    """Every live worker's list.
+    """The lists of all live workers for a plan.
 
-    holders   further live workers that hold a tensor made before time 0. Who holds it needs no message; anybody else
-              gets it from one of them, the one that made it if possible: live workers that did an op before time 0
-              hold its output.
-    forwards  only F of the first so many micro-batches of each pipeline, and its messages: a validation pass
+    holders   further live workers that hold a tensor made before time 0. (Live workers hold the outputs of their own
+              ops.) A worker that holds a tensor gets no message for it; others get it from the worker that made it, if
+              it lives, else from another holder.
+    forwards  only the F of the first so many micro-batches of each pipeline, and their messages: a validation pass
 
-    SENDs follow their producer at once, re-sends come first of all; a RECV stands a compute op ahead of its consumer,
-    or further ahead where the order of messages asks for it, so that the transfer overlaps compute. ValueError if a
-    tensor is needed that nobody makes or holds.
-    """
+    A SEND follows its producer at once; re-sends come first of all. A RECV stands one compute op ahead of its
+    consumer, so that the transfer overlaps compute, or further ahead where the order of messages asks for it.
+    ValueError if a tensor is needed that nobody makes or holds."""
     ops = _Ops.of(plan, forwards)
     messages = _messages(plan, ops, holders or {})
     reduced = [] if forwards is not None else sorted(set(range(plan.problem.stages)) - plan.problem.finished)
@@ -146,6 +146,7 @@ class _Messages(NamedTuple):
 
 
 def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]]) -> _Messages:
+    """The messages of a plan; ValueError if a tensor is needed that nobody makes or holds."""
     p, a = plan.problem, ops.arrays
     maker = np.full((2, p.total, p.stages), -1)  # of a tensor: index of the op
     for gradient, makes in enumerate((a.kind == F, (a.kind == I) | (a.kind == B))):
@@ -188,7 +189,7 @@ def _needed(op: Op) -> Tensor:
 
 
 def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> Actions:
-    """The lists: ops, with the messages sorted into the gaps between them (gap k stands before a worker's op k).
+    """The lists: messages and reductions inserted into the gaps between ops; gap k is before a worker's op k.
 
     reduced: the stages whose gradients are summed after each worker's last one."""
     p, a, m = plan.problem, ops.arrays, messages
@@ -223,10 +224,10 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
 
 
 def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
-    """Into which gap of its worker's ops each message goes. A SEND follows its producer. A RECV should stand one op
-    ahead of its consumer, but before the producer of the worker's next SEND and after its last one.
+    """The gap of its worker's ops that each message goes into, shape (2m,). A SEND follows its producer. A RECV stands
+    one op ahead of its consumer, but before the producer of the worker's next SEND and after that of the last one.
 
-    number: place in the order; op: producer or consumer; shapes (2m,)"""
+    number: place in the order of messages; op: place of the producer or consumer; shapes (2m,)"""
     order = np.argsort(worker * len(worker) + number)
     worker, op, sends = worker[order], op[order], sends[order]
     gap = np.where(sends, op + 1, np.maximum(op - 1, 0))
@@ -243,7 +244,7 @@ def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndar
 
 
 def _running(values: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """The running maximum, begun anew with each part (numbered upwards)."""
+    """The running maximum of `values`, restarted at each new `part` (part numbers ascend)."""
     if not len(values):
         return values
     step = int(values.max() - values.min()) + 1
@@ -251,6 +252,7 @@ def _running(values: np.ndarray, part: np.ndarray) -> np.ndarray:
 
 
 def _listed(rows: np.ndarray) -> list[Action]:
+    """The actions of rows of a table."""
     return [
         Action(NAMES[kind], stage, None if d < 0 else (d, i), None if e < 0 else Worker(e, s))
         for kind, stage, d, i, e, s in rows.tolist()

@@ -1,4 +1,4 @@
-"""The nouns of a schedule: workers, micro-batches, ops.
+"""Workers, micro-batches, tensors and ops.
 
 Worker(1, 2), str(Worker(1, 2)) == "1.2", Worker.parse("1.2")
 Op("F", (1, 0), 2, Worker(0, 2), start=4.0, end=5.0)     # micro-batch 0 of pipeline 1, stage 2, run by W(0,2)
@@ -41,7 +41,7 @@ class Worker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An op that ended before time 0. `delivered`: its output survived at its receiver or in a log."""
+    """An op that ended before time 0. `delivered`: its output is at its receiver or in a log that survives."""
 
     op: str
     microbatch: MicroBatch
@@ -61,6 +61,7 @@ class Op(NamedTuple):
     end: float
 
     def to_json(self) -> dict[str, Any]:
+        """The op as an entry of a plan's file."""
         return {
             "op": self.kind,
             "microbatch": None if self.microbatch is None else list(self.microbatch),

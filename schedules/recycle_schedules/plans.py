@@ -1,8 +1,8 @@
-"""Who runs which op when: the planner's output, as flat arrays.
+"""Plans: who runs which op when, as flat arrays.
 
 plan = Plan.load("plan.json")
-for op in plan.ops: ...            # Op tuples, made on the fly
 plan.period, plan.makespan, plan.lower_bound, plan.gap
+for op in plan.ops: ...            # Op tuples, made on the fly
 plan.of(Worker(1, 2))              # the ops of one worker in the order in which it runs them
 """
 
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class OpArrays:
-    """The ops of a schedule, one entry each. Shapes (n,)."""
+    """The ops of a schedule as columns of shape (n,)."""
 
     kind: np.ndarray  # uint8: position in KINDS
     microbatch: np.ndarray  # int32: global id, -1 for O
@@ -36,6 +36,7 @@ class OpArrays:
 
     @classmethod
     def of(cls, problem: Problem, ops: Iterable[Op]) -> OpArrays:
+        """The columns of a list of ops, in its order."""
         offset = problem.first.tolist()
         number = lambda mb: -1 if mb is None else offset[mb[0]] + mb[1]  # noqa: E731
         rows = [(KINDS.index(o.kind), number(o.microbatch), o.stage, o.worker.pipeline, o.start, o.end) for o in ops]
@@ -53,10 +54,9 @@ class OpArrays:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A schedule of a Problem. Times in `time_unit`; a remainder's count from the moment of the cut.
+    """A valid schedule of a problem. Times in `time_unit`; those of a remainder count from the moment of the cut.
 
-    lower_bound: no valid plan has a smaller `value`.
-    """
+    lower_bound: no valid plan has a smaller `value`."""
 
     problem: Problem
     arrays: OpArrays
@@ -84,6 +84,7 @@ class Plan:
         return np.lexsort((chain_position(a, self.problem.stages), a.end, a.start))
 
     def listed(self, a: OpArrays) -> Iterator[Op]:
+        """The ops of columns, one by one."""
         keys: list[MicroBatch | None] = [*self.problem.microbatch_keys(), None]
         for k, g, s, d, t0, t1 in zip(
             a.kind.tolist(), a.microbatch.tolist(), a.stage.tolist(), a.pipeline.tolist(), a.start.tolist(),
@@ -132,6 +133,7 @@ class Plan:
     # ---- files
 
     def to_json(self) -> Json:
+        """The plan's file as JSON values (docs/planner.md)."""
         return {
             "version": 1,
             "time_unit": self.time_unit,
@@ -150,11 +152,12 @@ class Plan:
         return cls(problem, OpArrays.of(problem, ops), bound, str(data.get("time_unit", "slots")))
 
     def save(self, path: str | Path) -> None:
+        """Write the plan's file; OSError if that fails."""
         Path(path).write_text(json.dumps(self.to_json()))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file; ValueError if it holds no plan, OSError if it cannot be read."""
+        """The plan of a file; ValueError if it holds no plan, OSError if it cannot be read."""
         try:
             data = json.loads(Path(path).read_text())
         except json.JSONDecodeError as e:
@@ -170,7 +173,7 @@ def chain_position(a: OpArrays, stages: int) -> np.ndarray:
 
 
 def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
-    """The problem and the ops of a plan's or trace's JSON; ValueError with one sentence."""
+    """The problem and the ops of a plan's or trace's JSON; ValueError with one sentence if they are malformed."""
     if not isinstance(data, Mapping) or not {"problem", "ops"} <= set(data):
         raise ValueError("a plan has the keys problem and ops")
     problem = Problem.from_json(data["problem"])
@@ -179,7 +182,7 @@ def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
 
 
 def read_op(problem: Problem, entry: Any) -> Op:
-    """One op of a file, checked against the problem's shape."""
+    """One op of a file; ValueError if it is malformed or does not fit the problem's shape."""
     try:
         kind, mb, s, w = entry["op"], entry["microbatch"], entry["stage"], Worker(*entry["worker"])
         op = Op(kind, None if mb is None else (mb[0], mb[1]), s, w, float(entry["start"]), float(entry["end"]))

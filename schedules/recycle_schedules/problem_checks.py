@@ -1,6 +1,6 @@
-"""Checks of a Problem's keys: one clear sentence for every mistake.
+"""Checks of a Problem's keys.
 
-check(problem)    # ValueError("speed: ..."), or the problem with its keys in canonical form
+check(problem)    # brings the keys into canonical form, or raises ValueError("speed: ...")
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .progress import BIT, Progress
 
 
 def check(p: ProblemKeys) -> None:
-    """Bring the keys of a new Problem into canonical form (tuples, Workers), or raise ValueError."""
+    """Bring the keys of a new Problem into canonical form (tuples, Workers); ValueError with one sentence for a
+    mistake."""
     put = lambda name, value: object.__setattr__(p, name, value)  # noqa: E731  (the dataclass is frozen)
     for name in ("pipelines", "stages"):
         put(name, _whole(name, getattr(p, name), 1))

@@ -1,6 +1,6 @@
-"""The keys of a Problem and what they mean: whoever reads a problem reads this.
+"""The keys of a Problem and what they mean.
 
-    problem.live[2], problem.duration("F", Worker(0, 2)), problem.limits, problem.latency(sender, receiver)
+    problem.live[2], problem.duration("F", Worker(0, 2)), problem.limits, problem.held
 
 Values are in canonical form (tuples, Workers) once `problem_checks.check` has seen them.
 """
@@ -32,7 +32,7 @@ OP_SETS = {
 
 
 class Begun(NamedTuple):
-    """A micro-batch at a stage where a live worker has done `kinds` of it: the rest runs on that worker too."""
+    """The live worker that has begun a micro-batch at a stage, and the kinds of ops that it has done of it there."""
 
     worker: Worker
     kinds: frozenset[str]
@@ -110,11 +110,12 @@ class ProblemKeys:
 
     @cached_property
     def dead(self) -> frozenset[Worker]:
+        """The workers that are not there."""
         return frozenset(self.failed)
 
     @cached_property
     def live(self) -> tuple[tuple[int, ...], ...]:
-        """The live pipelines of every stage."""
+        """The pipelines of the live workers of every stage, ascending."""
         return tuple(tuple(d for d in range(self.pipelines) if (d, s) not in self.dead) for s in range(self.stages))
 
     def workers(self) -> list[Worker]:
@@ -123,7 +124,7 @@ class ProblemKeys:
         return [w for w in every if w not in self.dead]
 
     def per_stage(self, key: str) -> tuple[float, ...]:
-        """A duration (F, I, W, B, O) or "allreduce", one per stage."""
+        """(P,) times: the duration of F, I, W, B or O, or "allreduce", at speed 1."""
         return self._per_stage[key]
 
     @cached_property
@@ -138,11 +139,11 @@ class ProblemKeys:
 
     @cached_property
     def speeds(self) -> dict[Worker, float]:
-        """The workers whose speed is given; 1 for all others."""
+        """The speeds that are given, by worker; all others are 1."""
         return {Worker.parse(key): float(x) for key, x in self.speed.items()}
 
     def duration(self, kind: str, worker: Worker) -> float:
-        """How long an op takes on a worker."""
+        """How long an op of this kind takes on a worker."""
         return self._per_stage[kind][worker.stage] / self.speeds.get(worker, 1.0)
 
     def limit(self, worker: Worker) -> float:
@@ -171,7 +172,7 @@ class ProblemKeys:
 
     @property
     def remainder(self) -> bool:
-        """Is this what is left of a broken step?"""
+        """Is this what is left of a broken step, rather than a whole one?"""
         return self.done is not None or self.busy_until is not None or self.committed is not None
 
     @cached_property
@@ -181,13 +182,13 @@ class ProblemKeys:
 
     @cached_property
     def busy(self) -> dict[Worker, float]:
-        """When live workers are free that are not free at once."""
+        """When those live workers are free that are not free at time 0."""
         given = ((Worker.parse(key), float(t)) for key, t in (self.busy_until or {}).items())
         return {w: t for w, t in given if w not in self.dead and t > 0}
 
     @cached_property
     def progress(self) -> Progress:
-        """What is done, in finished stages too."""
+        """What is done at time 0, in finished stages too."""
         if isinstance(self.done, Progress):
             return self.done
         return Progress.of(tuple(self.done or ()), self.first, self.stages, self.dead)
@@ -199,7 +200,8 @@ class ProblemKeys:
 
     @cached_property
     def begun(self) -> dict[tuple[MicroBatch, int], Begun]:
-        """(micro-batch, stage) -> what a live worker has done of it, in stages that are not finished."""
+        """What a live worker has done of a micro-batch at a stage, by (micro-batch, stage); stages that are not
+        finished."""
         of, keys = self.progress, self.microbatch_keys()
         sets = [frozenset(kind for kind in KINDS if bits & BIT[kind]) for bits in range(1 << len(KINDS))]
         return {

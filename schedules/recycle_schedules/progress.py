@@ -1,10 +1,11 @@
-"""What of a broken step is done, as arrays: a recovery plans with a few of them, not with a million entries.
+"""What is done of a broken step, as arrays.
 
     progress = Progress.of([Done("F", (0, 1), 2, Worker(0, 2)), ...], problem.first, problem.stages, problem.dead)
     progress = Progress.ran(kinds, microbatches, stages, pipelines, shape)     # of live workers, as columns
     Problem(..., done=progress)
 
-Row g is micro-batch g (global id), column s is stage s.
+Row g is micro-batch g (global id), column s is stage s. A recovery builds it from columns: a list would have up to a
+million entries.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ class Progress:
     """Arrays of shape (N, P).
 
     host   int32: the pipeline of the live worker that has begun the micro-batch at the stage, -1 if none has
-    kinds  uint8: what this worker has done of it
-    sent   uint8: which outputs are wherever they are needed
-    """
+    kinds  uint8: BIT of every kind of op that this worker has done of it
+    sent   uint8: SENT_F, SENT_B: the output is at its receiver, or a live worker can send it"""
 
     host: np.ndarray
     kinds: np.ndarray
@@ -38,7 +38,7 @@ class Progress:
 
     @classmethod
     def of(cls, done: Iterable[Done], first: np.ndarray, stages: int, dead: Collection[Worker]) -> Progress:
-        """What `done` says. first: Problem.first, the global ids where the pipelines begin, and N."""
+        """The arrays of a list of done ops. first: `Problem.first`; dead: workers whose ops are lost."""
         begin = first.tolist()
         mine = [e for e in done if e.worker not in dead]
         columns = [(BIT[e.op], begin[e.microbatch[0]] + e.microbatch[1], e.stage, e.worker.pipeline) for e in mine]
@@ -58,8 +58,9 @@ class Progress:
         pipelines: np.ndarray,
         shape: tuple[int, int],
     ) -> Progress:
-        """What live workers have done, a column entry an op: BIT of its kind, global id, stage, pipeline of the worker.
-        Their outputs count as sent: whoever needs one can have it."""
+        """The arrays of ops that live workers have done, as columns of one length: BIT of the kind, global id of the
+        micro-batch, stage, pipeline of the worker. Their outputs count as sent, since whoever made one can send it
+        again."""
         host, had = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
         host[microbatches, stages] = pipelines
         np.bitwise_or.at(had, (microbatches, stages), kinds.astype(np.uint8))

@@ -1,10 +1,10 @@
-"""A plan's ops with the times that they really took.
+"""Traces: a plan's ops with the times that they really took.
 
     trace = Trace(problem, OpArrays.of(problem, ops), generation=3, status=("done", "cut", ...), phases={...})
     trace.save("traces/step-000020.json")
     load("traces/step-000020.json")        # a Trace; load("plan.json") is a Plan
 
-A Trace is a Plan: whatever draws the one draws the other.
+A Trace is a Plan, so the same code draws both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ STATUSES = ("done", "cut", "redone")
 
 @dataclass(frozen=True, eq=False)
 class Trace(Plan):
-    """A Plan whose times are measured. `status`: one of STATUSES for every op. `phases`: the instants of a recovery
-    (detected, announced, unblocked, regrouped, planned, resumed), in `time_unit` from the same origin as the ops."""
+    """A Plan whose times are measured.
+
+    status   one of STATUSES for every op
+    phases   the instants of a recovery (detected, announced, unblocked, regrouped, planned, resumed), in `time_unit`,
+             from the same origin as the ops
+    generation   that of the membership at the end of the step"""
 
     generation: int = 0
     status: tuple[str, ...] = ()
@@ -37,6 +41,7 @@ class Trace(Plan):
             raise ValueError(f"status: one of {', '.join(STATUSES)} is needed for every op")
 
     def to_json(self) -> Json:
+        """The trace's file as JSON values."""
         out = super().to_json() | {"generation": self.generation, "phases": dict(self.phases)}
         for entry, status in zip(out["ops"], self.status, strict=True):
             entry["status"] = status
@@ -44,6 +49,7 @@ class Trace(Plan):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """A trace from the keys of its file; ValueError with one sentence if something is malformed."""
         problem, ops = read_problem_and_ops(data)
         return cls(
             problem,

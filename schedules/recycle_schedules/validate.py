@@ -1,6 +1,8 @@
-"""Is a plan right? The rules of docs/planner.md, checked on flat arrays: a million ops take a second.
+"""validate(plan) lists what is wrong with a plan, by the rules of docs/planner.md.
 
-errors = validate(plan)          # [] if the plan is valid, else sentences
+    errors = validate(plan)          # [] if the plan is valid, else sentences
+
+It works on flat arrays: a million ops take a second.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ Array = np.ndarray
 
 
 def validate(plan: Plan, period: float | None = None) -> list[str]:
-    """What is wrong with a plan; with `period`, also of its repetition every `period`."""
+    """The mistakes of a plan, as sentences; of a whole step also those of its repetition every `period` (default: its
+    own)."""
     p, a = plan.problem, plan.arrays
     check = _Check(p, a)
     check.each_op()
@@ -44,7 +47,7 @@ def validate(plan: Plan, period: float | None = None) -> list[str]:
 
 
 def _repeated(a: OpArrays, period: float) -> OpArrays:
-    """Two steps after each other: what holds for two holds for all."""
+    """The ops of two steps after each other: a mistake in a repetition shows between the first two."""
     kind, microbatch, stage, pipeline = (np.tile(c, 2) for c in (a.kind, a.microbatch, a.stage, a.pipeline))
     return OpArrays(
         kind,
@@ -57,7 +60,8 @@ def _repeated(a: OpArrays, period: float) -> OpArrays:
 
 
 class _Check:
-    """The op table of a plan: (N, P) arrays of start, end and pipeline per kind, nan or -1 where there is no op."""
+    """The ops as tables of shape (5, N, P), by kind: start and end (nan) and pipeline (-1 where there is no op); and
+    the mistakes found so far."""
 
     def __init__(self, p: Problem, a: OpArrays) -> None:
         self.p, self.a, self.errors = p, a, list[str]()
@@ -76,24 +80,27 @@ class _Check:
         self.kept = {(int(p.first[mb[0]]) + mb[1], s): b for (mb, s), b in p.begun.items()}
 
     def _mb(self, g: int) -> tuple[int, int]:
+        """(pipeline, index) of a global id."""
         first = self.p.first
         d = int(np.searchsorted(first, g, side="right")) - 1
         return d, int(g - first[d])
 
     def _say(self, where, sentence) -> None:
-        """One error for each entry, the first few in words."""
+        """Add sentence(k) for each k of `where`, up to SHOWN of them."""
         for k in where[:SHOWN]:
             self.errors.append(sentence(k))
         if len(where) > SHOWN:
             self.errors.append(f"... and {len(where) - SHOWN} more like this")
 
     def _op(self, k: int) -> str:
+        """Op k in words."""
         a = self.a
         mb = "" if a.kind[k] == O else f" of micro-batch {self._mb(int(a.microbatch[k]))}"
         return f"{KINDS[a.kind[k]]}{mb} on worker {Worker(int(a.pipeline[k]), int(a.stage[k]))}"
 
     def each_op(self) -> None:
-        """Live worker, right length, not before its worker is free, own pipeline where that worker is alive."""
+        """Every op is on a live worker, in its own pipeline if its worker is alive, as long as it takes, once it is
+        free."""
         p, a = self.p, self.a
         D, P = p.pipelines, p.stages
         dead = np.zeros((D, P), dtype=bool)
@@ -124,7 +131,7 @@ class _Check:
             self._say(bad(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
 
     def each_microbatch(self) -> None:
-        """The right set of ops at every stage, on one worker, in order."""
+        """Every micro-batch has the right ops at every stage, all on one worker, in order."""
         p = self.p
         bits = np.zeros((p.total, p.stages), dtype=np.int64)
         for kind in range(4):
@@ -157,7 +164,7 @@ class _Check:
             )
 
     def messages(self) -> None:
-        """F after the F of the stage before, backward after the backward of the stage after, latency between."""
+        """Every F and backward starts after its input has been made by the adjacent stage and has travelled."""
         p = self.p
         there = np.stack([p.progress.sent & SENT_F, p.progress.sent & SENT_B]) > 0
         there[:, :, ~p.open] = True
@@ -179,7 +186,8 @@ class _Check:
                 )
 
     def optimizer(self) -> None:
-        """One O for each live worker, after all gradients of its stage (or of every stage) and its all-reduce."""
+        """Every live worker has one O, after all gradients of its stage (with a barrier: of all stages) and the
+        all-reduce."""
         p, a = self.p, self.a
         m = a.kind == O
         if p.optimizer == "none":
@@ -207,7 +215,7 @@ class _Check:
         self._say(steps[last_op], lambda k: f"{self._op(k)} is not the worker's last op")
 
     def workers(self, a: OpArrays, tag: str) -> None:
-        """One op at a time and no more micro-batches in flight than allowed."""
+        """Every worker runs one op at a time and holds no more micro-batches than allowed."""
         p = self.p
         worker = a.pipeline.astype(np.int64) * p.stages + a.stage
         longer = np.flatnonzero(a.end > a.start + EPS)
@@ -219,6 +227,7 @@ class _Check:
         self._memory(a, tag)
 
     def _memory(self, a: OpArrays, tag: str) -> None:
+        """No worker holds more micro-batches in flight than its limit."""
         p, x = self.p, in_flight(self.p, a)
         over = np.flatnonzero((x.change > 0) & (x.level > p.limits[x.worker] + LENGTH))
 

@@ -1,4 +1,4 @@
-"""The classic fault-free schedule: 1F1B, action for action that of torch.distributed.pipelining's Schedule1F1B.
+"""1F1B, the classic fault-free schedule, action for action that of torch.distributed.pipelining's Schedule1F1B.
 
 plan = one_f_one_b(Problem(pipelines=1, stages=4, microbatches=6, backward="coupled"))
 """
@@ -17,9 +17,9 @@ from ..problem import Problem
 
 
 def one_f_one_b(problem: Problem) -> Plan:
-    """1F1B of every pipeline; ValueError if a worker is dead, the step is broken or backward is decoupled.
+    """The 1F1B plan of every pipeline; ValueError if a worker is dead, the step is broken or backward is decoupled.
 
-    In flight at stage s: P - s micro-batches. `memory_limit` is not looked at."""
+    Stage s holds P - s micro-batches at most, whatever `memory_limit` says."""
     if problem.dead or problem.remainder or problem.backward == "decoupled":
         raise ValueError("1F1B is a fault-free schedule with coupled backward")
     x = Instance.of(problem)
@@ -41,8 +41,8 @@ def one_f_one_b(problem: Problem) -> Plan:
 
 
 def order(stages: int, stage: int, microbatches: int) -> list[tuple[int, int]]:
-    """(F or B, micro-batch) in the order of one stage: P - 1 - s forwards, then one forward one backward, then the
-    remaining backwards."""
+    """(F or B, micro-batch) in the order in which one stage runs them: P - 1 - s forwards, then forwards and backwards
+    in turn, then the remaining backwards."""
     ahead = min(stages - 1 - stage, microbatches)
     out = [(F, i) for i in range(ahead)]
     for i in range(microbatches - ahead):

@@ -1,4 +1,4 @@
-"""What a plan takes when times are not those it was made for.
+"""How long a plan takes when times differ from those it was made for.
 
     trace = simulate(plan, durations={"F": 1.1, "I": 1.0, "W": 0.9}, speed={"0,1": 0.8})
 

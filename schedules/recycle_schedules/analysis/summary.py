@@ -1,4 +1,4 @@
-"""A plan in a few numbers.
+"""The key figures of a plan.
 
 for name, text in summary(plan): print(name, text)
 """
@@ -18,14 +18,16 @@ from .simulate import simulate
 
 @dataclass(frozen=True)
 class Baselines:
-    """What the same step takes with every worker alive and of equal speed."""
+    """Two plans of the same step with every worker alive and of equal speed: 1F1B, and zero-bubble."""
 
     one_f_one_b: Plan
     zero_bubble: Plan
 
     @classmethod
     def of(cls, problem: Problem, seconds: float = 0.0) -> Baselines:
-        """1F1B knows no memory limit; zero-bubble (split backward) keeps to the problem's."""
+        """Both plans of a whole step. 1F1B disregards the memory limit; zero-bubble (split backward) keeps to it.
+
+        seconds: search time of the zero-bubble plan."""
         whole = problem.replace(failed=[], speed={}, done=None, busy_until=None, committed=None)
         split = "decoupled" if whole.backward == "coupled" else whole.backward
         return cls(
@@ -43,7 +45,7 @@ def bubble_share(plan: Plan) -> float:
 
 
 def summary(plan: Plan, baselines: Baselines | None = None) -> list[tuple[str, str]]:
-    """Rows of (name, value) for people."""
+    """Rows of (name, formatted value); with `baselines` also how far the plan is above them."""
     unit = plan.time_unit
     top = peaks(plan)
     fullest = max(top, key=lambda w: top[w])

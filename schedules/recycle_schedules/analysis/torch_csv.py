@@ -12,7 +12,7 @@ from ..plans import Plan
 
 
 def torch_csv(plan: Plan, pipeline: int = 0) -> str:
-    """The rows of one pipeline; ValueError if its micro-batches leave it (torch has no word for that)."""
+    """The CSV of one pipeline; ValueError if its micro-batches leave it, which torch's notation cannot express."""
     rows = []
     for stage in range(plan.problem.stages):
         ops = [op for op in plan.of(Worker(pipeline, stage)) if op.microbatch is not None]

@@ -1,8 +1,8 @@
-"""Which death would hurt most? One row for every worker that could die next.
+"""What each possible next death would cost: one row for every live worker.
 
 table = what_if(problem)
 for row in table.rows: row.worker, row.period, row.slowdown, row.peak, row.bytes, row.fits
-table.thinnest       # the stage with the least redundancy left
+table.thinnest       # the stage with the fewest live workers
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from ..problem import Problem
 
 @dataclass(frozen=True)
 class Row:
-    """What the death of `worker` would mean. `period` is None where no schedule exists any more, `limit` inf where
-    there is none; peak and bytes are those of the fullest peer."""
+    """The step after the death of `worker`.
+
+    period, slowdown   None where no schedule exists any more; slowdown is a share of the present period
+    peer, peak, limit  the fullest worker of the stage, micro-batches in flight on it, and its limit (inf: none)
+    bytes              peak in bytes, None if the size of a micro-batch is not known
+    fits               is there a plan that keeps to the limits?"""
 
     worker: Worker
     period: float | None
@@ -34,6 +38,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
+    """The present plan, a row for each live worker, the stage with the fewest live workers and how many it has."""
+
     now: Plan
     rows: list[Row]
     thinnest: int
@@ -48,11 +54,13 @@ def what_if(
     capacity: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Table:
-    """Plan every single next death.
+    """A plan for every single next death, compared with the present one.
 
-    seconds: search time of each plan. microbatch_bytes: activations of one micro-batch in flight. capacity: bytes
-    that a worker has for them: with both, every plan is made for the limit that follows, too. A death does not fit if
-    no plan keeps to the limits, or if nobody is left at the stage."""
+    seconds            search time of each plan
+    microbatch_bytes   activations of one micro-batch in flight
+    capacity           bytes that a worker has for them: a limit of capacity / microbatch_bytes for the plans, too
+    progress           called with (rows done, rows in all)
+    ValueError if not one micro-batch fits into `capacity`."""
     if microbatch_bytes and capacity is not None:
         problem = _within(problem, int(capacity / microbatch_bytes))
     now = plan(problem, seconds=seconds)
@@ -95,7 +103,7 @@ def _within(p: Problem, most: int) -> Problem:
 
 
 def _alike(p: Problem, worker: Worker) -> object:
-    """Deaths with equal keys have equal plans but for the names: clean pipelines that differ in nothing."""
+    """A key: deaths with equal keys have plans that differ only in the names of pipelines."""
     special = {w.pipeline for w in (*p.dead, *p.speeds)}
     per_worker = isinstance(p.memory_limit, dict) and "per_worker" in p.memory_limit
     if worker.pipeline in special or per_worker or p.remainder:

@@ -1,9 +1,9 @@
-"""What no valid plan can beat.
+"""Lower bounds of `Plan.value`.
 
-    lower_bound(problem)    # of Plan.value: the period of a staggered step, else the makespan
+    lower_bound(problem)    # of the period of a staggered step, else of the makespan
     steady_bounds(problem)  # {"makespan": ..., "period": ...}
 
-Every bound takes one stage s and lets everything else go as well as it ever could:
+Every bound looks at one stage s and assumes that all others never make it wait longer than one micro-batch's way:
 
     makespan >= fill(s) + span(s) + all-reduce + O        (fill: the first micro-batch reaches s)
     period   >= span(s) + all-reduce + O                  (staggered: nothing but the stage itself)
@@ -13,8 +13,8 @@ Every bound takes one stage s and lets everything else go as well as it ever cou
 span(s) is the time of the fullest worker in the best split of the micro-batches over the stage's live workers. A
 worker that may hold L micro-batches idles in addition: until the first one's gradient is back it can do no more than L
 forwards and one backward, before the last forward's gradient is back no more than one forward and L backwards, and
-each micro-batch occupies its place for a full round trip. The two times add up where they cannot overlap: where the
-work is longer than both, or more than fits into both. span' ends with the last I: of no more than L micro-batches W may
+each micro-batch occupies its place for a full round trip. The two idle times add up where they cannot overlap: where
+the work is longer than both, or more than fits into both. span' ends with the last I: W of at most L micro-batches can
 be left then.
 """
 
@@ -31,7 +31,7 @@ from .remainder_bound import remainder_bound
 
 
 def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
-    """The least `Plan.value` possible, as far as these arguments see.
+    """A value, in the problem's unit, that no valid plan's `value` is below.
 
     limits (P,): most micro-batches in flight at each stage of a whole step, instead of the problem's own limits."""
     if problem.remainder:
@@ -62,7 +62,7 @@ class _Times:
 
 
 def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str, float]:
-    """Bounds of a whole step, O included."""
+    """Lower bounds of a whole step's makespan and period, optimizer steps included. limits: as for `lower_bound`."""
     t = _Times.of(p)
     P, N = p.stages, p.total
     given = p.speeds
@@ -99,16 +99,18 @@ Span = Callable[[float, int], float]
 
 
 def _work(cost: float) -> Span:
+    """The span of work alone: `cost` for each micro-batch."""
     return lambda v, n: n * cost / v
 
 
 def _followed_by(span: Span, reduce: float, step: float) -> Span:
+    """A span with the stage's all-reduce and optimizer step after it."""
     return lambda v, n: span(v, n) + reduce + step / v
 
 
 def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
-    """Least time of n micro-batches on a worker of speed v that holds at most L; `beyond`: the round trip of a
-    micro-batch through the later stages."""
+    """The span of n micro-batches on a worker of speed v that holds at most L. beyond: the round trip of a micro-batch
+    through the later stages."""
     F, early, late, whole, longest = t.forward[s], t.early[s], t.late[s], t.whole[s], t.longest[s]
     behind = _behind(L, i_release)
 
@@ -125,8 +127,8 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
 
 
 def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
-    """Least time of n micro-batches on a worker of speed v from the first F to the end of the last I: only of those
-    that it holds then, W may be left."""
+    """The span from the first F to the end of the last I of n micro-batches on a worker of speed v: W can be left only
+    of those that it holds then, at most L."""
     F, late, whole = t.forward[s], t.late[s], t.whole[s]
     behind = _behind(L, i_release)
 
@@ -143,7 +145,8 @@ def _behind(L: float, i_release: float) -> float:
 
 
 def _least_latency(p: Problem, s: int) -> float:
-    """Between stages s and s + 1: where nobody is dead and nothing need leave its pipeline, nothing does."""
+    """The shortest time of a message between stages s and s + 1; within a pipeline if no micro-batch has to leave its
+    own."""
     stays = p.pipelines == 1 or (p.reroute == "failed_only" and len(p.live[s]) == len(p.live[s + 1]) == p.pipelines)
     return min(float(p.graph.time(s, d, d)) for d in p.live[s]) if stays else p.graph.least(s)
 

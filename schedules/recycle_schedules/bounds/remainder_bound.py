@@ -1,9 +1,10 @@
-"""What no plan of a broken step's remainder can beat.
+"""A lower bound for what is left of a broken step.
 
     remainder_bound(problem)
 
-Three arguments: the longest chain of missing ops; each worker's own ops as one machine with heads and tails (preemption
-allowed, longest tail first: Carlier's bound); each stage's best split of the micro-batches that still choose a worker.
+The best of three: the longest chain of missing ops; each worker's own ops as one machine with heads and tails
+(preemption allowed, longest tail first: Carlier's bound); each stage's best split of the micro-batches that may still
+choose a worker.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Array = np.ndarray
 
 
 def remainder_bound(p: Problem) -> float:
-    """Least time from now to the end of the step, O included. Memory is not counted."""
+    """The least time from now to the end of the step that is possible, optimizer steps included. Memory limits are left
+    out."""
     open_ = [s for s in range(p.stages) if s not in p.finished]
     if not open_:
         return 0.0
@@ -33,7 +35,8 @@ def remainder_bound(p: Problem) -> float:
 
 
 class _Missing:
-    """Heads, lengths and tails of the missing ops, each (stages, N); nan where an op is not missing."""
+    """The missing ops, arrays of shape (P, N), nan where an op is not missing: head (earliest start), length, and tail
+    (least time from its end to the end of the step)."""
 
     def __init__(self, p: Problem, open_: list[int]) -> None:
         self.p, self.open = p, open_
@@ -77,6 +80,8 @@ class _Missing:
         self._heads_and_tails(there, lag)
 
     def _heads_and_tails(self, there: Array, lag: Array) -> None:
+        """Fill `jobs`: (head, length, tail) of F, I or B, and W. there (P, N): outputs that are delivered; lag (P - 1,
+        N): least times of messages."""
         P = self.p.stages
         before = lambda a: np.nan_to_num(a, nan=-math.inf)  # noqa: E731  (an op that is not missing delays nothing)
         hF, hG = self.ready.copy(), self.ready.copy()
@@ -106,7 +111,8 @@ class _Missing:
         return float(max(sums))
 
     def stage_shares(self) -> float:
-        """The best split of what may still choose, after the earliest head and before the least tail."""
+        """The best end of any stage when the micro-batches that may choose are split over its workers, between the
+        earliest head and the least tail."""
         best = 0.0
         F, g, rest = self.work
         for s in self.open:
@@ -133,7 +139,7 @@ class _Missing:
         return best
 
     def one_machine(self) -> float:
-        """The ops that are bound to one worker, as one machine."""
+        """The latest best end of any worker with the ops that only it may run (`compiled.one_machine`)."""
         bound = self.host >= 0
         missing = [bound & ~np.isnan(x) for _, x, _ in self.jobs]
         head, length, tail = (

@@ -1,9 +1,9 @@
-"""List scheduling: run the step in simulated time; whenever a worker is free it takes the ready op with the best key.
+"""List scheduling: the step in simulated time, in which a free worker takes the ready op with the least key.
 
     codes, starts, peaks = simulate(...)
 
-The loops here are written for numba but are ordinary Python too. All times are whole ticks, all events of one instant
-are handled before anybody chooses, so the result does not depend on rounding or on the order of events.
+Written for numba, but ordinary Python too. All times are whole ticks, and all events of one instant are handled before
+any worker chooses, so the result depends neither on rounding nor on the order of events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def push(heap, size, value):
 
 @register_jitable
 def pop(heap, size):
-    """Remove the least value of heap[:size]; it is returned, size becomes size - 1."""
+    """Remove and return the least value of heap[:size]; the caller subtracts 1 from size."""
     least, last = heap[0], heap[size - 1]
     size -= 1
     i = 0
@@ -66,7 +66,7 @@ def push_event(times, codes, size, time, code):
 
 @register_jitable
 def pop_event(times, codes, size):
-    """Remove the least of heap[:size] (it is read at [0] before)."""
+    """Remove the least of heap[:size]; the caller reads it at [0] before and subtracts 1 from size."""
     size -= 1
     time, code = times[size], codes[size]
     i = 0

@@ -1,11 +1,11 @@
-"""Local search on the workers' sequences: small changes to what delays the end, kept if they help.
+"""Local search on the workers' sequences by simulated annealing.
 
     best = improve(...)
 
-A step of the search takes an op that nothing but its neighbours delays (a critical one), moves it within its worker's
-sequence, or exchanges two micro-batches of a stage, or gives one to a peer, or splits a B (joins an I and its W), times
-all sequences again and accepts by simulated annealing. The energy is the value to be minimised plus the mean lateness
-of the workers against the target, which shows the way across plateaus.
+A step of the search takes a critical op (one that delays the end if it starts later). It moves it within its worker's
+sequence, or exchanges two micro-batches of a stage, or gives one to a peer, or splits a B (or joins an I and its W).
+Then all sequences are timed again, and the change is kept or undone. The energy is the value to be minimised plus the
+mean lateness of the workers against the target: of plans with equal values, the one with fewer late workers is better.
 
 Written for numba, but ordinary Python too. Sequences lie in one array: worker w has
 codes[first[w] : first[w] + length[w]].
@@ -23,7 +23,7 @@ from .timing import earliest, latest
 
 @register_jitable
 def draw(state, n):
-    """The next random number in 0..n-1; state (1,) int64 moves on."""
+    """A pseudo-random number in 0..n-1; advances `state`, (1,) int64."""
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
     high = state[0] >> 12
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
@@ -60,7 +60,7 @@ def move(codes, i, j):
 
 @register_jitable
 def positions(codes, begin, end, v, where):
-    """Fill where[kind] with the positions of node v's ops in codes[begin:end], -1 for those that are not there."""
+    """Fill where[kind] with the position of node v's op of that kind in codes[begin:end], -1 if there is none."""
     where[:] = -1
     for k in range(begin, end):
         if codes[k] >> 2 == v:
@@ -69,7 +69,7 @@ def positions(codes, begin, end, v, where):
 
 @register_jitable
 def exchange(codes, first, length, host, u, v, at_u, at_v):
-    """Let nodes u and v change places (and workers); False if they do not run the same kinds."""
+    """Swap the places (and workers) of nodes u and v; False, and nothing changed, if they do not run the same kinds."""
     a, b = host[u], host[v]
     positions(codes, first[a], first[a] + length[a], u, at_u)
     positions(codes, first[b], first[b] + length[b], v, at_v)
@@ -85,7 +85,7 @@ def exchange(codes, first, length, host, u, v, at_u, at_v):
 
 @register_jitable
 def give(codes, first, length, host, starts, v, w, at):
-    """Move node v to worker w, its ops to where they would start at their present times."""
+    """Move node v to worker w and insert its ops there at their present start times."""
     a = host[v]
     positions(codes, first[a], first[a] + length[a], v, at)
     k = first[w]

@@ -1,8 +1,7 @@
-"""Fetches or makes the machine code, without making anybody wait for the compiler.
+"""Fetches or makes the machine code in a thread; until it is there, LOOPS are the same functions in plain Python.
 
 Machine code comes from the cache on disk (beside the source files, or where NUMBA_CACHE_DIR says) in a fraction of a
-second. The first use on a machine compiles instead, for half a minute, in a thread; until then plans are made by the
-same loops in plain Python.
+second. The first use on a machine compiles it, which takes up to half a minute.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SIGNATURES: dict[Function, str] = {
 
 
 class Loops:
-    """The inner loops as attributes, plain Python at first."""
+    """The inner loops as attributes; `compiled` says whether they are machine code."""
 
     def __init__(self) -> None:
         self.compiled = False
@@ -53,8 +52,9 @@ _thread: list[threading.Thread] = []
 
 
 def load(timeout: float | None = None) -> bool:
-    """Fetch or make the machine code. False if that takes longer than `timeout` seconds: then it goes on in the
-    background, and the loops change over when it is done."""
+    """Is the machine code there? Waits for it, for at most `timeout` seconds (None: as long as it takes).
+
+    After that it goes on in its thread, and the loops change over when it is done. Any thread may call it."""
     if not _thread:
         _thread.append(threading.Thread(target=_load, name="recycle-schedules-compile"))
         _thread[0].start()
@@ -77,7 +77,7 @@ def _compile(function: Function) -> Function:
 
 
 def interruptible(function: Function) -> Function:
-    """A Ctrl-C on the way back from machine code is a KeyboardInterrupt: numba makes a SystemError of it."""
+    """The function, but a Ctrl-C in machine code raises KeyboardInterrupt: numba makes a SystemError of it."""
 
     def call(*arguments: Any) -> Any:
         try:

@@ -98,6 +98,6 @@ def _along_links(
 
 
 def _round_robin(room: list[int], turn: int) -> list[int]:
-    """The takers in turn, each as often as it has room, evenly spread over the sequence."""
+    """The takers in turn, each `room[d]` times, evenly spread over the sequence."""
     slots = [((2 * j + 1) / (2 * r), (d - turn) % len(room), d) for d, r in enumerate(room) if r for j in range(r)]
     return [d for _, _, d in sorted(slots)]

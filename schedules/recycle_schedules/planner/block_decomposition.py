@@ -119,8 +119,9 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
 
 @lru_cache(maxsize=64)
 def _planned(part: Problem) -> tuple[Instance, PartialSchedule, np.ndarray]:
-    """The schedule of a block, by one policy, and the ends of its stages. All ops start early, so that the windows of a
-    stage in different blocks lie alike."""
+    """A block as an instance, its schedule by one policy, and the ends of its stages (P,) in ticks.
+
+    All ops start as early as possible, so that a stage begins at about the same time in all blocks."""
     x = Instance.of(part)
     choices = Choices.of(x, turns=1)
     row = 0 if (x.cap < part.total).any() else 1
@@ -196,6 +197,7 @@ class _BlockPlan(Plan):
 
 
 def _late(x: Instance, schedule: PartialSchedule, ends: np.ndarray) -> np.ndarray:
+    """Starts as late as the given ends of the stages (P,) allow, aligned with the schedule's codes."""
     starts = np.empty_like(schedule.starts)
     LOOPS.latest(
         x.stages, schedule.host, x.todo, x.sent, x.duration, x.travel, schedule.codes,

@@ -1,7 +1,8 @@
-"""Single tries at a schedule: one table of list schedules, one run of local search.
+"""Candidate schedules: those of a table of list-scheduling policies, and what local search makes of one.
 
-schedules = portfolio(instance, choices, table, target)       # the best list schedules, best first
-schedule = improved(instance, schedule, target, 400, seed=0)     # what local search makes of one
+schedules = portfolio(instance, choices, table, target)          # the best list schedules, best first
+schedule = improved(instance, schedule, target, 400, seed=0)     # one run of local search
+schedule = retimed(instance, schedule)                           # the same order, other times
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .sequences import Sequences
 
 
 def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[PartialSchedule]:
-    """The schedules of the best policies of a table, best first."""
+    """The schedules of the `keep` best policies of a table, best first; only the best one if it reaches the target."""
     values, _, best, codes, starts = simulated(x, choices, table, target)
     schedules = [PartialSchedule(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
@@ -28,7 +29,9 @@ def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, kee
 
 
 def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
-    """portfolio.try_policies on an instance; without `late` a repeated step's ops start as early as they can."""
+    """(values, peaks, best, codes, starts) of a table of policies, as `compiled.portfolio.try_policies` returns them.
+
+    late: start the ops of a repeated step as late as its stages' ends allow, which shortens the period."""
     return LOOPS.try_policies(
         x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
         x.travel, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
@@ -45,10 +48,12 @@ def improved(
     lean: float = 0.5,
     weight: float = 1.0,
 ) -> PartialSchedule:
-    """The best schedule that local search finds from this one, at least as good.
+    """The best schedule that one run of local search finds, at least as good as the given one.
 
-    heat: the temperature at the beginning, in mean op durations; lean in [0, 1]: for a repeated step, where in their
-    slack the workers' windows lie (0: as early as possible)."""
+    target       a value in ticks that ends the run
+    heat         temperature at the beginning, in mean op durations
+    lean         in [0, 1]: for a repeated step, where in their slack the workers' windows lie (0: as early as possible)
+    weight       of the mean lateness in the energy"""
     P, W = x.stages, len(x.cap)
     free = (x.host < 0) & (x.todo > 0)
     mixed = x.problem.backward == "mixed"
@@ -80,7 +85,7 @@ def _timed(x: Instance, q: Sequences, release: np.ndarray) -> PartialSchedule:
 
 
 def steady(x: Instance) -> bool:
-    """Is the period of the repeated step minimised (else the makespan)?"""
+    """Is the period of the repeated step minimised, rather than the makespan?"""
     return x.problem.optimizer == "staggered" and not x.problem.remainder
 
 

@@ -1,15 +1,15 @@
-"""The initial schedule of a whole step: good, in milliseconds, and hardly ever worse than with less.
+"""The initial schedule of a whole step, in milliseconds; with more memory it is never worse than with less.
 
-schedule = initial(instance, target)
+    schedule = initial(instance, target)
 
-Neither list scheduling nor a short local search is monotone: with more memory, or one more worker, they may find a
-worse plan. So the same cheap attempt is made with all that the problem allows and with canonical lower limits: every
-number k, and every 1F1B limit P - s + k, that is nowhere above the problem's limits (k up to 16; beyond, round ones).
-Higher limits have all the attempts of a canonical one below them: a plan with such a limit is never better than one
-with more memory, whatever form that has. A chain of limits ends where the bound forbids anything better.
+List scheduling and short local search are not monotone: with more memory, or one more worker, they may find a worse
+plan. So the same cheap attempt is made with all that the problem allows and with canonical lower limits: every number
+k, and every 1F1B limit P - s + k, that is nowhere above the problem's limits (k up to 16; beyond, round ones). The
+attempts for a canonical limit are among those for every higher limit, so a plan with the higher limit is no worse. A
+chain of ever lower limits ends where the bound shows that they cannot lead to anything better.
 
-Other limits are tried with one less everywhere, and at each stage; where micro-batches may go anywhere, each stage is
-tried with one worker less. That makes exceptions rare, not impossible.
+For other limits, one less everywhere and one less at each stage are tried; where micro-batches may go anywhere, one
+worker less at each stage. For those the promise holds mostly, not always (docs/planner.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 def initial(x: Instance, target: int) -> PartialSchedule:
-    """The best schedule of all attempts; `target` (ticks) ends them."""
+    """The best schedule of all attempts; they end early at `target` (ticks)."""
     best = _Best(x, target)
     everybody = _LiveSet(x, best)
     everybody.attempts()
@@ -56,7 +56,7 @@ def policies(x: Instance) -> int:
 
 
 class _Best:
-    """The best schedule so far. It ends with the target."""
+    """The best schedule so far and its value in ticks; `target` is the value at which the attempts may end."""
 
     schedule: PartialSchedule
 
@@ -70,8 +70,9 @@ class _Best:
 
 
 class _LiveSet:
-    """Attempts with the live workers of a problem. Where latencies are alike and micro-batches may go anywhere, the
-    workers of a stage may change places: there the live ones come first, so that it does not matter who is dead."""
+    """The attempts with one set of live workers. Where every message takes the same time and micro-batches may go
+    anywhere, the workers of a stage are interchangeable: then they are renumbered, live ones first, so that the
+    result does not depend on who is dead."""
 
     def __init__(self, x: Instance, best: _Best) -> None:
         self.problem, self.best = x.problem, best
@@ -92,7 +93,7 @@ class _LiveSet:
         self._bounds: dict[tuple[float, ...], int] = {}
 
     def attempts(self) -> None:
-        """With the problem's limits and below."""
+        """Attempts with the problem's own limits and with lower ones."""
         top = self.attempt(self.x.cap)
         if top is not None and self.best.value > self.best.target:
             for chain in (*_canonical(self.x), *_one_less(self.x)):
@@ -101,9 +102,10 @@ class _LiveSet:
                     above = above and self.attempt(cap, above)
 
     def attempt(self, cap: np.ndarray, above: Rows | None = None) -> Rows | None:
-        """The policies with these limits, and local search from the best one. None: the bound forbids anything better.
+        """Try the policies with these limits, and local search from the best one. None if the bound rules out anything
+        better.
 
-        above: what came out with higher limits; a policy that kept to the lower ones does the same again."""
+        above: the result with higher limits; policies that stayed within the lower ones are not simulated again."""
         again = np.ones(len(self.table), dtype=bool) if above is None else (above[1] > cap + 1e-6).any(axis=1)
         if above is not None and not again.any():
             return above
@@ -128,7 +130,7 @@ class _LiveSet:
         return values, peaks
 
     def _refine(self, schedule: PartialSchedule, peaks: np.ndarray) -> None:
-        """Local search with no more memory than the schedule's own: what comes out depends on nothing else."""
+        """Local search with the schedule's own peaks as limits, so that the result depends on nothing else."""
         most = np.tile(peaks.reshape(-1, self.x.stages).max(axis=0), self.problem.pipelines)
         x = replace(self.x, cap=np.minimum(self.x.cap, most))
         goal = self.bound(x.cap)
@@ -144,14 +146,14 @@ class _LiveSet:
         self.best.take(PartialSchedule(schedule.codes, schedule.starts, self.names[schedule.host]))
 
     def bound(self, cap: np.ndarray) -> int:
-        """In ticks."""
+        """The lower bound with these limits (w,), in ticks."""
         most = tuple(np.where(self.x.alive, cap, 0).reshape(-1, self.x.stages).max(axis=0).tolist())
         if most not in self._bounds:
             self._bounds[most] = round(lower_bound(self.problem, most) * self.x.ticks) + 1
         return self._bounds[most]
 
     def one_fewer(self) -> list[Problem]:
-        """Problems with one live worker less, one of those that are alike; those that lose least come first."""
+        """The problems with one live worker less, one for each kind of worker, by their lower bounds, least first."""
         x = self.x
         kinds: set[tuple[float, ...]] = set()
         found: list[tuple[float, int, Problem]] = []
@@ -169,7 +171,7 @@ class _LiveSet:
 
 
 def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
-    """Two chains of limits (w,), highest first: numbers, and 1F1B's. Workers that may hold nothing stay so."""
+    """Two chains of limits (w,), highest first: equal numbers, and 1F1B + k. Limits below 1 stay as they are."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         most = int(min((x.cap - shape)[roomy].min(), x.problem.total))
@@ -178,7 +180,7 @@ def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
 
 
 def _one_less(x: Instance) -> Iterator[list[np.ndarray]]:
-    """Limits that are not canonical: one less everywhere and at each stage."""
+    """For limits that are not canonical: chains of one, with one less everywhere and with one less at each stage."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         room = (x.cap - shape)[roomy]
@@ -191,10 +193,11 @@ def _one_less(x: Instance) -> Iterator[list[np.ndarray]]:
 
 
 def _round(k: float) -> bool:
-    """Every whole number up to 16, every second one up to 32, every fourth up to 64, and so on."""
+    """Is k one of the canonical numbers: up to 16 all, up to 32 every second, up to 64 every fourth, and so on?"""
     return k % (1 << max(0, int(k).bit_length() - 4)) == 0
 
 
 def _shapes(x: Instance) -> tuple[np.ndarray, np.ndarray]:
+    """What k is added to in each of the two chains, (w,): 0, and P - s."""
     stage = np.arange(len(x.cap)) % x.stages
     return np.zeros(len(stage)), (x.stages - stage).astype(float)

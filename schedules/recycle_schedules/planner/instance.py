@@ -1,9 +1,9 @@
-"""A Problem as flat integer arrays: what the inner loops read.
+"""A Problem as flat integer arrays, the input of the compiled loops.
 
     x = Instance.of(problem)
     x.ticks                       # ticks in one time unit: all times in the loops are whole ticks, so ties are exact
 
-Node n = g * P + s is micro-batch g at stage s; worker w = d * P + s. Nothing here decides anything.
+Node n = g * P + s is micro-batch g at stage s; worker w = d * P + s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEED_F, NEED_G, NEED_W = 1, 2, 4
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """The arrays of a problem. n = N * P nodes, w = D * P workers (dead ones are there, unused)."""
+    """The arrays of a problem: n = N * P nodes, w = D * P workers (dead ones have entries that nothing reads)."""
 
     problem: Problem
     ticks: int
@@ -54,7 +54,7 @@ class Instance:
 
     @property
     def size(self) -> int:
-        """About how many ops there are to schedule; at least 1."""
+        """The number of ops to schedule, roughly (three for each open node); at least 1."""
         return 3 * int((self.todo > 0).sum()) or 1
 
     @cached_property
@@ -65,8 +65,8 @@ class Instance:
 
     @cached_property
     def tail(self) -> np.ndarray:
-        """(w,) int64: from the end of the stage's last gradient to the end of the worker's step, without waiting for
-        other stages. A barrier waits for all, so every stage gets the longest O."""
+        """(w,) int64: time from the end of the stage's last gradient to the end of the worker's optimizer step, if no
+        other stage makes it wait. With a barrier all wait for the longest O."""
         step = np.where(self.alive, self.duration[4], 0)
         if self.problem.optimizer == "none":
             return np.zeros_like(step)
@@ -76,6 +76,7 @@ class Instance:
 
     @classmethod
     def of(cls, problem: Problem) -> Instance:
+        """The arrays of a problem. Waiting times are rounded up to whole ticks, durations to the nearest."""
         p = problem
         D, P, N = p.pipelines, p.stages, p.total
         ticks = ticks_per_unit(p)
@@ -114,8 +115,8 @@ class Instance:
 
 
 def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
-    """The times of messages in ticks: (1, 2), within a pipeline and between two, where nothing else matters; else
-    (w, D): from worker w to the next stage's worker of a pipeline."""
+    """Times of messages in ticks, rounded up: (1, 2), within a pipeline and between two, if the graph is uniform; else
+    (w, D), from worker w to the next stage's worker of a pipeline."""
     if graph.uniform:
         return np.array([[up(graph.near), up(graph.far)]], dtype=np.int64)
     p = graph.problem
@@ -125,7 +126,7 @@ def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
 
 
 def ticks_per_unit(p: Problem) -> int:
-    """A power of ten: nine or more digits of the longest op, at least seven after the point, whatever the unit is."""
+    """A power of ten that gives the longest time at least nine digits, and at least 10**7."""
     times = [t for kind in "FIWBO" for t in p.per_stage(kind)] + [p.graph.slowest, *p.per_stage("allreduce")]
     longest = max(times, default=0.0) or 1.0
     return 10 ** max(7, 8 - math.floor(math.log10(longest)))

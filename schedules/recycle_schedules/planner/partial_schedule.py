@@ -1,4 +1,4 @@
-"""A schedule while it is being made: ops as codes, times in ticks.
+"""A schedule without its optimizer steps, as the planner works on it: ops as codes, times in ticks.
 
 schedule = PartialSchedule(codes, starts, host)
 value(instance, schedule)                 # what is minimised, in ticks
@@ -20,7 +20,8 @@ from .instance import Instance
 
 @dataclass(frozen=True, eq=False)
 class PartialSchedule:
-    """Ops as codes (node * 4 + kind) with their starts, both (n_ops,) int64 in a topological order; host (n,) int32."""
+    """codes (n_ops,) int64: node * 4 + kind, in a topological order; starts (n_ops,) int64, ticks; host (n,): each
+    node's worker."""
 
     codes: np.ndarray
     starts: np.ndarray
@@ -28,14 +29,14 @@ class PartialSchedule:
 
 
 def value(x: Instance, schedule: PartialSchedule) -> int:
-    """What is minimised, in ticks."""
+    """What the planner minimises, in ticks: the period of a staggered whole step, else the end of the last op."""
     last, first = times(x, schedule)
     w = x.stepping
     step = steps_from(x, last)[w % x.stages]
     if x.problem.optimizer != "none":
         step = np.maximum(step, x.release[w]) + x.duration[4, w]
     if x.problem.optimizer == "staggered" and not x.problem.remainder:
-        return int(np.where(first[w] < NEVER, step - first[w], x.duration[4, w]).max())  # the idle have their O alone
+        return int(np.where(first[w] < NEVER, step - first[w], x.duration[4, w]).max())  # idle workers run O alone
     return int(step.max(initial=0))
 
 
@@ -56,7 +57,7 @@ def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
 
 
 def finish(x: Instance, schedule: PartialSchedule, bound: float) -> Plan:
-    """A Plan from the loops' codes: ticks become times, optimizer steps are added."""
+    """The Plan of a schedule: times in the problem's unit, optimizer steps added. bound: its `lower_bound`."""
     P = x.stages
     codes, starts, host = schedule.codes, schedule.starts, schedule.host
     ready = steps_from(x, times(x, schedule)[0])

@@ -1,4 +1,4 @@
-"""The one public planning function.
+"""plan(problem), the planner's public function.
 
     best = plan(problem)                  # good, in milliseconds
     best = plan(problem, seconds=1.0)     # keeps searching until it is provably optimal or the time is over
@@ -23,9 +23,10 @@ from .search import search
 
 
 def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
-    """The best plan found. `lower_bound` says how much better one could be at most.
+    """The best plan found; `plan.gap` says how far it may be from the optimum.
 
-    seconds: time to search beyond the first plans; it stops early at a provable optimum."""
+    seconds: time to search beyond the first plan; it ends early at a provable optimum. May be called from any
+    thread; the compiled loops release the GIL."""
     until = time.perf_counter() + seconds
     quick = plan_in_blocks(problem)
     if quick is not None and seconds == 0:
@@ -38,7 +39,7 @@ def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
 
 
 class _Candidate:
-    """A plan that is made only if it is asked for."""
+    """A plan of a schedule, made when it is called."""
 
     def __init__(self, x: Instance, schedule, bound: float) -> None:
         self._x, self._schedule, self._bound = x, schedule, bound
@@ -48,7 +49,8 @@ class _Candidate:
 
 
 def plans(problem: Problem) -> Iterator[_Candidate]:
-    """The best plan so far, after ever more work; ends at a provable optimum. Call a candidate to get its Plan."""
+    """The best plan so far, again and again, each time after more work; ends at a provable optimum. Call one for its
+    Plan."""
     x = Instance.of(problem)
     bound = lower_bound(problem)
     target = round(bound * x.ticks) + 1
@@ -57,8 +59,8 @@ def plans(problem: Problem) -> Iterator[_Candidate]:
 
 
 def _ignoring_links(x: Instance) -> PartialSchedule | None:
-    """The first schedule of the same problem without its links, at the times that it takes with them. None if it has
-    none. So looking at links never costs anything."""
+    """The initial schedule of the same problem without its links, at the times that it takes with them; None if the
+    problem has no links. As a candidate it makes sure that looking at links is never worse than ignoring them."""
     if x.problem.graph.uniform:
         return None
     problem = x.problem.replace(links=None)
@@ -67,4 +69,4 @@ def _ignoring_links(x: Instance) -> PartialSchedule | None:
 
 
 if load(timeout=1.0):  # from the cache on disk; a first compile goes on in the background
-    plan(Problem(pipelines=2, stages=2, microbatches=2, optimizer="none"))  # touch the code once
+    plan(Problem(pipelines=2, stages=2, microbatches=2, optimizer="none"))  # a first call takes longest

@@ -1,11 +1,11 @@
-"""The ways in which the list scheduler may choose: tables for portfolio.try_policies.
+"""The policies of the list scheduler: tables for `compiled.portfolio.try_policies`.
 
     choice = Choices.of(instance)
     table = choice.table(40)         # 40 policies, the most often useful first, then a fixed random sample
 
-A policy says who hosts re-routed micro-batches (round-robin from which peer), whose turn it is among ready ops (by
-index; re-routed ones before, after or between the worker's own), whether I goes before F, how many micro-batches may be
-between F and I, when a W must be taken, from when on the last F are rushed, and where B runs whole.
+A policy decides who hosts re-routed micro-batches, which of several ready ops is next (by index; re-routed ones before,
+after or between the worker's own), whether I goes before F, how many micro-batches may be between F and I, when a W
+must run, from when on the last F have priority, and where B runs whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Choices:
 
     @classmethod
     def of(cls, x: Instance, turns: int = TURNS) -> Choices:
-        """turns: ways to deal re-routed micro-batches to peers."""
+        """The choices for an instance. turns: how many ways to distribute re-routed micro-batches over peers."""
         P, D = x.stages, x.problem.pipelines
         stage = np.tile(np.arange(P), D)
         first = assign(x, 0)
@@ -59,13 +59,13 @@ class Choices:
         return cls(np.array(hosts), np.array(keys), np.array(windows), np.array(fuses))
 
     def table(self, rows: int) -> np.ndarray:
-        """(rows, 8) int64, columns as portfolio.COLUMNS."""
+        """The first so many policies: (rows, 8) int64, columns as `compiled.portfolio.COLUMNS`; equal rows once."""
         return _table(rows, len(self.hosts), len(self.fuses))
 
 
 def at_home(x: Instance, shift: int) -> Instance:
-    """The instance in which whoever may stay in its pipeline does; with shift, each stage moves on by so many pipelines
-    (for networks on which that is faster)."""
+    """The instance in which every micro-batch that may stay in its pipeline does. shift: each stage moves on by so many
+    pipelines, for networks on which leaving the pipeline is faster."""
     P, D = x.stages, x.problem.pipelines
     stage = np.arange(P)
     there = (x.pipeline[:, None] + shift * stage) % D * P + stage

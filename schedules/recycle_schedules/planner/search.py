@@ -1,7 +1,6 @@
 """The search for a good schedule: a portfolio of list schedules, then local search from the best ones.
 
-for schedule in search(instance, target):     # ever better, without end: the caller decides when to stop
-    ...
+for schedule in search(instance, target): ...     # ever better; the caller decides when to stop
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ MOVED = 60_000
 
 
 def search(x: Instance, target: int, known: PartialSchedule | None = None) -> Iterator[PartialSchedule]:
-    """The best schedule so far, again and again, each time after some more work (about a fifth of a second at most).
+    """The best schedule so far, again and again, each time after at most about a fifth of a second of more work.
 
-    target: a value (ticks) that ends the search, a lower bound for instance. known: a schedule to be no worse than. Of
-    large jobs only list schedules are tried, and the search ends with the last policy."""
+    target: a value (ticks) that ends the search, such as a lower bound. known: a schedule to be no worse than. For
+    large jobs only list schedules are tried, and the search ends with the last policy; else it does not end by
+    itself."""
     better = lambda s: s if known is None else min(s, known, key=lambda s: value(x, s))  # noqa: E731
     size = x.size
-    slow = 1 if LOOPS.compiled else 10  # plain Python: a taste of it
+    slow = 1 if LOOPS.compiled else 10  # plain Python gets through a tenth of it
     small = LOOPS.compiled and size < SMALL
     if small and not x.problem.remainder:
         best = better(initial(x, target))
@@ -38,7 +38,7 @@ def search(x: Instance, target: int, known: PartialSchedule | None = None) -> It
     tried = policies(x) // slow or 1
     if not small or x.problem.remainder:
         best = better(portfolio(x, choices, table[:tried], target, keep=1)[0])
-        if value(x, best) > target and small:  # a remainder is waited for
+        if value(x, best) > target and small:  # only a short search: workers wait for it
             best = improved(x, best, target, min(400, MOVED // size), 0)
         yield best
     schedules, some = [best], max(1, 1_500_000 // size // slow)

@@ -1,8 +1,8 @@
-"""A schedule as one sequence of ops a worker: what the local search changes and what retiming keeps.
+"""A schedule as one sequence of ops for each worker: what local search changes and what retiming keeps.
 
 q = Sequences.of(instance, schedule, room)
-q.earliest(instance)                  # every op as early as possible
-q.retimed(instance, deadline)      # every op as late as the deadlines allow
+q.earliest(instance)               # every op as early as possible
+q.latest(instance, deadline)       # every op as late as the deadlines allow
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .partial_schedule import PartialSchedule
 
 @dataclass(eq=False)
 class Sequences:
-    """Worker w runs codes[first[w] : first[w] + length[w]] in this order. The gaps between are room to grow."""
+    """Worker w runs codes[first[w] : first[w] + length[w]] in this order. Entries between the sequences are free."""
 
     host: np.ndarray
     first: np.ndarray  # (w,) int64
@@ -29,7 +29,7 @@ class Sequences:
 
     @classmethod
     def of(cls, x: Instance, schedule: PartialSchedule, room: np.ndarray | int = 0) -> Sequences:
-        """room (w,): how many ops more each worker may get."""
+        """The sequences of a schedule. room (w,): how many more ops a worker's sequence may grow by."""
         worker = schedule.host[schedule.codes >> 2]
         length = np.bincount(worker, minlength=len(x.cap)).astype(np.int64)
         size = length + room
@@ -41,7 +41,8 @@ class Sequences:
         return cls(schedule.host.copy(), first, length, codes, np.empty_like(codes), np.empty_like(codes))
 
     def earliest(self, x: Instance, release: np.ndarray | None = None) -> PartialSchedule:
-        """Every op as early as its worker and its inputs allow."""
+        """Every op as early as its worker and its inputs allow. release (w,): when workers are free, if not the
+        instance's."""
         placed = LOOPS.earliest(
             x.stages, self.host, x.todo, x.sent, x.duration, x.release if release is None else release, x.travel,
             self.first, self.length, self.codes, self.starts, self.order,
@@ -51,7 +52,7 @@ class Sequences:
         return PartialSchedule(self.codes[at], self.starts[at], self.host)
 
     def latest(self, x: Instance, deadline: np.ndarray) -> PartialSchedule:
-        """Every op as late as possible so that worker w ends by deadline[w]; call `schedule` before."""
+        """Every op as late as possible so that worker w ends by deadline[w]. Call `earliest` first, for the order."""
         placed = int(self.length.sum())
         LOOPS.latest(
             x.stages, self.host, x.todo, x.sent, x.duration, x.travel, self.codes, self.order, placed,
