@@ -60,11 +60,16 @@ class StageGraph:
         """The time of a message between two pipelines of a uniform graph."""
         return self.near if self.problem.send_rerouted is None else self.problem.send_rerouted
 
-    def least(self, stage: int) -> float:
-        """The shortest time of a message between live workers of a stage and the next one."""
+    def least(self, stage: int, *, within: bool = False) -> float:
+        """The shortest time of a message between live workers of a stage and the next one; `within` a pipeline, or any.
+
+        ValueError if it is to stay within a pipeline and none has both workers."""
+        here, there = self.problem.live[stage], self.problem.live[stage + 1]
         if self.uniform:
-            return min(self.near, self.far)
-        return float(self.times[stage][np.ix_(self.problem.live[stage], self.problem.live[stage + 1])].min())
+            return self.near if within else min(self.near, self.far)
+        if within:
+            return float(min(self.times[stage, d, d] for d in here if d in there))
+        return float(self.times[stage][np.ix_(here, there)].min())
 
     @property
     def slowest(self) -> float:

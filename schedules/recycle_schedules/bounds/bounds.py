@@ -148,7 +148,7 @@ def _least_latency(p: Problem, s: int) -> float:
     """The shortest time of a message between stages s and s + 1; within a pipeline if no micro-batch has to leave its
     own."""
     stays = p.pipelines == 1 or (p.reroute == "failed_only" and len(p.live[s]) == len(p.live[s + 1]) == p.pipelines)
-    return min(float(p.graph.time(s, d, d)) for d in p.live[s]) if stays else p.graph.least(s)
+    return p.graph.least(s, within=stays)
 
 
 def _most_in_flight(p: Problem, s: int) -> float:
