@@ -2,9 +2,11 @@
 
     python bench/planner.py                      # golden problems: value, best known, bound, gap, time
     python bench/planner.py --scale              # time to plan and gap from 3x4x6 to 4096 workers
+    python bench/planner.py --links              # hosts and links: time to plan, and what ignoring them would cost
     python bench/planner.py --golden DIR --seconds 0.8
 
-Prints one table and writes bench/out/planner.json (or planner-scale.json). Every plan is checked by the validator.
+Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json). Every plan is checked by
+the validator.
 Times are of this process: wall seconds, and CPU seconds, which a busy machine does not stretch.
 """
 
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_schedules import Plan, Problem, plan
+from recycle_schedules.analysis.simulate import simulate
 from recycle_schedules.compiled import load
 from recycle_schedules.validate import validate
 
@@ -31,12 +34,18 @@ def main() -> int:
     parser.add_argument("--golden", type=Path, default=GOLDEN, help="folder with golden problems (*.json)")
     parser.add_argument("--seconds", type=float, default=0.75, help="search time of each golden problem (default 0.75)")
     parser.add_argument("--scale", action="store_true", help="large jobs instead")
+    parser.add_argument("--links", action="store_true", help="jobs on hosts with links between them instead")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     load()
     print(f"machine code loaded in {time.perf_counter() - begin:.1f} s")
-    rows = scale() if arguments.scale else golden(arguments.golden, arguments.seconds)
-    out = HERE / "out" / ("planner-scale.json" if arguments.scale else "planner.json")
+    if arguments.links:
+        rows, name = linked(), "planner-links.json"
+    elif arguments.scale:
+        rows, name = scale(), "planner-scale.json"
+    else:
+        rows, name = golden(arguments.golden, arguments.seconds), "planner.json"
+    out = HERE / "out" / name
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(rows, indent=1))
     return 0 if all(row["errors"] == 0 for row in rows) else 1
@@ -102,6 +111,31 @@ def scale() -> list[dict[str, Any]]:
                 times = " ".join(f"{1e3 * t:5.1f} ms" for t in (wall, cpu, ops))
                 print(f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {times}", end=" ")
                 print(f"{found.value:7g} {100 * found.gap:5.2f}%")
+    return rows
+
+
+def linked() -> list[dict[str, Any]]:
+    """Jobs with two pipelines on each host and half of the hosts in another zone, which is five times as far."""
+    heads = (("job", 14), ("dead", 4), ("latency", 7), ("plan", 9), ("without", 9), ("value", 8), ("ignoring", 8))
+    print(*(f"{name:>{width}}" for name, width in (*heads, ("gap", 6))))
+    rows = []
+    for D, P, M, dead, _ in SIZES[:3]:
+        hosts = [[f"host {d // 2}"] * P for d in range(D)]
+        zones = {f"host {k}": "west" if 4 * k < D else "east" for k in range((D + 1) // 2)}
+        for latency in (0.1, 1.0):
+            kinds = {"between_hosts": {"latency": latency}, "between_zones": {"latency": 5 * latency}}
+            problem = Problem(
+                pipelines=D, stages=P, microbatches=M, failed=dead, memory_limit={"base": "1f1b", "extra": 2},
+                links={"hosts": hosts, "zones": zones, "within_host": {"latency": 0.02}} | kinds,
+            )  # fmt: skip
+            found, wall, cpu = timed(lambda p=problem: plan(p))
+            plain, without, _ = timed(lambda p=problem: plan(p.replace(links=None)))
+            ignoring = simulate(plain, links=problem.links).value
+            row = {"job": f"{D}x{P}x{M}", "dead": len(dead), "latency": latency, "wall": wall, "cpu": cpu}
+            row |= {"without": without, "value": found.value, "ignoring": ignoring, "gap": found.gap}
+            rows.append(row | {"errors": len(validate(found))})
+            print(f"{row['job']:>14} {len(dead):4} {latency:7g} {1e3 * wall:6.1f} ms {1e3 * without:6.1f} ms", end=" ")
+            print(f"{found.value:8g} {ignoring:8g} {100 * found.gap:5.2f}%")
     return rows
 
 

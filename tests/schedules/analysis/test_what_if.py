@@ -16,6 +16,14 @@ def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage():
         assert row.peak <= row.limit and row.peer.stage == row.worker.stage
 
 
+def test_what_if_sees_that_a_worker_has_no_peer_near_it():
+    """W(2, 1) is alone on its host; the others have a peer on theirs."""
+    links = {"hosts": [["a", "a"], ["a", "a"], ["b", "b"]], "between_hosts": {"latency": 5}}
+    table = what_if(Problem(pipelines=3, stages=2, microbatches=4, links=links))
+    hurt = {row.worker: row.period for row in table.rows}
+    assert hurt[Worker(2, 1)] > hurt[Worker(0, 1)]
+
+
 def test_what_if_says_where_nobody_would_be_left():
     table = what_if(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)]))
     gone = [row for row in table.rows if row.period is None]

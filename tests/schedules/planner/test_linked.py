@@ -82,6 +82,14 @@ def test_looking_at_links_is_never_worse_than_ignoring_them(problem):
     assert plan(problem).value <= ignoring.value * (1 + 1e-6)
 
 
+@relaxed
+@given(st.data())
+def test_looking_at_links_is_never_worse_in_a_remainder_either(data):
+    left, _ = data.draw(remainders(plan(data.draw(linked()))))
+    ignoring = simulate(plan(left.replace(links=None)), links=left.links)
+    assert plan(left).value <= ignoring.value * (1 + 1e-6)
+
+
 def test_ignoring_links_would_cost_much_where_they_differ_much():
     problem = two_hosts(10.0)
     assert simulate(plan(problem.replace(links=None)), links=problem.links).value > 2 * plan(problem).value
