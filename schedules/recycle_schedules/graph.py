@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class StageGraph:
         """The longest time of a message within a pipeline, or of any if the graph is not uniform; 0 of one stage."""
         return self.near if self.uniform else float(self.times.max(initial=0.0))
 
-    def time(self, stage, a, b):
+    def time(self, stage: Any, a: Any, b: Any) -> Any:
         """Time of a message between W(a, stage) and W(b, stage + 1), in either direction; numbers or arrays of them."""
         if self.uniform:
             return np.where(np.equal(a, b), self.near, self.far)
