@@ -87,7 +87,7 @@ class Donations:
     def _begin(self, message: Json, newest: _Step) -> None:
         address, session = tuple(message["address"]), message["session"]
         self._donors.append(_Donor(self._optimizer, address, self._token, session, newest))
-        self._strike("donate", newest.step)
+        self._strike("donate", newest.step + 1)  # the step under way
 
 
 class _Donor(threading.Thread):
