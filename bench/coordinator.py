@@ -3,9 +3,9 @@
     python bench/coordinator.py                      # 3x4x6 to 64x16x128 (1024 workers)
     python bench/coordinator.py --sizes 128x32x128
 
-A step waits for the commit, and all votes arrive at once: `vote` takes the frames of all votes apart and decides, `log`
-records the step afterwards. Then a worker dies in the middle of a step of the planner's own schedule: `announce` tells
-everybody, `hear` takes the frames of all reports apart, `adopt` works out and plans what is left and writes everybody's
+A step waits for the commit, and all votes arrive at once: `vote` decodes them and the records that go before them, and
+decides; `log` records the step afterwards. Then a worker dies in the middle of a step of the planner's own schedule:
+`announce` tells everybody, `hear` decodes all reports, `adopt` works out and plans what is left and writes everybody's
 list, `follow` does the same for the steps after that, in a thread, while training goes on. Milliseconds, the least of
 three; `MB` is what adopt and follow send altogether. Results in bench/out/coordinator.json.
 """
@@ -27,7 +27,7 @@ from recycle_schedules.compiled import load
 from recycle_schedules.ops import KINDS
 
 from recycle_pp.config.settings import Parallel, Settings
-from recycle_pp.protocol.commit import ballot_paper
+from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.job import Job, Send
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.telemetry.events import Events
@@ -35,7 +35,9 @@ from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.connection import encode
+from recycle_pp.wire.frames import encode
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import FROM_WORKER, Adopt, Measured, Vote
 
 OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
 SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]
@@ -71,13 +73,11 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
         progress = Progress(1, 1, io.StringIO())
         recorder = Recorder(settings, run, Events(run.events), progress, job)
         for step in range(settings.schedule.profile_steps + 2):
-            frames = [encode(vote(worker, step, job.problem)) for worker in sorted(job.live)]
+            frames = [(w, encode(measured(w, step, job.problem)), encode(vote(w, step, job))) for w in sorted(job.live)]
             begin = time.perf_counter()
-            for frame in frames:
-                message = json.loads(frame[4:])
-                worker = Worker(*message["worker"])
-                recorder.hear(worker, message)
-                job.receive(worker, message)
+            for worker, first, second in frames:
+                recorder.measured(worker, FROM_WORKER.decode(first[4:]))
+                job.receive(worker, FROM_WORKER.decode(second[4:]))
             agreed = time.perf_counter()
             assert job.committed == step
             recorder.read_notes()
@@ -86,14 +86,16 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
     return {"vote": agreed - begin, "log": end - agreed}
 
 
-def vote(worker: Worker, step: int, problem: Problem) -> dict[str, Any]:
-    """As a worker sends it that has run its pipeline's micro-batches, a second each."""
+def measured(worker: Worker, step: int, problem: Problem) -> Measured:
+    """As a worker says it that has run its pipeline's micro-batches, a second each."""
     done = [(kind, worker.pipeline, i) for i in range(problem.counts[worker.pipeline]) for kind in "FIW"]
     spans = [[*op, float(at), at + 1.0] for at, op in enumerate(done)]
-    total = problem.total
-    paper = ballot_paper([0.1] * 60, True, [1.0] * total, [2.0] * total, speaks=worker.pipeline == 0)
-    about = {"type": "vote", "worker": list(worker), "generation": 0, "step": step, "samples": [], "spans": pack(spans)}
-    return about | paper | {"logged_bytes": 0, "lr": 1e-4, "cpu": float(step)}
+    return Measured(step, pack(spans), samples=[], logged_bytes=0, lr=1e-4, cpu=float(step))
+
+
+def vote(worker: Worker, step: int, job: Job) -> Vote:
+    total = job.problem.total
+    return make_vote(0, step, [0.1] * 60, True, [1.0] * total, [2.0] * total, speaks=worker.pipeline == 0)
 
 
 def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict[Worker, Participant]]:
@@ -107,9 +109,9 @@ def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict
     out: list[Send] = []
     for worker in workers:
         out += job.ready(worker)
-    reports = [members[to].announce(message) for to, message in out]
-    for report in reports:
-        out = job.receive(Worker(*report["worker"]), report)
+    reports = [(to, members[to].announce(message)) for to, message in out]
+    for worker, report in reports:
+        out = job.receive(worker, report)
     for to, message in [*out, *job.planned(job.steady.plan(job.problem_now()))]:
         deliver(members[to], message)
     return job, members
@@ -126,12 +128,12 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
     announced = job.died(victim)
     encoded(announced)
     told = time.perf_counter()
-    frames = [encode(members[to].announce(message, busy[to])) for to, message in announced]
+    frames = [(to, encode(members[to].announce(message, busy[to]))) for to, message in announced]
     ready = time.perf_counter()
-    heard = [json.loads(frame[4:]) for frame in frames]
+    heard = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
     known = time.perf_counter()
-    for report in heard:
-        adopted = job.receive(Worker(*report["worker"]), report)
+    for worker, report in heard:
+        adopted = job.receive(worker, report)
     size = encoded(adopted)
     adopting = time.perf_counter()
     followed = job.planned(job.steady.plan(job.problem_now()))
@@ -141,8 +143,8 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
             "megabytes": size / 1e6}  # fmt: skip
 
 
-def deliver(member: Participant, message: dict[str, Any]) -> None:
-    if message["type"] == "adopt":
+def deliver(member: Participant, message: Message) -> None:
+    if isinstance(message, Adopt):
         member.adopt(message)
     else:
         member.plan(message)

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from recycle_schedules import Worker
 from torch import nn
 
 from recycle_pp.config.settings import Optimizer, Settings
@@ -30,6 +31,7 @@ from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state.rejoin import Donations, Joining
+from recycle_pp.wire.messages.workers import Donate
 
 OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
 GB = 1e9
@@ -115,7 +117,7 @@ class Donor:
         return time.monotonic() - begun
 
     def donate(self, address: Any) -> float:
-        self.donations.asked({"address": address, "session": 1})
+        self.donations.asked(Donate(Worker(0, 0), session=1, address=address))
         return time.monotonic()
 
 

@@ -11,14 +11,13 @@ Keys begin with the generation they belong to. A value is written once and never
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+import msgspec
 import torch.distributed as dist
 
 from recycle_pp.comm.waiting import LinkBroken
@@ -45,7 +44,7 @@ class ControlStore(dist.Store):
 
     def deliver(self, key: str, value: bytes) -> None:
         """A key that another worker has published. Keys of abandoned generations are dropped."""
-        items = _unpack(value) if key == BATCH else {key: value}
+        items = msgspec.msgpack.decode(value, type=dict[str, bytes]) if key == BATCH else {key: value}
         with self._changed:
             self._values.update((k, v) for k, v in items.items() if not self._is_over(k))
             self._changed.notify_all()
@@ -83,7 +82,7 @@ class ControlStore(dist.Store):
         finally:
             del self._batches[threading.get_ident()]
         if batch:
-            self._publish(BATCH, _pack(batch))
+            self._publish(BATCH, msgspec.msgpack.encode(batch))
 
     # What C++ calls (torch/csrc/distributed/c10d/init.cpp, PythonStore).
 
@@ -146,11 +145,3 @@ def _generation(key: str) -> int:
     """-1 for keys that belong to none."""
     head = key.partition("/")[0]
     return int(head) if head.isdecimal() else -1
-
-
-def _pack(items: dict[str, bytes]) -> bytes:
-    return json.dumps({key: base64.b64encode(value).decode() for key, value in items.items()}).encode()
-
-
-def _unpack(data: bytes) -> dict[str, bytes]:
-    return {key: base64.b64decode(value, validate=True) for key, value in json.loads(data).items()}

@@ -2,26 +2,21 @@
 
     receiver = Receiver("127.0.0.1", token)                    # listens at once; (host, port) in receiver.address
     stream = receiver.accept(timeout=60)                       # Stream, authenticated
-    meta, tensors = stream.receive()                           # blocks; TransferError when the other side is gone
+    about, tensors = stream.receive()                          # blocks; TransferError when the other side is gone
 
     stream = connect(address, token, timeout=10)               # the donor
-    stream.send({"step": 7}, {"layers.0.wq.weight": tensor})   # returns when the kernel has taken all of it
+    stream.send(StepGradient(...), {"gradient": tensor})       # returns when the kernel has taken all of it
 
-Either side may send, any number of times. `close` from any thread ends what blocks. Frames are a length-limited JSON
-header ({"meta": ..., "tensors": [[name, dtype, shape], ...]}) and then the tensors' raw bytes in that order, in the
-byte order of the machine. Both ends prove with HMAC-SHA256 that they know the job's token, without sending it, before
-anything else is read; nothing that arrives is unpickled or evaluated.
+Either side may send, any number of times. `close` from any thread ends what blocks. A frame with a `Parcel` (see
+`wire.messages.states`) comes first, then the tensors' raw bytes in its order, in the byte order of the machine. It all
+begins with the mutual proof of `wire.authentication`; nothing that arrives is unpickled or evaluated.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import json
 import math
-import secrets
 import socket
-import struct
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -29,14 +24,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recycle_pp.wire.authentication import admit, prove
+from recycle_pp.wire.frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, encode, length_of
+from recycle_pp.wire.messages.states import (
+    TO_JOINER,
+    TO_RECEIVER,
+    DonorHello,
+    Parcel,
+    StatePart,
+    StepGradient,
+    TensorHeader,
+)
+from recycle_pp.wire.messages.table import Message, Vocabulary
+
 from .addresses import address_of
 
-MAX_HEADER = 16 << 20  # bytes
 MAX_TENSOR = 1 << 40  # bytes
 CHUNK = 4 << 20  # bytes that one system call is asked to move: `timeout` is the longest pause between two of them
-NONCE = 32  # bytes
 
-_LENGTH = struct.Struct(">I")
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -59,7 +64,10 @@ def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 1
         raise TransferError(f"no connection to {host}:{port}: {error}") from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream = Stream(sock, timeout)
-    stream._authenticate(token, b"donor", b"joiner")
+    try:
+        prove(token, DonorHello(), stream._say, stream._hear)
+    except ChannelClosed as error:
+        raise stream._broken(str(error)) from error
     sock.settimeout(idle)
     return stream
 
@@ -87,10 +95,13 @@ class Receiver:
                 raise TransferError(f"nobody has connected to {self.address[0]}:{self.address[1]}") from error
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = Stream(sock, min(5.0, timeout))
-            with contextlib.suppress(TransferError):
-                stream._authenticate(self._token, b"joiner", b"donor")
-                sock.settimeout(idle)
-                return stream
+            try:
+                admit(self._token, TO_RECEIVER, stream._say, stream._hear)
+            except (ChannelClosed, TransferError):
+                stream.close()
+                continue
+            sock.settimeout(idle)
+            return stream
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -105,30 +116,24 @@ class Stream:
         sock.settimeout(timeout)
         self._socket = sock
 
-    def send(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Sends `meta` (JSON) and the tensors, in order; they must not change until it returns."""
-        described = [[name, _name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
-        header = json.dumps({"meta": dict(meta), "tensors": described}).encode()
-        if len(header) > MAX_HEADER:
-            raise ValueError(f"the header of {len(tensors)} tensors has {len(header)} bytes; {MAX_HEADER} are allowed")
-        self._write(memoryview(_LENGTH.pack(len(header)) + header))
+    def send(self, about: StatePart | StepGradient, tensors: Mapping[str, Tensor]) -> None:
+        """Sends the tensors, in order; they must not change until it returns. ValueError above 16 MiB of names."""
+        headers = [TensorHeader(name, _name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()]
+        self._say(Parcel(about, headers))
         for tensor in tensors.values():
             self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
 
-    def receive(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The next `send` of the other side: (meta, tensors on the CPU)."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        if length > MAX_HEADER:
-            raise self._broken(f"a header of {length} bytes; {MAX_HEADER} are allowed")
+    def receive(self) -> tuple[StatePart | StepGradient, dict[str, Tensor]]:
+        """The next `send` of the other side: (about, tensors on the CPU)."""
         try:
-            header = json.loads(self._read(length))
-            meta, described = header["meta"], header["tensors"]
-            empty = {str(name): _empty(dtype, shape) for name, dtype, shape in described}
-        except (ValueError, TypeError, KeyError) as error:
+            parcel = self._hear(TO_JOINER, MAX_FRAME)
+            assert isinstance(parcel, Parcel)  # there is no other message to a joiner
+            empty = {header.name: _empty(header) for header in parcel.tensors}
+        except (ChannelClosed, ValueError) as error:
             raise self._broken(f"a header that does not read: {error}") from error
         for tensor in empty.values():
             self._fill(_bytes_of(tensor))
-        return meta, empty
+        return parcel.about, empty
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -141,14 +146,11 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _authenticate(self, token: str, me: bytes, other: bytes) -> None:
-        """Both ends prove that they know the token; the role in a proof keeps it from being sent back."""
-        mine = secrets.token_bytes(NONCE)
-        self._write(memoryview(mine))
-        theirs = self._read(NONCE)
-        self._write(memoryview(_proof(token, me, theirs + mine)))
-        if not hmac.compare_digest(self._read(32), _proof(token, other, mine + theirs)):
-            raise self._broken("the other side does not know the job's token")
+    def _say(self, message: Message) -> None:
+        self._write(memoryview(encode(message)))
+
+    def _hear(self, vocabulary: Vocabulary, limit: int = MAX_HANDSHAKE_FRAME) -> Message:
+        return vocabulary.decode(self._read(length_of(self._read(LENGTH.size), limit)))
 
     def _write(self, data: memoryview) -> None:
         try:
@@ -178,10 +180,6 @@ class Stream:
         return TransferError(f"transfer of state: {reason}")
 
 
-def _proof(token: str, role: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(token.encode(), b"recycle_pp transfer " + role + nonces, "sha256")
-
-
 def _name(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
@@ -189,8 +187,9 @@ def _name(dtype: torch.dtype) -> str:
     return name
 
 
-def _empty(name: str, shape: list[int]) -> Tensor:
-    if name not in _DTYPES or not all(type(size) is int and size >= 0 for size in shape):
+def _empty(header: TensorHeader) -> Tensor:
+    name, shape = header.dtype, header.shape
+    if name not in _DTYPES or any(size < 0 for size in shape):
         raise ValueError(f"a tensor of {name} {shape}")
     if math.prod(shape) * _DTYPES[name].itemsize > MAX_TENSOR:
         raise ValueError(f"a tensor of shape {shape}")

@@ -12,26 +12,16 @@ agreement rests on: `embedded`, a vote of the supervisors (`election.py`), or `e
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from recycle_pp.wire.connection import Peer
-
-Place = tuple[str, int]  # host, port
+from recycle_pp.wire.messages.agreement import Leader, Place
 
 PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspicion: it has plans to make
 
 
 class LostMajority(RuntimeError):
     """This side may not go on: the rest of the job, if there is one, does. The text is a sentence for the user."""
-
-
-class Leader(NamedTuple):
-    """The supervisor that hosts the coordinator. At most one a term; terms only grow."""
-
-    term: int
-    rank: int
-    host: str
-    port: int
 
 
 class Agreement(Protocol):
@@ -57,7 +47,7 @@ class Agreement(Protocol):
         ...
 
     async def handle(self, peer: Peer) -> None:
-        """Serves a connection of another supervisor's agreement (role `agreement` in its hello) to its end."""
+        """Serves a connection of another supervisor's agreement (CandidateHello) to its end."""
         ...
 
     def close(self) -> None: ...

@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from recycle_pp.protocol.job import Send
+from recycle_pp.wire.messages.workers import Adopt, SteadyPlan
 
 from .agreement import Agreement, LostMajority, Place
 
-_BEGINS = ("adopt", "plan")  # without these messages nobody can do anything in a generation
+_BEGINS = (Adopt, SteadyPlan)  # without these messages nobody can do anything in a generation
 
 
 class Gate:
@@ -38,9 +39,9 @@ class Gate:
             self._agreeing = asyncio.create_task(self._agree(generation, places))
 
     def send(self, out: Sequence[Send]) -> None:
-        held = [send for send in out if self._agreeing is not None and send.message["type"] in _BEGINS]
+        held = [send for send in out if self._agreeing is not None and isinstance(send.message, _BEGINS)]
         self._held += held
-        self._deliver([send for send in out if send.message["type"] not in _BEGINS] if held else out)
+        self._deliver([send for send in out if not isinstance(send.message, _BEGINS)] if held else out)
 
     def close(self) -> None:
         if self._agreeing is not None:

@@ -16,27 +16,36 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from recycle_pp.wire.connection import Message, Peer, connect, encode
+from recycle_pp.wire.connection import Peer, connect
+from recycle_pp.wire.frames import encode
+from recycle_pp.wire.messages.agreement import (
+    TO_CANDIDATE,
+    TO_VOTER,
+    Agreed,
+    Answer,
+    Campaign,
+    Leader,
+    Leads,
+    Membership,
+    Place,
+    Position,
+    Propose,
+)
+from recycle_pp.wire.messages.handshake import CandidateHello
+from recycle_pp.wire.messages.table import Message
 
-from .agreement import Leader, LostMajority, Place, majority
+from .agreement import LostMajority, majority
 
 TURN = 0.2  # seconds that each later candidate waits longer
 ROUND = 1.0  # seconds until a candidate without a majority gives way
 ANSWER = 2.0  # seconds for an answer from a supervisor that may be cut off
 AGAIN = 0.02  # seconds between two times of asking: it may not have noticed yet that the leader is gone
 
-Position = tuple[int, int]  # term, generation
 Roster = dict[int, Place]
-
-
-class Membership(NamedTuple):
-    position: Position
-    leader: int  # who proposed it: the first to acknowledge it
-    roster: Roster
 
 
 class Election:
@@ -58,6 +67,12 @@ class Election:
         self._memberships = [begin]  # the last agreed, and those proposed since
         self._lines: dict[Place, _Line] = {}
         self._telling: set[asyncio.Task[None]] = set()
+        self._handlers: dict[type[Message], Callable[[Any], bool]] = {
+            Campaign: self._grants,
+            Propose: self._acknowledges,
+            Agreed: self._hears_agreed,
+            Leads: self._hears_leader,
+        }
         if leader is not None:
             self._follow(leader)
 
@@ -88,25 +103,23 @@ class Election:
             raise LostMajority("another supervisor coordinates now")
         position = (leader.term, generation)
         self._memberships.append(Membership(position, self._rank, dict(supervisors)))
-        question = {"type": "propose", "leader": leader, "memberships": _to_json(self._memberships)}
         try:
             async with asyncio.timeout(self._patience):
-                await self._ask_all(question)
+                await self._ask_all(Propose(leader, self._memberships))
         except TimeoutError:
             raise LostMajority(f"no majority of supervisors {_names(supervisors)} has answered in time") from None
         if self._leader != leader:
             raise LostMajority("another supervisor coordinates now")
         self._agreed(position)
-        self._tell({"type": "agreed", "position": position})
+        self._tell(Agreed(position))
 
     async def supervisors(self) -> Mapping[int, Place]:
         return self._memberships[-1].roster
 
     async def handle(self, peer: Peer) -> None:
-        async for message in peer:
-            yes = self._judge(message)
-            position = self._memberships[-1].position
-            peer.send({"type": "answer", "yes": yes, "position": position, "leader": self._leader})
+        async for message in peer.listen(TO_VOTER):
+            yes = self._handlers[type(message)](message)
+            peer.send(Answer(yes, self._memberships[-1].position, self._leader))
 
     def close(self) -> None:
         for task in self._telling:
@@ -116,28 +129,28 @@ class Election:
 
     # -- as a voter --------------------------------------------------------------------------------------------
 
-    def _judge(self, message: Message) -> bool:
-        match message["type"]:
-            case "campaign":
-                return self._grants(message["term"], message["rank"], tuple(message["position"]))
-            case "propose":
-                leader = Leader(*message["leader"])
-                if leader.term < self._term:
-                    return False
-                self._follow(leader)
-                self._memberships = _from_json(message["memberships"])
-            case "agreed":
-                self._agreed(tuple(message["position"]))
-            case "leads":
-                self._follow(Leader(*message["leader"]))
+    def _acknowledges(self, message: Propose) -> bool:
+        if message.leader.term < self._term or not message.memberships:
+            return False
+        self._follow(message.leader)
+        self._memberships = message.memberships
         return True
 
-    def _grants(self, term: int, rank: int, position: Position) -> bool:
+    def _hears_agreed(self, message: Agreed) -> bool:
+        self._agreed(message.position)
+        return True
+
+    def _hears_leader(self, message: Leads) -> bool:
+        self._follow(message.leader)
+        return True
+
+    def _grants(self, message: Campaign) -> bool:
+        term, rank = message.term, message.rank
         if self._leader is not None:
             return False
         if term > self._term:  # also where the vote is refused: else two candidates could ask in step, for ever
             self._term, self._vote = term, None
-        if term < self._term or self._vote not in (None, rank) or position < self._memberships[-1].position:
+        if term < self._term or self._vote not in (None, rank) or message.position < self._memberships[-1].position:
             return False
         self._vote, self._voted_at = rank, asyncio.get_running_loop().time()
         return True
@@ -164,8 +177,7 @@ class Election:
     async def _campaign(self) -> None:
         self._term, self._vote = self._term + 1, self._rank
         term = self._term
-        position = self._memberships[-1].position
-        question = {"type": "campaign", "term": term, "rank": self._rank, "position": position}
+        question = Campaign(term, self._rank, self._memberships[-1].position)
         asking = asyncio.create_task(self._ask_all(question))
         led = asyncio.create_task(self._led.wait())
         try:
@@ -174,7 +186,7 @@ class Election:
                 raise failed
             if asking.done() and self._leader is None and self._term == term:
                 self._follow(Leader(term, self._rank, *self._address))
-                self._tell({"type": "leads", "leader": self._leader})
+                self._tell(Leads(Leader(term, self._rank, *self._address)))
         finally:
             asking.cancel()
             led.cancel()
@@ -196,10 +208,10 @@ class Election:
                 except OSError:
                     await asyncio.sleep(AGAIN)
                 else:
-                    if answer["leader"] is not None:
-                        self._follow(Leader(*answer["leader"]))
-                    (know.add if tuple(answer["position"]) == newest.position else may_know.discard)(rank)
-                    if answer["yes"]:
+                    if answer.leader is not None:
+                        self._follow(answer.leader)
+                    (know.add if answer.position == newest.position else may_know.discard)(rank)
+                    if answer.yes:
                         yes.add(rank)
                     else:
                         await asyncio.sleep(AGAIN)
@@ -256,16 +268,17 @@ class _Line:
         self._lock = asyncio.Lock()
         self._peer: Peer | None = None
 
-    async def ask(self, question: bytes) -> Message:
+    async def ask(self, question: bytes) -> Answer:
         """`question` is a frame. OSError where no answer comes; ConnectionRefusedError where nobody lives any more."""
         async with self._lock:
             try:
                 if self._peer is None:
-                    hello = {"type": "hello", "role": "agreement"}
-                    self._peer = await connect(*self._place, self._token, hello, ANSWER)
+                    self._peer = await connect(*self._place, self._token, CandidateHello(), ANSWER)
                 self._peer.send_frame(question)
                 async with asyncio.timeout(ANSWER):
-                    return await self._peer.recv()
+                    answer = await self._peer.recv(TO_CANDIDATE)
+                    assert isinstance(answer, Answer)  # there is no other message to a candidate
+                    return answer
             except BaseException:  # cancelled too: the answer to this question must not be taken for that to the next
                 self.close()
                 raise
@@ -278,14 +291,3 @@ class _Line:
 
 def _names(ranks: Any) -> str:
     return ", ".join(map(str, sorted(ranks)))
-
-
-def _to_json(memberships: Sequence[Membership]) -> list[Any]:
-    return [[m.position, m.leader, [[rank, *place] for rank, place in m.roster.items()]] for m in memberships]
-
-
-def _from_json(data: Any) -> list[Membership]:
-    return [
-        Membership((term, generation), leader, {rank: (host, port) for rank, host, port in roster})
-        for (term, generation), leader, roster in data
-    ]

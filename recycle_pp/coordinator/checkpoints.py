@@ -1,7 +1,6 @@
 """Checkpoints, as the coordinator sees them: who saves, when all parts are there, who puts them together.
 
     saving.begin(step, savers)              # with the commit; one live worker a stage writes its part
-    out, event = saving.hear(worker, message)  # saved, save_failed, assembling, assembled
     out = saving.saved(worker, message)     # when the last part is written: one worker assembles the checkpoint
     out = saving.died(worker, live)         # a saver died: at the end of the run a peer takes over, else it is given up
     out = saving.only(live)                 # whoever else is awaited has died
@@ -19,9 +18,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.job import Send
 from recycle_pp.state.checksum import fingerprint
-from recycle_pp.wire.connection import Message
-
-SAVING = ("saved", "save_failed", "assembling", "assembled")  # messages
+from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Save, Saved, SaveFailed
 
 
 class CannotRestore(RuntimeError):
@@ -76,23 +73,9 @@ class Saving:
         self._step, self._final, self._assembler = step, final, None
         self._missing = {w.stage: w for w in savers}
 
-    def hear(self, worker: Worker, message: Message) -> tuple[list[Send], str | None]:
-        """What a worker says of a save: the answers, and the event to record."""
-        kind, out, event = message["type"], [], None
-        if kind == "saved":
-            out = self.saved(worker, message)
-        elif kind == "assembling":
-            self.assembling(worker, message)
-        elif kind == "assembled":
-            self.assembled(message)
-            event = "checkpoint_saved"
-        elif self.could_not_save(message["step"]):
-            event = "checkpoint_failed"
-        return out, event
-
-    def could_not_save(self, step: int) -> bool:
+    def save_failed(self, message: SaveFailed) -> bool:
         """The checkpoint before stays the newest. False if this one is given up already."""
-        if step != self._step or not self.busy:
+        if message.step != self._step or not self.busy:
             return False
         self.failed = self.failed or self._final
         self.abandon()
@@ -101,20 +84,20 @@ class Saving:
     def abandon(self) -> None:
         self._missing, self._assembler = {}, None
 
-    def saved(self, worker: Worker, message: Message) -> list[Send]:
+    def saved(self, worker: Worker, message: Saved) -> list[Send]:
         """Whoever of the stage has written it: all hold the same."""
-        if message["step"] != self._step or worker.stage not in self._missing:
+        if message.step != self._step or worker.stage not in self._missing:
             return []
         del self._missing[worker.stage]
         return [] if self._missing else self._assemble(worker)
 
-    def assembling(self, worker: Worker, message: Message) -> None:
+    def assembling(self, worker: Worker, message: Assembling) -> None:
         """It was asked to, by this coordinator or by the one before."""
-        if message["step"] == self._step:
+        if message.step == self._step:
             self._missing, self._assembler = {}, worker
 
-    def assembled(self, message: Message) -> None:
-        if message["step"] == self._step:
+    def assembled(self, message: Assembled) -> None:
+        if message.step == self._step:
             self.abandon()
 
     def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
@@ -127,7 +110,7 @@ class Saving:
         if self._assembler == worker:
             return self._assemble(min(live))
         self._missing[worker.stage] = peers[0]
-        return [Send(peers[0], {"type": "save", "step": self._step})]
+        return [Send(peers[0], Save(self._step))]
 
     def only(self, live: Collection[Worker]) -> list[Send]:
         awaited = {worker for worker in (*self._missing.values(), self._assembler) if worker is not None}
@@ -135,7 +118,7 @@ class Saving:
 
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler = worker
-        return [Send(worker, {"type": "assemble", "step": self._step})]
+        return [Send(worker, Assemble(self._step))]
 
 
 def _damage(path: Path) -> str | None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.agreement import Agreement, Leader
+from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send, StageLost
@@ -30,9 +30,53 @@ from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.connection import Message, Peer
+from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.supervisors import (
+    FROM_SUPERVISOR,
+    Died,
+    Dying,
+    Evict,
+    Finish,
+    NoPlace,
+    Present,
+    Redirect,
+    Spawned,
+    Stopping,
+    SupervisorHeartbeat,
+    SupervisorWelcome,
+)
+from recycle_pp.wire.messages.table import Message, is_void
+from recycle_pp.wire.messages.workers import (
+    FROM_WORKER,
+    Announce,
+    Assembled,
+    Assembling,
+    Broken,
+    CannotRun,
+    Donate,
+    Evaluated,
+    Exit,
+    Finished,
+    Leave,
+    Leaving,
+    Measured,
+    OpProgress,
+    Ready,
+    Report,
+    Resumed,
+    Saved,
+    SaveFailed,
+    State,
+    StoreValue,
+    Synced,
+    Vote,
+    WorkerHeartbeat,
+    WorkerWelcome,
+)
 
-from .checkpoints import SAVING, CannotRestore, Saving
+from .checkpoints import CannotRestore, Saving
 from .deaths import CAUSE_SECONDS, DYING_SECONDS, Deaths
 from .planning import Planning
 from .problem import new_job, with_less_memory
@@ -70,6 +114,31 @@ class Coordinator:
         self._recorder = Recorder(settings, run, events, progress, self._job)
         self._planning = Planning(settings, run, lambda: self._job, self._drive, self.stop)
         self._deaths = Deaths(self._roster, self._restarts, self._recorder, self._timers, self._lease, self)
+        self._supervisor_handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
+            SupervisorHeartbeat: lambda rank, message: None,  # that it came is all
+            Spawned: self._spawned,
+            Stopping: self._stopping,
+            Dying: lambda rank, message: self._deaths.dead(rank, message.incarnation, DYING_SECONDS),
+            Died: self._died,
+        }
+        self._worker_handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
+            WorkerHeartbeat: lambda rank, message: self._recorder.heartbeat(rank.role, message),
+            StoreValue: lambda rank, message: self._roster.publish(message.key, message.value),
+            Measured: lambda rank, message: self._recorder.measured(rank.role, message),
+            OpProgress: lambda rank, message: self._recorder.progress(rank.role, message),
+            Resumed: lambda rank, message: self._recorder.resumed(rank.role, message),
+            Broken: self._broken,
+            Ready: self._ready,
+            CannotRun: lambda rank, message: self.stop(message.reason, code=2),
+            Leaving: self._leaving,
+            Finished: self._finished,
+            Saved: self._saved,
+            SaveFailed: self._save_failed,
+            Assembling: lambda rank, message: self._saving.assembling(rank.role, message),
+            Assembled: self._assembled,
+            State: lambda rank, message: None,  # only a successor wants it, see there
+            **dict.fromkeys((Report, Vote, Evaluated, Synced), self._receive),
+        }
         self._report_damage()
         if self._saving.damaged and not self._job.first_step:
             self.stop(f"run.resume=true: none of the checkpoints in {run.checkpoints} is whole")
@@ -83,9 +152,9 @@ class Coordinator:
             await self._changed.wait()
             self._changed.clear()
         watch.cancel()
-        self._roster.tell_workers({"type": "exit"})
+        self._roster.tell_workers(Exit())
         for rank in self._roster:
-            rank.tell({"type": "finish", "code": self._code})
+            rank.tell(Finish(self._code))
         self._gate.close()
         await self._until_all_have_gone()
         self._recorder.close()
@@ -120,39 +189,32 @@ class Coordinator:
         """A mistake of ours must end the job with its traceback, not look like the death of whoever was speaking."""
         peer.end_after_silence(self._settings.control.suspicion)
         try:
-            if peer.hello["role"] == "supervisor":
-                await self._handle_supervisor(peer)
-            else:
-                await self._handle_worker(peer)
+            match peer.hello:
+                case SupervisorHello():
+                    await self._handle_supervisor(peer, peer.hello)
+                case WorkerHello():
+                    await self._handle_worker(peer, peer.hello)
         except Exception:
             self.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 
-    async def _handle_supervisor(self, peer: Peer) -> None:
-        number = int(peer.hello["rank"])
+    async def _handle_supervisor(self, peer: Peer, hello: SupervisorHello) -> None:
+        number = hello.rank
         if number < 0:
             if not any(self._roster):  # nobody has come yet: the newcomer is to ask again
-                peer.send({"type": "redirect", "leader": self._leader})
+                peer.send(Redirect(self._leader))
                 return
             free = self._roster.free(self._job.live)
             if free is None:
-                reason = "no node of the job is lost, so there is no place for another one"
-                peer.send({"type": "refused", "reason": reason})
+                peer.send(NoPlace("no node of the job is lost, so there is no place for another one"))
                 return
             free.supervisor, free.respawns, number = peer, 0, free.number
-        peer.send({
-            "type": "welcome",
-            "settings": asdict(self._settings),
-            "run_dir": str(self._run.path),
-            "leader": self._leader,
-            "rank": number,
-            "now": time.monotonic(),
-        })  # fmt: skip
-        if self.over:  # it had to stop before anybody came
-            peer.send({"type": "finish", "code": self._code})
-        async for message in peer:
-            if message["type"] == "present":
+        peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
+        if self._code is not None:  # it had to stop before anybody came
+            peer.send(Finish(self._code))
+        async for message in peer.listen(FROM_SUPERVISOR):
+            if isinstance(message, Present):
                 self._present(number, message, peer)
-            elif message["type"] != "heartbeat" or number in self._roster:  # it may beat while it waits for the welcome
+            else:
                 self._obey(number, message, peer)
         self._supervisor_lost(number, peer)
 
@@ -163,49 +225,53 @@ class Coordinator:
             rank.causes.setdefault(rank.incarnation, NODE_LOSS)
             self._deaths.dead(rank, rank.incarnation)
 
-    def _present(self, number: int, message: Message, peer: Peer) -> None:
+    def _present(self, number: int, message: Present, peer: Peer) -> None:
         """A supervisor listens, and says what it knows of its worker."""
         rank = self._roster.enter(number)
-        rank.supervisor, rank.place, rank.unheard = peer, tuple(message["place"]), 0
-        if message["spawn"] is not None:
-            self._returned(rank, message, peer)
+        rank.supervisor, rank.place, rank.unheard = peer, message.place, 0
+        if message.spawn is not None:
+            self._returned(rank, message.spawn.incarnation, message.deaths)
         elif rank.incarnation >= 0:  # a newcomer, in the place of a node that was lost
-            self._recorder.event("node_joined", rank.role, rank=number, host=peer.hello.get("host"))
+            self._recorder.event("node_joined", rank.role, rank=number, host=rank.host)
             rank.spawn(self._lease)
         elif self._roster.complete:
             self._gate.announce(-1, self._roster.places())  # from now on the job survives the loss of this coordinator
             for each in self._roster:
                 each.spawn(self._lease)
 
-    def _returned(self, rank: Rank, message: Message, peer: Peer) -> None:
+    def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
         """A supervisor that had lost its connection; where it was missed, its worker has been given up."""
         self._recorder.event("supervisor_back", rank.role, rank=rank.number)
-        for death in message["deaths"]:
-            if rank.alive and death["incarnation"] == rank.incarnation:
-                self._obey(rank.number, {"type": "died", **death}, peer)
-        rank.incarnation = max(rank.incarnation, message["spawn"]["incarnation"])
+        for died in deaths:
+            if rank.alive and died.incarnation == rank.incarnation:
+                self._died(rank, died)
+        rank.incarnation = max(rank.incarnation, incarnation)
         if not rank.alive and self._restarts.comes_back(rank):
             rank.spawn(self._lease)
 
     def _obey(self, number: int, message: Message, peer: Peer) -> None:
-        rank = self._roster[number]
-        rank.unheard = 0
-        if message["type"] == "spawned":
-            pid, host = message["pid"], peer.hello.get("host")
-            self._recorder.event("spawned", rank.role, rank=number, pid=pid, host=host)
-        elif message["type"] == "stopping":
-            rank.stopping = True
-            if message["signal"] == "SIGINT":
-                self.stop("SIGINT", 130)
-            else:
-                self._timers.after(_TERM_SECONDS, self._evict)
-        elif message["type"] == "dying":
-            self._deaths.dead(rank, message["incarnation"], DYING_SECONDS)
-        elif message["type"] == "died":
-            seen = rank.causes.get(message["incarnation"], {})  # a hang that we have ended ourselves
-            rank.causes[message["incarnation"]] = {**message, **seen}
-            self._deaths.dead(rank, message["incarnation"])
-            self._deaths.explain(rank, message["incarnation"])
+        if number in self._roster:  # it may beat while it waits for the welcome
+            rank = self._roster[number]
+            rank.unheard = 0
+            self._supervisor_handlers[type(message)](rank, message)
+
+    def _spawned(self, rank: Rank, message: Spawned) -> None:
+        self._recorder.event("spawned", rank.role, rank=rank.number, pid=message.pid, host=rank.host)
+
+    def _stopping(self, rank: Rank, message: Stopping) -> None:
+        rank.stopping = True
+        if message.signal == "SIGINT":
+            self.stop("SIGINT", 130)
+        else:
+            self._timers.after(_TERM_SECONDS, self._evict)
+
+    def _died(self, rank: Rank, message: Died) -> None:
+        seen, death = rank.causes.get(message.incarnation), message.death
+        if seen is not None:  # a hang that we have ended ourselves
+            death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
+        rank.causes[message.incarnation] = death
+        self._deaths.dead(rank, message.incarnation)
+        self._deaths.explain(rank, message.incarnation)
 
     def _evict(self) -> None:
         """SIGTERM: the end of the job where all have got it, else of those machines, and the others go on."""
@@ -215,26 +281,21 @@ class Coordinator:
             self.stop("SIGTERM", 143)
             return
         for rank in going:
-            rank.tell({"type": "evict"})
+            rank.tell(Evict())
 
-    async def _handle_worker(self, peer: Peer) -> None:
-        rank, incarnation = self._roster[int(peer.hello["rank"])], int(peer.hello["incarnation"])
+    async def _handle_worker(self, peer: Peer, hello: WorkerHello) -> None:
+        if hello.rank not in self._roster:
+            return  # nobody has told it to come
+        rank, incarnation = self._roster[hello.rank], hello.incarnation
         if incarnation != rank.incarnation or not rank.alive:
             return  # given up before it came: its generation is void
-        if peer.hello["moved"] and rank.worker is not peer:
+        if hello.moved and rank.worker is not peer:
             return  # it comes from another coordinator, too late: likewise
         rank.worker, rank.heard = peer, time.monotonic()
-        if not peer.hello["moved"]:
-            peer.send({
-                "type": "welcome",
-                "settings": asdict(self._settings),
-                "worker": list(rank.role),
-                "run_dir": str(self._run.path),
-                "resume": self._job.first_step,
-                "faults": [list(f) for f in self._restarts.faults_of(rank.role)],
-                "now": time.monotonic(),
-            })  # fmt: skip
-        async for message in peer:
+        if not hello.moved:
+            faults = self._restarts.faults_of(rank.role)
+            peer.send(WorkerWelcome(self._settings, rank.role, str(self._run.path), self._job.first_step, faults))
+        async for message in peer.listen(FROM_WORKER):
             rank.heard = time.monotonic()
             if incarnation == rank.incarnation and rank.alive:
                 self._hear(rank, message)
@@ -242,39 +303,44 @@ class Coordinator:
             self._deaths.dead(rank, incarnation)
 
     def _hear(self, rank: Rank, message: Message) -> None:
-        kind = message["type"]
-        if kind == "heartbeat":
-            self._recorder.heartbeat(rank.role, message)
-            return
-        if kind == "store":
-            self._roster.publish(message["key"], message["value"])
-            return
-        if kind == "broken":
-            self._unreachable[rank.role] = [Worker(*w) for w in message.get("unreachable", ())]
-            self._timers.after(_BROKEN_SECONDS, self._mend, message["generation"])
-            return
-        self._recorder.hear(rank.role, message)
-        if kind == "ready":
-            rank.patience = self._settings.control.suspicion
-            if self._fits(rank, message["platform"]) and rank.role not in self._job.live:
-                earliest = 0 if self._job.phase == "starting" else self._restarts.earliest(rank.role)
-                self._drive(self._job.ready, rank.role, earliest)
-        elif kind == "leaving" and not self.over:
+        if not is_void(message, self._job.generation):
+            self._worker_handlers[type(message)](rank, message)
+
+    def _receive(self, rank: Rank, message: Message) -> None:
+        self._drive(self._job.receive, rank.role, message)
+
+    def _broken(self, rank: Rank, message: Broken) -> None:
+        self._unreachable[rank.role] = message.unreachable
+        self._timers.after(_BROKEN_SECONDS, self._mend, message.generation)
+
+    def _ready(self, rank: Rank, message: Ready) -> None:
+        self._recorder.ready(rank.role, message)
+        rank.patience = self._settings.control.suspicion
+        if self._fits(rank, message.platform) and rank.role not in self._job.live:
+            earliest = 0 if self._job.phase == "starting" else self._restarts.earliest(rank.role)
+            self._drive(self._job.ready, rank.role, earliest)
+
+    def _leaving(self, rank: Rank, message: Leaving) -> None:
+        if not self.over:
             self._recorder.event("evicted", rank.role)
             self._drive(self._job.leave, rank.role)
-        elif kind == "refused":  # it cannot do what is asked of the whole job
-            self.stop(message["reason"], code=2)
-        elif kind in SAVING:
-            out, event = self._saving.hear(rank.role, message)
-            self._send(out)
-            if event is not None:
-                why = {"detail": message["detail"]} if "detail" in message else {}
-                self._recorder.event(event, None, checkpoint=message["step"], **why)
-            self._finish_if_done()
-        else:
-            if kind == "finished":
-                self._digests[rank.role] = message["digests"]
-            self._drive(self._job.receive, rank.role, message)
+
+    def _finished(self, rank: Rank, message: Finished) -> None:
+        self._digests[rank.role] = message.digests
+        self._receive(rank, message)
+
+    def _saved(self, rank: Rank, message: Saved) -> None:
+        self._send(self._saving.saved(rank.role, message))
+
+    def _save_failed(self, rank: Rank, message: SaveFailed) -> None:
+        if self._saving.save_failed(message):
+            self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
+        self._finish_if_done()
+
+    def _assembled(self, rank: Rank, message: Assembled) -> None:
+        self._saving.assembled(message)
+        self._recorder.event("checkpoint_saved", None, checkpoint=message.step)
+        self._finish_if_done()
 
     def _fits(self, rank: Rank, platform: str) -> bool:
         """Peers must compute the same bits, so all workers have the platform of the first. At the start another one
@@ -287,7 +353,7 @@ class Coordinator:
         else:
             self._recorder.event("refused", rank.role, platform=platform, expected=self._platform)
             self._restarts.earliest(rank.role)  # it need not come again
-            rank.worker.send({"type": "leave"})  # type: ignore[union-attr]  # it has just spoken
+            rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
         return False
 
     # -- the protocol ------------------------------------------------------------------------------------------
@@ -315,10 +381,11 @@ class Coordinator:
         for note in notes:
             if note["event"] == "committed":
                 self._deaths.respawn_due()
-                for worker, factor in self._planning.measured(self._recorder.spans(note["step"])):
+                commit = note["commit"]
+                for worker, factor in self._planning.measured(self._recorder.spans(commit.step)):
                     self._recorder.speed_changed(worker, factor)
-                if note["savers"] and not self._settings.emulate.mode:
-                    self._saving.begin(note["step"] + 1, [Worker(*w) for w in note["savers"]], note["last"])
+                if commit.savers and not self._settings.emulate.mode:
+                    self._saving.begin(commit.step + 1, commit.savers, note["last"])
         self._finish_if_done()
 
     def _finish_if_done(self) -> None:
@@ -331,19 +398,20 @@ class Coordinator:
         if not out:  # as after most votes: nothing here may cost a look at every worker then
             return
         # Not always first: whoever takes over tells a commit to those that have missed it, and then the generation.
-        announced = next((message for _, message in out if message["type"] == "announce"), None)
+        announced = next((message for _, message in out if isinstance(message, Announce)), None)
         if announced is not None:
-            self._gate.announce(announced["generation"], self._roster.places())
+            self._gate.announce(announced.generation, self._roster.places())
         self._gate.send(out)
 
     def _deliver(self, out: Sequence[Send]) -> None:
-        self._roster.deliver([self._addressed(send) if send.message["type"] == "donate" else send for send in out])
+        self._roster.deliver([self._addressed(send) for send in out])
 
-    def _addressed(self, donation: Send) -> Send:
-        """With where the joiner takes the state."""
-        joiner = Worker(*donation.message["to"])
-        self._recorder.event("joining", joiner, donor=str(donation.to))
-        return donation._replace(message=donation.message | {"address": self._recorder.address(joiner)})
+    def _addressed(self, send: Send) -> Send:
+        """A donation says where the joiner takes the state."""
+        if not isinstance(donation := send.message, Donate):
+            return send
+        self._recorder.event("joining", donation.to, donor=str(send.to))
+        return Send(send.to, msgspec.structs.replace(donation, address=self._recorder.address(donation.to)))
 
     # -- deaths and returns ------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from recycle_schedules import Worker
 
 from recycle_pp.telemetry.recorder import Recorder
+from recycle_pp.wire.messages.supervisors import Death
 
 from .ranks import Rank
 from .restart_policy import RestartPolicy
@@ -66,7 +67,7 @@ class Deaths:
         self._timers.after(cause_seconds, self.explain, rank, incarnation)
 
     def end(self, rank: Rank, cause: str, detail: str) -> None:
-        rank.causes[rank.incarnation] = {"cause": cause, "detail": detail}
+        rank.causes[rank.incarnation] = Death(cause, detail)
         rank.kill()
         self.dead(rank, rank.incarnation)
 
@@ -75,21 +76,21 @@ class Deaths:
         if incarnation != rank.died or rank.explained >= incarnation or self._survivor.over:
             return
         rank.explained = incarnation
-        cause = rank.causes.get(incarnation, {"cause": "node_loss", "detail": "its connection broke"})
+        death = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
-            self._recorder.explain_death(rank.role, cause)
-        if where := cause.get("where"):
-            first = self._restarts.failed(where, rank.role)
+            self._recorder.explain_death(rank.role, death)
+        if death.where:
+            first = self._restarts.failed(death.where, rank.role)
             if first is not None:
-                self._survivor.stop(f"workers {first} and {rank.role} both failed in {where}:\n{cause['detail']}")
+                self._survivor.stop(f"workers {first} and {rank.role} both failed in {death.where}:\n{death.detail}")
                 return
-        if cause["cause"] == "out_of_memory":
+        if death.cause == "out_of_memory":
             self._survivor.spare_memory(rank.role)
-        if self._restarts.is_respawned(rank, cause):
+        if self._restarts.is_respawned(rank, death):
             rank.respawns += 1
             self._recorder.event("respawned", rank.role, respawns=rank.respawns)
             rank.spawn(self._lease)
-        elif self._restarts.is_given_up(rank, cause) and not recorded:
+        elif self._restarts.is_given_up(rank, death) and not recorded:
             self._recorder.event("given_up", rank.role, respawns=rank.respawns)
 
     def respawn_due(self) -> None:
@@ -102,5 +103,5 @@ class Deaths:
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died
-                unsaid = {"cause": "unknown", "detail": "the job ended before its supervisor could say why"}
+                unsaid = Death("unknown", "the job ended before its supervisor could say why")
                 self._recorder.explain_death(rank.role, rank.causes.get(rank.died, unsaid))

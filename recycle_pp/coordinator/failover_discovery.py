@@ -6,7 +6,7 @@
     await reunion.complete(places, patience)     # all have come who can
     reunion.states()                             # what `protocol.takeover.find` asks for
     reunion.ranks(pipelines, stages)             # everybody, the missing ones too
-    reunion.said({"saved"})                      # such messages that a worker says again
+    reunion.said()                               # what workers say again
 
 A supervisor whose port refuses connections is dead. One that gives no answer is not waited for long: if it lives it
 comes later, as one that returns. A worker that took part is waited for as long as a worker may be silent.
@@ -15,15 +15,20 @@ comes later, as one that returns. A worker that took part is waited for as long 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
 from recycle_schedules import Worker
 
-from recycle_pp.consensus.agreement import Place
 from recycle_pp.protocol.takeover import find
-from recycle_pp.wire.connection import Message, Peer, connect
+from recycle_pp.wire.connection import Peer, connect
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.handshake import CandidateHello
+from recycle_pp.wire.messages.supervisors import Died, Present
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import State
 
 from .ranks import NODE_LOSS, Rank
 
@@ -31,31 +36,40 @@ LATE = 2.0  # seconds until a supervisor that does not come is left behind
 _LOOK = 0.005  # seconds
 
 
-class Present(NamedTuple):
-    """The last supervisor's or worker's word, and its connection."""
+class Supervisor(NamedTuple):
+    """Its connection, and its last word."""
 
     peer: Peer
-    said: Message
+    said: Present
+
+
+class Known(NamedTuple):
+    """A worker's connection, the process that it comes from, and its state."""
+
+    peer: Peer
+    incarnation: int
+    state: State
 
 
 class FailoverDiscovery:
     def __init__(self, token: str) -> None:
         self._token = token
-        self.supervisors: dict[int, Present] = {}
-        self.workers: dict[int, Present] = {}
+        self.supervisors: dict[int, Supervisor] = {}
+        self.workers: dict[int, Known] = {}
         self.over = asyncio.Event()  # whoever comes from now on is late
 
-    def supervisor(self, number: int, message: Message, peer: Peer) -> None:
-        self.supervisors[number] = Present(peer, message)
+    def supervisor(self, number: int, message: Present, peer: Peer) -> None:
+        self.supervisors[number] = Supervisor(peer, message)
 
-    def died(self, number: int, message: Message) -> None:
+    def died(self, number: int, message: Died) -> None:
         """A worker has died meanwhile."""
         if number in self.supervisors:
             peer, said = self.supervisors[number]
-            self.supervisors[number] = Present(peer, said | {"alive": False, "deaths": [*said["deaths"], message]})
+            said = msgspec.structs.replace(said, alive=False, deaths=[*said.deaths, message])
+            self.supervisors[number] = Supervisor(peer, said)
 
-    def worker(self, number: int, state: Message, peer: Peer) -> None:
-        self.workers[number] = Present(peer, state)
+    def worker(self, number: int, incarnation: int, state: State, peer: Peer) -> None:
+        self.workers[number] = Known(peer, incarnation, state)
 
     async def complete(self, places: Mapping[int, Place], patience: float) -> None:
         loop = asyncio.get_running_loop()
@@ -71,29 +85,26 @@ class FailoverDiscovery:
         for probe in probes:
             probe.cancel()
 
-    def states(self) -> dict[Worker, Message]:
+    def states(self) -> dict[Worker, State]:
         """By worker; of those that still are the process that their supervisor has started last."""
-        return {Worker(*self.supervisors[n].said["spawn"]["worker"]): self.workers[n].said for n in self._here()}
+        roles = self._alive()
+        return {roles[number]: self.workers[number].state for number in self._here()}
 
-    def said(self, kinds: Collection[str]) -> list[tuple[int, Message]]:
-        """(rank, message) of these types."""
-        return [(n, m) for n in self._here() for m in self.workers[n].said["said"] if m["type"] in kinds]
+    def said(self) -> list[tuple[int, Message]]:
+        """(rank, message)"""
+        return [(number, message) for number in self._here() for message in self.workers[number].state.said]
 
     def ranks(self, pipelines: int, stages: int) -> list[Rank]:
         """Every rank with its place in the job; those that nobody has heard of get what is left."""
         free = {Worker(d, s) for d in range(pipelines) for s in range(stages)}
         found: dict[int, Rank] = {}
         for number, (peer, said) in sorted(self.supervisors.items()):
-            rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, tuple(said["place"]))
-            if spawn := said["spawn"]:
-                rank.role, rank.incarnation, rank.respawns = (
-                    Worker(*spawn["worker"]),
-                    spawn["incarnation"],
-                    spawn["respawns"],
-                )
-            rank.alive = said["alive"]
+            rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, said.place)
+            if spawn := said.spawn:
+                rank.role, rank.incarnation, rank.respawns = Worker(*spawn.worker), spawn.incarnation, spawn.respawns
+            rank.alive = said.alive
             rank.worker = self.workers[number].peer if number in self._here() else None
-            rank.causes = {death["incarnation"]: death for death in said["deaths"]}
+            rank.causes = {died.incarnation: died.death for died in said.deaths}
             free.discard(rank.role)
         for number in range(pipelines * stages):
             if number not in found:
@@ -103,21 +114,26 @@ class FailoverDiscovery:
                 found[number] = Rank(number, role, incarnation=0, causes={0: NODE_LOSS})
         return list(found.values())
 
+    def _alive(self) -> dict[int, Worker]:
+        """By rank, the workers that live, as their supervisors say."""
+        known = {number: of.said for number, of in self.supervisors.items()}
+        return {number: Worker(*said.spawn.worker) for number, said in known.items() if said.alive and said.spawn}
+
     def _here(self) -> list[int]:
         """Ranks whose worker has come, and is the process that its supervisor knows."""
-        known = {n: of.said["spawn"]["incarnation"] for n, of in self.supervisors.items() if of.said["alive"]}
-        return [n for n, worker in self.workers.items() if known.get(n) == worker.peer.hello["incarnation"]]
+        spawns = {number: self.supervisors[number].said.spawn for number in self._alive()}
+        alive = {number: spawn.incarnation for number, spawn in spawns.items() if spawn}
+        return [number for number, worker in self.workers.items() if alive.get(number) == worker.incarnation]
 
     def _awaited(self) -> set[int]:
         """Ranks whose worker took part and lives, as its supervisor says, and has not come."""
-        roles = {n: Worker(*of.said["spawn"]["worker"]) for n, of in self.supervisors.items() if of.said["alive"]}
         members = find(self.states()).members
-        return {n for n, role in roles.items() if role in members or not self.workers} - self.workers.keys()
+        return {n for n, role in self._alive().items() if role in members or not self.workers} - self.workers.keys()
 
     async def _probe(self, number: int, place: Place, gone: set[int]) -> None:
         while number not in self.supervisors:
             try:
-                (await connect(*place, self._token, {"type": "hello", "role": "agreement"}, LATE)).abort()
+                (await connect(*place, self._token, CandidateHello(), LATE)).abort()
             except ConnectionRefusedError:
                 gone.add(number)
                 return

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 from recycle_schedules import Worker
 
-from recycle_pp.consensus.agreement import Place
-from recycle_pp.wire.connection import Message, Peer
+from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import Death, Kill, Spawn
+from recycle_pp.wire.messages.table import Message
 
-NODE_LOSS: Message = {"cause": "node_loss", "detail": "its supervisor is gone"}
+NODE_LOSS = Death("node_loss", "its supervisor is gone")
 
 
 @dataclass
@@ -31,7 +34,13 @@ class Rank:
     respawns: int = 0
     heard: float = 0.0  # when its worker gave the last sign of life
     patience: float = 0.0  # seconds of silence after which it counts as hung
-    causes: dict[int, Message] = field(default_factory=dict)  # incarnation -> why it died
+    causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> why it died
+
+    @property
+    def host(self) -> str | None:
+        """The name of its node."""
+        hello = self.supervisor and self.supervisor.hello
+        return hello.host if isinstance(hello, SupervisorHello) else None
 
     def tell(self, message: Message) -> None:
         if self.supervisor is not None:
@@ -42,8 +51,7 @@ class Rank:
         self.incarnation += 1
         self.alive, self.worker = True, None
         self.heard, self.patience = time.monotonic(), lease
-        order = {"worker": list(self.role), "respawns": self.respawns}
-        self.tell({"type": "spawn", "rank": self.number, "incarnation": self.incarnation, **order})
+        self.tell(Spawn(self.incarnation, self.role, self.respawns))
 
     def kill(self) -> None:
-        self.tell({"type": "kill", "rank": self.number, "incarnation": self.incarnation})
+        self.tell(Kill(self.incarnation))

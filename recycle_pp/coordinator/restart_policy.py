@@ -3,7 +3,7 @@
 restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults that a new process still has to meet
 restarts.died(role, committed)              # those that struck it, or would have, are over
-restarts.is_respawned(rank, cause)          # it died by itself, and not too often
+restarts.is_respawned(rank, death)          # it died by itself, and not too often
 restarts.is_due(role); restarts.earliest(role)      # `+rejoin_at`: it is awaited, from that step on
 first = restarts.failed(where, role)        # the loop of doom: another worker whom the same op has killed
 """
@@ -16,7 +16,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.faults import Fault, faults
 from recycle_pp.config.settings import Settings
-from recycle_pp.wire.connection import Message
+from recycle_pp.wire.messages.supervisors import Death
 
 from .ranks import NODE_LOSS, Rank
 
@@ -39,19 +39,19 @@ class RestartPolicy:
             f for f in self._faults if f.step > committed + 1 or (f.kind == "rejoin" and f.worker not in live)
         ]
 
-    def is_respawned(self, rank: Rank, cause: Message) -> bool:
-        if cause.get("injected") or cause["cause"] in ("node_loss", "eviction") or self.is_due(rank.role):
+    def is_respawned(self, rank: Rank, death: Death) -> bool:
+        if death.injected or death.cause in ("node_loss", "eviction") or self.is_due(rank.role):
             return False
         return rank.supervisor is not None and rank.respawns < self._respawns
 
     def comes_back(self, rank: Rank) -> bool:
         """Its supervisor is here again: unless it died for another reason than that."""
-        cause = rank.causes.get(rank.died, NODE_LOSS)
-        return cause["cause"] in ("node_loss", "hang") and not cause.get("injected")
+        death = rank.causes.get(rank.died, NODE_LOSS)
+        return death.cause in ("node_loss", "hang") and not death.injected
 
-    def is_given_up(self, rank: Rank, cause: Message) -> bool:
+    def is_given_up(self, rank: Rank, death: Death) -> bool:
         """It would be started again, but was too often."""
-        mended = not cause.get("injected") and cause["cause"] not in ("node_loss", "eviction")
+        mended = not death.injected and death.cause not in ("node_loss", "eviction")
         return mended and not self.is_due(rank.role) and rank.respawns >= self._respawns
 
     def is_due(self, role: Worker) -> bool:

@@ -19,9 +19,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.agreement import Place
 from recycle_pp.protocol.job import Send
-from recycle_pp.wire.connection import Message, encode
+from recycle_pp.wire.frames import encode
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import StoreValues
 
 from .ranks import Rank
 
@@ -32,7 +35,7 @@ class Roster:
     def __init__(self, settings: Settings) -> None:
         self._control, self._parallel = settings.control, settings.parallel
         self._ranks: dict[int, Rank] = {}
-        self._published: list[tuple[str, str]] = []  # and not sent yet
+        self._published: list[tuple[str, bytes]] = []  # and not sent yet
 
     def __iter__(self) -> Iterator[Rank]:
         """Also the ranks whose node is lost, in the order of their numbers."""
@@ -77,7 +80,7 @@ class Roster:
     def tell_workers(self, message: Message) -> None:
         self.deliver(Send(rank.role, message) for rank in self)
 
-    def publish(self, key: str, value: str) -> None:
+    def publish(self, key: str, value: bytes) -> None:
         """A value of the workers' store. At the start everybody has one for everybody: what comes within a moment goes
         out together, or a thousand workers would get a million messages."""
         if not self._published:
@@ -86,7 +89,7 @@ class Roster:
 
     def _publish(self) -> None:
         values, self._published = self._published, []
-        self.tell_workers({"type": "store", "values": values})
+        self.tell_workers(StoreValues(values))
 
     async def watch(self, hung: Callable[[Rank, float], None]) -> None:
         """Heartbeats: `hung` is told of a worker that gives no sign of life; a supervisor that gives none is cut off,
@@ -99,7 +102,7 @@ class Roster:
             # Whoever slept itself (a closed laptop, a machine that swaps) has no right to call the others silent.
             slept, before = max(0.0, now - before - beat), now
             for rank in self:
-                rank.tell({"type": "heartbeat"})
+                rank.tell(CoordinatorHeartbeat())
                 rank.unheard += 1
                 if rank.supervisor is not None and rank.unheard * beat > suspicion:
                     rank.supervisor.abort()

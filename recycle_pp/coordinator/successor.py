@@ -10,20 +10,22 @@ repeated, a checkpoint whose writer died with it is given up (the last one of a 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 from typing import Any
-
-from recycle_schedules import Worker
 
 from recycle_pp.protocol.takeover import Found, find
 from recycle_pp.telemetry.succession import Succession
-from recycle_pp.wire.connection import Message, Peer
+from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.frames import ChannelClosed
+from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.supervisors import Death, Died, Present
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, Assembled, Assembling, Measured, State
 
 from .coordinator import Coordinator
 from .failover_discovery import FailoverDiscovery
 from .problem import new_job
 from .ranks import Rank
-
-REPEATED = {"ready", "refused", "leaving", "evaluated", "saved", "save_failed", "finished"}
 
 
 class Successor(Coordinator):
@@ -35,7 +37,7 @@ class Successor(Coordinator):
         await self._take_over()
         return await super().run()
 
-    def _present(self, number: int, message: Message, peer: Peer) -> None:
+    def _present(self, number: int, message: Present, peer: Peer) -> None:
         if self._reunion.over.is_set():
             super()._present(number, message, peer)
         else:
@@ -44,7 +46,7 @@ class Successor(Coordinator):
     def _obey(self, number: int, message: Message, peer: Peer) -> None:
         if self._reunion.over.is_set():
             super()._obey(number, message, peer)
-        elif message["type"] == "died":
+        elif isinstance(message, Died):
             self._reunion.died(number, message)
 
     def _supervisor_lost(self, number: int, peer: Peer) -> None:
@@ -53,11 +55,17 @@ class Successor(Coordinator):
         else:
             self._reunion.supervisors.pop(number, None)
 
-    async def _handle_worker(self, peer: Peer) -> None:
-        if peer.hello["moved"]:
-            self._reunion.worker(int(peer.hello["rank"]), await peer.recv(), peer)
+    async def _handle_worker(self, peer: Peer, hello: WorkerHello) -> None:
+        if hello.moved:
+            try:
+                state = await peer.recv(FROM_WORKER)
+            except ChannelClosed:
+                return  # it has died, or the connection broke, before it could say anything
+            if not isinstance(state, State):
+                return  # of no use: the connection ends
+            self._reunion.worker(hello.rank, hello.incarnation, state, peer)
         await self._reunion.over.wait()
-        await super()._handle_worker(peer)
+        await super()._handle_worker(peer, hello)
 
     async def _take_over(self) -> None:
         """From what supervisors and workers say of themselves; `Job.take_over` has the protocol's part of it."""
@@ -66,7 +74,7 @@ class Successor(Coordinator):
         states = self._reunion.states()
         found = find(states)
         begun = found.generation >= 0
-        committed = max((state["committed"] for state in states.values()), default=self._job.committed)
+        committed = max((state.committed for state in states.values()), default=self._job.committed)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
         self._job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
         self._job.committed = committed
@@ -81,27 +89,34 @@ class Successor(Coordinator):
             rank.heard, rank.patience = time.monotonic(), control.suspicion if begun else control.lease
             self._bring_in(rank, found)
         self._reunion.over.set()
+        said = self._reunion.said()
+        self._hear_again(said, (Measured,))
         if found.commit is not None:
-            self._recorder.commit_again(found.commit, self._reunion.said({"vote"}))
+            self._recorder.commit_again(found.commit)
         # Who assembles a checkpoint comes before who has saved a part of it: or it would be assembled once more.
-        for number, message in [*self._reunion.said({"assembling", "assembled"}), *self._reunion.said(REPEATED)]:
-            self._hear(self._roster[number], message)
+        self._hear_again(said, (Assembling, Assembled))
+        self._hear_again(said, set(LASTING) - {Measured, Assembling, Assembled})
         self._send(self._saving.only(self._job.live))  # who should save may have died before the newest membership
         self._deaths.respawn_due()
+
+    def _hear_again(self, said: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
+        for number, message in said:
+            if type(message) in kinds:
+                self._hear(self._roster[number], message)
 
     def _bring_in(self, rank: Rank, found: Found) -> None:
         """The dead get their event; who lives and is no member begins anew."""
         begun = found.generation >= 0
         for death in rank.causes.values():
-            if death.get("where"):
-                self._restarts.failed(death["where"], rank.role)
+            if death.where:
+                self._restarts.failed(death.where, rank.role)
         if rank.role in found.live or (rank.alive and not begun):
             return
         if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
             rank.spawn(self._lease)
             return
         if rank.alive:
-            rank.causes.setdefault(rank.incarnation, {"cause": "hang", "detail": "it did not come back"})
+            rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
             rank.kill()
         rank.alive, rank.worker, rank.died = False, None, rank.incarnation
         if not begun:
@@ -110,7 +125,6 @@ class Successor(Coordinator):
 
     def _go_on_saving(self, found: Found) -> None:
         """A checkpoint that was under way: what is done of it will be said again."""
-        then = found.commit["then"] if found.commit else {"savers": []}
-        done = found.committed + 1
-        if then["savers"] and not self._settings.emulate.mode and self._saving.steps_done() != done:
-            self._saving.begin(done, [Worker(*w) for w in then["savers"]], done == self._settings.run.steps)
+        savers, done = found.commit.savers if found.commit else [], found.committed + 1
+        if savers and not self._settings.emulate.mode and self._saving.steps_done() != done:
+            self._saving.begin(done, savers, done == self._settings.run.steps)

@@ -16,9 +16,10 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.protocol.commit import ballot_paper
-from recycle_pp.protocol.participant import Commit, Orders
+from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.participant import Orders
 from recycle_pp.telemetry.packing import pack
+from recycle_pp.wire.messages.workers import Commit, Measured
 
 from .injection import Injector
 from .session import Session
@@ -28,7 +29,7 @@ from .spans import Spans, named
 class Commits:
     """`reduced` keeps the reduced gradients of steps that are not committed: a peer may need a copy of them.
 
-    batches: given, each vote of the first stage names the samples that are in the gradient.
+    batches: given, the first stage names the samples that are in the gradient.
     """
 
     def __init__(
@@ -69,17 +70,18 @@ class Commits:
             speaks = self._session.participant.speaks
         losses = reduced.losses.tolist() if self._stage.last else []
         self._faults.fire("vote", step)
-        self._session.send({
-            "type": "vote",
-            "generation": orders.generation,
-            "step": step,
-            **ballot_paper(reduced.squares, reduced.finite, counts, losses, speaks),
-            "samples": self._samples(step, counts),
-            "spans": pack(self._spans.take(step)),
-            "logged_bytes": logged_bytes,
-            "lr": self._optimizer.lr(step),
-            "cpu": time.process_time(),
-        })  # fmt: skip
+        self._session.send(  # first: it has to be there when the step is agreed
+            Measured(
+                step=step,
+                spans=pack(self._spans.take(step)),
+                samples=self._samples(step, counts),
+                logged_bytes=logged_bytes,
+                lr=self._optimizer.lr(step),
+                cpu=time.process_time(),
+            )
+        )
+        squares, finite = reduced.squares, reduced.finite
+        self._session.send(make_vote(orders.generation, step, squares, finite, counts, losses, speaks))
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
         """What went into the sum, as often as it did. Each peer says it: who speaks for them may die with the

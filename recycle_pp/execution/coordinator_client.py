@@ -2,13 +2,12 @@
 
     line = Line(spec)                    # in the worker; the spec says where the first coordinator listens
     message = line.recv()                # blocks; in one thread
-    line.send({"type": "vote", ...})     # from any thread; never fails
-    line.send({"type": "finished", ...}, lasting=True)
+    line.send(vote)                      # from any thread; never fails
     line.state = participant.state       # what a later coordinator is told first
 
 When the coordinator is lost the worker's supervisor says where the next one is, on the pipe that the spec came through.
-The line connects there and begins with {"type": "state", ..., "said": [...]}: the state, and the last message of each
-type that was sent as lasting. Other messages that were on their way are gone: they belong to a generation that is void.
+The line connects there and begins with a `State`, which holds the last message of each lasting kind. Others that were
+on their way are gone: they belong to a generation that is void.
 """
 
 from __future__ import annotations
@@ -18,7 +17,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from recycle_pp.wire.connection import Channel, Message
+import msgspec
+
+from recycle_pp.wire.connection import Channel
+from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.table import Message, is_lasting
+from recycle_pp.wire.messages.workers import TO_WORKER, State, WorkerWelcome
 from recycle_pp.wire.worker_spec import WorkerSpec, told_later
 
 _AGAIN = 0.1  # seconds until a coordinator that could not be reached is tried once more
@@ -26,11 +30,10 @@ _AGAIN = 0.1  # seconds until a coordinator that could not be reached is tried o
 
 class Line:
     def __init__(self, spec: WorkerSpec) -> None:
-        self.state: Callable[[], Message] = lambda: {"generation": -1, "committed": -1}  # before it has any
+        self.state: Callable[[], State] = State  # before it has any
         self._spec, self._place = spec, (spec.host, spec.port)
-        self._hello = {"type": "hello", "role": "worker", "rank": spec.rank, "incarnation": spec.incarnation}
         self._places: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._said: dict[str, Message] = {}
+        self._said: dict[type[Message], Message] = {}
         self._sending = threading.Lock()
         self._welcomed = False
         self._silence: float | None = None
@@ -51,17 +54,17 @@ class Line:
         while True:
             channel = self._channel
             with suppress(OSError):
-                message = channel.recv()
-                self._welcomed = self._welcomed or message["type"] == "welcome"
+                message = channel.recv(TO_WORKER)
+                self._welcomed = self._welcomed or isinstance(message, WorkerWelcome)
                 return message
             channel.close()
             self._place = self._places.get()  # if there is none, the supervisor ends this process
             self._move()
 
-    def send(self, message: Message, lasting: bool = False) -> None:
+    def send(self, message: Message) -> None:
         with self._sending:
-            if lasting:
-                self._said[message["type"]] = message
+            if is_lasting(message):
+                self._said[type(message)] = message
             with suppress(OSError):
                 self._channel.send(message)
 
@@ -73,7 +76,7 @@ class Line:
         with self._sending:
             with suppress(OSError):
                 if self._welcomed:
-                    channel.send({"type": "state", **self.state(), "said": list(self._said.values())})
+                    channel.send(msgspec.structs.replace(self.state(), said=list(self._said.values())))
             self._channel = channel
 
     def _connect(self) -> Channel:
@@ -82,11 +85,12 @@ class Line:
                 while True:
                     self._place = self._places.get_nowait()
             with suppress(OSError):
-                return Channel.connect(*self._place, self._spec.token, self._hello | {"moved": self._welcomed})
+                hello = WorkerHello(self._spec.rank, self._spec.incarnation, moved=self._welcomed)
+                return Channel.connect(*self._place, self._spec.token, hello)
             with suppress(queue.Empty):
                 self._place = self._places.get(timeout=_AGAIN)
 
     def _hear_supervisor(self) -> None:
-        for message in told_later():
-            self._places.put((message["host"], message["port"]))
+        for place in told_later():
+            self._places.put((place.host, place.port))
             self._channel.close()  # the last coordinator may be silent rather than gone

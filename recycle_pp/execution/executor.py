@@ -23,7 +23,8 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
-from recycle_pp.protocol.participant import Commit, Orders
+from recycle_pp.protocol.participant import Orders
+from recycle_pp.wire.messages.workers import Commit
 
 from .commits import Commits
 from .injection import Injector
@@ -65,8 +66,8 @@ class Executor:
                 self._follow(orders)
             except Superseded:
                 pass
-            except LinkBroken as error:
-                self.session.broken(orders, error)
+            except LinkBroken:
+                self.session.broken(orders)
 
     def _follow(self, orders: Orders) -> None:
         """From where the job stands to its last step, unless the orders become void before."""
@@ -130,7 +131,7 @@ class Executor:
             record.begin(kind, mb)
         self.session.resumed(orders)
         if news := self.spans.news(step, kind, mb):
-            self.session.send({"type": "progress", **news})
+            self.session.send(news)
         with self.spans.span(step, kind, mb), named(f"recycle/{kind}"), _located(kind, step, mb):
             output = self._apply(kind, step, mb, source)
             self.faults.drag(self.spans.spent())
@@ -185,7 +186,7 @@ class Executor:
             for hook in self.on_commit:
                 hook(commit, reduced)
             self.faults.strike("commit", commit.step)
-            if commit.then["evaluate"]:
+            if commit.evaluate:
                 validations.append(commit.step)
 
         self.commits.settle(undone, applied)

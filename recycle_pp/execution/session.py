@@ -13,7 +13,6 @@ coordinator that is lost is none of the executor's business: it goes on with wha
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from collections.abc import Callable
@@ -24,14 +23,25 @@ from recycle_schedules import Action, Worker
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import LinkBroken
-from recycle_pp.protocol.participant import Commit, Orders, Participant
+from recycle_pp.protocol.participant import Orders, Participant
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import (
+    Adopt,
+    Announce,
+    Assemble,
+    Broken,
+    Commit,
+    Donate,
+    Exit,
+    Leave,
+    Resumed,
+    Save,
+    State,
+    SteadyPlan,
+    StoreValues,
+)
 
 from .coordinator_client import Line
-
-Json = dict[str, Any]
-# What stays true whoever coordinates: a new coordinator is told it again.
-LASTING = {"ready", "refused", "leaving", "vote", "evaluated", "saved", "save_failed", "assembling", "assembled"}
-LASTING |= {"finished"}
 
 
 class Superseded(Exception):
@@ -49,7 +59,21 @@ class Session:
         self.times: dict[str, float] = {}  # of the present generation: announced, unblocked, grouped, adopted
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called in the middle of a recovery, see faults.MOMENTS
-        self.handlers: dict[str, Callable[[Json], None]] = {}  # further messages: donate, receive, save, ...
+        self.donate: Callable[[Donate], None] = _not_yet  # and the next two: what else the coordinator asks for
+        self.save: Callable[[Save], None] = _not_yet
+        self.assemble: Callable[[Assemble], None] = _not_yet
+        self._handlers: dict[type[Message], Callable[[Any], None]] = {
+            Announce: self._announced,
+            Adopt: self._adopt,
+            SteadyPlan: self._plan,
+            Commit: self._commit,
+            StoreValues: self._deliver,
+            Donate: lambda message: self.donate(message),
+            Save: lambda message: self.save(message),
+            Assemble: lambda message: self.assemble(message),
+            Exit: lambda message: self._end("done"),
+            Leave: lambda message: self._end("left"),
+        }
         self._line = line
         line.state = self._state
         self._store = store
@@ -60,9 +84,9 @@ class Session:
     def start(self) -> None:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
-    def send(self, message: Json) -> None:
+    def send(self, message: Message) -> None:
         """To the coordinator, if there is one."""
-        self._line.send({"worker": list(self.participant.worker), **message}, message["type"] in LASTING)
+        self._line.send(message)
 
     # -- for the executor --------------------------------------------------------------------------------------
 
@@ -105,13 +129,13 @@ class Session:
         """The executor has taken the orders up: what it waits for from now on, it waits for by plan."""
         self.times["followed"] = time.monotonic()
 
-    def broken(self, orders: Orders, error: LinkBroken) -> None:
+    def broken(self, orders: Orders) -> None:
         """A link failed. If the coordinator does not know why yet, it will: wait for its word."""
         with self.lock:
             if self.participant.orders is not orders:
                 return
             self.participant.orders = None
-        self.send({"type": "broken", "generation": orders.generation, "detail": str(error)})
+        self.send(Broken(orders.generation))
 
     def resumed(self, orders: Orders) -> None:
         """The executor runs again; the coordinator hears it once a generation, with the times of the phases."""
@@ -119,7 +143,7 @@ class Session:
             self._resumed = orders.generation
             now = time.monotonic()
             times = {"followed": now, **self.times, "resumed": now}
-            self.send({"type": "resumed", "generation": orders.generation, "times": times})
+            self.send(Resumed(orders.generation, times))
 
     @property
     def over(self) -> str | None:
@@ -129,43 +153,37 @@ class Session:
 
     def _listen(self) -> None:
         while self._over is None:
-            self._handle(self._line.recv())
+            message = self._line.recv()
+            self._handlers[type(message)](message)
 
-    def _state(self) -> Json:
+    def _state(self) -> State:
         with self.lock:
             return self.participant.state(linked=self._built == self.participant.generation)
 
-    def _handle(self, message: Json) -> None:
-        kind = message["type"]
-        if kind == "announce":
-            self._announced(message)
-        elif kind == "adopt":
-            with self.changed:
-                self.times["adopted"] = time.monotonic()
-                self.participant.adopt(message)
-                self.moment("adopt")
-                self.changed.notify_all()
-        elif kind == "plan":
-            with self.changed:
-                self.participant.plan(message)
-                self.changed.notify_all()
-        elif kind == "commit":
-            with self.changed:
-                self.participant.commit(message)
-                self.changed.notify_all()
-            if message["then"]["hold"]:  # who waits for a worker that holds already would wait for ever
-                self.links.abort()
-        elif kind == "store":
-            for key, value in message["values"]:
-                self._store.deliver(key, base64.b64decode(value))
-        elif kind == "exit":
-            self._end("done")
-        elif kind == "leave":
-            self._end("left")
-        else:
-            self.handlers[kind](message)
+    def _adopt(self, message: Adopt) -> None:
+        with self.changed:
+            self.times["adopted"] = time.monotonic()
+            self.participant.adopt(message)
+            self.moment("adopt")
+            self.changed.notify_all()
 
-    def _announced(self, message: Json) -> None:
+    def _plan(self, message: SteadyPlan) -> None:
+        with self.changed:
+            self.participant.plan(message)
+            self.changed.notify_all()
+
+    def _commit(self, message: Commit) -> None:
+        with self.changed:
+            self.participant.commit(message)
+            self.changed.notify_all()
+        if message.hold:  # who waits for a worker that holds already would wait for ever
+            self.links.abort()
+
+    def _deliver(self, message: StoreValues) -> None:
+        for key, value in message.values:
+            self._store.deliver(key, value)
+
+    def _announced(self, message: Announce) -> None:
         with self.changed:
             self.times = {"announced": time.monotonic()}
             report = self.participant.announce(message, self.busy())
@@ -173,8 +191,7 @@ class Session:
         self.send(report)
         self.links.abort()
         self.times["unblocked"] = time.monotonic()
-        members = [Worker(*w) for w in message["members"]]
-        arguments = (message["generation"], members, message["base"])
+        arguments = (message.generation, message.members, message.base)
         threading.Thread(target=self._build, args=arguments, name="build", daemon=True).start()
 
     def _build(self, generation: int, members: list[Worker], base: int) -> None:
@@ -184,8 +201,7 @@ class Session:
             self.links.rebuild(generation, members, self.participant.worker, base)
         except LinkBroken as error:
             if self.participant.generation == generation:
-                to = [list(worker) for worker in error.unreachable]
-                self.send({"type": "broken", "generation": generation, "detail": str(error), "unreachable": to})
+                self.send(Broken(generation, list(error.unreachable)))
             return
         with self.changed:
             if self.participant.generation == generation:
@@ -201,3 +217,8 @@ class Session:
             self._over = self._over or reason
             self.changed.notify_all()
         self.links.abort()
+
+
+def _not_yet(message: Message) -> None:
+    """Nobody is asked before it is ready."""
+    raise RuntimeError(f"{type(message).__name__} for a worker that is not ready")

@@ -1,7 +1,7 @@
 """What a worker did when: the measured part of a Trace, and the planner's profile.
 
 with spans.span(step, "F", (1, 0)), named("recycle/F"): ...
-spans.take(step)                      # [kind, pipeline, index, start, end] in seconds of this machine's clock
+spans.take(step)                      # (kind, pipeline, index, start, end) in seconds of this machine's clock
 
 A span ends when the device has done the work, not when the host has asked for it: durations make the planner's profile,
 and an op that is told as done must be done. It costs a GPU the gap between two launches once an op.
@@ -12,10 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from recycle_schedules import MicroBatch
 from torch._C._profiler import _RecordFunctionFast
+
+from recycle_pp.wire.messages.workers import OpProgress, Span
 
 named = _RecordFunctionFast  # torch.profiler.record_function takes 10 us where nobody profiles, this 0.4
 
@@ -28,7 +29,7 @@ class Spans:
         self._told = 0.0
         self._untold = 0  # spans of the step that were not in the news
         self._step = -1
-        self._spans: dict[int, list[list[str | int | float]]] = {}
+        self._spans: dict[int, list[Span]] = {}
         self._running: tuple[str, float] | None = None
         self._last: dict[str, float] = {}  # kind -> seconds of the last such span
 
@@ -41,14 +42,14 @@ class Spans:
         end = time.monotonic()
         self._running = None
         self._last[kind] = end - start
-        self._spans.setdefault(step, []).append([kind, *microbatch, start, end])
+        self._spans.setdefault(step, []).append((kind, *microbatch, start, end))
 
-    def take(self, step: int) -> list[list[str | int | float]]:
+    def take(self, step: int) -> list[Span]:
         """All spans of a step so far. They stay until a later step is asked for: a vote may have to be repeated."""
         self._spans = {k: v for k, v in self._spans.items() if k >= step}
         return self._spans.get(step, [])
 
-    def news(self, step: int, kind: str, microbatch: MicroBatch) -> dict[str, Any] | None:
+    def news(self, step: int, kind: str, microbatch: MicroBatch) -> OpProgress | None:
         """What was done of the step since the last news, and that this op begins now; None if the last news is too
         fresh. All that is known of a worker that dies."""
         now = time.monotonic()
@@ -58,7 +59,7 @@ class Spans:
             self._step, self._untold = step, 0
         spans = self._spans.get(step, [])[self._untold :]
         self._told, self._untold = now, self._untold + len(spans)
-        return {"step": step, "spans": spans, "running": [kind, *microbatch, now]}
+        return OpProgress(step, spans, (kind, *microbatch, now))
 
     def spent(self) -> float:
         """Seconds that the running span's work has taken."""

@@ -14,6 +14,7 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
+from recycle_pp.wire.messages.workers import Evaluated
 
 from .injection import Injector
 from .mailbox import Mailbox
@@ -54,4 +55,4 @@ def validate(
         else:
             mailbox.push(step, carried_by(action), made[carried_by(action)], peer, validation=True)
     if losses:
-        session.send({"type": "evaluated", "generation": orders.generation, "step": step, "losses": losses})
+        session.send(Evaluated(step, losses))

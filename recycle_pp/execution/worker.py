@@ -10,7 +10,6 @@ the stacks of all its threads to its log.
 
 from __future__ import annotations
 
-import base64
 import faulthandler
 import os
 import signal
@@ -19,15 +18,13 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 import torch
 from recycle_schedules import Worker
 
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.config.faults import Fault
-from recycle_pp.config.settings import Settings, load
+from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
@@ -38,6 +35,16 @@ from recycle_pp.state.rejoin import Donations, Joining
 from recycle_pp.state.saving import StageSaving
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.telemetry.clocks import boot_id
+from recycle_pp.wire.messages.workers import (
+    CannotRun,
+    Finished,
+    Leaving,
+    Ready,
+    StoreValue,
+    Synced,
+    WorkerHeartbeat,
+    WorkerWelcome,
+)
 from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 
 from .commits import Commits
@@ -51,7 +58,6 @@ from .session import Session
 from .spans import Spans
 from .transports import transport_for
 
-Json = dict[str, Any]
 NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages a second, however many workers
 
 
@@ -92,12 +98,11 @@ class Process:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._spec = spec
         self._line = Line(spec)
-        self._welcome = self._line.recv()
-        self._settings = load(self._welcome["settings"], Settings)
-        self._worker = Worker(*self._welcome["worker"])
+        welcome = self._line.recv()
+        assert isinstance(welcome, WorkerWelcome)  # a coordinator says nothing before
+        self._welcome, self._settings, self._worker = welcome, welcome.settings, welcome.worker
         self._line.end_after_silence(self._settings.control.suspicion)
         self._interface = self._settings.control.interface or self._line.local_host
-        self._started = time.monotonic()
 
     def run(self) -> int:
         settings, welcome, worker = self._settings, self._welcome, self._worker
@@ -115,14 +120,14 @@ class Process:
         silence = settings.control.suspicion
         links = Links(transport_for(backend, store, device, self._interface, workers=everybody, silence=silence))
         participant = Participant(worker, stages)
-        participant.committed = participant.applied = welcome["resume"] - 1
+        participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._line, participant, links, store)
         session.start()  # before all that takes long: the coordinator may be lost meanwhile
 
         stage, optimizer = _stage(settings, worker.stage, device)
         batches = Batches(settings)
-        if welcome["resume"]:
-            path = Path(welcome["run_dir"]) / "checkpoints" / checkpoint.name(welcome["resume"])
+        if welcome.resume:
+            path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
             try:
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
             except ValueError as error:
@@ -130,32 +135,22 @@ class Process:
             optimizer.load(checkpoint.load(path, list(optimizer.state())))
 
         spans = Spans(NEWS_SECONDS * pipelines * stages, finisher(device))
-        faults = Injector(
-            [Fault(kind, step, Worker(*w), moment, factor) for kind, step, w, moment, factor in welcome["faults"]],
-            lambda **words: last_words(self._spec, **words),
-        )
+        faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         shape = (pipelines, stages, settings.parallel.microbatches)
         mailbox = Mailbox(links, stage.boundary, device, shape)
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
         donations = Donations(optimizer, stage.gradients, self._spec.token, faults.strike)
-        saving = StageSaving(
-            settings, self._welcome["run_dir"], stage, optimizer, batches, worker, session.send, faults.strike
-        )
+        saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, worker, session.send, faults.strike)
         joining = Joining(optimizer, stage.gradients, participant, self._spec.token, self._interface, faults.strike)
         executor.on_commit += [donations.committed, saving.committed]
         executor.on_finish = lambda: self._finished(session, stage)
-        session.handlers = {"donate": donations.asked, "save": saving.asked, "assemble": saving.assemble}
+        session.donate, session.save, session.assemble = donations.asked, saving.asked, saving.assemble
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
-        session.send({
-            "type": "ready",
-            "address": joining.address,
-            "platform": platform(device, backend),
-            "seconds": time.monotonic() - self._started,
-        })  # fmt: skip
+        session.send(Ready(joining.address, platform(device, backend)))
         # Also where this is no joiner yet: it becomes one if the others begin without it.
-        joining.start(lambda step, of: session.send({"type": "synced", "step": step, "session": of}))
+        joining.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)
         try:
             reason = executor.run()
@@ -168,7 +163,7 @@ class Process:
 
     def _refuse(self, error: ValueError) -> int:
         """Nothing can be done with what the user asks for: the job stops with this sentence."""
-        self._line.send({"type": "refused", "reason": str(error)}, lasting=True)
+        self._line.send(CannotRun(str(error)))
         return 2
 
     def _watch_for_eviction(self, session: Session) -> None:
@@ -176,18 +171,16 @@ class Process:
 
         def watch() -> None:
             signal.sigwait({signal.SIGTERM})
-            session.send({"type": "leaving"})
+            session.send(Leaving())
 
         threading.Thread(target=watch, name="eviction", daemon=True).start()
 
     def _finished(self, session: Session, stage: Stage) -> None:
         """The parameters are final."""
-        generation = session.participant.generation
-        cpu = time.process_time()
-        session.send({"type": "finished", "generation": generation, "digests": stage.digests(), "cpu": cpu})
+        session.send(Finished(stage.digests()))
 
     def _publish(self, key: str, value: bytes) -> None:
-        self._line.send({"type": "store", "key": key, "value": base64.b64encode(value).decode()})
+        self._line.send(StoreValue(key, value))
 
     def _beat(self) -> None:
         """Heartbeats from a thread of their own: they stop only when the whole process does."""
@@ -196,7 +189,7 @@ class Process:
 
         def beat() -> None:
             while True:
-                self._line.send({"type": "heartbeat", "now": time.monotonic(), "boot": boot})
+                self._line.send(WorkerHeartbeat(time.monotonic(), boot))
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()

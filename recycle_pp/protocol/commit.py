@@ -1,8 +1,8 @@
 """The vote on a step: when is it agreed, and with what clip factor.
 
-    paper = ballot_paper(squares, finite, counts, losses, speaks=True)     # a worker's, as JSON
+    vote = make_vote(generation, 7, squares, finite, counts, losses, speaks=True)     # a worker's
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
-    ballot.cast(worker, Vote.read(paper))
+    ballot.cast(worker, vote)
     if ballot.complete(live): decision = ballot.decide()
 
 A worker votes when it holds its stage's reduced gradients, and with them how often each micro-batch was counted and
@@ -18,52 +18,37 @@ from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 from recycle_schedules import Worker
 
-Json = dict[str, Any]
+from recycle_pp.wire.messages.workers import Vote
 
 
 class ProtocolViolation(RuntimeError):
     """Training would go on with wrong numbers: the job must stop."""
 
 
-@dataclass(frozen=True)
-class Vote:
-    """What one worker says of its stage's reduced gradients.
-
-    finite   no NaN or infinity, and no overflow of the fixed-point sums
-    wrong    (micro-batch, how often its gradient is in the sum) where that is not once
-    digest   of everything that peers have in common
-    squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
-    losses   per micro-batch (pipeline-major), likewise
-    """
-
-    finite: bool
-    wrong: list[list[float]]
-    digest: str
-    squares: list[float]
-    losses: list[float]
-
-    @classmethod
-    def read(cls, paper: Json) -> Vote:
-        return cls(**{name: paper[name] for name in cls.__dataclass_fields__})
-
-
-def ballot_paper(
-    squares: Sequence[float], finite: bool, counts: Sequence[float], losses: Sequence[float], speaks: bool
-) -> Json:
-    """What a `Vote` is read from. counts: per micro-batch, how often its gradient is in the sum: all 1."""
+def make_vote(
+    generation: int,
+    step: int,
+    squares: Sequence[float],
+    finite: bool,
+    counts: Sequence[float],
+    losses: Sequence[float],
+    speaks: bool,
+) -> Vote:
+    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage."""
     every = (finite, *squares, *counts, *losses)
     numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs come with signs and payloads
-    return {
-        "finite": finite,
-        "wrong": [[g, n] for g, n in enumerate(counts) if n != 1],
-        "digest": blake2b(numbers.tobytes(), digest_size=16).hexdigest(),
-        "squares": [*squares] if speaks else [],
-        "losses": [*losses] if speaks else [],
-    }
+    return Vote(
+        generation=generation,
+        step=step,
+        finite=finite,
+        wrong=[(g, n) for g, n in enumerate(counts) if n != 1],
+        digest=blake2b(numbers.tobytes(), digest_size=16).digest(),
+        squares=[*squares] if speaks else [],
+        losses=[*losses] if speaks else [],
+    )
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,27 @@ reports are collected) starts the next generation; the last one wins. `notes` is
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from recycle_schedules import Actions, Plan, Problem, Worker
 
-from .commit import Ballot, Vote
+from recycle_pp.wire.messages.table import Message, is_void
+from recycle_pp.wire.messages.workers import (
+    Adopt,
+    Announce,
+    Commit,
+    Donate,
+    Evaluated,
+    Finished,
+    Leave,
+    Report,
+    Synced,
+    Vote,
+)
+
+from .commit import Ballot
 from .joining import Joiners
 from .ledger import Record, Remainder, remainder
 from .steady_state_plan import Deriver, Planner, Steady, Steps
@@ -38,7 +52,7 @@ STAGGER_PAUSE = 8  # steps without speculation after one was taken back
 
 class Send(NamedTuple):
     to: Worker
-    message: Json
+    message: Message
 
 
 class StageLost(RuntimeError):
@@ -78,12 +92,19 @@ class Job:
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
         self.waiting = self.waiting or self._everybody()
-        self._reports: dict[Worker, Json] = {}
+        self._reports: dict[Worker, Report] = {}
         self.steady = Steady(self.planner, self.derive, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
         self._evaluation: int | None = None  # the validation that is not complete
         self._losses: dict[int, float] = {}
+        self._handlers: dict[type[Message], Callable[[Worker, Any], list[Send]]] = {
+            Report: self._reported,
+            Vote: self._voted,
+            Evaluated: self._evaluated,
+            Finished: self._has_finished,
+            Synced: self._synced,
+        }
         self._new_ballot()
 
     @property
@@ -126,34 +147,17 @@ class Job:
             out += self._regroup()
         return out + self._find_donors()
 
-    def receive(self, worker: Worker, message: Json) -> list[Send]:
+    def receive(self, worker: Worker, message: Message) -> list[Send]:
         """A message from a worker. What belongs to an old generation, or comes from the dead, is ignored."""
-        kind = message["type"]
-        if self.phase == "lost":
+        if self.phase == "lost" or is_void(message, self.generation):
             return []
-        if kind == "synced":
-            return self._synced(worker, message["step"], message["session"])
-        if kind == "finished" and worker in self.live:  # its parameters are final, whatever generation this is
-            self.finished.add(worker)
-            self._finish_if_complete()
-        if kind == "evaluated" and worker in self.live and message["step"] == self._evaluation:  # likewise
-            self._losses |= {int(g): x for g, x in message["losses"].items()}
-            self._evaluated()
-        if worker not in self.live or message.get("generation", self.generation) != self.generation:
-            return []
-        if kind == "report" and self.phase == "reporting":
-            self._reports[worker] = message
-            return self._adopt() if len(self._reports) == len(self.live) else []
-        if kind == "vote" and self.phase == "running" and message["step"] == self.committed + 1:
-            self._ballot.cast(worker, Vote.read(message))
-            return self._commit() if self._ballot.complete(self.live) else []
-        return []
+        return self._handlers[type(message)](worker, message)
 
     def leave(self, worker: Worker) -> list[Send]:
         """A worker has to go (its machine is taken away): with the next commit, if a peer stays; nothing is lost."""
         if worker in self.joiners:
             self.joiners.died(worker)
-            return [Send(worker, {"type": "leave"})]
+            return [Send(worker, Leave())]
         self.leaving.add(worker)
         return []
 
@@ -166,9 +170,8 @@ class Job:
         self._check_stages(self.live)
         out: list[Send] = []
         if found.commit is not None:
-            then = found.commit["then"]
-            self._evaluation = found.committed if then["evaluate"] else None
-            self._stagger_pause = 0 if then["stagger"] else STAGGER_PAUSE
+            self._evaluation = found.committed if found.commit.evaluate else None
+            self._stagger_pause = 0 if found.commit.stagger else STAGGER_PAUSE
             out = [Send(w, found.commit) for w in sorted(found.behind)]
         return out + self._regroup(anew=found.base is None)
 
@@ -192,8 +195,7 @@ class Job:
         """To be called after every event, once its messages are out: the coming steps, if the workers wait for them."""
         if not self.steady.ready or self.phase != "running":
             return []
-        message = {"type": "plan", "generation": self.generation}
-        return [Send(worker, message | lists) for worker, lists in self.steady.send(sorted(self.live))]
+        return [Send(*each) for each in self.steady.send(sorted(self.live), self.generation)]
 
     def problem_now(self) -> Problem:
         """With a death, peers need every bubble: the backward may be split then, whatever it is without."""
@@ -222,19 +224,19 @@ class Job:
         self._reports.clear()
         self._new_ballot()
         self._note("announced", members=[str(w) for w in sorted(self.live)])
-        message = {
-            "type": "announce",
-            "generation": self.generation,
-            "members": [list(w) for w in sorted(self.live)],
-            "committed": self.committed,
-            "base": self._base,
-        }
-        return [Send(w, message) for w in sorted(self.live)]
+        message = Announce(self.generation, sorted(self.live), committed=self.committed, base=self._base)
+        return [Send(w, message) for w in message.members]
+
+    def _reported(self, worker: Worker, report: Report) -> list[Send]:
+        if self.phase != "reporting" or worker not in self.live:
+            return []
+        self._reports[worker] = report
+        return self._adopt() if len(self._reports) == len(self.live) else []
 
     def _adopt(self) -> list[Send]:
         """All have reported: plan what is left, and say who runs what."""
         step, problem = self.committed + 1, self.problem_now()
-        busy = {w: float(r["busy"]) for w, r in self._reports.items()}
+        busy = {w: report.busy for w, report in self._reports.items()}
         records, ahead = self._records(step), self._records(step + 1)
         left = remainder(problem, records, busy)
         self.remainder_plan = None
@@ -245,30 +247,30 @@ class Job:
                 per_step.append((step + 1, self._plan_left(remainder(problem, ahead, {}))))
         self.phase = "running"
         self.steady.adopted(problem)
-        if any(report["ahead"] for report in self._reports.values()):
+        if any(report.ahead for report in self._reports.values()):
             self._evaluation = None  # it is over, and the parameters are other ones: a loss that got lost stays so
         self._note("plan_adopted", step=step, lost=left.lost, revoked=sorted(left.revoked))
         lacking = {w.stage for w in self.live if not records[w].reduced}
-        copies = {stage: list(source) for stage, source in left.sources.items() if stage in lacking}
-        out = []
-        for worker in sorted(self.live):
-            out.append(Send(worker, {
-                "type": "adopt",
-                "generation": self.generation,
-                "steps": [{"step": k, "actions": acts.packed(worker) if acts else ""} for k, acts in per_step],
-                "copy": copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
-                "revoked": sorted(left.revoked),
-                "evaluate": self._evaluation,
-                "stagger": self._staggers(),
-            }))  # fmt: skip
+        copies = {stage: source for stage, source in left.sources.items() if stage in lacking}
+        out = [
+            Send(worker, Adopt(
+                generation=self.generation,
+                steps={k: acts.packed(worker) if acts else b"" for k, acts in per_step},
+                copy=copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
+                revoked=sorted(left.revoked),
+                evaluate=self._evaluation,
+                stagger=self._staggers(),
+            ))
+            for worker in sorted(self.live)
+        ]  # fmt: skip
         return out + self._find_donors()
 
     def _records(self, step: int) -> dict[Worker, Record]:
         found = {w: Record(step) for w in self.live}
         for worker, report in self._reports.items():
-            for data in report["records"]:
-                if data["step"] == step:
-                    found[worker] = Record.from_json(data)
+            for reported in report.records:
+                if reported.step == step:
+                    found[worker] = Record.of(reported)
         return found
 
     def _plan_left(self, left: Remainder) -> Actions | None:
@@ -281,6 +283,12 @@ class Job:
         return {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
 
     # -- commits -----------------------------------------------------------------------------------------------
+
+    def _voted(self, worker: Worker, vote: Vote) -> list[Send]:
+        if self.phase != "running" or worker not in self.live or vote.step != self.committed + 1:
+            return []
+        self._ballot.cast(worker, vote)
+        return self._commit() if self._ballot.complete(self.live) else []
 
     def _commit(self) -> list[Send]:
         decision = self._ballot.decide()
@@ -295,16 +303,23 @@ class Job:
         hold = not last and (took_back or bool(leavers) or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
         self.steady.due = self.steady.due or fresh
-        then: Json = {"hold": hold, "replan": self.steady.due, "void": took_back, "evaluate": evaluate,
-                      "savers": self._savers() if last or self._due(self.save_every, decision.step) else [],
-                      "stagger": self._staggers()}  # fmt: skip
+        message = Commit(
+            generation=self.generation,
+            step=decision.step,
+            scale=decision.scale,
+            norm=decision.norm,
+            loss=decision.loss,
+            hold=hold,
+            replan=self.steady.due,
+            void=took_back,
+            evaluate=evaluate,
+            savers=self._savers() if last or self._due(self.save_every, decision.step) else [],
+            stagger=self._staggers(),
+        )
         self._evaluation, self._losses = (decision.step if evaluate else None), {}
-        self._note("committed", step=decision.step, loss=decision.loss, norm=decision.norm, scale=decision.scale,
-                   savers=then["savers"], evaluate=evaluate, last=last)  # fmt: skip
-        message = {"type": "commit", "generation": self.generation, "step": decision.step, "scale": decision.scale}
-        message |= {"norm": decision.norm, "loss": decision.loss, "then": then}
+        self._note("committed", commit=message, last=last)
         out = [Send(w, message) for w in voters]
-        out += [Send(w, {"type": "leave"}) for w in sorted(leavers)]
+        out += [Send(w, Leave()) for w in sorted(leavers)]
         if hold and joining:
             self.phase = "holding"
         elif hold:
@@ -322,9 +337,9 @@ class Job:
         self.leaving -= leavers
         return leavers
 
-    def _savers(self) -> list[list[int]]:
+    def _savers(self) -> list[Worker]:
         """One live worker a stage."""
-        return [list(min(w for w in self.live if w.stage == s)) for s in range(self.problem.stages)]
+        return [min(w for w in self.live if w.stage == s) for s in range(self.problem.stages)]
 
     def _due(self, every: int, step: int) -> bool:
         return every > 0 and ((step + 1) % every == 0 or step == self.steps - 1)
@@ -332,12 +347,24 @@ class Job:
     def _staggers(self) -> bool:
         return self.stagger and self._stagger_pause == 0
 
-    def _evaluated(self) -> None:
+    def _evaluated(self, worker: Worker, message: Evaluated) -> list[Send]:
+        """Counts whatever generation this is: what it was measured with is agreed."""
+        if worker not in self.live or message.step != self._evaluation:
+            return []
+        self._losses |= message.losses
         if len(self._losses) == self.problem.pipelines * self.evaluate_microbatches:
             losses = [self._losses[g] for g in sorted(self._losses)]
             self._note("evaluated", step=self._evaluation, val_loss=sum(losses) / len(losses))
             self._evaluation = None
             self._finish_if_complete()
+        return []
+
+    def _has_finished(self, worker: Worker, message: Finished) -> list[Send]:
+        """Likewise: its parameters are final."""
+        if worker in self.live:
+            self.finished.add(worker)
+            self._finish_if_complete()
+        return []
 
     def _finish_if_complete(self) -> None:
         if self.live <= self.finished and self._evaluation is None:
@@ -349,11 +376,11 @@ class Job:
         if self.phase not in ("reporting", "running"):
             return []
         found = self.joiners.find_donors(self.live, self.committed)
-        return [Send(donor, {"type": "donate", "to": list(to), "session": session}) for donor, to, session in found]
+        return [Send(donor, Donate(to, session)) for donor, to, session in found]
 
-    def _synced(self, worker: Worker, step: int, session: int) -> list[Send]:
-        """A joiner has the parameters after `step`. It takes part from the next commit on."""
-        waited_for = self.joiners.synced(worker, step, session) and self.phase == "holding"
+    def _synced(self, worker: Worker, message: Synced) -> list[Send]:
+        """A joiner has the parameters after a step. It takes part from the next commit on."""
+        waited_for = self.joiners.synced(worker, message.step, message.session) and self.phase == "holding"
         return self._admit() if waited_for and not self.joiners.about_to_join(self.committed) else []
 
     def _admit(self) -> list[Send]:

@@ -4,7 +4,7 @@ A worker keeps one `Record` a step that is not committed yet:
 
     record = Record(step=7)
     record.begin("F", (1, 0)); record.finish()      # around every op
-    record.to_json()                                # its part of a report
+    record.reported()                               # its part of a report
 
 The coordinator turns the reports of the live workers into what is left to do:
 
@@ -21,13 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from recycle_schedules import Action, MicroBatch, Problem, Progress, Tensor, Worker
 from recycle_schedules.progress import BACKWARD, BIT, FORWARD
 
-Json = dict[str, Any]
+from recycle_pp.wire.messages.workers import StepRecord
 
 
 @dataclass
@@ -49,16 +48,16 @@ class Record:
         self.done.setdefault(kind, []).extend(microbatch)
         self.running = None
 
-    def to_json(self) -> Json:
+    def reported(self) -> StepRecord:
         """A running op counts as done: a live worker always completes it."""
         done = {kind: [*microbatches] for kind, microbatches in self.done.items()}
         if self.running:
             done.setdefault(self.running[0], []).extend(self.running[1])
-        return {"step": self.step, "done": done, "reduced": self.reduced}
+        return StepRecord(self.step, done, self.reduced)
 
     @classmethod
-    def from_json(cls, data: Json) -> Record:
-        return cls(step=data["step"], done=data["done"], reduced=data["reduced"])
+    def of(cls, reported: StepRecord) -> Record:
+        return cls(step=reported.step, done=reported.done, reduced=reported.reduced)
 
 
 @dataclass(frozen=True)

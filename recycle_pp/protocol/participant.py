@@ -15,23 +15,13 @@ the staggered optimizer speculates.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from recycle_schedules import Action, Worker, unpack
 
+from recycle_pp.wire.messages.table import is_void
+from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Report, State, SteadyPlan
+
 from .ledger import Record
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The job's decision on a step: apply it with this clip scale (None: skip it, a gradient was not finite)."""
-
-    step: int
-    scale: float | None
-    norm: float
-    then: Json = field(default_factory=dict)  # what follows: see `Job` for its keys
 
 
 @dataclass
@@ -64,8 +54,8 @@ class Participant:
     commits: list[Commit] = field(default_factory=list)  # agreed, not yet applied
     orders: Orders | None = None  # None: wait
     undo: bool = False  # the executor must take back its speculative step before anything else
-    announced: Json | None = None  # the newest announcement
-    last: Json | None = None  # the newest commit message
+    announced: Announce | None = None  # the newest announcement
+    last: Commit | None = None  # the newest commit
 
     def record(self, step: int) -> Record:
         return self.records.setdefault(step, Record(step))
@@ -74,81 +64,72 @@ class Participant:
     def speaks(self) -> bool:
         """The first member of its stage: it says for its peers what all of them know."""
         assert self.announced is not None
-        return list(self.worker) == min(w for w in self.announced["members"] if w[1] == self.worker.stage)
+        return self.worker == min(w for w in self.announced.members if w.stage == self.worker.stage)
 
     # -- what the coordinator says -----------------------------------------------------------------------------
 
-    def announce(self, message: Json, busy: float = 0.0) -> Json:
+    def announce(self, message: Announce, busy: float = 0.0) -> Report:
         """A new generation. Everything of the old one is void but what is done; returns the report."""
-        self.generation, self.announced = message["generation"], message
-        self.committed = max(self.committed, message["committed"])  # news only to a worker that has just joined
+        self.generation, self.announced = message.generation, message
+        self.committed = max(self.committed, message.committed)  # news only to a worker that has just joined
         self.orders = None
         return self.report(busy)
 
-    def report(self, busy: float) -> Json:
+    def report(self, busy: float) -> Report:
         """`busy`: seconds until this worker can start its next op."""
-        open_steps = [r.to_json() for step, r in sorted(self.records.items()) if step > self.committed]
-        return {
-            "type": "report",
-            "generation": self.generation,
-            "worker": list(self.worker),
-            "committed": self.committed,
-            "records": open_steps,
-            "ahead": self.applied > self.committed,
-            "busy": busy,
-        }
+        open_steps = [r.reported() for step, r in sorted(self.records.items()) if step > self.committed]
+        return Report(self.generation, open_steps, ahead=self.applied > self.committed, busy=busy)
 
-    def state(self, linked: bool) -> Json:
+    def state(self, linked: bool) -> State:
         """What `takeover.find` asks for. linked: the links of the present generation stand."""
-        return {
-            "generation": self.generation,
-            "members": self.announced["members"] if self.announced else [],
-            "base": self.announced["base"] if self.announced and linked else None,
-            "committed": self.committed,
-            "commit": self.last,
-        }
+        announced = self.announced
+        return State(
+            generation=self.generation,
+            members=announced.members if announced else [],
+            base=announced.base if announced and linked else None,
+            committed=self.committed,
+            commit=self.last,
+        )
 
-    def adopt(self, message: Json) -> bool:
-        """The plan of a generation; False if it is void already. A revoked stage takes its reduced gradients back."""
-        if message["generation"] != self.generation:
-            return False
-        if message["revoked"]:
+    def adopt(self, message: Adopt) -> None:
+        """The plan of a generation, unless it is void already. A revoked stage takes its reduced gradients back."""
+        if is_void(message, self.generation):
+            return
+        if message.revoked:
             record = self.records.get(self.committed + 1)
-            if record and self.worker.stage in message["revoked"]:
+            if record and self.worker.stage in message.revoked:
                 record.reduced = False
             self._forget_after(self.committed + 1)
             self.undo = self.undo or self.applied > self.committed
         self.orders = Orders(
-            generation=message["generation"],
-            steps={s["step"]: unpack(s["actions"]) for s in message["steps"]},
+            generation=message.generation,
+            steps={step: unpack(actions) for step, actions in message.steps.items()},
             steady=None,
             forward=None,
-            copy=Worker(*message["copy"]) if message["copy"] else None,
-            evaluate=message["evaluate"],
-            stagger=message["stagger"],
+            copy=message.copy,
+            evaluate=message.evaluate,
+            stagger=message.stagger,
         )
-        return True
 
-    def plan(self, message: Json) -> None:
+    def plan(self, message: SteadyPlan) -> None:
         """What to run in every step that nothing has broken."""
-        if self.orders is not None and message["generation"] == self.generation:
-            self.orders.steady, self.orders.forward = unpack(message["steady"]), unpack(message["forward"])
+        if self.orders is not None and not is_void(message, self.generation):
+            self.orders.steady, self.orders.forward = unpack(message.steady), unpack(message.forward)
 
-    def commit(self, message: Json) -> None:
+    def commit(self, message: Commit) -> None:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
-        step = message["step"]
+        step = message.step
         assert step == self.committed + 1, (step, self.committed)
         self.committed, self.last = step, message
         self.records.pop(step, None)
-        self.commits.append(Commit(step, message["scale"], message["norm"], message["then"]))
-        then = message["then"]
+        self.commits.append(message)
         if self.orders is not None:
-            self.orders.stagger = then["stagger"]
-            if then["replan"]:  # a better plan is on its way, for the next step on
+            self.orders.stagger = message.stagger
+            if message.replan:  # a better plan is on its way, for the next step on
                 self.orders.steady = self.orders.forward = None
-        if then["hold"]:
+        if message.hold:
             self.orders = None
-        if then["void"]:  # the update was not what the speculation had assumed
+        if message.void:  # the update was not what the speculation had assumed
             self._forget_after(step)
             self.undo = self.applied == step
 

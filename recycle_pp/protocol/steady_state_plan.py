@@ -4,7 +4,7 @@
     steady.adopted(problem)                       # the workers wait for it now
     steps = steady.plan(problem)                  # may take its time, in a thread of its own
     steady.made(steps, problem)                   # the problem may be another one by now
-    if steady.ready: for worker, message in steady.send(live): ...
+    if steady.ready: for worker, message in steady.send(live, generation): ...
 
 Making it never delays what is left of a broken step, nor a step for which the workers have a plan: new durations are
 followed from the first commit on after their plan is made.
@@ -13,11 +13,12 @@ followed from the first commit on after their plan is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from recycle_schedules import Actions, Plan, Problem, Worker
 
-Json = dict[str, Any]
+from recycle_pp.wire.messages.workers import SteadyPlan
+
 Planner = Callable[[Problem], Plan]
 Deriver = Callable[..., Actions]  # recycle_schedules.actions
 
@@ -62,9 +63,9 @@ class Steady:
     def ready(self) -> bool:
         return self.due and not self.wanted
 
-    def send(self, live: Iterable[Worker]) -> Iterator[tuple[Worker, Json]]:
+    def send(self, live: Iterable[Worker], generation: int) -> Iterator[tuple[Worker, SteadyPlan]]:
         assert self._newest is not None
         self._sent, self.due = self._newest, False
         _, steady, forward = self._newest
         for worker in live:
-            yield worker, {"steady": steady.packed(worker), "forward": forward.packed(worker)}
+            yield worker, SteadyPlan(generation, steady.packed(worker), forward.packed(worker))

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 from recycle_schedules import Worker
 
-Json = dict[str, Any]
+from recycle_pp.wire.messages.workers import Commit, State
 
 
 @dataclass(frozen=True)
@@ -28,31 +28,32 @@ class Found:
     members: frozenset[Worker]
     live: frozenset[Worker]
     committed: int
-    commit: Json | None
+    commit: Commit | None
     behind: frozenset[Worker]
     base: int | None
 
 
-def find(states: Mapping[Worker, Json]) -> Found:
+def find(states: Mapping[Worker, State]) -> Found:
     """States as `Participant.state` gives them. Who was given up, or still catches up, is none of the members."""
-    newest = max(states.values(), key=lambda state: state["generation"], default=None)
-    generation = newest["generation"] if newest else -1
-    members = {Worker(*w) for w in newest["members"]} if newest else set()
+    newest = max(states.values(), key=lambda state: state.generation, default=State())
+    generation, members = newest.generation, set(newest.members)
     live = {worker: states[worker] for worker in members & states.keys()}
-    committed = max((state["committed"] for state in live.values()), default=-1)
-    commits = [s["commit"] for s in live.values() if s["commit"] and s["commit"]["step"] == committed]
-    if not commits and any(state["committed"] < committed for state in live.values()):
+    committed = max((state.committed for state in live.values()), default=-1)
+    commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
+    if not commits and any(state.committed < committed for state in live.values()):
         # Only who came back in that step has it, as parameters: of no use to those who must apply it.
-        assert newest is not None
-        known = {key: newest[key] for key in ("generation", "members")}
-        return find({w: state | known for w, state in live.items() if state["committed"] < committed})
-    bases = {state["base"] if state["generation"] == generation else None for state in live.values()}
+        behind = {w: state for w, state in live.items() if state.committed < committed}
+        return find({
+            w: msgspec.structs.replace(state, generation=generation, members=newest.members)
+            for w, state in behind.items()
+        })  # fmt: skip
+    bases = {state.base if state.generation == generation else None for state in live.values()}
     return Found(
         generation=generation,
         members=frozenset(members),
         live=frozenset(live),
         committed=committed,
         commit=commits[0] if commits else None,
-        behind=frozenset(worker for worker, state in live.items() if state["committed"] < committed),
+        behind=frozenset(worker for worker, state in live.items() if state.committed < committed),
         base=bases.pop() if len(bases) == 1 else None,
     )

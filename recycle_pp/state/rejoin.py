@@ -1,7 +1,7 @@
 """A worker comes back: a peer streams its committed state to it while both, and the job, go on.
 
     donations = Donations(optimizer, gradients, token, strike)        # on every worker
-    session.handlers["donate"] = donations.asked
+    session.donate = donations.asked
     executor.on_commit.append(donations.committed)
 
     joining = Joining(optimizer, gradients, participant, token, interface, strike)   # on the returning worker
@@ -24,16 +24,18 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
 from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.protocol.participant import Commit, Participant
+from recycle_pp.protocol.participant import Participant
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.states import StatePart, StepGradient
+from recycle_pp.wire.messages.workers import Commit, Donate
 
-Json = dict[str, Any]
 Strike = Callable[[str, int], None]  # an injected fault may strike here: (moment, step)
 _log = logging.getLogger(__name__)
 PART = 1 << 20  # elements of each vector in a part: 12 MB of state, copied in some 3 ms
@@ -60,10 +62,10 @@ class Donations:
         self._optimizer, self._gradients, self._token, self._strike = optimizer, gradients, token, strike
         self._lock = threading.Lock()
         self._newest: _Step | None = None  # without its gradient
-        self._asked: list[Json] = []  # before the first commit
+        self._asked: list[Donate] = []  # before the first commit
         self._donors: list[_Donor] = []
 
-    def asked(self, message: Json) -> None:
+    def asked(self, message: Donate) -> None:
         """The coordinator's `donate`: feed the worker at that address, from now on."""
         with self._lock:
             if self._newest is None:
@@ -84,18 +86,16 @@ class Donations:
             for message in asked:
                 self._begin(message, self._newest)
 
-    def _begin(self, message: Json, newest: _Step) -> None:
-        address, session = tuple(message["address"]), message["session"]
-        self._donors.append(_Donor(self._optimizer, address, self._token, session, newest))
+    def _begin(self, message: Donate, newest: _Step) -> None:
+        assert message.address is not None  # the coordinator has put it in
+        self._donors.append(_Donor(self._optimizer, message.address, self._token, message.session, newest))
         self._strike("donate", newest.step + 1)  # the step under way
 
 
 class _Donor(threading.Thread):
     """Feeds one joiner until the stream breaks."""
 
-    def __init__(
-        self, optimizer: StageOptimizer, address: tuple[str, int], token: str, session: int, begin: _Step
-    ) -> None:
+    def __init__(self, optimizer: StageOptimizer, address: Place, token: str, session: int, begin: _Step) -> None:
         super().__init__(name="donate", daemon=True)
         self._optimizer, self._address, self._token, self._session = optimizer, address, token, session
         self._changed = threading.Condition()
@@ -129,11 +129,10 @@ class _Donor(threading.Thread):
             if step is None and start == self._optimizer.size:
                 self._changed.wait()
                 return
-        about = {"session": self._session, "step": told.step, "start": start, "exponents": told.exponents}
         if step is not None:
             if start:  # before the first part there is nothing to update
                 gradient = {} if step.gradient is None else {"gradient": step.gradient[:start]}
-                stream.send({"kind": "step", "scale": step.scale, **about}, gradient)
+                stream.send(StepGradient(self._session, step.step, start, step.exponents, step.scale), gradient)
             return
         stop = min(start + PART, self._optimizer.size)
         part = self._optimizer.part(start, stop, newest=told.step)
@@ -141,7 +140,8 @@ class _Donor(threading.Thread):
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return
-        stream.send({"kind": "part", "stop": stop, **about}, dict(zip(VECTORS, part, strict=True)))
+        about = StatePart(self._session, told.step, start, told.exponents, stop)
+        stream.send(about, dict(zip(VECTORS, part, strict=True)))
         with self._changed:
             if self._sent == start and self._told is told:  # else it begins again
                 self._sent = stop
@@ -196,22 +196,22 @@ class Joining:
                             return  # of a donor that has been replaced; or a member, which has these gradients itself
                         have = self._take(about, tensors)
                     if have == self._optimizer.size:
-                        synced(about["step"], about["session"])
+                        synced(about.step, about.session)
         except TransferError as error:
             _log.info("the donor is gone: %s", error)  # the coordinator finds another one
 
-    def _take(self, about: Json, tensors: dict[str, Tensor]) -> int:
-        """How many elements of the state are those after `about["step"]`."""
-        if about["kind"] == "part":
-            if about["start"] == 0:
-                self._strike("join", about["step"])
-            self._optimizer.put_part(about["start"], list(tensors.values()))
-            have = int(about["stop"])
+    def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> int:
+        """How many elements of the state are those after `about.step`."""
+        if isinstance(about, StatePart):
+            if about.start == 0:
+                self._strike("join", about.step)
+            self._optimizer.put_part(about.start, list(tensors.values()))
+            have = about.stop
         else:
-            have = int(about["start"])
-            if tensors:
-                self._optimizer.step_first(tensors["gradient"], about["step"], about["scale"])
-        self._gradients.exponents = about["exponents"]
+            have = about.start
+            if about.scale is not None:
+                self._optimizer.step_first(tensors["gradient"], about.step, about.scale)
+        self._gradients.exponents = about.exponents
         if have == self._optimizer.size:
-            self._participant.applied = self._participant.committed = about["step"]
+            self._participant.applied = self._participant.committed = about.step
         return have

@@ -2,7 +2,7 @@
 
     saving = StageSaving(settings, run_dir, stage, optimizer, batches, worker, send, strike)
     executor.on_commit.append(saving.committed)          # saves if the commit names this worker
-    session.handlers["assemble"] = saving.assemble       # puts the parts of all stages together
+    session.assemble = saving.assemble               # puts the parts of all stages together
 
 Runs beside training: the state is copied at the commit, threads of their own write it.
 """
@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 from recycle_schedules import Worker
 
@@ -22,12 +21,11 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.protocol.participant import Commit
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Commit, Save, Saved, SaveFailed
 
 from . import checkpoint
 from .rejoin import Strike
-
-Json = dict[str, Any]
 
 
 class StageSaving:
@@ -39,7 +37,7 @@ class StageSaving:
         optimizer: StageOptimizer,
         batches: Batches,
         worker: Worker,
-        send: Callable[[Json], None],
+        send: Callable[[Message], None],
         strike: Strike,
     ) -> None:
         self._settings, self._stage, self._optimizer = settings, stage, optimizer
@@ -54,22 +52,22 @@ class StageSaving:
         with self._lock:
             self._done = commit.step + 1
             wanted = self._wanted == self._done
-        named = list(self._worker) in commit.then["savers"]
+        named = self._worker in commit.savers
         if (named or wanted) and not self._settings.emulate.mode:
             self._save(commit.step + 1)
 
-    def asked(self, message: Json) -> None:
+    def asked(self, message: Save) -> None:
         """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state,
         but the executor may still have to apply the last one."""
         with self._lock:
-            self._wanted = message["step"]
+            self._wanted = message.step
             if self._done < self._wanted:
                 return
-        self._save(message["step"])
+        self._save(message.step)
 
-    def assemble(self, message: Json) -> None:
-        self._send({"type": "assembling", "step": message["step"]})
-        threading.Thread(target=self._assemble, args=(message["step"],), name="assemble", daemon=True).start()
+    def assemble(self, message: Assemble) -> None:
+        self._send(Assembling(message.step))
+        threading.Thread(target=self._assemble, args=(message.step,), name="assemble", daemon=True).start()
 
     def _save(self, step: int) -> None:
         saving = self._saver.save(step, self._stage.stage, self._optimizer.state())
@@ -80,9 +78,9 @@ class StageSaving:
         try:
             saving.result()
         except RuntimeError as error:
-            self._send({"type": "save_failed", "step": step, "detail": str(error)})
+            self._send(SaveFailed(step, str(error)))
         else:
-            self._send({"type": "saved", "step": step})
+            self._send(Saved(step))
 
     def _assemble(self, step: int) -> None:
         about = checkpoint.describe(self._settings, self._batches.fingerprint)
@@ -90,7 +88,6 @@ class StageSaving:
             checkpoint.finish(self._folder, step, self._settings.parallel.stages, about)
             checkpoint.prune(self._folder, self._settings.checkpoint.keep)
         except Exception as error:  # whatever ails a checkpoint, training goes on
-            detail = str(error) or type(error).__name__
-            self._send({"type": "save_failed", "step": step, "detail": detail})
+            self._send(SaveFailed(step, str(error) or type(error).__name__))
         else:
-            self._send({"type": "assembled", "step": step})
+            self._send(Assembled(step))

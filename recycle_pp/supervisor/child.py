@@ -1,7 +1,7 @@
 """A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
 
     child = Child.spawn(spec, log=run.log(3))     # in the supervisor
-    child.tell({"host": ..., "port": ...})        # where the coordinator is now
+    child.tell(CoordinatorAt(host, port))         # where the coordinator is now
     child.wait()                                  # in a thread: returns within a millisecond of the death
     child.pidfd                                   # readable when the kernel has cleaned up behind it: then
     death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import json
 import os
 import signal
 import socket
@@ -28,27 +27,18 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recycle_pp.wire.worker_spec import WorkerSpec
+import msgspec
+
+from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
+from recycle_pp.wire.worker_spec import LastWords, WorkerSpec
 
 from .lifeline import Lifeline
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass
-class Death:
-    """How a worker ended. at: time.monotonic() of the death, as near as known."""
-
-    cause: str  # signal | exception | out_of_memory | exit
-    detail: str  # "SIGKILL", the last lines of a traceback, "exit code 3"
-    at: float
-    injected: bool = False  # a fault injection ended it
-    words: dict[str, Any] = field(default_factory=dict)  # the worker's last words, if it left any
 
 
 class Child:
@@ -81,13 +71,13 @@ class Child:
         for descriptor in (stdin, output, spec.last_words):
             os.close(descriptor)
         child = cls(pid, spec.incarnation, spec_end, words_end, lifeline, log)
-        child.tell(asdict(spec))
+        child.tell(spec)
         return child
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def tell(self, message: WorkerSpec | CoordinatorAt) -> None:
         """One line to its standard input."""
         with suppress(BrokenPipeError):
-            os.write(self._ears, json.dumps(message).encode() + b"\n")  # far below a pipe's 64 KiB: never blocks
+            os.write(self._ears, msgspec.json.encode(message) + b"\n")  # far below a pipe's 64 KiB: never blocks
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -112,17 +102,18 @@ class Child:
         self.pidfd = -1
         return self._classify(status, words, seen)
 
-    def _classify(self, status: int, words: dict[str, Any], seen: float) -> Death:
+    def _classify(self, status: int, words: LastWords | None, seen: float) -> Death:
+        where = words.where if words else ""
         if os.WIFSIGNALED(status):
             name = _signal_name(os.WTERMSIG(status))
-            if words.get("cause") == "injected":
-                hung = words["detail"].startswith("hang")  # that began long before its kill
-                return Death("signal", name, seen if hung else words["at"], True, words)
+            if words and words.cause == "injected":
+                hung = words.detail.startswith("hang")  # that began long before its kill
+                return Death("signal", name, seen if hung else words.at, injected=True)
             if name == "SIGKILL" and _oom_kills() > self._oom_kills:
-                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, words=words)
-            return Death("signal", name, seen, words=words)
-        if "cause" in words:
-            return Death(words["cause"], words["detail"], seen, words=words)
+                return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, where=where)
+            return Death("signal", name, seen, where=where)
+        if words:
+            return Death(words.cause, words.detail, seen, where=where)
         return Death("exit", f"exit code {os.WEXITSTATUS(status)}{self._end_of_log()}", seen)
 
     def _end_of_log(self) -> str:
@@ -210,19 +201,17 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 # ------------------------------------------------------------------------------------------------------- causes
 
 
-def _read_words(descriptor: int) -> dict[str, Any]:
-    """The last whole line that `last_words` wrote to the pipe, or nothing."""
+def _read_words(descriptor: int) -> LastWords | None:
+    """The last whole line that `last_words` wrote to the pipe."""
     os.set_blocking(descriptor, False)
     data = b""
     with suppress(BlockingIOError):  # a grandchild may still hold the other end
         while chunk := os.read(descriptor, 1 << 16):
             data += chunk
     for line in reversed(data.split(b"\n")[:-1]):
-        with suppress(ValueError):
-            words = json.loads(line)
-            if isinstance(words, dict):
-                return words
-    return {}
+        with suppress(msgspec.MsgspecError, ValueError):
+            return msgspec.json.decode(line, type=LastWords)
+    return None
 
 
 def _signal_name(number: int) -> str:

@@ -1,6 +1,6 @@
 """The worker process of one rank: a supervisor's keeper starts it, sees it die, and ends it.
 
-keeper = ProcessMonitor(module, say)               # say(type, **fields): to the coordinator, if there is one
+keeper = ProcessMonitor(module, say)       # say(message): to the coordinator, if there is one
 keeper.spawn(order, make_spec, log)        # the coordinator's order; a worker that still lives is ended first
 keeper.kill(incarnation); keeper.evict()   # by SIGKILL; by SIGTERM, to hand over
 await keeper.end(gently=True)              # none is started any more, and the last one has a while to end by itself
@@ -17,10 +17,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from recycle_pp.wire.connection import Message
+from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Died, Dying, Spawn, Spawned
+from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
-from .child import Child, Death
+from .child import Child
 
 END_SECONDS = 30.0  # for a worker to end by itself when the job is done
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
@@ -30,10 +31,10 @@ MakeSpec = Callable[[int], WorkerSpec]  # of an incarnation
 
 
 class ProcessMonitor:
-    def __init__(self, module: str, say: Callable[..., None]) -> None:
+    def __init__(self, module: str, say: Callable[[Message], None]) -> None:
         self._module, self._say = module, say
-        self.order: Message | None = None  # the last one to start a worker
-        self.deaths: list[Message] = []
+        self.order: Spawn | None = None  # the last one to start a worker
+        self.deaths: list[Died] = []
         self.gone = asyncio.Event()  # no worker lives
         self.gone.set()
         self._child: Child | None = None
@@ -45,15 +46,15 @@ class ProcessMonitor:
     def alive(self) -> bool:
         return self._child is not None
 
-    def spawn(self, order: Message, make_spec: MakeSpec, log: Path) -> None:
+    def spawn(self, order: Spawn, make_spec: MakeSpec, log: Path) -> None:
         self.order = order
-        self._next = partial(self._start, int(order["incarnation"]), make_spec, log)
+        self._next = partial(self._start, order.incarnation, make_spec, log)
         if self._child is None:
             self._start_next()
         else:
             self._child.send_signal(signal.SIGKILL)
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: CoordinatorAt) -> None:
         if self._child is not None:
             self._child.tell(message)
 
@@ -103,13 +104,13 @@ class ProcessMonitor:
         loop.add_reader(self._child.pidfd, self._on_death)
         watch = partial(self._await_death, self._child, loop)
         threading.Thread(target=watch, name="lifeline", daemon=True).start()
-        self._say("spawned", incarnation=incarnation, pid=self._child.pid)
+        self._say(Spawned(incarnation, self._child.pid))
 
     def _await_death(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
         at = child.wait()
         with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             if at is not None:
-                loop.call_soon_threadsafe(partial(self._say, "dying", incarnation=child.incarnation, at=at))
+                loop.call_soon_threadsafe(self._say, Dying(child.incarnation, at))
 
     def _on_death(self) -> None:
         child, self._child = self._child, None
@@ -121,7 +122,6 @@ class ProcessMonitor:
             self.gone.set()
 
     def _report(self, death: Death, incarnation: int) -> None:
-        known = {"cause": death.cause, "detail": death.detail, "at": death.at, "injected": death.injected}
-        report = {**death.words, **known, "asked": self._killed_by_request}
-        self.deaths = [*self.deaths, {"incarnation": incarnation, **report}][-DEATHS:]
-        self._say("died", incarnation=incarnation, **report)
+        died = Died(incarnation, death, asked=self._killed_by_request)
+        self.deaths = [*self.deaths, died][-DEATHS:]
+        self._say(died)

@@ -6,23 +6,12 @@
     code = asyncio.run(supervise(launch, address, joins=True))                        # of a job that runs already
 
 A supervisor never imports torch: it starts in milliseconds, stays small, and outlives its worker, so that the launcher
-sees nothing of a worker's death. What it says to the coordinator and hears from it:
+sees nothing of a worker's death. `wire.messages.supervisors` has what it says to the coordinator and hears from it.
 
-    -> hello      role, rank, host, pid              <- welcome    settings, run_dir, leader, rank
-    -> present    place, spawn, alive, deaths        <- spawn      rank, incarnation, worker, respawns
-    -> spawned    rank, incarnation, pid             <- kill       rank, incarnation (SIGKILL; its death is reported)
-    -> dying      rank, incarnation, at              <- finish     code (ends the supervisor)
-    -> died       rank, incarnation, cause,          <-> heartbeat
-                  detail, at, injected, asked
-    -> stopping   rank, signal                       <- evict      (SIGTERM; the job goes on without this rank)
-
-`place` is where it listens from its first welcome on, for the agreement's connections, and for everybody's once it
-coordinates itself; `spawn` is the last such message that it has got. `dying` comes at once, `died` when the kernel has
-cleaned up and the cause is known: signal, exception, out_of_memory or exit. `at` is this node's monotonic clock;
-`asked` says that a `kill` was on its way; what else the worker's last words hold comes along. When the coordinator is
-lost the agreement says who is the next one; without a majority the supervisor ends its worker and itself. The job's
-exit code is that of each node's first rank; the others return 0, so that the launcher reports one failure instead of
-all.
+It listens from its first welcome on, for the agreement's connections, and for everybody's once it coordinates itself.
+When the coordinator is lost the agreement says who is the next one; without a majority the supervisor ends its worker
+and itself. The job's exit code is that of each node's first rank; the others return 0, so that the launcher reports one
+failure instead of all.
 """
 
 from __future__ import annotations
@@ -32,18 +21,37 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from recycle_pp.config.settings import Settings, load
-from recycle_pp.consensus.agreement import PLANNING, Agreement, Leader, LostMajority, Place
+from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.agreement import PLANNING, Agreement, LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.succession import Succession
-from recycle_pp.wire.connection import Message, Peer, connect, serve
+from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, enter
 from recycle_pp.wire.launch import Address, Launch, find, new_token, publish, withdraw
+from recycle_pp.wire.messages.agreement import Leader, Place
+from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.supervisors import (
+    TO_SUPERVISOR,
+    CoordinatorAt,
+    CoordinatorHeartbeat,
+    Evict,
+    Finish,
+    Kill,
+    NoPlace,
+    Present,
+    Redirect,
+    Spawn,
+    Stopping,
+    SupervisorHeartbeat,
+    SupervisorWelcome,
+)
+from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
 from .process_monitor import END_SECONDS, ProcessMonitor
@@ -115,6 +123,14 @@ class Supervisor:
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._handlers: dict[type[Message], Callable[[Any], None]] = {
+            Spawn: self._spawn,
+            Kill: lambda message: self._keeper.kill(message.incarnation),
+            Evict: self._evict,
+            CoordinatorHeartbeat: _heard,
+            Redirect: _heard,  # the connection ends, and the agreement says where to go
+            NoPlace: _heard,  # likewise; a newcomer has heard it in `enter`
+        }
 
     async def found(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
         """Rank 0, at the start: coordinates, and lets the others find it; ValueError where it cannot."""
@@ -182,7 +198,7 @@ class Supervisor:
             return 1
         self._token, where = place.token, f"{place.host}:{place.port}"
         if entered is not None:
-            self._launch = replace(self._launch, rank=entered.welcome["rank"])
+            self._launch = replace(self._launch, rank=entered.welcome.rank)
             await self._welcomed(entered.welcome, entered.peer)
         while True:
             code = await self._converse(self._peer)
@@ -218,37 +234,36 @@ class Supervisor:
         """With one coordinator; its exit code for this job, None if it is lost."""
         beat = asyncio.create_task(self._beat(peer))
         try:
-            async for message in peer:
+            async for message in peer.listen(TO_SUPERVISOR):
                 self._silence = 0
-                if message["type"] == "finish":
+                if isinstance(message, Finish):
                     self._finished = True
-                    return int(message["code"])
-                if message["type"] == "welcome":
+                    return message.code
+                if isinstance(message, SupervisorWelcome):
                     await self._welcomed(message, peer)
                 else:
-                    self._obey(message)
+                    self._handlers[type(message)](message)
             return None
         finally:
             beat.cancel()
 
-    async def _welcomed(self, message: Message, peer: Peer) -> None:
+    async def _welcomed(self, message: SupervisorWelcome, peer: Peer) -> None:
         if self._settings is None:
-            self._settings = load(message["settings"])
-            self._run = RunFolder(message["run_dir"])
+            self._settings, self._run = message.settings, RunFolder(message.run_dir)
         peer.end_after_silence(self._settings.control.suspicion)
         if self._agreement is None:
-            self._leader = Leader(*message["leader"])
+            self._leader = message.leader
             await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
             self._agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, self._leader)
         keeper = self._keeper
-        self._say("present", place=self._place, spawn=keeper.order, alive=keeper.alive, deaths=keeper.deaths)
+        self._say(Present(self._place, keeper.order, keeper.alive, keeper.deaths))
 
     async def _beat(self, peer: Peer) -> None:
         """Heartbeats, counted rather than timed: a pause of this very process is no silence of the coordinator."""
         while True:
             control = self._settings.control if self._settings else None
             await asyncio.sleep(control.heartbeat if control else 1.0)
-            self._say("heartbeat")
+            self._say(SupervisorHeartbeat())
             self._silence += 1
             if control and self._silence * control.heartbeat > control.suspicion + PLANNING:
                 peer.abort()
@@ -269,32 +284,28 @@ class Supervisor:
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
         peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
-        self._keeper.tell({"host": leader.host, "port": leader.port})
+        self._keeper.tell(CoordinatorAt(leader.host, leader.port))
         return peer
 
-    def hello(self) -> Message:
-        rank, host = self._launch.rank, socket.gethostname()
-        return {"type": "hello", "role": "supervisor", "rank": rank, "host": host, "pid": os.getpid()}
+    def hello(self) -> SupervisorHello:
+        return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid())
 
-    def _obey(self, message: Message) -> None:
-        match message["type"]:
-            case "spawn":
-                withdraw(self._launch)
-                self._keeper.spawn(message, self._spec, self._run.log(self._launch.rank))
-            case "evict":
-                self._evicted = True
-                self._keeper.evict()
-            case "kill":
-                self._keeper.kill(int(message["incarnation"]))
+    def _spawn(self, message: Spawn) -> None:
+        withdraw(self._launch)
+        self._keeper.spawn(message, self._spec, self._run.log(self._launch.rank))
+
+    def _evict(self, message: Evict) -> None:
+        self._evicted = True
+        self._keeper.evict()
 
     def _spec(self, incarnation: int) -> WorkerSpec:
         assert self._leader is not None and self._settings is not None
         host, port, settings = self._leader.host, self._leader.port, asdict(self._settings)
         return WorkerSpec(host, port, self._token, self._launch.rank, incarnation, str(self._run.path), settings)
 
-    def _say(self, type_: str, **fields: Any) -> None:
+    def _say(self, message: Message) -> None:
         if self._peer is not None:
-            self._peer.send({"type": type_, "rank": self._launch.rank, **fields})
+            self._peer.send(message)
 
     # ------------------------------------------------------------------------------------------- coordination
 
@@ -303,10 +314,10 @@ class Supervisor:
         self._place = self._server.sockets[0].getsockname()[:2]
 
     async def _handle(self, peer: Peer) -> None:
-        if peer.hello.get("role") == "agreement" and self._agreement is not None:
-            await self._agreement.handle(peer)
-        elif peer.hello.get("role") in ("supervisor", "worker"):
+        if not isinstance(peer.hello, CandidateHello):
             await self._lead_or_send_away(peer)
+        elif self._agreement is not None:
+            await self._agreement.handle(peer)
 
     async def _lead_or_send_away(self, peer: Peer) -> None:
         """Whoever comes while another rank coordinates hears where it is to go; it may also have heard that this one
@@ -314,7 +325,8 @@ class Supervisor:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hosts.wait(), None if self._leader is None else HEARSAY)
         if self._host is None or self._leader is None or self._leader.rank != self._launch.rank:
-            peer.send({"type": "redirect", "leader": self._leader})
+            if not isinstance(peer.hello, WorkerHello):  # its own supervisor says where to go
+                peer.send(Redirect(self._leader))
         else:
             await self._host.handle(peer)
 
@@ -339,7 +351,7 @@ class Supervisor:
         number = self._signal.result()
         self._keeper.start_no_more()
         name = signal.Signals(number).name
-        self._say("stopping", signal=name)
+        self._say(Stopping(name))
         if self._peer is not None:
             await asyncio.wait({serving}, timeout=ASK_SECONDS)
         elif self._host is not None:
@@ -349,3 +361,7 @@ class Supervisor:
                 await asyncio.wait_for(self._keeper.gone.wait(), LEAVE_SECONDS)
             return 0  # else the launcher would end the others of this node
         return 128 + number
+
+
+def _heard(message: Message) -> None:
+    """Nothing to be done: that it came is all."""

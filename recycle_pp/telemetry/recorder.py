@@ -1,7 +1,7 @@
 """Turns what the job does into files and words: events, metrics, traces, the summary. It decides nothing.
 
     recorder = Recorder(settings, run, events, progress, job)
-    recorder.hear(worker, message)        # votes bring spans, `resumed` the phases of a recovery
+    recorder.measured(worker, message)    # and ready, progress, resumed: what workers say for the records
     recorder.read_notes()                 # after every event of the job
     recorder.finished(digests)
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from statistics import median
 from typing import Any
@@ -22,6 +22,9 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.job import Job
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.supervisors import Death
+from recycle_pp.wire.messages.workers import Commit, Measured, OpProgress, Ready, Resumed, Span, WorkerHeartbeat
 
 from .clocks import Clocks
 from .events import Events, Lines
@@ -51,7 +54,7 @@ class Recorder:
         self._cpu_steps: list[float] = [0.0]  # the last one is still running
         self._own_cpu = time.process_time()
         self._logged: dict[Worker, int] = {}
-        self._addresses: dict[Worker, tuple[str, int]] = {}
+        self._addresses: dict[Worker, Place] = {}
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
         self._deaths = 0
@@ -64,31 +67,34 @@ class Recorder:
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    def heartbeat(self, worker: Worker, message: Json) -> None:
-        self._clocks.heard(worker, message["boot"], message["now"], time.monotonic())
+    def heartbeat(self, worker: Worker, message: WorkerHeartbeat) -> None:
+        self._clocks.heard(worker, message.boot, message.now, time.monotonic())
 
-    def hear(self, worker: Worker, message: Json) -> None:
-        kind, here = message["type"], partial(self._clocks.here, worker)
-        if kind == "ready":
-            self._addresses[worker] = tuple(message["address"])
-        elif kind == "vote":
-            self._traces.voted(worker, message["step"], message["spans"], here(0.0))
-            if message["samples"]:
-                self._samples = message["step"], message["samples"]
-            self._logged[worker], self._lr = message["logged_bytes"], message["lr"]
-            before, self._cpu[worker] = self._cpu.get(worker), message["cpu"]
-            if before is not None:
-                self._cpu_steps[-1] += message["cpu"] - before
-        elif kind == "progress":
-            *op, start = message["running"]
-            spans = _spans_here(message["spans"], here)
-            self._traces.progress(worker, message | {"spans": spans, "running": [*op, here(start)]})
-        elif kind == "resumed" and self._recovery and message["generation"] == self._job.generation:
-            self._recovery.resumed(worker, {phase: here(at) for phase, at in message["times"].items()})
+    def ready(self, worker: Worker, message: Ready) -> None:
+        self._addresses[worker] = message.address
+
+    def measured(self, worker: Worker, message: Measured) -> None:
+        self._traces.measured(worker, message.step, message.spans, self._clocks.here(worker, 0.0))
+        if message.samples:
+            self._samples = message.step, message.samples
+        self._logged[worker], self._lr = message.logged_bytes, message.lr
+        before, self._cpu[worker] = self._cpu.get(worker), message.cpu
+        if before is not None:
+            self._cpu_steps[-1] += message.cpu - before
+
+    def progress(self, worker: Worker, message: OpProgress) -> None:
+        here = partial(self._clocks.here, worker)
+        *op, start = message.running
+        self._traces.progress(worker, message.step, _spans_here(message.spans, here), [*op, here(start)])
+
+    def resumed(self, worker: Worker, message: Resumed) -> None:
+        if self._recovery:
+            here = partial(self._clocks.here, worker)
+            self._recovery.resumed(worker, {phase: here(at) for phase, at in message.times.items()})
             if self._recovery.complete(self._job):
                 self._close_recovery()
 
-    def address(self, worker: Worker) -> tuple[str, int]:
+    def address(self, worker: Worker) -> Place:
         """Where a worker takes the state of a donor."""
         return self._addresses[worker]
 
@@ -108,13 +114,13 @@ class Recorder:
             self._traces.mark(self._recovery.step, self._recovery)
         self._traces.died(worker, now)
 
-    def explain_death(self, worker: Worker, cause: Json) -> None:
+    def explain_death(self, worker: Worker, death: Death) -> None:
         self._deaths += 1
-        details = {"cause": cause["cause"], "detail": cause["detail"], "injected": bool(cause.get("injected"))}
+        details = {"cause": death.cause, "detail": death.detail, "injected": death.injected}
         step, generation = self._struck.pop(worker, self._job.committed + 1), self._job.generation
         self._events.record("death_detected", step=step, generation=generation, worker=worker, **details)
-        if self._recovery and "at" in cause:
-            self._recovery.died(worker, self._clocks.here(worker, float(cause["at"])))
+        if self._recovery and death.at is not None:
+            self._recovery.died(worker, self._clocks.here(worker, death.at))
 
     def read_notes(self) -> list[Json]:
         """Records what the job has noted since the last call, and returns it."""
@@ -123,7 +129,7 @@ class Recorder:
         for note in new:
             kind = note["event"]
             if kind == "committed":
-                self._committed(note)
+                self._committed(note["commit"])
             elif kind == "evaluated":
                 self._write_line(val_loss=note["val_loss"])
             elif kind == "announced":
@@ -142,7 +148,7 @@ class Recorder:
         return new
 
     def spans(self, step: int) -> dict[Worker, np.ndarray]:
-        """What each worker that voted in `step` measured of its ops, as `packing.unpack` gives it."""
+        """What each worker measured of its ops in `step`, as `packing.unpack` gives it."""
         return self._traces.spans(step)
 
     def speed_changed(self, worker: Worker, factor: float) -> None:
@@ -180,13 +186,10 @@ class Recorder:
         """The coordinator that was lost has recorded it."""
         return str(worker) in self._known
 
-    def commit_again(self, commit: Json, votes: Iterable[tuple[int, Json]]) -> None:
+    def commit_again(self, commit: Commit) -> None:
         """A step's line, if the coordinator that was lost had no time left to write it."""
-        if commit["step"] > self._recorded:
-            for _, vote in votes:
-                self.hear(Worker(*vote["worker"]), vote)
-            then = commit["then"]
-            self._committed({**commit, "evaluate": then["evaluate"]})
+        if commit.step > self._recorded:
+            self._committed(commit)
 
     def stopped(self, reason: str) -> None:
         self._write_line()
@@ -207,20 +210,20 @@ class Recorder:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _committed(self, note: Json) -> None:
+    def _committed(self, commit: Commit) -> None:
         self._write_line()
-        step, now = note["step"], time.monotonic()
+        step, now = commit.step, time.monotonic()
         s = self._settings
         tokens = s.parallel.pipelines * s.parallel.microbatches * s.parallel.microbatch_size * s.model.sequence
         live = [sum(w.stage == stage for w in self._job.live) for stage in range(s.parallel.stages)]
         seconds, self._step_ended = now - self._step_ended, now
-        self._final_loss = note["loss"]
+        self._final_loss = commit.loss
         self._line = {
             "step": step,
-            "generation": note["generation"],
-            "loss": note["loss"],
-            "grad_norm": note["norm"],
-            "clip_scale": note["scale"],
+            "generation": commit.generation,
+            "loss": commit.loss,
+            "grad_norm": commit.norm,
+            "clip_scale": commit.scale,
             "lr": self._lr,
             "step_seconds": seconds,
             "tokens_per_second": tokens / seconds,
@@ -232,7 +235,7 @@ class Recorder:
         }
         self._own_cpu = time.process_time()
         self._cpu_steps[-1] = self._line["cpu_seconds"]
-        if not note["evaluate"]:
+        if not commit.evaluate:
             self._write_line()
         if self._sample_log is not None:
             of, samples = self._samples
@@ -271,7 +274,7 @@ class Recorder:
         )
 
 
-def _spans_here(spans: list[Any], here: Callable[[float], float]) -> list[Any]:
+def _spans_here(spans: list[Span], here: Callable[[float], float]) -> list[Any]:
     return [[kind, d, i, here(start), here(end)] for kind, d, i, start, end in spans]
 
 

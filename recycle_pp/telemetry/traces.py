@@ -1,12 +1,12 @@
 """Traces of the steps around an event: what every worker really did, and when.
 
-    traces.progress(worker, message)     # what it has done lately and what it runs: all that is left of it if it dies
-    traces.voted(worker, step, spans, clock)    # everything it did in a step, as `packing.pack` gives it
+    traces.progress(worker, step, spans, running)   # what it did lately and runs: all that is left of it if it dies
+    traces.measured(worker, step, spans, clock)     # everything it did in a step, as `packing.pack` gives it
     traces.died(worker, at)              # its last progress becomes part of the step: done ops and a cut one
     traces.mark(step, recovery)          # this step, the one before and the one after are worth keeping
     traces.committed(step, job)          # writes what is complete
 
-A step's optimizer spans come with the votes of the next step, so a trace is written one step late; and by a thread, as
+A step's optimizer spans come with those of the next step, so a trace is written one step late; and by a thread, as
 with a thousand workers it takes seconds.
 """
 
@@ -35,7 +35,7 @@ class Traces:
         self._run = run
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="traces")
         self._written: list[Future[None]] = []
-        self._votes: dict[int, dict[Worker, tuple[str, float]]] = {}  # what live workers did, and by which clock
+        self._measured: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # what live workers did, and by which clock
         self._spans: dict[int, dict[Worker, np.ndarray]] = {}  # the same, once somebody has asked
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # what dead ones had done
         self._cut: dict[int, dict[Worker, Span]] = {}
@@ -44,27 +44,27 @@ class Traces:
         self._marked: dict[int, Recovery | None] = {}
 
     def spans(self, step: int) -> dict[Worker, np.ndarray]:
-        """Of the workers that have voted, as `packing.unpack` gives them."""
-        votes, spans = self._votes.get(step, {}), self._spans.setdefault(step, {})
-        if len(spans) < len(votes):
-            spans |= {w: unpack(text, clock) for w, (text, clock) in votes.items() if w not in spans}
+        """Of the workers that have told theirs, as `packing.unpack` gives them."""
+        measured, spans = self._measured.get(step, {}), self._spans.setdefault(step, {})
+        if len(spans) < len(measured):
+            spans |= {w: unpack(data, clock) for w, (data, clock) in measured.items() if w not in spans}
         return spans
 
-    def voted(self, worker: Worker, step: int, spans: str, clock: float) -> None:
+    def measured(self, worker: Worker, step: int, spans: bytes, clock: float) -> None:
         """clock: what its clock says less than ours."""
-        self._votes.setdefault(step, {})[worker] = spans, clock
+        self._measured.setdefault(step, {})[worker] = spans, clock
         self._spans.get(step, {}).pop(worker, None)  # it votes again, in another generation
 
-    def progress(self, worker: Worker, message: dict[str, Any]) -> None:
-        step, done, _ = self._progress.get(worker, (message["step"], [], []))
-        done = done + message["spans"] if step == message["step"] else message["spans"]
-        self._progress[worker] = (message["step"], done, message["running"])
+    def progress(self, worker: Worker, step: int, spans: list[Span], running: Span) -> None:
+        """running: kind, pipeline, index, start."""
+        before, done, _ = self._progress.get(worker, (step, [], []))
+        self._progress[worker] = (step, done + spans if before == step else spans, running)
 
     def died(self, worker: Worker, at: float) -> None:
         if worker in self._progress:
             step, done, (kind, d, i, start) = self._progress.pop(worker)
-            if worker in self._votes.get(step, {}):
-                return  # it had done everything, and voted
+            if worker in self._measured.get(step, {}):
+                return  # it had done everything
             self._lost.setdefault(step, {})[worker] = done
             self._cut.setdefault(step, {})[worker] = [kind, d, i, start, max(at, start)]
 
@@ -74,8 +74,8 @@ class Traces:
     def committed(self, step: int, job: Job) -> None:
         self._problems[step] = job.problem.replace(failed=[w for w in _everybody(job) if w not in job.live])
         self._write(step - 1, job)
-        for old in [k for k in self._votes if k < step - 1]:
-            for kept in (self._votes, self._spans, self._lost, self._cut, self._problems):
+        for old in [k for k in self._measured if k < step - 1]:
+            for kept in (self._measured, self._spans, self._lost, self._cut, self._problems):
                 kept.pop(old, None)
 
     def finish(self, job: Job) -> None:
@@ -95,7 +95,7 @@ class Traces:
         self._written = [writing for writing in self._written if not writing.done()]
 
     def _write(self, step: int, job: Job) -> None:
-        complete = step in self._votes and step in self._problems
+        complete = step in self._measured and step in self._problems
         if not complete or not {step - 1, step, step + 1} & self._marked.keys():
             return
         # The thread gets copies: whatever it reads may change here meanwhile.

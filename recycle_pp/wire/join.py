@@ -15,8 +15,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .connection import Message, Peer, Refused, connect
+import msgspec
+
+from .authentication import Refused
+from .connection import Peer, connect
 from .launch import TOKEN_VARIABLE, Address, Launch
+from .messages.handshake import SupervisorHello
+from .messages.supervisors import TO_SUPERVISOR, NoPlace, Redirect, SupervisorWelcome
 
 ANSWER_SECONDS = 30.0  # for the job to answer: it may be between two coordinators
 AGAIN = 0.5  # seconds between two tries
@@ -38,32 +43,31 @@ class Entered(NamedTuple):
     """The connection to the coordinator, its welcome, and where it is."""
 
     peer: Peer
-    welcome: Message
+    welcome: SupervisorWelcome
     address: Address
 
 
-async def enter(address: Address, hello: Message) -> Entered:
+async def enter(address: Address, hello: SupervisorHello) -> Entered:
     """Asks for a place in the job at `address`. hello: what a supervisor says first."""
     here, loop = f"{address.host}:{address.port}", asyncio.get_running_loop()
     deadline, place = loop.time() + ANSWER_SECONDS, address
     while True:
         error = "it does not know yet who coordinates"
         try:
-            peer = await connect(place.host, place.port, place.token, {**hello, "rank": -1})
-            answer = await peer.recv()
+            peer = await connect(place.host, place.port, place.token, msgspec.structs.replace(hello, rank=-1))
+            answer = await peer.recv(TO_SUPERVISOR)
         except Refused:
             raise ValueError(f"the job at {here} does not accept this {TOKEN_VARIABLE}") from None
         except OSError as failure:  # ChannelClosed, too
             error, place = str(failure) or "no connection in time", address
         else:
-            if answer["type"] == "welcome":
+            if isinstance(answer, SupervisorWelcome):
                 return Entered(peer, answer, place)
             peer.close()
-            if answer["type"] == "refused":
-                raise ValueError(answer["reason"])
-            if answer["leader"] is not None:
-                _, _, host, port = answer["leader"]
-                place = Address(host, port, address.token)
+            if isinstance(answer, NoPlace):
+                raise ValueError(answer.reason)
+            if isinstance(answer, Redirect) and answer.leader is not None:
+                place = Address(answer.leader.host, answer.leader.port, address.token)
         if loop.time() > deadline:
             raise ValueError(f"no job answers at {here}: {error}")
         await asyncio.sleep(AGAIN)

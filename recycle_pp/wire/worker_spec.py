@@ -1,7 +1,7 @@
 """What a worker is told by its supervisor, and its last words: lines of JSON through inherited pipes.
 
     spec = WorkerSpec.read()                # in the worker: the first line on its standard input
-    for message in told_later(): ...        # blocks: where the coordinator is now; ends with the supervisor
+    for place in told_later(): ...          # blocks: CoordinatorAt, where it is now; ends with the supervisor
     last_words(spec, cause="exception", detail=traceback.format_exc())
 
 The token is in the spec, so it appears neither on a command line nor in an environment.
@@ -10,13 +10,16 @@ The token is in the spec, so it appears neither on a command line nor in an envi
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, BinaryIO
+
+import msgspec
+
+from .messages.supervisors import CoordinatorAt
 
 _LONGEST_WORDS = 4000  # bytes; a pipe takes a write of at most 4096 as a whole
 
@@ -38,30 +41,39 @@ class WorkerSpec:
     @classmethod
     def read(cls) -> WorkerSpec:
         """In a worker: the first line that the supervisor wrote to its standard input."""
-        return cls(**json.loads(_standard_input().readline()))
+        return msgspec.json.decode(_standard_input().readline(), type=cls)
 
 
-def told_later() -> Iterator[dict[str, Any]]:
+class LastWords(msgspec.Struct, frozen=True):
+    """Why a worker is about to die.
+
+    cause, detail  "exception" or "out_of_memory" and the traceback (of which the end is kept), or "injected" and the
+                   fault, right before it strikes
+    where          see `Death`
+    at             time.monotonic()
+    """
+
+    cause: str
+    detail: str
+    at: float
+    where: str = ""
+
+
+def told_later() -> Iterator[CoordinatorAt]:
     """In a worker: what its supervisor says after the spec; blocks, and ends with the supervisor."""
     for line in _standard_input():
-        yield json.loads(line)
+        yield msgspec.json.decode(line, type=CoordinatorAt)
 
 
 @functools.cache
-def _standard_input() -> TextIO:
-    return open(0, closefd=False)  # not sys.stdin, which a forked worker has from its parent
+def _standard_input() -> BinaryIO:
+    return open(0, "rb", closefd=False)  # not sys.stdin, which a forked worker has from its parent
 
 
-def last_words(spec: WorkerSpec, **words: Any) -> None:
-    """Tells the supervisor why this worker is about to die; never raises.
-
-    cause, detail: "exception" or "out_of_memory" and the traceback (of which the end is kept), or "injected" and the
-    fault, right before it strikes. `at` is time.monotonic(), now by default. Other words reach the coordinator as they
-    are.
-    """
-    detail = str(words.get("detail", ""))
-    for longest in (3000, 1000, 300):  # escapes of foreign letters make a line longer than its text
-        line = json.dumps({"at": time.monotonic(), **words, "detail": detail[-longest:]}).encode() + b"\n"
+def last_words(spec: WorkerSpec, cause: str, detail: str, where: str = "") -> None:
+    """Tells the supervisor why this worker is about to die (see LastWords); never raises."""
+    for longest in (3000, 1000, 300):  # the bytes of foreign letters make a line longer than its text
+        line = msgspec.json.encode(LastWords(cause, detail[-longest:], time.monotonic(), where)) + b"\n"
         if len(line) <= _LONGEST_WORDS:
             break
     with suppress(OSError):

@@ -2,7 +2,7 @@
 
     todo = actions(plan)
     for action in todo[Worker(0, 2)]: ...       # Action("RECV_F", stage, microbatch, peer), Action("F", ...), ...
-    unpack(todo.packed(Worker(0, 2)))           # the same list, through text
+    unpack(todo.packed(Worker(0, 2)))           # the same list, through bytes
 
 The lists cannot deadlock, even if a worker handles all its messages strictly in order, each only when the other end has
 come to it as well (as with NCCL, where pairs of workers share a stream). All messages have one total order, by the
@@ -16,7 +16,6 @@ columns. `Action` tuples are made for one worker at a time, when its list is rea
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -81,14 +80,14 @@ class Actions(Mapping[Worker, list[Action]]):
         table[:, (2, 4)] = name[table[:, (2, 4)]]
         return Actions(table, {Worker(names[w.pipeline], w.stage): rows for w, rows in self._rows.items()})
 
-    def packed(self, worker: Worker) -> str:
-        """A worker's rows of the table in base64; "" for a worker without a list."""
-        return base64.b64encode(self._table[self._rows.get(worker, slice(0))].tobytes()).decode()
+    def packed(self, worker: Worker) -> bytes:
+        """A worker's rows of the table; b"" for a worker without a list."""
+        return self._table[self._rows.get(worker, slice(0))].tobytes()
 
 
-def unpack(text: str) -> list[Action]:
-    """The list that `Actions.packed` encoded; ValueError if the text is not one."""
-    return _listed(np.frombuffer(base64.b64decode(text, validate=True), _ROW).reshape(-1, 6))
+def unpack(data: bytes) -> list[Action]:
+    """The list that `Actions.packed` encoded; ValueError if the bytes are not one."""
+    return _listed(np.frombuffer(data, _ROW).reshape(-1, 6))
 
 
 def actions(

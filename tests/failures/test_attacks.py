@@ -10,16 +10,21 @@ import pytest
 
 from recycle_pp.comm.transfer import TransferError
 from recycle_pp.comm.transfer import connect as connect_transfer
-from recycle_pp.wire.connection import Channel, Refused, encode
+from recycle_pp.wire.authentication import Refused
+from recycle_pp.wire.connection import Channel
+from recycle_pp.wire.frames import encode
+from recycle_pp.wire.messages.handshake import Response, WorkerHello
+from recycle_pp.wire.messages.states import StatePart
+from recycle_pp.wire.messages.supervisors import Death, Died
 
 from .harness import Case
 
-HELLO = {"type": "hello", "role": "worker", "rank": 0, "incarnation": 0, "pid": 1}
-FORGED = {"type": "died", "rank": 1, "incarnation": 0, "cause": "signal", "detail": "SIGKILL", "at": 0.0}
+HELLO = WorkerHello(rank=0, incarnation=0, moved=False)
+FORGED = Died(0, Death("signal", "SIGKILL", at=0.0), asked=False)
 
 
 def payloads():
-    """Garbage, half messages, lengths that lie, what other protocols say, deep and forged JSON."""
+    """Garbage, half messages, lengths that lie, what other protocols say, deep and forged messages."""
     rng = random.Random(5)
     yield from (rng.randbytes(n) for n in (1, 3, 4, 5, 100, 70000))
     yield b""
@@ -28,10 +33,10 @@ def payloads():
     yield struct.pack(">I", 0xFFFFFFFF)
     yield struct.pack(">I", 1 << 20) + b"x" * 1000
     yield struct.pack(">I", 5) + b"{}{}{"
-    yield struct.pack(">I", 60000) + b"[" * 60000
+    yield struct.pack(">I", 60000) + b"\x91" * 60000
     yield encode(FORGED)
-    yield encode({"type": "answer", "nonce": "0", "hello": str(HELLO), "proof": "0" * 64}) + encode(FORGED)
-    yield encode({"type": "answer", "nonce": ["x"], "hello": {"a": 1}, "proof": None})
+    yield encode(Response(bytes(32), encode(HELLO)[4:], bytes(32))) + encode(FORGED)
+    yield encode(Response(["x"], {"a": 1}, None))
 
 
 def ports(job):
@@ -89,7 +94,7 @@ def test_a_wrong_token_and_a_flood_are_refused(runs):
                 held.append(socket.create_connection((host, port), 2))
         for address in ports(job) - {(host, port)}:
             with pytest.raises(TransferError), connect_transfer(address, "0" * 64, timeout=2.0) as stream:
-                stream.send({"kind": "state", "step": 0}, {})
+                stream.send(StatePart(session=0, step=0, start=0, exponents=[], stop=1), {})
         for sock in held:
             sock.close()
 

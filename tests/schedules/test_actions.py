@@ -147,7 +147,7 @@ def test_actions_travel_as_text():
         assert unpack(lists.packed(worker)) == todo != []
     assert unpack(lists.packed(Worker(0, 1))) == [], "the dead have nothing to do"
     with pytest.raises(ValueError):
-        unpack("no table")
+        unpack(b"no table")
 
 
 def test_a_missing_tensor_is_named():

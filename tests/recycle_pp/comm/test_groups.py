@@ -24,6 +24,7 @@ from recycle_pp.execution.session import Session
 from recycle_pp.execution.spans import Spans
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.testing.rehearsal import grid
+from recycle_pp.wire.messages.workers import Announce, Broken
 from tests.recycle_pp.in_process import small
 
 CPU = torch.device("cpu")
@@ -185,7 +186,7 @@ def test_an_op_whose_input_never_came_is_not_told_as_done(fake):
     fake.links.abort()
     run.thread.join(10)
     assert isinstance(run.outcome, LinkBroken) and run.outcome.aborted
-    assert participant.record(0).to_json()["done"] == {}
+    assert participant.record(0).reported().done == {}
 
 
 def test_what_nccl_finds_wrong_is_a_broken_link_and_want_of_memory_is_not():
@@ -265,8 +266,7 @@ def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
 
 
 def announcement(generation):
-    members = [list(ME), list(PEER)]
-    return {"type": "announce", "generation": generation, "members": members, "base": generation, "committed": -1}
+    return Announce(generation, members=[ME, PEER], committed=-1, base=generation)
 
 
 @pytest.mark.parametrize("place", ["make", "connect"])
@@ -281,7 +281,7 @@ def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monk
         raise torch.distributed.DistBackendError("store->get('0') got error: nobody waits for 1/0.0-0.1/0 any more")
 
     monkeypatch.setattr(Fake, "connect" if place == "connect" else "__init__", block)
-    line = SimpleNamespace(state=None, send=lambda message, lasting: said.append(message["type"]))
+    line = SimpleNamespace(state=None, send=lambda message: said.append(type(message)))
     session = Session(line, Participant(ME, 2), fake.links, None)
     before = set(threading.enumerate())
     session._announced(announcement(1))
@@ -297,7 +297,7 @@ def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monk
     while fake.links.generation != 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not build.is_alive() and dead == [] and fake.links.generation == 2
-    assert "broken" not in said
+    assert said and Broken not in said
 
 
 def test_an_abort_of_a_late_link_that_hangs_ends_the_worker_too(fake, monkeypatch):

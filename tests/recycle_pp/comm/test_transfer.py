@@ -1,6 +1,5 @@
 """State streams: what a donor sends is what the joiner has, and neither outlives the other."""
 
-import json
 import socket
 import struct
 import threading
@@ -12,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
+from recycle_pp.wire.frames import encode, encode_body
+from recycle_pp.wire.messages.states import Parcel, StatePart, StepGradient, TensorHeader
+from recycle_pp.wire.messages.supervisors import Kill
+from tests.recycle_pp.wire.any_message import any_message
 
 TOKEN = "token of this job"
+ABOUT = StatePart(session=1, step=3, start=0, exponents=[-20], stop=6)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
 
@@ -36,15 +40,15 @@ def streams():
 @given(
     shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=4),
     dtype=st.sampled_from(DTYPES),
-    meta=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+    about=any_message(StatePart) | any_message(StepGradient),
 )
-def test_every_bit_arrives(shapes, dtype, meta):
+def test_every_bit_arrives(shapes, dtype, about):
     tensors = {f"layers.{k}.weight": (torch.randn(shape) * 9).to(dtype) for k, shape in enumerate(shapes)}
     left, right = socket.socketpair()
     donor, joiner = Stream(left, 5), Stream(right, 5)
-    donor.send(meta, tensors)
-    got_meta, got = joiner.receive()
-    assert got_meta == meta and list(got) == list(tensors)
+    donor.send(about, tensors)
+    got_about, got = joiner.receive()
+    assert got_about == about and list(got) == list(tensors)
     assert all(got[name].dtype == dtype and torch.equal(got[name], tensors[name]) for name in tensors)
     donor.close()
     joiner.close()
@@ -53,7 +57,7 @@ def test_every_bit_arrives(shapes, dtype, meta):
 def test_a_big_tensor_streams_both_ways_at_once(streams):
     donor, joiner = streams
     tensor = torch.arange(6_000_000, dtype=torch.float32)
-    sending = [threading.Thread(target=end.send, args=({}, {"x": tensor})) for end in streams]
+    sending = [threading.Thread(target=end.send, args=(ABOUT, {"x": tensor})) for end in streams]
     for thread in sending:
         thread.start()
     for end in (donor, joiner):
@@ -65,7 +69,7 @@ def test_a_big_tensor_streams_both_ways_at_once(streams):
 def test_a_tensor_that_is_not_contiguous_arrives_as_it_is(streams):
     donor, joiner = streams
     tensor = torch.arange(6.0).reshape(2, 3).t()
-    donor.send({}, {"x": tensor})
+    donor.send(ABOUT, {"x": tensor})
     assert torch.equal(joiner.receive()[1]["x"], tensor)
 
 
@@ -73,8 +77,7 @@ def test_a_tensor_that_is_not_contiguous_arrives_as_it_is(streams):
 def test_a_receiver_learns_at_once_that_its_donor_is_gone(streams, when):
     donor, joiner = streams
     if when == "in the midst":
-        header = json.dumps({"meta": {}, "tensors": [["x", "float32", [1000]]]}).encode()
-        donor._socket.sendall(struct.pack(">I", len(header)) + header + bytes(100))
+        donor._socket.sendall(encode(Parcel(ABOUT, [TensorHeader("x", "float32", [1000])])) + bytes(100))
     donor.close()
     start = time.monotonic()
     with pytest.raises(TransferError, match=r"closed|reset"):
@@ -87,7 +90,7 @@ def test_a_donor_learns_that_its_joiner_is_gone(streams):
     joiner.close()
     with pytest.raises(TransferError):
         for _ in range(50):
-            donor.send({}, {"x": torch.zeros(100_000)})
+            donor.send(ABOUT, {"x": torch.zeros(100_000)})
 
 
 def test_closing_wakes_the_thread_that_receives(streams):
@@ -128,8 +131,8 @@ def test_who_does_not_know_the_token_is_refused_and_disturbs_nobody():
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
     with connect(receiver.address, TOKEN) as donor:
         accepting.join(10)
-        donor.send({"step": 3}, {})
-        assert accepted[0].receive() == ({"step": 3}, {})
+        donor.send(ABOUT, {})
+        assert accepted[0].receive() == (ABOUT, {})
     accepted[0].close()
     receiver.close()
 
@@ -161,12 +164,14 @@ def test_a_proof_cannot_be_sent_back_to_its_sender():
 @pytest.mark.parametrize(
     "header",
     [
-        b"no json",
+        b"no message",
         b"{}",
-        json.dumps({"meta": {}, "tensors": [["x", "object", [1]]]}).encode(),
-        json.dumps({"meta": {}, "tensors": [["x", "float32", [-1]]]}).encode(),
-        json.dumps({"meta": {}, "tensors": [["x", "float32", [1 << 50]]]}).encode(),
-        json.dumps({"meta": {}, "tensors": [["x", "float32", ["1"]]]}).encode(),
+        encode_body(Parcel(ABOUT, [TensorHeader("x", "object", [1])])),
+        encode_body(Parcel(ABOUT, [TensorHeader("x", "float32", [-1])])),
+        encode_body(Parcel(ABOUT, [TensorHeader("x", "float32", [1 << 50])])),
+        encode_body(Parcel(ABOUT, [TensorHeader("x", "float32", ["1"])])),
+        encode_body(Parcel(Kill(3), [])),
+        encode_body(Kill(3)),
     ],
 )
 def test_a_header_that_does_not_read_ends_the_stream(streams, header):
@@ -186,4 +191,4 @@ def test_an_oversize_header_is_not_read(streams):
 def test_a_type_that_cannot_travel_is_named():
     left, right = socket.socketpair()
     with Stream(left, 5) as donor, right, pytest.raises(ValueError, match="complex64 cannot be transferred"):
-        donor.send({}, {"x": torch.zeros(2, dtype=torch.complex64)})
+        donor.send(ABOUT, {"x": torch.zeros(2, dtype=torch.complex64)})

@@ -8,6 +8,7 @@ from recycle_schedules import Worker
 from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.protocol.job import Send
+from recycle_pp.wire.messages.workers import Adopt, Announce, Commit
 
 A, B = Worker(0, 0), Worker(1, 0)
 PLACES = {0: ("host", 1), 1: ("host", 2)}
@@ -29,15 +30,16 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         agreement, delivered = Agreement(), []
         gate = Gate(agreement, delivered.extend, lambda reason: None)
         coordinator = SimpleNamespace(_gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
-        announcement = {"type": "announce", "generation": 5}
-        told = [Send(A, {"type": "commit"}), Send(A, announcement), Send(B, announcement)]
+        announcement = Announce(5, members=[A, B], committed=7, base=4)
+        told = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
         Coordinator._send(coordinator, told)
-        Coordinator._send(coordinator, [Send(A, {"type": "adopt"})])
+        adoption = Adopt(5, steps={}, copy=None, revoked=[], evaluate=None, stagger=False)
+        Coordinator._send(coordinator, [Send(A, adoption)])
         await asyncio.sleep(0.01)
         assert agreement.asked == [(5, PLACES)]
         assert delivered == told, "nobody begins"
         agreement.agreed.set()
         await asyncio.sleep(0.01)
-        assert delivered[-1].message["type"] == "adopt"
+        assert delivered[-1].message is adoption
 
     asyncio.run(run())

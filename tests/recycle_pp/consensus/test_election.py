@@ -8,8 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.consensus.agreement import LostMajority, majority
-from recycle_pp.consensus.election import Election, Membership, _to_json
-from recycle_pp.wire.connection import encode, serve
+from recycle_pp.consensus.election import Election
+from recycle_pp.wire.connection import serve
+from recycle_pp.wire.frames import encode
+from recycle_pp.wire.messages.agreement import Membership, Propose
 
 TOKEN = "a token of the job"
 pytestmark = pytest.mark.timeout(60)
@@ -108,11 +110,9 @@ def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(hav
         async with agreed(4) as supervisors:
             leader = supervisors.elections[0]
             newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 1, 2, 3)})
-            known = _to_json([*leader._memberships, newest])
+            known = [*leader._memberships, newest]
             for rank in have_it:  # it dies before rank 1, the next in line, has got it too
-                await leader._line(supervisors.places[rank]).ask(
-                    encode({"type": "propose", "leader": leader._leader, "memberships": known})
-                )
+                await leader._line(supervisors.places[rank]).ask(encode(Propose(leader._leader, known)))
             supervisors.die(0)
             async with asyncio.timeout(3):
                 leaders = await supervisors.all_notice(0)
@@ -138,9 +138,7 @@ def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
             for generation, (roster, reached) in enumerate(proposals):
                 known.append(Membership((0, generation), 0, {rank: supervisors.places[rank] for rank in roster}))
                 for rank in reached:
-                    await leader._line(supervisors.places[rank]).ask(
-                        encode({"type": "propose", "leader": leader._leader, "memberships": _to_json(known)})
-                    )
+                    await leader._line(supervisors.places[rank]).ask(encode(Propose(leader._leader, known)))
             supervisors.die(*set(range(size)) - left)
             assert len(set(await supervisors.all_notice(0))) == 1
 

@@ -3,6 +3,7 @@
 from recycle_schedules import Worker
 
 from recycle_pp.coordinator.checkpoints import Saving
+from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Save, Saved
 
 SAVERS = [Worker(0, 0), Worker(0, 1)]
 LIVE = [Worker(0, 0), Worker(1, 0), Worker(1, 1)]  # W(0, 1) has died
@@ -15,30 +16,30 @@ def saving(tmp_path, *, final):
 
 
 def asked(out):
-    return [(send.to, send.message["type"]) for send in out]
+    return [(send.to, type(send.message)) for send in out]
 
 
 def test_at_the_end_of_the_run_a_peer_saves_for_whoever_is_dead(tmp_path):
     last = saving(tmp_path, final=True)
-    assert asked(last.only(LIVE)) == [(Worker(1, 1), "save")]
-    assert asked(last.saved(Worker(0, 0), {"step": 8})) == []
-    assert asked(last.saved(Worker(1, 1), {"step": 8})) == [(Worker(1, 1), "assemble")]
-    last.assembled({"step": 8})
+    assert asked(last.only(LIVE)) == [(Worker(1, 1), Save)]
+    assert asked(last.saved(Worker(0, 0), Saved(8))) == []
+    assert asked(last.saved(Worker(1, 1), Saved(8))) == [(Worker(1, 1), Assemble)]
+    last.assembled(Assembled(8))
     assert not last.busy
 
 
 def test_what_a_peer_has_saved_for_the_dead_before_counts(tmp_path):
     """A successor hears of the part first, and then looks who is missing."""
     last = saving(tmp_path, final=True)
-    last.saved(Worker(0, 0), {"step": 8})
-    assert asked(last.saved(Worker(1, 1), {"step": 8})) == [(Worker(1, 1), "assemble")]
+    last.saved(Worker(0, 0), Saved(8))
+    assert asked(last.saved(Worker(1, 1), Saved(8))) == [(Worker(1, 1), Assemble)]
     assert last.only(LIVE) == []
 
 
 def test_whoever_dies_as_it_assembles_the_last_checkpoint_is_replaced(tmp_path):
     last = saving(tmp_path, final=True)
-    last.assembling(Worker(0, 1), {"step": 8})
-    assert asked(last.only(LIVE)) == [(Worker(0, 0), "assemble")]
+    last.assembling(Worker(0, 1), Assembling(8))
+    assert asked(last.only(LIVE)) == [(Worker(0, 0), Assemble)]
 
 
 def test_a_checkpoint_on_the_way_is_given_up_with_its_saver(tmp_path):
@@ -48,6 +49,6 @@ def test_a_checkpoint_on_the_way_is_given_up_with_its_saver(tmp_path):
 
 def test_a_part_of_an_older_checkpoint_or_one_too_many_changes_nothing(tmp_path):
     last = saving(tmp_path, final=True)
-    assert last.saved(Worker(0, 0), {"step": 4}) == [] and last.busy
-    last.saved(Worker(0, 0), {"step": 8})
-    assert last.saved(Worker(1, 0), {"step": 8}) == [] and last.busy
+    assert last.saved(Worker(0, 0), Saved(4)) == [] and last.busy
+    last.saved(Worker(0, 0), Saved(8))
+    assert last.saved(Worker(1, 0), Saved(8)) == [] and last.busy

@@ -9,8 +9,9 @@ from recycle_pp.coordinator.deaths import Deaths
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
+from recycle_pp.wire.messages.supervisors import Death, Spawn
 
-SEGFAULT = {"cause": "signal", "detail": "SIGSEGV"}
+SEGFAULT = Death("signal", "SIGSEGV")
 
 
 class Supervisor:
@@ -18,7 +19,7 @@ class Supervisor:
         self.told = []
 
     def send(self, message):
-        self.told.append(message["type"])
+        self.told.append(type(message))
 
 
 class Recorder:
@@ -30,8 +31,8 @@ class Recorder:
     def death(self, worker, now):
         pass
 
-    def explain_death(self, worker, cause):
-        self.causes.append(cause["cause"])
+    def explain_death(self, worker, death):
+        self.causes.append(death.cause)
 
     def event(self, name, worker, **details):
         self.events.append(name)
@@ -71,7 +72,7 @@ async def _dies(of, cause):
 def test_who_dies_by_itself_is_started_again(of):
     asyncio.run(_dies(of, SEGFAULT))
     assert of.recorder.causes == ["signal"]
-    assert of.recorder.events == ["respawned"] and of.supervisor.told == ["spawn"]
+    assert of.recorder.events == ["respawned"] and of.supervisor.told == [Spawn]
 
 
 def test_who_died_too_often_is_given_up(of):
@@ -81,7 +82,7 @@ def test_who_died_too_often_is_given_up(of):
 
 
 def test_a_death_that_was_asked_for_is_not_mended(of):
-    asyncio.run(_dies(of, SEGFAULT | {"injected": True}))
+    asyncio.run(_dies(of, Death("signal", "SIGSEGV", injected=True)))
     assert of.recorder.causes == ["signal"] and of.recorder.events == of.supervisor.told == []
 
 
@@ -93,7 +94,7 @@ def test_a_death_is_recorded_once_whoever_saw_it_first(of):
         of.deaths.close()
 
     asyncio.run(seen_twice())
-    assert of.recorder.causes == ["signal"] and of.supervisor.told == ["spawn"]
+    assert of.recorder.causes == ["signal"] and of.supervisor.told == [Spawn]
 
 
 def test_what_another_coordinator_has_recorded_is_mended_but_not_recorded_again(of):

@@ -11,6 +11,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.planning import Planning
 from recycle_pp.protocol.job import Job, StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.workers import Report, SteadyPlan
 
 
 def job(planner):
@@ -24,8 +25,7 @@ def job(planner):
 
 def everybody_reports(made):
     for worker in sorted(made.live):
-        made.receive(worker, {"type": "report", "generation": made.generation, "worker": list(worker),
-                              "records": [], "ahead": False, "busy": 0.0})  # fmt: skip
+        made.receive(worker, Report(made.generation, records=[], ahead=False, busy=0.0))
 
 
 class Coordinator:
@@ -77,7 +77,7 @@ def test_others_are_heard_while_a_plan_is_made():
 
     coordinator = asyncio.run(run())
     assert len(beats) > 10
-    assert [message["type"] for _, message in coordinator.sent] == ["plan"] * 4
+    assert [type(message) for _, message in coordinator.sent] == [SteadyPlan] * 4
     assert not coordinator.job.wants_plan
 
 

@@ -9,7 +9,8 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Control, Settings
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.protocol.job import Send
-from recycle_pp.wire.connection import decode
+from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat
+from recycle_pp.wire.messages.workers import TO_WORKER, Commit, Exit, StoreValues
 
 
 class Connection:
@@ -23,7 +24,7 @@ class Connection:
 
     @property
     def messages(self):
-        return [decode(frame[4:]) for frame in self.frames]
+        return [TO_WORKER.decode(frame[4:]) for frame in self.frames]
 
 
 class Supervisor:
@@ -33,7 +34,7 @@ class Supervisor:
         self.heard, self.aborted = [], False
 
     def send(self, message):
-        self.heard.append(message["type"])
+        self.heard.append(message)
 
     def abort(self):
         self.aborted = True
@@ -85,9 +86,9 @@ def with_workers(numbers):
 
 
 def test_a_message_to_many_is_written_once():
-    made, same = with_workers(range(11)), {"type": "commit"}
-    made.deliver([*(Send(rank.role, same) for rank in made), Send(made[0].role, {"type": "plan"})])
-    assert [message["type"] for message in made[0].worker.messages] == ["commit", "plan"]
+    made, same = with_workers(range(11)), Commit(0, 7, scale=1.0, norm=1.0, loss=1.0)
+    made.deliver([*(Send(rank.role, same) for rank in made), Send(made[0].role, Exit())])
+    assert made[0].worker.messages == [same, Exit()]
     assert len({id(made[number].worker.frames[0]) for number in range(11)}) == 1
 
 
@@ -96,14 +97,14 @@ def test_what_workers_publish_at_the_same_time_reaches_everybody_in_few_messages
 
     async def publish():
         for number in range(12):
-            made.publish("*", f"of {number}")
+            made.publish("*", b"of %d" % number)
         while not made[11].worker.frames:
             await asyncio.sleep(0.001)
 
     asyncio.run(publish())
     assert {len(made[number].worker.frames) for number in range(12)} == {1}
     (message,) = made[0].worker.messages
-    assert message == {"type": "store", "values": [["*", f"of {number}"] for number in range(12)]}
+    assert message == StoreValues([("*", b"of %d" % number) for number in range(12)])
 
 
 @pytest.mark.parametrize(("lost", "free"), [((), None), ((3,), 3), ((3, 6, 10), 6)])
@@ -136,7 +137,7 @@ def test_a_supervisor_that_is_silent_is_cut_off():
 
     asyncio.run(watched(made, 0.5, beat))
     assert [rank.number for rank in made if rank.supervisor.aborted] == [4]
-    assert "heartbeat" in made[4].supervisor.heard
+    assert CoordinatorHeartbeat() in made[4].supervisor.heard
 
 
 def test_who_slept_itself_calls_nobody_silent():

@@ -14,15 +14,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recycle_schedules import Action, Tensor, Worker
 
-from recycle_pp.protocol.commit import ballot_paper
+from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders, Participant
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import (
+    Adopt,
+    Announce,
+    Assemble,
+    Assembled,
+    Broken,
+    Commit,
+    Donate,
+    Evaluated,
+    Finished,
+    Leave,
+    Ready,
+    Save,
+    Saved,
+    SteadyPlan,
+    Synced,
+)
 
 if TYPE_CHECKING:
     from .world import World
 
 RENEWAL = 8  # generations after which all connections are made anew, see comm/gloo.py
-Json = dict[str, Any]
 Program = Generator[Callable[[], bool] | None, None, None]
 
 
@@ -44,13 +61,13 @@ class Node:
         self.alive = self.stale = True
         self.options: list[tuple[int, str]] = []
         self.me.committed = self.me.applied = first_step - 1
-        self.inbox: deque[Json] = deque()
-        self.outbox: deque[Json] = deque([{"type": "ready"}])
+        self.inbox: deque[Message] = deque()
+        self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
         self.mesh = -1  # the connections it has, by the generation that made them
-        self.said: dict[str, Json] = {}  # what another coordinator is told again
-        self.saves: deque[Json] = deque()  # parts of checkpoints to be written, then checkpoints to be put together
+        self.said: dict[type[Message], Message] = {}  # what another coordinator is told again
+        self.saves: deque[Message] = deque()  # parts of checkpoints to be written, then checkpoints to be put together
         self._streams: list[Stream] = []  # from its donors, one after the other
-        self._linking: Json | None = None  # the generation whose links are being built
+        self._linking: Announce | None = None  # the generation whose links are being built
         self._linked = -1
         self._asked: list[tuple[Node, int]] = []  # joiners that wait for this worker's state
         self._fed: list[Stream] = []  # to joiners that have it
@@ -96,7 +113,7 @@ class Node:
             self._hear(self.inbox.popleft())
         elif what == "links":
             assert self._linking is not None
-            self._linked, self._linking = self._linking["generation"], None
+            self._linked, self._linking = self._linking.generation, None
         elif what == "saves":
             self.outbox.append(self.saves.popleft())
         elif what == "accepts":  # a new donor takes the place of the one before
@@ -104,32 +121,34 @@ class Node:
         else:
             self._take(self._streams[0].session, *self._streams[0].parcels.popleft())
 
-    def _hear(self, message: Json) -> None:
-        kind, me = message["type"], self.me
-        if kind == "announce":
-            self.outbox.append(me.announce(message))
-            self._linking, self._linked, self._reductions = message, -1, 0
-            self._members = [Worker(*w) for w in message["members"]]
-            self.mesh = max(message["base"], message["generation"] - message["generation"] % RENEWAL)
-            if (self.mesh, me.worker) not in self.world.published:
-                self.world.published.add((self.mesh, me.worker))
-                self.world.touch()
-        elif kind == "adopt":
-            me.adopt(message)
-        elif kind == "plan":
-            me.plan(message)
-        elif kind == "commit":
-            me.commit(message)
-        elif kind == "donate" and message["joiner"] is not None:
-            self._asked.append((message["joiner"], message["session"]))
-        elif kind == "save":
-            self._wanted = message["step"]
-            if self._done >= self._wanted:
-                self._save(self._wanted)
-        elif kind == "assemble":
-            self.saves.append({"type": "assembled", "step": message["step"]})
-        elif kind == "leave":
-            self._left = True
+    def _hear(self, message: Message) -> None:
+        me = self.me
+        match message:
+            case Announce():
+                self.outbox.append(me.announce(message))
+                self._linking, self._linked, self._reductions = message, -1, 0
+                self._members = message.members
+                self.mesh = max(message.base, message.generation - message.generation % RENEWAL)
+                if (self.mesh, me.worker) not in self.world.published:
+                    self.world.published.add((self.mesh, me.worker))
+                    self.world.touch()
+            case Adopt():
+                me.adopt(message)
+            case SteadyPlan():
+                me.plan(message)
+            case Commit():
+                me.commit(message)
+            case Donate():
+                if message.address is not None:  # else the joiner has died on the way
+                    self._asked.append((self.world.node(message.address[1]), message.session))
+            case Save():
+                self._wanted = message.step
+                if self._done >= self._wanted:
+                    self._save(self._wanted)
+            case Assemble():
+                self.saves.append(Assembled(message.step))
+            case Leave():
+                self._left = True
 
     # -- the executor ------------------------------------------------------------------------------------------
 
@@ -161,7 +180,7 @@ class Node:
         while step < self.world.steps:
             yield from self._run_step(orders, step)
             step += 1
-        self.outbox.append({"type": "finished", "generation": me.generation})
+        self.outbox.append(Finished({}))
         while True:
             yield lambda: self._void(orders) or bool(me.commits)
             yield from self._settle(orders)
@@ -250,7 +269,7 @@ class Node:
                 self._send(orders, action.peer, ("validation", step, carried_by(action)), step)
             yield None
         if losses:
-            self.outbox.append({"type": "evaluated", "generation": orders.generation, "step": step, "losses": losses})
+            self.outbox.append(Evaluated(step, losses))
 
     def _await_turn(self, orders: Orders, step: int) -> Program:
         while step > self.me.committed + 1:
@@ -298,8 +317,8 @@ class Node:
     def _vote(self, orders: Orders, step: int) -> None:
         counts = [self._reduced[step][mb] for mb in self.world.problem.microbatch_keys()]
         squares = [4.0 if step in self.world.clipped else 0.01]
-        paper = ballot_paper(squares, True, counts, [1.0] * len(counts), self.me.speaks)
-        self.outbox.append({"type": "vote", "generation": orders.generation, "step": step, **paper})
+        losses = [1.0] * len(counts)
+        self.outbox.append(make_vote(orders.generation, step, squares, True, counts, losses, self.me.speaks))
 
     def _settle(self, orders: Orders | None = None) -> Program:
         me, validate = self.me, []
@@ -322,10 +341,10 @@ class Node:
             self._reduced.pop(commit.step)
             self._log = {k: v for k, v in self._log.items() if k[0] > commit.step}
             self._received = {k: v for k, v in self._received.items() if k[0] > commit.step}
-            if commit.then["evaluate"]:
+            if commit.evaluate:
                 validate.append(commit.step)
             self._done = commit.step + 1
-            if list(me.worker) in commit.then["savers"] or self._wanted == self._done:
+            if me.worker in commit.savers or self._wanted == self._done:
                 self._save(commit.step + 1)
         if orders is not None:
             self._check(orders)
@@ -337,7 +356,7 @@ class Node:
             return
         if self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
-        self.saves.append({"type": "saved", "step": step})
+        self.saves.append(Saved(step))
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -363,7 +382,7 @@ class Node:
 
     def _break(self, orders: Orders) -> None:
         self.me.orders = None
-        self.outbox.append({"type": "broken", "generation": orders.generation})
+        self.outbox.append(Broken(orders.generation))
         raise Void
 
     def _void(self, orders: Orders) -> bool:
@@ -394,4 +413,4 @@ class Node:
         if what == "gradients" and self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} gets the gradients of step {step} after step {self.me.applied}")
         self.me.applied = self.me.committed = step
-        self.outbox.append({"type": "synced", "step": step, "session": session})
+        self.outbox.append(Synced(step, session))

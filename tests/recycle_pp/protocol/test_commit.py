@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.commit import Ballot, ProtocolViolation, Vote, ballot_paper
+from recycle_pp.protocol.commit import Ballot, ProtocolViolation, make_vote
+from recycle_pp.wire.frames import encode
 
 LIVE = [Worker(d, s) for d in (0, 2, 3) for s in (0, 1)]  # W(1, s) have died
 LOSSES = [0.5, 1.0, 1.5, 2.0]
 
 
 def vote(worker, squares=(0.25,), counts=(1, 1, 1, 1), losses=LOSSES, finite=True, first=0):
-    return Vote.read(ballot_paper(squares, finite, counts, losses, speaks=worker.pipeline == first))
+    return make_vote(0, 7, squares, finite, counts, losses, speaks=worker.pipeline == first)
 
 
 def ballot(clip=None):
@@ -72,4 +73,4 @@ def test_a_gradient_that_is_not_a_number_skips_the_step_and_peers_agree_on_it():
 
 
 def test_who_does_not_speak_for_its_stage_says_little():
-    assert len(str(ballot_paper([1.0] * 500, True, [1] * 8192, LOSSES * 2048, speaks=False))) < 200
+    assert len(encode(make_vote(0, 7, [1.0] * 500, True, [1] * 8192, LOSSES * 2048, speaks=False))) < 120

@@ -15,7 +15,7 @@ def begun():
 
 
 def send(steady):
-    return dict(steady.send(PROBLEM.workers()))
+    return dict(steady.send(PROBLEM.workers(), generation=0))
 
 
 def followed():
@@ -31,8 +31,8 @@ def test_a_generation_waits_for_its_plan_and_gets_it_once():
     steady.made(steady.plan(PROBLEM), PROBLEM)
     assert steady.ready and not steady.wanted
     lists = send(steady)
-    assert unpack(lists[Worker(0, 1)]["steady"]) == actions(plan(PROBLEM))[Worker(0, 1)]
-    assert {a.microbatch for a in unpack(lists[Worker(0, 1)]["forward"])} == {(0, 0)}
+    assert unpack(lists[Worker(0, 1)].steady) == actions(plan(PROBLEM))[Worker(0, 1)]
+    assert {a.microbatch for a in unpack(lists[Worker(0, 1)].forward)} == {(0, 0)}
     assert not steady.ready and not steady.fresh
 
 

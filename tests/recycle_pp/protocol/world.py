@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from recycle_schedules import Problem, Worker, actions
 
 from recycle_pp.coordinator.checkpoints import Saving
@@ -29,16 +30,16 @@ from recycle_pp.protocol.job import Job, Send, StageLost
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.steady_state_plan import Steps
 from recycle_pp.protocol.takeover import find
+from recycle_pp.wire.messages.table import Message, is_lasting
+from recycle_pp.wire.messages.workers import Assembled, Assembling, Broken, Donate, Leaving, Ready, Saved
 
 from .node import Node
 from .planning import plan_simply
 
-Json = dict[str, Any]
 Option = tuple[int, str]  # who acts (a node's number, or COORDINATOR), and what it does
 Chooser = Callable[[Sequence[Option]], int]
 
 COORDINATOR = -1
-LASTING = ("ready", "leaving", "evaluated", "saved", "assembled", "finished")  # see execution/session.py
 NOWHERE = Path("/nonexistent")  # the checkpoints of this world are numbers
 
 
@@ -167,6 +168,9 @@ class World:
             found.append((COORDINATOR, "restores"))
         return found
 
+    def node(self, number: int) -> Node:
+        return self._actors[number]
+
     def touch(self, worker: Worker | None = None) -> None:
         """Whoever has this place, or everybody, may be able to do something else now."""
         for node in self._actors:
@@ -220,27 +224,27 @@ class World:
         node = self._alive[rank] = Node(self, len(self._actors), self._roles[rank], self.job.first_step)
         self._actors.append(node)
 
-    def _hear(self, node: Node, message: Json) -> None:
+    def _hear(self, node: Node, message: Message) -> None:
         if node not in self._alive.values():
             return  # given up: its generation is void
-        worker, kind = node.me.worker, message["type"]
-        if kind in LASTING:
-            node.said[kind] = message
-        if kind == "ready" and worker in self.job.live:
-            return
-        if kind == "ready":
-            self._drive(self.job.ready, worker)
-        elif kind == "leaving":
-            self._drive(self.job.leave, worker)
-        elif kind == "broken":
-            self._mending.append(message["generation"])
-        elif kind == "saved":
-            self._send(self.saving.saved(worker, message))
-        elif kind == "assembled":
-            self.saving.assembled(message)
-            self.saved = max(self.saved, message["step"])
-        else:
-            self._drive(self.job.receive, worker, message)
+        worker = node.me.worker
+        if is_lasting(message):
+            node.said[type(message)] = message
+        match message:
+            case Ready():
+                if worker not in self.job.live:
+                    self._drive(self.job.ready, worker)
+            case Leaving():
+                self._drive(self.job.leave, worker)
+            case Broken():
+                self._mending.append(message.generation)
+            case Saved():
+                self._send(self.saving.saved(worker, message))
+            case Assembled():
+                self.saving.assembled(message)
+                self.saved = max(self.saved, message.step)
+            case _:
+                self._drive(self.job.receive, worker, message)
 
     def _drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
         try:
@@ -253,15 +257,16 @@ class World:
         notes, self._notes_read = self.job.notes[self._notes_read :], len(self.job.notes)
         self._send(self.job.follow_up())
         for note in notes:
-            if note["event"] == "committed" and note["savers"] and self.save_every:
-                self.saving.begin(note["step"] + 1, [Worker(*w) for w in note["savers"]], note["last"])
+            if note["event"] == "committed" and note["commit"].savers and self.save_every:
+                self.saving.begin(note["commit"].step + 1, note["commit"].savers, note["last"])
 
     def _send(self, out: list[Send]) -> None:
         nodes = {node.me.worker: node for node in self._alive.values()}
         for to, message in out:
             if to in nodes:
-                if message["type"] == "donate":
-                    message = message | {"joiner": nodes.get(Worker(*message["to"]))}
+                if isinstance(message, Donate):
+                    joiner = nodes.get(message.to)
+                    message = msgspec.structs.replace(message, address=joiner and ("node", joiner.number))
                 nodes[to].inbox.append(message)
                 nodes[to].stale = True
 
@@ -304,7 +309,7 @@ class World:
         for node in self._alive.values():
             while node.inbox:
                 node.act("hears")
-            node.said |= {message["type"]: message for message in node.outbox if message["type"] in LASTING}
+            node.said |= {type(message): message for message in node.outbox if is_lasting(message)}
             node.outbox.clear()
         found = find({node.me.worker: node.me.state(node.linked) for node in self._alive.values()})
         first_step = max((node.me.committed for node in self._alive.values()), default=self.job.committed) + 1
@@ -313,9 +318,8 @@ class World:
             for rank in self._roles.keys() - self._alive.keys():
                 self._drive(self.job.died, self._roles[rank])
         else:
-            then = found.commit["then"] if found.commit else {"savers": []}
-            if then["savers"] and self.save_every and self.saved != found.committed + 1:
-                savers = [Worker(*w) for w in then["savers"]]
+            savers = found.commit.savers if found.commit else []
+            if savers and self.save_every and self.saved != found.committed + 1:
                 self.saving.begin(found.committed + 1, savers, found.committed == self.steps - 1)
             self._drive(self.job.take_over, found)
             for rank, node in list(self._alive.items()):
@@ -324,10 +328,10 @@ class World:
                     self._noticing.pop()
                     self._spawn(rank)
         for node in list(self._alive.values()):
-            if any(message["type"] == "assembled" for message in node.saves):
-                self.saving.assembling(node.me.worker, next(m for m in node.saves if m["type"] == "assembled"))
+            for message in [message for message in node.saves if isinstance(message, Assembled)][:1]:
+                self.saving.assembling(node.me.worker, Assembling(message.step))
         for node in list(self._alive.values()):
-            for message in sorted(node.said.values(), key=lambda message: message["type"] != "assembled"):
+            for message in sorted(node.said.values(), key=lambda message: not isinstance(message, Assembled)):
                 self._hear(node, message)
         self._send(self.saving.only(self.job.live))
         self.touch()
@@ -352,7 +356,7 @@ class World:
             if not self.headless:
                 self._dead(node)
         elif fault.kind == "leave":
-            node.outbox.append({"type": "leaving"})
+            node.outbox.append(Leaving())
             node.stale = True
         else:
             others = [n.me.worker for n in self._alive.values() if n is not node]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recycle_schedules import Worker as Role
 
 from recycle_pp.comm.transfer import TransferError
 from recycle_pp.model.stage import Stage
@@ -15,6 +16,7 @@ from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import rejoin
 from recycle_pp.state.rejoin import WAITING, Donations, Joining
+from recycle_pp.wire.messages.workers import Commit, Donate
 from tests.recycle_pp.in_process import CPU, small
 
 
@@ -47,7 +49,7 @@ class Worker:
                 self.optimizer.undo()
             self.optimizer.step(reduced, step, 0.7)
         scale = {"skipped": None, "speculated": 1.0}.get(how, 0.7)
-        return SimpleNamespace(step=step, scale=scale), reduced
+        return Commit(0, step, scale, norm=1.0, loss=1.0), reduced
 
     def state(self):
         return {name: tensor.clone() for name, tensor in self.optimizer.state().items()}
@@ -85,7 +87,7 @@ def pipe(monkeypatch):
 def donor(worker, pipe, monkeypatch, part):
     monkeypatch.setattr(rejoin, "PART", part)
     donations = Donations(worker.optimizer, worker.stage.gradients, "token", lambda *_: None)
-    donations.asked({"address": ["127.0.0.1", 1], "session": 7})
+    donations.asked(Donate(Role(0, 1), session=7, address=("127.0.0.1", 1)))
     return donations
 
 
@@ -122,7 +124,7 @@ def test_a_joiner_has_the_bits_of_its_donor(part, reproducible, events):
                 donations.committed(*here.commit(last, event))
         pipe.taking.release(1 << 20)
         have = taken = 0
-        while have < here.optimizer.size or pipe.parcels[taken - 1][0]["step"] < last:
+        while have < here.optimizer.size or pipe.parcels[taken - 1][0].step < last:
             if taken == len(pipe.parcels):
                 time.sleep(0.001)
                 continue
@@ -145,7 +147,7 @@ def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state
         assert len(line._waiting) <= WAITING
     pipe.taking.release(1000)
     deadline = time.monotonic() + 10
-    while pipe.parcels[-1][0]["step"] < step or pipe.parcels[-1][0].get("stop") != worker.optimizer.size:
+    while pipe.parcels[-1][0].step < step or getattr(pipe.parcels[-1][0], "stop", 0) != worker.optimizer.size:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert len(pipe.parcels) <= WAITING + 3

@@ -62,7 +62,7 @@ def test_causes_of_death_are_told_apart(play, cause, detail, tmp_path, monkeypat
     assert death.cause == cause
     assert death.detail.endswith(detail)
     assert death.injected == (play == "kill")
-    assert death.words.get("where") == ("F 1,2" if play == "raise" else None)
+    assert death.where == ("F 1,2" if play == "raise" else "")
 
 
 def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, monkeypatch):

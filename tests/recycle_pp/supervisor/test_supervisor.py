@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,18 @@ import pytest
 
 from recycle_pp.config.settings import Data, Settings
 from recycle_pp.wire.connection import ChannelClosed, serve
+from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import (
+    FROM_SUPERVISOR,
+    Died,
+    Finish,
+    Kill,
+    Spawn,
+    Spawned,
+    Stopping,
+    SupervisorWelcome,
+)
 
 HERE = Path(__file__).parent
 TOKEN = "a token of the job"
@@ -27,17 +38,16 @@ class Rank:
     def __init__(self, peer, process, server):
         self.peer, self.process, self.server = peer, process, server
 
-    async def hear(self, type_, seconds=20):
-        """The next message of that type; the ones before it are dropped."""
+    async def hear(self, kind, seconds=20):
+        """The next message of that class; the ones before it are dropped."""
         async with asyncio.timeout(seconds):
-            while (message := await self.peer.recv())["type"] != type_:
+            while not isinstance(message := await self.peer.recv(FROM_SUPERVISOR), kind):
                 pass
             return message
 
     async def spawn(self, incarnation=0):
-        order = {"type": "spawn", "rank": 5, "incarnation": incarnation, "worker": [0, 5], "respawns": 0}
-        self.peer.send(order)
-        return psutil.Process((await self.hear("spawned"))["pid"])
+        self.peer.send(Spawn(incarnation, worker=(0, 5), respawns=0))
+        return psutil.Process((await self.hear(Spawned)).pid)
 
     async def end(self, seconds=20):
         """(exit code, standard error) of the supervisor."""
@@ -65,9 +75,8 @@ async def joined(tmp_path, play, local_rank=0):
     started = []
     try:
         peer = await asyncio.wait_for(arrived.get(), 20)
-        settings = asdict(Settings(data=Data(path=play)))  # the fake worker's orders
-        leader = [0, 0, "127.0.0.1", port]
-        peer.send({"type": "welcome", "settings": settings, "run_dir": str(tmp_path), "leader": leader})
+        settings = Settings(data=Data(path=play))  # the fake worker's orders
+        peer.send(SupervisorWelcome(settings, str(tmp_path), Leader(0, 0, "127.0.0.1", port), rank=5))
         yield Rank(peer, process, server)
         started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     finally:
@@ -91,14 +100,14 @@ def test_a_death_is_reported_and_nothing_is_started_without_being_told(tmp_path)
     async def main():
         async with joined(tmp_path, "wait") as rank:
             hello = rank.peer.hello
-            assert (hello["role"], hello["rank"], hello["pid"]) == ("supervisor", 5, rank.process.pid)
+            assert isinstance(hello, SupervisorHello) and (hello.rank, hello.pid) == (5, rank.process.pid)
             worker = await rank.spawn(0)
             killed = time.monotonic()
             worker.kill()
-            died = await rank.hear("died")
-            assert (died["rank"], died["incarnation"], died["cause"], died["detail"]) == (5, 0, "signal", "SIGKILL")
-            assert (died["injected"], died["asked"]) == (False, False)
-            assert killed <= died["at"] <= time.monotonic()
+            died = await rank.hear(Died)
+            assert (died.incarnation, died.death.cause, died.death.detail) == (0, "signal", "SIGKILL")
+            assert (died.death.injected, died.asked) == (False, False)
+            assert killed <= died.death.at <= time.monotonic()
             await asyncio.sleep(0.2)
             assert psutil.Process(rank.process.pid).children() == []
             again = await rank.spawn(1)
@@ -111,10 +120,10 @@ def test_last_words_reach_the_coordinator(tmp_path):
     async def main():
         async with joined(tmp_path, "raise") as rank:
             await rank.spawn()
-            died = await rank.hear("died")
-            assert died["cause"] == "exception"
-            assert "ValueError: no such token" in died["detail"]
-            assert died["where"] == "F 1,2"
+            died = await rank.hear(Died)
+            assert died.death.cause == "exception"
+            assert "ValueError: no such token" in died.death.detail
+            assert died.death.where == "F 1,2"
 
     run(main())
 
@@ -123,12 +132,12 @@ def test_a_kill_strikes_the_incarnation_it_names_and_no_later_one(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             worker = await rank.spawn(4)
-            rank.peer.send({"type": "kill", "rank": 5, "incarnation": 3})
+            rank.peer.send(Kill(3))
             await asyncio.sleep(0.2)
             assert worker.is_running()
-            rank.peer.send({"type": "kill", "rank": 5, "incarnation": 4})
-            died = await rank.hear("died")
-            assert (died["detail"], died["asked"], died["incarnation"]) == ("SIGKILL", True, 4)
+            rank.peer.send(Kill(4))
+            died = await rank.hear(Died)
+            assert (died.death.detail, died.asked, died.incarnation) == ("SIGKILL", True, 4)
             assert gone(worker)
 
     run(main())
@@ -152,7 +161,7 @@ def test_a_job_that_stops_ends_a_deaf_worker_and_fails_once_a_node(local_rank, c
             worker = await rank.spawn()
             while "deaf\n" not in (tmp_path / "logs" / "worker-5.log").read_text():
                 await asyncio.sleep(0.01)
-            rank.peer.send({"type": "finish", "code": 3})
+            rank.peer.send(Finish(3))
             assert await rank.end() == (code, "")
             assert gone(worker)
 
@@ -163,8 +172,8 @@ def test_a_rank_that_was_given_up_ends_with_0(tmp_path):
     async def main():
         async with joined(tmp_path, "leave") as rank:
             await rank.spawn()
-            await rank.hear("died")
-            rank.peer.send({"type": "finish", "code": 0})
+            await rank.hear(Died)
+            rank.peer.send(Finish(0))
             assert await rank.end() == (0, "")
 
     run(main())
@@ -176,9 +185,9 @@ def test_ctrl_c_lets_the_coordinator_end_the_job_in_its_order(tmp_path):
             worker = await rank.spawn()
             for _ in range(3):  # from the terminal, and again from torchrun
                 rank.process.send_signal(signal.SIGINT)
-            assert (await rank.hear("stopping"))["signal"] == "SIGINT"
+            assert (await rank.hear(Stopping)).signal == "SIGINT"
             assert worker.is_running()
-            rank.peer.send({"type": "finish", "code": 130})
+            rank.peer.send(Finish(130))
             assert await rank.end() == (130, "")
             assert gone(worker)
 
@@ -219,7 +228,7 @@ def test_a_killed_supervisor_leaves_no_orphan(tmp_path):
             rank.process.kill()
             assert gone(worker)
             with pytest.raises(ChannelClosed):
-                await asyncio.wait_for(rank.peer.recv(), 10)
+                await asyncio.wait_for(rank.peer.recv(FROM_SUPERVISOR), 10)
 
     run(main())
 
@@ -228,10 +237,10 @@ def test_a_worker_that_cannot_be_started_counts_as_dead(tmp_path):
     async def main():
         (tmp_path / "logs").write_text("in the way")
         async with joined(tmp_path, "wait") as rank:
-            rank.peer.send({"type": "spawn", "rank": 5, "incarnation": 0, "worker": [0, 5], "respawns": 0})
-            died = await rank.hear("died")
-            assert died["cause"] == "exit"
-            assert died["detail"].startswith("could not be started")
+            rank.peer.send(Spawn(0, worker=(0, 5), respawns=0))
+            died = await rank.hear(Died)
+            assert died.death.cause == "exit"
+            assert died.death.detail.startswith("could not be started")
 
     run(main())
 

@@ -1,8 +1,8 @@
 """Frames, the mutual challenge, and that nobody who misbehaves disturbs anybody."""
 
 import asyncio
-import json
 import logging
+import queue
 import socket
 import struct
 import threading
@@ -10,21 +10,30 @@ import time
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.wire import connection as messages
-from recycle_pp.wire.connection import Channel, ChannelClosed, Peer, Refused, connect, decode, encode, serve
+from recycle_pp.wire import connection
+from recycle_pp.wire.authentication import Prover, Refused, Verifier, admit, prove
+from recycle_pp.wire.connection import Channel, Peer, connect, serve
+from recycle_pp.wire.frames import MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, Malformed, encode
+from recycle_pp.wire.messages.handshake import (
+    HELLOS,
+    TO_CLIENT,
+    TO_SERVER,
+    Accepted,
+    CandidateHello,
+    Challenge,
+    Response,
+    WorkerHello,
+)
+from recycle_pp.wire.messages.supervisors import Kill
+from recycle_pp.wire.messages.workers import FROM_WORKER, Saved, SaveFailed, StoreValue
 
 pytestmark = pytest.mark.timeout(60)
 
 TOKEN = "a token of the job"
-HELLO = {"type": "hello", "role": "worker", "rank": 3}
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
-    max_leaves=8,
-)
+HELLO = WorkerHello(rank=3, incarnation=0, moved=False)
 
 
 async def end_of(reader):
@@ -36,12 +45,12 @@ async def end_of(reader):
 
 @asynccontextmanager
 async def echo_server(**options):
-    """Answers every message with itself; yields (host, port)."""
+    """Answers every message of a worker with itself; yields (host, port, the hellos of those who were let in)."""
     hellos = []
 
     async def handler(peer):
         hellos.append(peer.hello)
-        async for message in peer:
+        async for message in peer.listen(FROM_WORKER):
             peer.send(message)
 
     server = await serve(handler, "127.0.0.1", 0, TOKEN, **options)
@@ -51,44 +60,22 @@ async def echo_server(**options):
         server.close()
 
 
-@given(st.dictionaries(st.text(), plain, max_size=5))
-def test_a_message_survives_its_frame(content):
-    message = {**content, "type": "any"}
-    frame = encode(message)
-    assert struct.unpack(">I", frame[:4])[0] == len(frame) - 4
-    assert decode(frame[4:]) == message
-
-
-@given(st.binary(max_size=200) | plain.map(lambda value: json.dumps(value).encode()))
-def test_a_body_that_is_no_message_is_refused(body):
-    try:
-        message = decode(body)
-    except ChannelClosed:
-        return
-    assert isinstance(message["type"], str)
-
-
-def test_nested_brackets_are_refused_not_a_crash():
-    with pytest.raises(ChannelClosed):
-        decode(b"[" * 100_000)
-
-
 def test_a_message_above_the_limit_is_not_sent():
-    with pytest.raises(ValueError, match="16777216 are allowed"):
-        encode({"type": "large", "data": "x" * messages.MAX_FRAME})
+    with pytest.raises(ValueError, match=r"a StoreValue message has .* bytes; 16777216 are allowed"):
+        encode(StoreValue("large", bytes(MAX_FRAME)))
 
 
 def test_both_ends_talk_once_they_know_the_token():
     async def main():
         async with echo_server() as (host, port, hellos):
             peer = await connect(host, port, TOKEN, HELLO)
-            peer.send({"type": "one"})
-            assert await peer.recv() == {"type": "one"}
+            peer.send(Saved(1))
+            assert await peer.recv(FROM_WORKER) == Saved(1)
             channel = await asyncio.to_thread(Channel.connect, host, port, TOKEN, HELLO)
             try:
-                large = {"type": "large", "data": "x" * (5 << 20)}
+                large = StoreValue("large", bytes(5 << 20))
                 await asyncio.to_thread(channel.send, large)
-                assert await asyncio.to_thread(channel.recv, 10) == large
+                assert await asyncio.to_thread(channel.recv, FROM_WORKER, 10) == large
             finally:
                 channel.close()
             assert hellos == [HELLO, HELLO]
@@ -126,7 +113,7 @@ def test_a_server_that_resets_the_connection_at_once_is_an_ordinary_error():
         server = await asyncio.start_server(reset, "127.0.0.1", 0)
         for _ in range(20):
             with pytest.raises(OSError):
-                await connect(*server.sockets[0].getsockname()[:2], TOKEN, {"type": "hello"}, 5.0)
+                await connect(*server.sockets[0].getsockname()[:2], TOKEN, HELLO, 5.0)
         server.close()
 
         class Gone:
@@ -141,12 +128,12 @@ def test_a_server_that_resets_the_connection_at_once_is_an_ordinary_error():
 def test_a_client_leaves_a_server_that_does_not_know_the_token():
     def impostor(listener):
         """Accepts any answer, and has nothing to prove itself with."""
-        connection, _ = listener.accept()
-        with connection:
-            connection.sendall(encode({"type": "challenge", "nonce": "00"}))
-            connection.recv(1 << 16)
-            connection.sendall(encode({"type": "accepted", "proof": "00"}))
-            connection.recv(1)
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(encode(Challenge(bytes(32))))
+            sock.recv(1 << 16)
+            sock.sendall(encode(Accepted(bytes(32))))
+            sock.recv(1)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=impostor, args=(listener,))
@@ -156,23 +143,65 @@ def test_a_client_leaves_a_server_that_does_not_know_the_token():
         thread.join(5)
 
 
-def test_an_answer_recorded_from_another_connection_proves_nothing():
-    async def main():
-        async with echo_server() as (host, port, hellos):
-            client = messages._Client(TOKEN, HELLO)
-            reader, writer = await asyncio.open_connection(host, port)
-            recorded = client.answer(await messages.Peer(reader, writer).recv())
-            writer.close()
-            reader, writer = await asyncio.open_connection(host, port)
-            peer = messages.Peer(reader, writer)
-            await peer.recv()  # another challenge
-            peer.send(recorded)
-            with pytest.raises(ChannelClosed):
-                await asyncio.wait_for(peer.recv(), 5)
-            assert hellos == []
-            peer.close()
+def handshake(client_token, server_token, hello=HELLO):
+    """What the server takes the client for, in one thread each."""
+    to_server, to_client, ends = queue.SimpleQueue(), queue.SimpleQueue(), {}
 
-    asyncio.run(main())
+    def server():
+        try:
+            ends["hello"] = admit(server_token, HELLOS, to_client.put, lambda _: to_server.get(timeout=5))
+        except Refused as refused:
+            ends["refused"] = str(refused)
+            to_client.put(Accepted(b""))  # as an impostor would go on
+
+    thread = threading.Thread(target=server)
+    thread.start()
+    try:
+        prove(client_token, hello, to_server.put, lambda _: to_client.get(timeout=5))
+    finally:
+        thread.join(5)
+    return ends["hello"]
+
+
+@given(st.text(), st.builds(WorkerHello, st.integers(-1, 999), st.integers(0, 99), st.booleans()))
+def test_whoever_knows_the_token_is_who_it_says(token, hello):
+    assert handshake(token, token, hello) == hello
+
+
+@given(st.text(), st.text())
+def test_another_token_is_refused_by_both(one, other):
+    assume(one != other)
+    with pytest.raises(Refused, match="does not know the job's token"):
+        handshake(one, other)
+
+
+def test_an_answer_recorded_from_another_connection_proves_nothing():
+    recorded = Prover(TOKEN, HELLO).respond(Verifier(TOKEN, HELLOS).challenge)
+    with pytest.raises(Refused, match="a wrong job token"):
+        Verifier(TOKEN, HELLOS).judge(recorded)  # another challenge
+
+
+def test_a_proof_covers_the_hello_and_holds_in_one_direction():
+    verifier = Verifier(TOKEN, HELLOS)
+    response = Prover(TOKEN, HELLO).respond(verifier.challenge)
+    with pytest.raises(Refused, match="a wrong job token"):
+        verifier.judge(Response(response.nonce, encode(CandidateHello())[4:], response.proof))
+    prover = Prover(TOKEN, HELLO)
+    mine = prover.respond(Verifier(TOKEN, HELLOS).challenge)
+    with pytest.raises(Refused, match="does not know the job's token"):
+        prover.check(Accepted(mine.proof))  # sent back
+
+
+@given(st.binary(max_size=300))
+def test_a_handshake_of_garbage_is_malformed_and_no_crash(body):
+    for vocabulary in (TO_SERVER, TO_CLIENT, HELLOS):
+        with suppress(Malformed):
+            vocabulary.decode(body)
+
+
+def test_a_nonce_has_its_length():
+    with pytest.raises(Malformed, match="length >= 32"):
+        TO_CLIENT.decode(encode(Challenge(b"short"))[4:])
 
 
 @settings(max_examples=25, deadline=None)
@@ -186,8 +215,8 @@ def test_garbage_before_the_proof_disturbs_nobody(chunks):
                 writer.write(chunk)
             writer.write_eof()
             assert len(await end_of(reader)) < 1000  # at most a challenge, then the end
-            peer.send({"type": "still here"})
-            assert await asyncio.wait_for(peer.recv(), 5) == {"type": "still here"}
+            peer.send(Saved(2))
+            assert await asyncio.wait_for(peer.recv(FROM_WORKER), 5) == Saved(2)
             assert hellos == [HELLO]
             writer.close()
             peer.close()
@@ -195,7 +224,7 @@ def test_garbage_before_the_proof_disturbs_nobody(chunks):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("length", [messages.MAX_HANDSHAKE_FRAME + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [MAX_HANDSHAKE_FRAME + 1, 2**32 - 1])
 def test_an_oversize_frame_is_cut_off_at_its_length(length):
     async def main():
         async with echo_server() as (host, port, _):
@@ -210,19 +239,68 @@ def test_an_oversize_frame_is_cut_off_at_its_length(length):
     asyncio.run(main())
 
 
-def test_an_oversize_frame_after_the_proof_ends_that_connection_only():
+def framed(body):
+    return struct.pack(">I", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("frame", "sentence"),
+    [
+        (struct.pack(">I", MAX_FRAME + 1), "a frame of 16777217 bytes; 16777216 are allowed"),
+        (framed(b"\xc1\xff\x00"), "no message of a worker to a coordinator: MessagePack data is malformed"),
+        (framed(encode(Saved(7))[4:-1]), "no message of a worker to a coordinator: Input data was truncated"),
+        (framed(b"\x91" * 100_000), "no message of a worker to a coordinator: Expected `object`, got `array`"),
+        (framed(b"\x81\xa4type\xa2\xff\xfe"), "no message of a worker to a coordinator: 'utf-8' codec can't decode"),
+        (framed(b"\x81\xa4type\xa4none"), "no message of a worker to a coordinator: Invalid value 'none'"),
+        (framed(b"\x81\xa4type\xa5saved"), "no message of a worker to a coordinator: Object missing required field"),
+        (encode(Saved("7")), "no message of a worker to a coordinator: Expected `int`, got `str` - at `$.step`"),
+        (encode(Kill(3)), "no message of a worker to a coordinator: Invalid value 'kill'"),  # the coordinator's own
+    ],
+    ids=["huge", "garbage", "truncated", "deep", "no text", "unknown kind", "no field", "wrong type", "wrong role"],
+)
+def test_a_message_that_is_none_ends_that_connection_only_and_is_logged_once(frame, sentence, caplog):
     async def main():
         async with echo_server() as (host, port, _):
             good = await connect(host, port, TOKEN, HELLO)
-            bad = await connect(host, port, TOKEN, HELLO)
-            bad._writer.write(struct.pack(">I", messages.MAX_FRAME + 1))
-            with pytest.raises(ChannelClosed):
-                await asyncio.wait_for(bad.recv(), 5)
-            good.send({"type": "fine"})
-            assert await good.recv() == {"type": "fine"}
+            for _ in range(2):
+                bad = await connect(host, port, TOKEN, HELLO)
+                bad.send(Saved(1))
+                bad.send_frame(frame)
+                assert await bad.recv(FROM_WORKER) == Saved(1), "what came before counts"
+                with pytest.raises(ChannelClosed):
+                    await asyncio.wait_for(bad.recv(FROM_WORKER), 5)
+            good.send(Saved(2))
+            assert await good.recv(FROM_WORKER) == Saved(2)
             good.close()
 
-    asyncio.run(main())
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    (logged,) = [record.message for record in caplog.records]
+    assert logged.startswith(f"refused a connection from 127.0.0.1: {sentence}")
+
+
+def test_a_thread_is_told_that_what_came_is_no_message():
+    def wrong(listener):
+        sock, _ = listener.accept()
+        with sock:
+            buffer = sock.makefile("rb")
+
+            def receive(vocabulary):
+                return vocabulary.decode(buffer.read(struct.unpack(">I", buffer.read(4))[0]))
+
+            admit(TOKEN, HELLOS, lambda message: sock.sendall(encode(message)), receive)
+            sock.sendall(encode(Kill(3)))
+            buffer.read(1)
+            buffer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=wrong, args=(listener,))
+        thread.start()
+        channel = Channel.connect(*listener.getsockname(), TOKEN, HELLO)
+        with pytest.raises(Malformed, match="Invalid value 'kill'"):
+            channel.recv(FROM_WORKER, 5)
+        channel.close()
+        thread.join(5)
 
 
 def test_a_client_that_says_nothing_is_cut_off_in_time():
@@ -234,29 +312,29 @@ def test_a_client_that_says_nothing_is_cut_off_in_time():
                 writer.write(b"\0")
                 await end_of(reader)
                 writer.close()
-            peer.send({"type": "fine"})
-            assert await peer.recv() == {"type": "fine"}
+            peer.send(Saved(2))
+            assert await peer.recv(FROM_WORKER) == Saved(2)
             peer.close()
 
     asyncio.run(main())
 
 
 def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(monkeypatch):
-    monkeypatch.setattr(messages, "MAX_UNSENT", 1 << 20)
+    monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 20)
 
     async def main():
         accepted = asyncio.Queue()
 
         async def handler(peer):
             accepted.put_nowait(peer)
-            async for _ in peer:
+            async for _ in peer.listen(FROM_WORKER):
                 pass
 
         server = await serve(handler, "127.0.0.1", 0, TOKEN)
         channel = await asyncio.to_thread(Channel.connect, *server.sockets[0].getsockname(), TOKEN, HELLO)
         peer = await accepted.get()
         for _ in range(100):
-            peer.send({"type": "news", "data": "x" * (1 << 20)})
+            peer.send(StoreValue("news", bytes(1 << 20)))
         assert peer._writer.is_closing()
         channel.close()
         server.close()
@@ -272,14 +350,14 @@ def test_a_receive_that_times_out_loses_nothing_and_close_wakes_it():
     def blocking(host, port):
         channel = Channel.connect(host, port, TOKEN, HELLO)
         with pytest.raises(TimeoutError):
-            channel.recv(0.05)
-        channel.send({"type": "late"})
-        assert channel.recv(5) == {"type": "late"}
+            channel.recv(FROM_WORKER, 0.05)
+        channel.send(Saved(1))
+        assert channel.recv(FROM_WORKER, 5) == Saved(1)
         threading.Timer(0.1, channel.close).start()
         with pytest.raises(ChannelClosed):
-            channel.recv()
+            channel.recv(FROM_WORKER)
         with pytest.raises(OSError):
-            channel.send({"type": "too late"})
+            channel.send(Saved(2))
 
     asyncio.run(main())
 
@@ -293,17 +371,17 @@ def test_many_threads_may_send_through_one_channel():
         channel = Channel.connect(host, port, TOKEN, HELLO)
         try:
             threads = [
-                threading.Thread(target=lambda n=n: [channel.send({"type": "n", "n": n, "i": i}) for i in range(50)])
+                threading.Thread(target=lambda n=n: [channel.send(SaveFailed(i, str(n))) for i in range(50)])
                 for n in range(8)
             ]
             for thread in threads:
                 thread.start()
-            received = [channel.recv(10) for _ in range(400)]
+            received = [channel.recv(FROM_WORKER, 10) for _ in range(400)]
             for thread in threads:
                 thread.join()
         finally:
             channel.close()
         for n in range(8):
-            assert [message["i"] for message in received if message["n"] == n] == list(range(50))
+            assert [message.step for message in received if message.detail == str(n)] == list(range(50))
 
     asyncio.run(main())

@@ -4,13 +4,18 @@ import asyncio
 
 import pytest
 
+from recycle_pp.config.settings import Settings
 from recycle_pp.wire import join as newcomer
 from recycle_pp.wire.connection import serve
 from recycle_pp.wire.launch import Address
+from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import NoPlace, Redirect, SupervisorWelcome
 
 TOKEN = "a token of the job"
 ENVIRONMENT = {"RECYCLE_TOKEN": TOKEN}
-HELLO = {"type": "hello", "role": "supervisor", "rank": 0}
+HELLO = SupervisorHello(rank=0, host="here", pid=1)
+WELCOME = SupervisorWelcome(Settings(), "runs/mine", Leader(0, 0, "127.0.0.1", 1), rank=4)
 
 
 async def job(*answers):
@@ -18,7 +23,7 @@ async def job(*answers):
     left = list(answers)
 
     async def handler(peer):
-        assert peer.hello["rank"] == -1, "a newcomer has no rank"
+        assert peer.hello.rank == -1, "a newcomer has no rank"
         peer.send(left.pop(0))
 
     server = await serve(handler, "127.0.0.1", 0, TOKEN)
@@ -45,11 +50,11 @@ def test_mistakes_get_one_sentence(arguments, environment, told):
 
 def test_it_is_sent_on_to_whoever_coordinates():
     async def main():
-        coordinator, there = await job({"type": "welcome", "rank": 4})
-        other, here = await job({"type": "redirect", "leader": [3, 1, there.host, there.port]})
+        coordinator, there = await job(WELCOME)
+        other, here = await job(Redirect(Leader(3, 1, there.host, there.port)))
         async with coordinator, other:
             entered = await newcomer.enter(here, HELLO)
-            assert (entered.welcome["rank"], entered.address) == (4, there)
+            assert (entered.welcome.rank, entered.address) == (4, there)
             entered.peer.close()
 
     asyncio.run(main())
@@ -58,12 +63,12 @@ def test_it_is_sent_on_to_whoever_coordinates():
 def test_it_asks_again_while_there_is_no_coordinator_and_not_for_ever(monkeypatch):
     monkeypatch.setattr(newcomer, "AGAIN", 0.01)
     monkeypatch.setattr(newcomer, "ANSWER_SECONDS", 0.3)
-    nobody = {"type": "redirect", "leader": None}
+    nobody = Redirect(None)
 
     async def main():
-        server, here = await job(nobody, nobody, {"type": "welcome", "rank": 4})
+        server, here = await job(nobody, nobody, WELCOME)
         async with server:
-            assert (await newcomer.enter(here, HELLO)).welcome["rank"] == 4
+            assert (await newcomer.enter(here, HELLO)).welcome.rank == 4
         with pytest.raises(ValueError, match=f"no job answers at 127.0.0.1:{here.port}: "):
             await newcomer.enter(here, HELLO)
 
@@ -72,7 +77,7 @@ def test_it_asks_again_while_there_is_no_coordinator_and_not_for_ever(monkeypatc
 
 def test_it_hears_why_it_is_refused():
     async def main():
-        server, here = await job({"type": "refused", "reason": "no place"})
+        server, here = await job(NoPlace("no place"))
         async with server:
             with pytest.raises(ValueError, match="no place"):
                 await newcomer.enter(here, HELLO)

@@ -1,0 +1,92 @@
+"""The mutual proof with which every connection of a job begins: both ends know its token, and neither sends it.
+
+    prove(token, hello, send, receive)                  # who connects; Refused if the other end does not know the token
+    hello = admit(token, HELLOS, send, receive)         # who listens; Refused likewise
+
+    server -> client   Challenge(nonce)
+    client -> server   Response(nonce', hello, HMAC(token, "client", nonce, nonce', hello))
+    server -> client   Accepted(HMAC(token, "server", nonce, nonce', hello))
+
+HMAC-SHA256. A proof holds for one pair of nonces, one direction and one hello, so none can be sent back, or used again
+for another purpose. `Prover` and `Verifier` are pure; control connections (`connection.py`, in threads and in asyncio)
+and streams of tensors (`comm.transfer`) drive them.
+
+Not the standard library's `ssl`: a shared secret is TLS-PSK there, which exists since Python 3.13 only (we run on 3.11
+too), and it would encrypt tensors on a network that is private anyway.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+
+from .frames import ChannelClosed, encode_body
+from .messages.handshake import TO_CLIENT, TO_SERVER, Accepted, Challenge, Response
+from .messages.table import Message, Vocabulary
+
+
+class Refused(ChannelClosed):
+    """The other end does not know the job's token, or did not accept ours."""
+
+
+Send = Callable[[Message], None]
+Receive = Callable[[Vocabulary], Message]
+
+
+def prove(token: str, hello: Message, send: Send, receive: Receive) -> None:
+    """The client's side; blocks as `receive` does."""
+    prover = Prover(token, hello)
+    send(prover.respond(receive(TO_CLIENT)))
+    prover.check(receive(TO_CLIENT))
+
+
+def admit(token: str, hellos: Vocabulary, send: Send, receive: Receive) -> Message:
+    """The server's side: the client's hello; blocks as `receive` does."""
+    verifier = Verifier(token, hellos)
+    send(verifier.challenge)
+    accepted = verifier.judge(receive(TO_SERVER))
+    send(accepted)
+    return verifier.hello
+
+
+class Prover:
+    def __init__(self, token: str, hello: Message) -> None:
+        self._token, self._hello, self._nonce = token, encode_body(hello), secrets.token_bytes(32)
+        self._challenge = b""
+
+    def respond(self, challenge: Message) -> Response:
+        if not isinstance(challenge, Challenge):
+            raise Refused("no challenge")
+        self._challenge = challenge.nonce
+        return Response(self._nonce, self._hello, self._proof(b"client"))
+
+    def check(self, accepted: Message) -> None:
+        if not isinstance(accepted, Accepted) or not hmac.compare_digest(accepted.proof, self._proof(b"server")):
+            raise Refused("the other end does not know the job's token")
+
+    def _proof(self, role: bytes) -> bytes:
+        return _proof(self._token, role, self._challenge, self._nonce, self._hello)
+
+
+class Verifier:
+    """hello: the client's, once it has proved itself."""
+
+    hello: Message
+
+    def __init__(self, token: str, hellos: Vocabulary) -> None:
+        self._token, self._hellos = token, hellos
+        self.challenge = Challenge(secrets.token_bytes(32))
+
+    def judge(self, response: Message) -> Accepted:
+        assert isinstance(response, Response)  # TO_SERVER has no other message
+        said = self.challenge.nonce, response.nonce, response.hello
+        if not hmac.compare_digest(response.proof, _proof(self._token, b"client", *said)):
+            raise Refused("a wrong job token")
+        self.hello = self._hellos.decode(response.hello)
+        return Accepted(_proof(self._token, b"server", *said))
+
+
+def _proof(token: str, *parts: bytes) -> bytes:
+    # Lengths keep ("ab", "c") and ("a", "bc") apart.
+    return hmac.digest(token.encode(), b"".join(b"%d:%b" % (len(part), part) for part in parts), "sha256")

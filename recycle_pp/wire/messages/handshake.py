@@ -1,0 +1,55 @@
+"""How a connection begins: the mutual proof (see `wire.authentication`), and the hello that it covers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from .table import CANDIDATE, CLIENT, LISTENER, SERVER, SUPERVISOR, WORKER, Message, Vocabulary, sent
+
+Nonce = Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+@sent(SERVER, CLIENT)
+class Challenge(Message, frozen=True):
+    nonce: Nonce
+
+
+@sent(CLIENT, SERVER)
+class Response(Message, frozen=True):
+    nonce: Nonce
+    hello: bytes  # a message's body: see the hellos
+    proof: bytes
+
+
+@sent(SERVER, CLIENT)
+class Accepted(Message, frozen=True):
+    proof: bytes
+
+
+@sent(SUPERVISOR, LISTENER)
+class SupervisorHello(Message, frozen=True):
+    """rank: -1 for a newcomer, which gets one. host, pid: for people."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+@sent(WORKER, LISTENER)
+class WorkerHello(Message, frozen=True):
+    """moved: it has been welcomed by another coordinator before, and says its `State` first."""
+
+    rank: int
+    incarnation: int
+    moved: bool
+
+
+@sent(CANDIDATE, LISTENER)
+class CandidateHello(Message, frozen=True):
+    """From another supervisor's agreement."""
+
+
+TO_SERVER, TO_CLIENT = Vocabulary(CLIENT, SERVER), Vocabulary(SERVER, CLIENT)
+HELLOS = Vocabulary(None, LISTENER)

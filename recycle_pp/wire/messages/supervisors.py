@@ -1,0 +1,150 @@
+"""Between a rank's supervisor and the coordinator, and from the supervisor to its worker.
+
+Supervisors import no numpy, and recycle_schedules does: so a worker W(d, s) is two plain numbers here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from recycle_pp.config.settings import Settings
+
+from .agreement import Leader, Place
+from .table import COORDINATOR, SUPERVISOR, WORKER, Message, Vocabulary, sent
+
+
+class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a worker ended.
+
+    cause     signal | exception | out_of_memory | exit | eviction | hang | node_loss | unknown
+    detail    "SIGKILL", the last lines of a traceback, "exit code 3"
+    at        time.monotonic() of the death on its machine, as near as known
+    injected  a fault injection ended it
+    where     op of a micro-batch in which an exception was raised, "" if in none
+    """
+
+    cause: str
+    detail: str
+    at: float | None = None
+    injected: bool = False
+    where: str = ""
+
+
+# ----------------------------------------------------------------------------------- coordinator -> supervisor
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class SupervisorWelcome(Message, frozen=True):
+    """rank: that of the hello, or the one that a newcomer takes."""
+
+    settings: Settings
+    run_dir: str
+    leader: Leader
+    rank: int
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class Redirect(Message, frozen=True):
+    """Not here: to whoever leads; None where that is not known yet."""
+
+    leader: Leader | None
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class NoPlace(Message, frozen=True):
+    """To a newcomer. reason: a sentence for the user."""
+
+    reason: str
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class Spawn(Message, frozen=True):
+    """Start a worker; one that still lives is ended first. respawns: how often it was started after a death."""
+
+    incarnation: int
+    worker: tuple[int, int]
+    respawns: int
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class Kill(Message, frozen=True):
+    """SIGKILL for this incarnation; its death is reported."""
+
+    incarnation: int
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class Evict(Message, frozen=True):
+    """SIGTERM for the worker; the job goes on without this rank."""
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class Finish(Message, frozen=True):
+    """Ends the supervisor. code: the job's exit code."""
+
+    code: int
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class CoordinatorHeartbeat(Message, frozen=True):
+    pass
+
+
+# ----------------------------------------------------------------------------------- supervisor -> coordinator
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Spawned(Message, frozen=True):
+    incarnation: int
+    pid: int
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Dying(Message, frozen=True):
+    """At once; `Died` follows when the kernel has cleaned up."""
+
+    incarnation: int
+    at: float  # see Death
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Died(Message, frozen=True):
+    """asked: a `Kill` was on its way."""
+
+    incarnation: int
+    death: Death
+    asked: bool
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Present(Message, frozen=True):
+    """After every welcome. place: where it listens; spawn: the last one that it has got; deaths: the last ones."""
+
+    place: Place
+    spawn: Spawn | None
+    alive: bool
+    deaths: list[Died]
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Stopping(Message, frozen=True):
+    signal: str  # SIGINT | SIGTERM
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class SupervisorHeartbeat(Message, frozen=True):
+    pass
+
+
+# ---------------------------------------------------------------------------------------- supervisor -> worker
+
+
+@sent(SUPERVISOR, WORKER)
+class CoordinatorAt(Message, frozen=True):
+    """Through the pipe of its standard input: where the coordinator is now."""
+
+    host: str
+    port: int
+
+
+TO_SUPERVISOR, FROM_SUPERVISOR = Vocabulary(COORDINATOR, SUPERVISOR), Vocabulary(SUPERVISOR, COORDINATOR)

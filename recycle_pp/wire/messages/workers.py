@@ -1,0 +1,337 @@
+"""Between a worker and the coordinator. `protocol` says what follows from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Union
+
+import msgspec
+from recycle_schedules import Worker
+
+from recycle_pp.config.faults import Fault
+from recycle_pp.config.settings import Settings
+
+from .agreement import Place
+from .table import COORDINATOR, MESSAGES, WORKER, Message, Vocabulary, sent
+
+Span = tuple[str, int, int, float, float]
+"""kind, pipeline, index, start, end: seconds of the worker's monotonic clock"""
+
+# --------------------------------------------------------------------------------------- coordinator -> worker
+
+
+@sent(COORDINATOR, WORKER)
+class WorkerWelcome(Message, frozen=True):
+    """resume: steps done of the checkpoint to begin at; 0: none. faults: that still have to strike it."""
+
+    settings: Settings
+    worker: Worker
+    run_dir: str
+    resume: int
+    faults: list[Fault]
+
+
+@sent(COORDINATOR, WORKER)
+class StoreValues(Message, frozen=True):
+    """What workers have set in the store (`comm.store`)."""
+
+    values: list[tuple[str, bytes]]
+
+
+@sent(COORDINATOR, WORKER)
+class Announce(Message, frozen=True):
+    """A generation begins; whatever belongs to an older one is void.
+
+    committed  the newest step that is agreed
+    base       the newest generation that made links between all its members: they stand where nobody has died since
+    """
+
+    generation: int
+    members: list[Worker]
+    committed: int
+    base: int
+
+
+@sent(COORDINATOR, WORKER, of_generation=True)
+class Adopt(Message, frozen=True):
+    """What is left of the broken steps.
+
+    steps     step -> the worker's actions in it (`Actions.packed`)
+    copy      the stage's reduced gradients come from this peer
+    revoked   stages whose reduced gradients have to be summed again
+    evaluate  the validation that has to be done first
+    """
+
+    generation: int
+    steps: dict[int, bytes]
+    copy: Worker | None
+    revoked: list[int]
+    evaluate: int | None
+    stagger: bool
+
+
+@sent(COORDINATOR, WORKER, of_generation=True)
+class SteadyPlan(Message, frozen=True):
+    """The worker's actions in every step that nothing breaks, and in a validation (`Actions.packed`)."""
+
+    generation: int
+    steady: bytes
+    forward: bytes
+
+
+@sent(COORDINATOR, WORKER)
+class Commit(Message, frozen=True):
+    """The job has agreed on a step: apply it with this clip scale (None: skip it, a gradient was not finite).
+
+    norm, loss  of the step's gradient before clipping, and its mean
+    hold        wait for the next generation
+    replan      a better plan is on its way, for the next step on
+    void        the update is not what the speculation had assumed
+    evaluate    a validation follows
+    savers      who saves a checkpoint, one worker a stage
+    stagger     the next step may be applied before it is agreed
+    """
+
+    generation: int
+    step: int
+    scale: float | None
+    norm: float
+    loss: float
+    hold: bool = False
+    replan: bool = False
+    void: bool = False
+    evaluate: bool = False
+    savers: list[Worker] = msgspec.field(default_factory=list)
+    stagger: bool = False
+
+
+@sent(COORDINATOR, WORKER)
+class Donate(Message, frozen=True):
+    """From now on, give your state to this worker, which takes it at `address`."""
+
+    to: Worker
+    session: int
+    address: Place | None = None
+
+
+@sent(COORDINATOR, WORKER)
+class Save(Message, frozen=True):
+    """The end of the run: a saver died, take its part over. step: steps done."""
+
+    step: int
+
+
+@sent(COORDINATOR, WORKER)
+class Assemble(Message, frozen=True):
+    """All stages are saved: make them one checkpoint. step: steps done."""
+
+    step: int
+
+
+@sent(COORDINATOR, WORKER)
+class Leave(Message, frozen=True):
+    """The job goes on without this worker."""
+
+
+@sent(COORDINATOR, WORKER)
+class Exit(Message, frozen=True):
+    """The job is over."""
+
+
+# --------------------------------------------------------------------------------------- worker -> coordinator
+
+
+@sent(WORKER, COORDINATOR)
+class WorkerHeartbeat(Message, frozen=True):
+    """now: its monotonic clock; boot: whose clock that is (`telemetry.clocks`)."""
+
+    now: float
+    boot: str
+
+
+@sent(WORKER, COORDINATOR)
+class StoreValue(Message, frozen=True):
+    """For the other workers' store."""
+
+    key: str
+    value: bytes
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Ready(Message, frozen=True):
+    """It has its model. address: where it takes a donor's state; platform: see `execution.device`."""
+
+    address: Place
+    platform: str
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class CannotRun(Message, frozen=True):
+    """What the settings ask for cannot be done. reason: a sentence for the user."""
+
+    reason: str
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Leaving(Message, frozen=True):
+    """Its machine is taken away: it goes when the job can do without it."""
+
+
+@sent(WORKER, COORDINATOR, of_generation=True)
+class Broken(Message, frozen=True):
+    """A link failed. unreachable: who could not be reached when links were built."""
+
+    generation: int
+    unreachable: list[Worker] = msgspec.field(default_factory=list)
+
+
+class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker has done of a step: see `protocol.ledger.Record`."""
+
+    step: int
+    done: dict[str, list[int]]
+    reduced: bool
+
+
+@sent(WORKER, COORDINATOR, of_generation=True)
+class Report(Message, frozen=True):
+    """The answer to an announcement.
+
+    records  of the steps that are not agreed yet
+    ahead    it has applied one of them
+    busy     seconds until it can start its next op
+    """
+
+    generation: int
+    records: list[StepRecord]
+    ahead: bool
+    busy: float
+
+
+@sent(WORKER, COORDINATOR, of_generation=True)
+class Resumed(Message, frozen=True):
+    """The executor runs again. times: of the phases (`telemetry.recovery`), seconds of its monotonic clock."""
+
+    generation: int
+    times: dict[str, float]
+
+
+@sent(WORKER, COORDINATOR)
+class OpProgress(Message, frozen=True):
+    """What was done of a step since the last such message, and what begins now: kind, pipeline, index, start."""
+
+    step: int
+    spans: list[Span]
+    running: tuple[str, int, int, float]
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Measured(Message, frozen=True):
+    """Goes before the vote on a step: for the records only.
+
+    spans         of all that it did in the step (`telemetry.packing`)
+    samples       in the stage's gradient, each as often as it is; of the first stage, if they are logged
+    logged_bytes  of boundary tensors that are kept
+    cpu           seconds of processor time, since it started
+    """
+
+    step: int
+    spans: bytes
+    samples: list[int]
+    logged_bytes: int
+    lr: float
+    cpu: float
+
+
+@sent(WORKER, COORDINATOR, of_generation=True)
+class Vote(Message, frozen=True):
+    """What one worker says of its stage's reduced gradients in a step.
+
+    finite   no NaN or infinity, and no overflow of the fixed-point sums
+    wrong    (micro-batch, how often its gradient is in the sum) where that is not once
+    digest   of everything that peers have in common
+    squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
+    losses   per micro-batch (pipeline-major), likewise
+    """
+
+    generation: int
+    step: int
+    finite: bool
+    wrong: list[tuple[int, float]]
+    digest: bytes
+    squares: list[float]
+    losses: list[float]
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Evaluated(Message, frozen=True):
+    """losses: of the validation's micro-batches that ended here."""
+
+    step: int
+    losses: dict[int, float]
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Finished(Message, frozen=True):
+    """Its parameters are final. digests: of each, by canonical name."""
+
+    digests: dict[str, str]
+
+
+@sent(WORKER, COORDINATOR)
+class Synced(Message, frozen=True):
+    """It has the parameters after a step, from the donor of this session."""
+
+    step: int
+    session: int
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Saved(Message, frozen=True):
+    """Its stage's part of a checkpoint is written. step: steps done, here and in the next three."""
+
+    step: int
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class SaveFailed(Message, frozen=True):
+    step: int
+    detail: str
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Assembling(Message, frozen=True):
+    step: int
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Assembled(Message, frozen=True):
+    step: int
+
+
+LASTING = tuple(cls for cls, rule in MESSAGES.items() if rule.lasting)
+
+if TYPE_CHECKING:
+    Lasting = Message
+else:
+    Lasting = Union[LASTING]  # noqa: UP007
+
+
+@sent(WORKER, COORDINATOR)
+class State(Message, frozen=True):
+    """The first word to a new coordinator: what `protocol.takeover.find` asks for.
+
+    generation, members  of the newest announcement; -1 before the first
+    base                 its, if the links of that generation stand
+    commit               the newest one
+    said                 the last message of each lasting kind
+    """
+
+    generation: int = -1
+    members: list[Worker] = msgspec.field(default_factory=list)
+    base: int | None = None
+    committed: int = -1
+    commit: Commit | None = None
+    said: list[Lasting] = msgspec.field(default_factory=list)
+
+
+TO_WORKER, FROM_WORKER = Vocabulary(COORDINATOR, WORKER), Vocabulary(WORKER, COORDINATOR)

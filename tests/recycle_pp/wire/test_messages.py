@@ -1,0 +1,192 @@
+"""The table of messages: each has a sender and a handler, arrives as it was, and nowhere but where it belongs."""
+
+import ast
+import math
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recycle_schedules import Worker
+
+from recycle_pp.wire.frames import Malformed, encode_body
+from recycle_pp.wire.messages import agreement, handshake, states, supervisors, table, workers
+from recycle_pp.wire.messages.table import MESSAGES, Message, Vocabulary, is_lasting, is_void
+from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, Commit, Measured, State, Vote
+
+from .any_message import any_message
+
+MODULES = (agreement, handshake, states, supervisors, workers)
+HOUSE = Path(find_spec("recycle_pp").submodule_search_locations[0])
+ROOMS = {  # where a role's code stands
+    "client": ["wire/authentication.py"],
+    "server": ["wire/authentication.py"],
+    "listener": ["supervisor", "coordinator/coordinator.py"],
+    "candidate": ["consensus"],
+    "voter": ["consensus"],
+    "supervisor": ["supervisor", "wire/join.py", "wire/worker_spec.py"],
+    "worker": ["execution", "state/saving.py", "protocol/participant.py", "protocol/commit.py", "wire/worker_spec.py"],
+    "coordinator": ["coordinator", "protocol/job.py", "protocol/steady_state_plan.py"],
+    "donor": ["comm/transfer.py"],
+    "joiner": ["comm/transfer.py"],
+    "receiver": ["comm/transfer.py"],
+}
+ALSO = {  # said in another role's place
+    "Redirect": ["supervisor"],  # by the supervisor that does not coordinate
+    "CandidateHello": ["consensus", "coordinator/failover_discovery.py"],
+    "State": ["execution", "protocol/participant.py"],
+}
+ONLY = ["DonorHello"]  # nothing else can arrive where it does, so nobody has to ask what it is
+VOCABULARIES = {
+    (sender, receiver): Vocabulary(sender, receiver) for sender, receiver in {rule[:2] for rule in MESSAGES.values()}
+}
+every = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+
+
+def trees(places):
+    for place in places:
+        path = HOUSE / place
+        for file in [path] if path.is_file() else sorted(path.glob("*.py")):
+            yield ast.parse(file.read_text())
+
+
+def names(nodes):
+    """Of whatever these expressions name, also behind a module and in a tuple."""
+    for node in nodes:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name | ast.Attribute):
+                yield part.id if isinstance(part, ast.Name) else part.attr
+
+
+def renamed(tree):
+    return {
+        alias.asname: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+
+
+def made(tree):
+    """Classes that are called."""
+    return set(names(node.func for node in ast.walk(tree) if isinstance(node, ast.Call)))
+
+
+def handled(tree):
+    """Keys of dicts that are named handlers, classes that a `match` or `isinstance` tells apart, types to decode."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign | ast.Assign) and isinstance(node.value, ast.Dict):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            if any(name.endswith("handlers") for name in names(targets)):
+                yield from names(key for key in node.value.keys if key is not None)
+                # **dict.fromkeys((A, B), handler)
+                spread = [v for k, v in zip(node.value.keys, node.value.values, strict=True) if k is None]
+                yield from names(call.args[0] for call in spread if isinstance(call, ast.Call))
+        elif isinstance(node, ast.MatchClass):
+            yield from names([node.cls])
+        elif isinstance(node, ast.Call) and next(names([node.func]), "") == "isinstance":
+            yield from names(node.args[1:])
+        elif isinstance(node, ast.keyword) and node.arg == "type":
+            yield from names([node.value])
+
+
+@cache
+def found(search, *places):
+    result = set()
+    for tree in trees(places):
+        other = renamed(tree)
+        result |= {other.get(name, name) for name in search(tree)}
+    return result
+
+
+@every
+def test_somebody_sends_it(kind):
+    places = ROOMS[MESSAGES[kind].sender] + ALSO.get(kind.__name__, [])
+    assert kind.__name__ in found(made, *places), f"nothing in {places} makes a {kind.__name__}"
+
+
+@every
+def test_its_receiver_handles_it(kind):
+    places = ROOMS[MESSAGES[kind].receiver]
+    assert kind.__name__ in [*found(handled, *places), *ONLY], f"nothing in {places} handles a {kind.__name__}"
+
+
+def test_every_class_is_in_the_table_and_no_two_share_a_name_or_a_tag():
+    classes = [
+        value
+        for module in MODULES
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Message) and value is not Message
+    ]
+    assert set(classes) == set(MESSAGES)
+    assert len({kind.__struct_config__.tag for kind in MESSAGES}) == len(MESSAGES)
+    assert all(kind.__struct_config__.frozen for kind in MESSAGES)
+
+
+@every
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_it_survives_its_journey_and_is_of_its_kind(kind, data):
+    message = data.draw(any_message(kind))
+    rule = MESSAGES[kind]
+    arrived = VOCABULARIES[rule.sender, rule.receiver].decode(encode_body(message))
+    assert type(arrived) is kind and arrived == message
+
+
+@every
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_from_another_role_it_is_refused(kind, data):
+    body, rule = encode_body(data.draw(any_message(kind))), MESSAGES[kind]
+    for (sender, receiver), vocabulary in VOCABULARIES.items():
+        if (sender, receiver) != (rule.sender, rule.receiver):
+            with pytest.raises(Malformed, match=f"no message of a {sender} to a {receiver}: "):
+                vocabulary.decode(body)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_with_a_sentence(body):
+    with pytest.raises(Malformed, match="no message of a worker to a coordinator: "):
+        FROM_WORKER.decode(body)
+
+
+@every
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_half_a_message_or_one_with_more_than_it_should_have_is_refused(kind, data):
+    body = encode_body(data.draw(any_message(kind)))
+    vocabulary = VOCABULARIES[MESSAGES[kind].sender, MESSAGES[kind].receiver]
+    more = msgspec.msgpack.encode(msgspec.msgpack.decode(body, strict=False) | {"and": 1})
+    for wrong in (body[: data.draw(st.integers(0, len(body) - 1))], body + b"\0", more):
+        with pytest.raises(Malformed):
+            vocabulary.decode(wrong)
+
+
+def test_what_is_not_a_number_arrives_as_such():
+    vote = Vote(3, 7, finite=False, wrong=[], digest=b"", squares=[math.nan, math.inf], losses=[-math.nan])
+    arrived = FROM_WORKER.decode(encode_body(vote))
+    assert math.isnan(arrived.squares[0]) and math.isinf(arrived.squares[1]) and math.isnan(arrived.losses[0])
+
+
+def test_a_message_of_another_generation_is_void_and_others_never_are():
+    of_generation = Vote(3, 7, finite=True, wrong=[], digest=b"", squares=[], losses=[])
+    assert not is_void(of_generation, 3) and is_void(of_generation, 4) and is_void(of_generation, 2)
+    assert not is_void(Commit(3, 7, scale=1.0, norm=1.0, loss=1.0), 4), "what is agreed stays agreed"
+
+
+def test_what_outlives_a_coordinator_holds_in_any_generation():
+    """It is told the next one as it was told the last one."""
+    assert not any(MESSAGES[kind].of_generation for kind in LASTING)
+    measured = Measured(7, b"spans", [1, 2], 0, 1e-4, 0.5)
+    assert is_lasting(measured)
+    state = State(3, [Worker(0, 1)], None, 6, None, [measured])
+    assert FROM_WORKER.decode(encode_body(state)) == state
+
+
+def test_the_kind_is_the_class_in_lower_case():
+    assert table._kind("SaveFailed") == "save_failed"
+    assert msgspec.msgpack.decode(encode_body(supervisors.Kill(3))) == {"type": "kill", "incarnation": 3}
