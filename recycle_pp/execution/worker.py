@@ -130,9 +130,9 @@ class Process:
             path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
             try:
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
+                optimizer.load(checkpoint.load(path, list(optimizer.state())))
             except ValueError as error:
                 return self._refuse(error)
-            optimizer.load(checkpoint.load(path, list(optimizer.state())))
 
         spans = Spans(NEWS_SECONDS * pipelines * stages, finisher(device))
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))

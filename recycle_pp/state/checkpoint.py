@@ -156,7 +156,7 @@ def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tens
     """The tensors `names` (all by default) of a checkpoint, each whole, whatever split wrote it.
 
     Raises:
-        ValueError: a name that the checkpoint does not hold.
+        ValueError: a name that the checkpoint does not hold, or a table of contents that is none.
     """
     dcp = _dcp()
     held = _metadata(path).state_dict_metadata
@@ -164,6 +164,8 @@ def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tens
     for key in held if names is None else names:
         if key not in held:
             raise ValueError(f"the checkpoint {path} does not hold {key}")
+        if type(held[key]).__name__ != "TensorStorageMetadata":
+            raise ValueError(f"the checkpoint {path} holds {key}, and not as a tensor")
         state[key] = torch.empty(held[key].size, dtype=held[key].properties.dtype)
     dcp.load(state, storage_reader=_reader(path), no_dist=True)
     return state
@@ -198,13 +200,23 @@ def refuse_mismatch(path: str | Path, now: Mapping[str, Any]) -> None:
 
 
 def _metadata(path: str | Path) -> Any:
-    """A checkpoint's table of contents. torch keeps it as a pickle; only its own classes are let through."""
-    return _Unpickler(io.BytesIO((Path(path) / ".metadata").read_bytes())).load()
+    """A checkpoint's table of contents. torch keeps it as a pickle; only classes that it is made of are let in.
+
+    ValueError, one sentence, for anything else: whoever wrote the file decides what an ordinary unpickler runs.
+    """
+    content = (Path(path) / ".metadata").read_bytes()
+    try:
+        table = _Unpickler(io.BytesIO(content)).load()
+    except Exception as error:  # a pickle that is none can fail in any way
+        raise ValueError(f"{path} is no checkpoint that can be read: {error or type(error).__name__}") from error
+    if type(table).__name__ != "Metadata" or not isinstance(table.state_dict_metadata, dict):
+        raise ValueError(f"{path} is no checkpoint that can be read: its .metadata is no table of contents")
+    return table
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch.distributed.checkpoint.metadata" or (module, name) in _PLAIN:
+        if (module, name) in _CLASSES:  # exactly: pickle reads a dotted name as attributes of attributes
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 pickle a member of an Enum
             return _member
@@ -222,7 +234,20 @@ def _member(kind: Any, name: str) -> Enum:
     return kind[name]
 
 
-_PLAIN = {
+_CLASSES = {
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorStorageMetadata",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),

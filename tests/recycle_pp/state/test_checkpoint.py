@@ -187,7 +187,7 @@ def test_metadata_that_names_anything_foreign_is_not_unpickled(tmp_path):
 
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(pickle.dumps(Foreign()))
-    with pytest.raises(pickle.UnpicklingError, match="mkdir, which has no place there"):
+    with pytest.raises(ValueError, match="mkdir, which has no place there"):
         checkpoint.load(path)
     assert not (tmp_path / "made").exists()
 
@@ -230,5 +230,22 @@ def test_metadata_gets_at_no_attribute_by_way_of_an_enum(tmp_path):
 
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(pickle.dumps(Attribute()))
-    with pytest.raises(pickle.UnpicklingError, match=r"asks for __init__ of .*, which has no place there"):
+    with pytest.raises(ValueError, match=r"asks for __init__ of .*, which has no place there"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("name", ["os.getcwd", "pickle.loads", "Metadata.__init__", "os", "field", "dataclass"])
+def test_a_name_of_torch_s_own_module_is_no_way_in(name, tmp_path):
+    """Unpicklers read a dotted name as attributes of attributes, and a module holds what it has imported."""
+    path = save(tmp_path, 1, job(1))
+    (path / ".metadata").write_bytes(f"ctorch.distributed.checkpoint.metadata\n{name}\n(tR.".encode())
+    with pytest.raises(ValueError, match=rf"is no checkpoint that can be read: .*{name}, which has no place there"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x05N.", pickle.dumps({"a": 1}), b"(" * 100_000])
+def test_what_is_no_metadata_is_refused_with_a_sentence(content, tmp_path):
+    path = save(tmp_path, 1, job(1))
+    (path / ".metadata").write_bytes(content)
+    with pytest.raises(ValueError, match="is no checkpoint that can be read"):
         checkpoint.load(path)
