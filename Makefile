@@ -8,7 +8,7 @@ FAULTS ?= +fail_at=20:1.2 +rejoin_at=40:1.2
 # One thread a process: 12 workers share the machine. Your own value stands.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train help test lint types quick test-all
+.PHONY: train help test lint types quick test-all torch-versions
 
 # ARGS="run.steps=100 model=tiny" adds settings, FAULTS= takes the faults away
 train: $(BIN)/torchrun
@@ -32,6 +32,10 @@ quick: $(BIN)/torchrun
 
 test-all: $(BIN)/torchrun
 	$(BIN)/python -m pytest --full
+
+# every torch that pyproject.toml allows, each in an environment of its own (1 to 5 GB)
+torch-versions:
+	$(PYTHON) tests/torch_versions.py
 
 # The environment: remade when its requirements change.
 $(BIN)/torchrun: pyproject.toml constraints.txt

@@ -1,4 +1,6 @@
-"""Links over groups that are built anew in each generation: NCCL, and Gloo to try the same code without a GPU.
+"""Links over groups of NCCL or of Gloo that are built anew in each generation.
+
+    links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
 A worker has one group with its peers, for sums, from the generation's start on, and one with each worker that a plan
 gives it messages for, from when it takes the plan up (`connect`): two in a step without a death. One group for all
@@ -21,17 +23,19 @@ import torch.distributed as dist
 from recycle_schedules import Worker
 from torch import Tensor
 
+from .addresses import address_of
 from .store import ControlStore
 from .waiting import Generation, LinkBroken, Pending, Pool
 
 
 class Group(Protocol):
-    """What `GroupTransport` asks of a kind of groups. The constructor waits for nobody."""
+    """What `GroupTransport` asks of a kind of groups. The constructor waits for nobody; timeout: seconds until an
+    operation fails by itself; interface: numeric address to listen at."""
 
-    backend: Any  # torch's: send, recv, allreduce, broadcast
+    backend: Any  # send, recv, allreduce and broadcast as torch's back ends have them; `wait` takes what they return
 
     def __init__(
-        self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float
+        self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float, interface: str
     ) -> None: ...
 
     def connect(self, pair: bool) -> list[Any]:
@@ -43,14 +47,23 @@ class Group(Protocol):
 
     @staticmethod
     def abort(groups: Sequence[Any]) -> None:
-        """Whoever waits or connects in one of the groups raises, now or soon."""
+        """Whoever waits or connects in one of the groups raises, now or soon. Any thread; once a group."""
 
 
 class GroupTransport:
-    """`kind` is the class of the groups. The generation's number is all that they share with those before."""
+    """kind: the class of the groups. timeout: seconds until an operation fails by itself. interface: where Gloo listens
+    (address, host name or interface name). Nothing is shared with the groups of an earlier generation."""
 
-    def __init__(self, store: ControlStore, device: torch.device, timeout: float, kind: type[Group]):
+    def __init__(
+        self,
+        store: ControlStore,
+        device: torch.device,
+        timeout: float,
+        kind: type[Group],
+        interface: str = "127.0.0.1",
+    ):
         self._store, self._device, self._timeout, self._kind = store, device, timeout, kind
+        self._host = address_of(interface)
         self._groups: dict[int, Groups] = {}
         self._pool = Pool()
         self._closing: list[threading.Thread] = []
@@ -124,7 +137,9 @@ class GroupTransport:
     def _make(self, generation: Generation, workers: tuple[Worker, ...], me: Worker) -> Group:
         prefix = f"{generation.number}/{workers[0]}-{workers[-1]}"
         return generation.attempt(
-            lambda: self._kind(self._store, prefix, workers.index(me), len(workers), self._device, self._timeout)
+            lambda: self._kind(
+                self._store, prefix, workers.index(me), len(workers), self._device, self._timeout, self._host
+            )
         )
 
     def _abort(self, groups: list[Group]) -> None:
@@ -144,14 +159,14 @@ class GroupTransport:
         return Pending(partial(self._finish, generation, works))
 
     def _finish(self, generation: Generation, works: list[Any]) -> None:
-        """In the caller's thread: with NCCL the caller's stream waits as well."""
+        """Waits in the caller's thread: with NCCL the caller's stream waits as well."""
         for work in works:
             self._kind.wait(generation, work)
         generation.check()
 
 
 class Groups:
-    """The groups of the worker `me` in one generation. peers: the live workers of its stage."""
+    """The groups of the worker `me` in one generation. peers: the live workers of its stage, `me` too. Any thread."""
 
     def __init__(self, peers: list[Worker], me: Worker):
         self.peers, self.me = peers, me
@@ -166,7 +181,7 @@ class Groups:
         return group
 
     def take(self) -> list[Group]:
-        """What was made since the last time: each group is aborted once."""
+        """Returns the groups made since the last call, so that each is aborted once."""
         with self._lock:
             made, self._made = self._made, []
         return made
@@ -184,6 +199,6 @@ def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]
 
 
 def let_go(groups: list[Any]) -> None:
-    """Drops the last references to aborted groups, for a thread: destroying one takes up to 300 ms."""
+    """Drops the last references to aborted groups. Blocks, up to 300 ms a group: run it in a thread."""
     time.sleep(0.1)
     groups.clear()

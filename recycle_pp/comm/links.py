@@ -1,4 +1,4 @@
-"""The routing of a generation: who talks to whom, by worker instead of by rank.
+"""Messages and sums among the members of a generation, by worker instead of by rank.
 
     links = Links(transport)                        # execution.transports has them
     links.rebuild(generation, members, me)          # in a thread that can be abandoned
@@ -25,7 +25,10 @@ from .waiting import Generation, LinkBroken, Pending
 
 
 class Links:
-    """What the members of the present generation send each other, by `transport`."""
+    """Messages and sums among the members of the present generation, carried by `transport`.
+
+    Every method may be called from any thread; none holds a lock while it blocks.
+    """
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -47,8 +50,8 @@ class Links:
         """Makes `generation` the present one. Every member calls it with the same arguments but `me`.
 
         base: the newest generation that somebody joined, or whose predecessor lost a connection between live workers;
-        connections made since then are kept, so that with Gloo a death costs no message. None: this generation, all
-        connections are made anew. NCCL builds its groups anew each time.
+        connections made since then are kept, so that with TCP a death costs no message. None: this generation, all
+        connections are made anew. Groups (Gloo, NCCL) are built anew each time.
 
         Blocks until the connections stand. LinkBroken when it is aborted or a newer generation is wanted meanwhile;
         nothing of it is usable then. Generations only grow.
@@ -82,32 +85,39 @@ class Links:
     def connect(self, workers: Collection[Worker]) -> None:
         """Before the first messages with these workers, of the stages beside this one, in a generation.
 
-        NCCL: blocks until each of them does the same, hence all workers take up the same plans in the same order.
-        Gloo is connected since `rebuild`.
+        Groups (Gloo, NCCL): blocks until each of them does the same, hence all workers take up the same plans in the
+        same order; LinkBroken when the generation ends meanwhile. TCP is connected since `rebuild`.
         """
         self._transport.connect(self._now(), workers)
 
     def send(self, tensor: Tensor, to: Worker, tag: int) -> Pending:
-        """Sends a contiguous tensor, which must not change until the receiver has it (Gloo: sends complete late).
+        """Sends a contiguous tensor, which must not be written to until the result's `wait` has returned.
 
-        0 <= tag < MAX_TAG. The result may be dropped. NCCL: only to workers that `connect` was called
-        with, and messages between two workers match in the order in which both sides ask for them.
+        0 <= tag < MAX_TAG, else ValueError. Does not block. The result may be dropped, the tensor too. Groups (Gloo,
+        NCCL): only to workers that `connect` was called with; NCCL's messages between two workers match in the order
+        in which both sides ask for them, by no tag.
         """
         return self._transport.send(self._now(), tensor, to, tag)
 
     def receive(self, tensor: Tensor, frm: Worker, tag: int) -> Pending:
-        """Fills a contiguous tensor of the very size that is sent.
+        """Fills a contiguous tensor of the very size that is sent; it may be read when the result's `wait` has
+        returned.
 
-        After an abort the tensor must not be used again: the message may still arrive in it.
+        Does not block. After an abort the tensor must not be used again: the message may still arrive in it.
         """
         return self._transport.receive(self._now(), tensor, frm, tag)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> Pending:
-        """Sums each tensor in place over the live workers of my stage. After an abort the tensors hold garbage."""
+        """Sums each tensor in place over the live workers of my stage, all of whom call it with the same shapes and
+        dtypes.
+
+        Does not block; the sums are there when the result's `wait` has returned. After an abort the tensors hold
+        garbage.
+        """
         return self._transport.all_reduce(self._now(), tensors)
 
     def broadcast(self, tensors: Sequence[Tensor], source: Worker) -> Pending:
-        """Copies the tensors of `source`, a live worker of my stage, into those of its peers."""
+        """Copies the tensors of `source`, a live worker of my stage, into those of its peers. Like `all_reduce`."""
         return self._transport.broadcast(self._now(), tensors, source)
 
     def abort(self) -> None:
@@ -120,7 +130,7 @@ class Links:
         self._end(over)
 
     def close(self, timeout: float = 5.0) -> None:
-        """abort(), and waits until all connections are closed, at most `timeout` seconds. At the end of a process."""
+        """abort(), and closes all connections; blocks for `timeout` seconds at most. At the end of a process."""
         self.abort()
         self._transport.close(timeout)
 

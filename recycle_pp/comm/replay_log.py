@@ -1,4 +1,4 @@
-"""What a worker has sent in steps that are not committed yet: if the receiver dies, a peer gets the same tensor again.
+"""The tensors that a worker has sent in steps that are not committed: if the receiver dies, a peer gets them again.
 
 log = ReplayLog()
 log.keep(step, ("F", (0, 3), 1), activation)
@@ -15,7 +15,7 @@ import torch
 
 
 class ReplayLog:
-    """Keyed by step and by the name of a tensor (`recycle_schedules.Tensor`: kind, micro-batch, stage)."""
+    """Tensors by step and by name (`recycle_schedules.Tensor`: kind, micro-batch, stage). For one thread."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, dict[Hashable, torch.Tensor]] = {}
@@ -32,6 +32,7 @@ class ReplayLog:
         self.peak = max(self.peak, self.bytes)
 
     def get(self, step: int, name: Hashable) -> torch.Tensor:
+        """The tensor itself, still the log's. KeyError if it is not held."""
         return self._tensors[step][name]
 
     def __contains__(self, key: tuple[int, Hashable]) -> bool:

@@ -1,6 +1,6 @@
-"""Gloo between GPUs: every message goes through the memory of the host.
+"""Links between GPUs through the memory of the host.
 
-    transport = StagedTransport(GlooTransport(...), torch.device("cuda", 0))
+    transport = StagedTransport(TcpTransport(...), torch.device("cuda", 0))
 
 For workers that share a card, which NCCL refuses (one rank a GPU), and for machines without NCCL. A send waits for the
 ops that make its tensor: communication overlaps the compute of other workers, not the worker's own.
@@ -19,7 +19,7 @@ from .waiting import Generation, Pending
 
 
 class StagedTransport:
-    """What `inner` does with tensors of the host, for tensors of `device`."""
+    """What `inner` does with tensors of the host, for tensors of `device`. Copies block the calling thread."""
 
     def __init__(self, inner: Transport, device: torch.device):
         self._inner = inner

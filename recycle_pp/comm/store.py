@@ -43,7 +43,10 @@ class ControlStore(dist.Store):
         self._batches: dict[int, dict[str, bytes]] = {}  # by thread
 
     def deliver(self, key: str, value: bytes) -> None:
-        """A key that another worker has published. Keys of abandoned generations are dropped."""
+        """Stores what another worker has published and wakes who waits for it. Keys of abandoned generations are
+        dropped.
+
+        Does not block."""
         items = msgspec.msgpack.decode(value, type=dict[str, bytes]) if key == BATCH else {key: value}
         with self._changed:
             self._values.update((k, v) for k, v in items.items() if not self._is_over(k))
@@ -57,18 +60,19 @@ class ControlStore(dist.Store):
             self._changed.notify_all()
 
     def collect(self, keys: Sequence[str], cancelled: Callable[[], bool]) -> list[bytes]:
-        """The values of `keys`; LinkBroken when `cancelled` has become true (somebody calls `wake`)."""
+        """Returns the values of `keys`, and blocks until all are there. LinkBroken when `cancelled` has become true
+        (whoever makes it so calls `wake`), TimeoutError after the store's timeout."""
         with self._changed:
             self._wait(keys, self._timeout, cancelled)
             return [self._values[key] for key in keys]
 
     def wake(self) -> None:
-        """Whoever collects asks again whether it is cancelled."""
+        """Makes every `collect` look again whether it is cancelled. Any thread."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends every wait."""
+        """Ends every present and later wait with LinkBroken. Any thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -112,7 +116,7 @@ class ControlStore(dist.Store):
             return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Here only: a value that nobody needs any more is dropped with its generation anyway."""
+        """Whether the key was here. Deletes it in this process only: other workers drop it with its generation."""
         with self._changed:
             return self._values.pop(key, None) is not None
 
@@ -142,6 +146,6 @@ class ControlStore(dist.Store):
 
 
 def _generation(key: str) -> int:
-    """-1 for keys that belong to none."""
+    """The generation that a key begins with; -1 without one."""
     head = key.partition("/")[0]
     return int(head) if head.isdecimal() else -1

@@ -1,5 +1,5 @@
-"""What `Links` asks of a back end: Gloo (`comm.gloo`), NCCL (`comm.groups` over `comm.nccl`), Gloo through the host
-(`comm.staging`). Which of them a job uses is decided in `execution.transports`.
+"""What `Links` asks of a back end: TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`), either of them through the
+memory of the host (`comm.staging`). Which of them a job uses is decided in `execution.transports`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,25 @@ from .waiting import Generation, Pending
 
 
 class Transport(Protocol):
-    """How Gloo or NCCL does it. Every operation belongs to a generation that `join` has made ready."""
+    """Every operation belongs to a generation that `join` has made ready, and raises LinkBroken when that has ended.
 
-    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None: ...
-    def connect(self, generation: Generation, workers: Collection[Worker]) -> None: ...
+    Tensors are contiguous and on the transport's device. Operations may be started from any thread; they return without
+    waiting for a peer, and what they return is waited for, once or never. `Links` describes the arguments.
+    """
+
+    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
+        """Blocks until all members can be talked to, or until the generation ends."""
+
+    def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
+        """Blocks until messages can be exchanged with these workers, or until the generation ends."""
+
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending: ...
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending: ...
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending: ...
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
-    def end(self, over: Sequence[Generation]) -> None: ...
-    def close(self, timeout: float) -> None: ...
+
+    def end(self, over: Sequence[Generation]) -> None:
+        """These generations have ended: whoever blocks for them in the back end is woken, what they hold is let go."""
+
+    def close(self, timeout: float) -> None:
+        """Closes all connections; blocks for `timeout` seconds at most."""

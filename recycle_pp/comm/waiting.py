@@ -1,12 +1,13 @@
-"""Waits that another thread can end: Gloo's own cannot be, as long as the connection lives.
+"""Waits that end when their generation does, whatever becomes of the operation.
 
     generation = Generation(7)
     job = workers.start(work.wait)          # a thread of the pool blocks in C++
     generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation is ended
     generation.end()                        # from any thread
 
-Whoever is stuck in C++ stays there until its connection closes, in a thread that nobody waits for. It costs one
-hand-over between threads a wait, and no connection between live workers has to be broken to wake one up.
+An operation that blocks in C++ (Gloo's cannot be ended while the connection lives) does so in a thread of the pool,
+which stays there; whoever waits for it goes on. That costs one hand-over between threads a wait, and no connection
+between live workers has to be broken to wake one up.
 """
 
 from __future__ import annotations
@@ -38,28 +39,35 @@ class LinkBroken(RuntimeError):
 
 
 class Job:
-    """A function under way in a thread of the pool."""
+    """Something under way that one thread completes and others wait for: a function in a thread of the pool, or,
+    without a function, what calls `finish`. error: what it ended with, None if well."""
 
-    def __init__(self, function: Callable[[], object]):
+    def __init__(self, function: Callable[[], object] | None = None):
         self.error: BaseException | None = None
         self._function: Callable[[], object] | None = function
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def run(self) -> None:
-        """Once; what the function holds is let go of."""
+        """Calls the function, in the calling thread, and lets go of what it holds. Once."""
         function, self._function = self._function, None
         assert function is not None
         try:
             function()
         except RuntimeError as error:
-            self.error = error.with_traceback(None)  # whose frames would keep Gloo's objects alive
+            self.finish(error.with_traceback(None))  # whose frames would keep Gloo's objects alive
         except BaseException as error:
-            self.error = error
+            self.finish(error)
+        else:
+            self.finish()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Completes it, once: every wait returns, and `error` is what became of it."""
+        self.error = error
         self.release()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Until the function has returned, or `release`; False if that takes longer than `seconds` (-1: any time)."""
+        """Blocks until `finish` or `release`; False if that takes longer than `seconds` (-1: any time). Any threads."""
         over = self._gate.acquire(timeout=seconds)
         if over:
             self.release()
@@ -71,7 +79,7 @@ class Job:
 
 
 class Pool:
-    """Threads on demand: a job never waits for another one. Idle threads are reused, two of them kept."""
+    """Starts functions in threads: a job never waits for another one. Idle threads are reused, two of them kept."""
 
     KEPT = 2
 
@@ -105,7 +113,7 @@ class Pool:
 
 
 class Generation:
-    """What the operations of one generation share: that it can end."""
+    """The number of a generation and whether it has ended, shared by its operations. Any thread; holds no lock."""
 
     def __init__(self, number: int):
         self.number = number
@@ -123,8 +131,8 @@ class Generation:
             raise LinkBroken(self.number, "aborted")
 
     def wait(self, job: Job, seconds: float = -1) -> bool:
-        """Until the job is done; False if that takes longer than `seconds` (-1: any time). LinkBroken if it failed, or
-        if the generation has ended."""
+        """Blocks until the job is done; False if that takes longer than `seconds` (-1: any time). LinkBroken if the job
+        failed, or as soon as the generation ends: that releases the job, which so must be nobody else's."""
         self._awaited.add(job)
         done = self.over or job.wait(seconds)
         self._awaited.discard(job)
@@ -152,7 +160,7 @@ class Generation:
 
 
 class Pending:
-    """An operation under way. Waiting for it twice is waiting once."""
+    """An operation under way. Waiting for it twice is waiting once; one thread waits."""
 
     __slots__ = ("_finish",)
 

@@ -18,7 +18,7 @@ from .settings import Settings
 
 _CHOICES = {
     "model.kernels": ("auto", "triton", "reference"),
-    "parallel.backend": ("auto", "gloo", "nccl"),
+    "parallel.backend": ("auto", "tcp", "gloo", "nccl"),
     "schedule.backward": ("decoupled", "coupled", "mixed"),
     "schedule.reroute": ("failed_only", "any"),
     "numerics.precision": ("fp32", "bf16"),
@@ -91,7 +91,7 @@ def _validate_values(settings: Settings) -> None:
         if not re.fullmatch(r"(https?://)?[^:/\s]+:[0-9]{1,5}/?", endpoint):
             raise ValueError(f"control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not {endpoint!r}")
     if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
-        raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto or gloo")
+        raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto, tcp or gloo")
 
 
 def _validate_shape(settings: Settings, world: int | None) -> None:

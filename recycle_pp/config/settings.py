@@ -49,7 +49,7 @@ class Parallel:
     stages: int = 4  # P: how many parts the model is cut into; D * P workers
     microbatches: int = 6  # M, per pipeline; a step always has D * M
     microbatch_size: int = 2  # samples in a micro-batch
-    backend: str = "auto"  # auto | gloo | nccl
+    backend: str = "auto"  # auto | tcp | gloo | nccl
 
 
 @dataclass

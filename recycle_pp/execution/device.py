@@ -1,7 +1,7 @@
 """Which device a worker computes on, how it talks to others from there, and what it must have in common with them.
 
 device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
-backend = backend_for(settings.parallel.backend, device)     # gloo | nccl
+backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
 finish = finisher(device); finish()                         # the device has done what this thread asked it for
 """
@@ -28,17 +28,18 @@ def choose(wanted: str, rank: int) -> torch.device:
 
 
 def backend_for(wanted: str, device: torch.device) -> str:
-    """The backend for `parallel.backend`: auto is NCCL where each worker of the node has a GPU of its own, else Gloo.
+    """The backend for `parallel.backend`: auto is NCCL where each worker of the node has a GPU of its own, else TCP.
 
     ValueError, one sentence for the user, where NCCL is asked for and cannot be: it takes one rank a GPU."""
     workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if wanted == "nccl" and workers > gpus:
         raise ValueError(
-            f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; allowed: auto, gloo"
+            f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; "
+            "allowed: auto, tcp, gloo"
         )
     if wanted != "auto":
         return wanted
-    return "nccl" if device.type == "cuda" and workers <= gpus else "gloo"
+    return "nccl" if device.type == "cuda" and workers <= gpus else "tcp"
 
 
 def finisher(device: torch.device) -> Callable[[], None]:

@@ -1,6 +1,6 @@
-"""The transport of a worker's links: the one place that knows Gloo from NCCL.
+"""The transport of a worker's links: the one place that knows the back ends apart.
 
-links = Links(transport_for("gloo", store, device, interface="127.0.0.1", workers=everybody, silence=10.0))
+links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers=everybody, silence=10.0))
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from collections.abc import Sequence
 import torch
 from recycle_schedules import Worker
 
-from recycle_pp.comm.gloo.transport import GlooTransport
+from recycle_pp.comm.gloo.group import GlooGroup
 from recycle_pp.comm.groups import GroupTransport
 from recycle_pp.comm.nccl.group import NcclGroup
 from recycle_pp.comm.staging import StagedTransport
 from recycle_pp.comm.store import ControlStore
+from recycle_pp.comm.tcp.transport import TcpTransport
 from recycle_pp.comm.transport import Transport
+
+HOST = torch.device("cpu")
 
 
 def transport_for(
@@ -27,17 +30,21 @@ def transport_for(
     workers: Sequence[Worker] = (),
     silence: float | None = None,
 ) -> Transport:
-    """Gloo or NCCL for tensors of `device`; with Gloo a GPU's tensors go through the host.
+    """TCP, Gloo or NCCL for tensors of `device`; with TCP and Gloo a GPU's tensors go through the host.
 
-    store: where the workers find each other. backend: "gloo" or "nccl", else ValueError. interface: where Gloo listens
-    (address, host name or interface name). timeout: seconds after which an operation fails although nobody is known to
-    have died; long, as the coordinator decides about deaths. workers: everybody who may ever be a member, the same list
-    everywhere; needed to keep connections over a change of generation (`Links.rebuild`). silence: seconds without an
-    answer of the other machine after which a connection of Gloo breaks; None: as long as the kernel tries.
+    backend: "tcp", "gloo" or "nccl", else ValueError. store: where the workers find each other. interface: where TCP
+    and Gloo listen (address, host name or interface name). timeout: seconds after which an operation of Gloo or NCCL
+    fails although nobody is known to have died; long, as the coordinator decides about deaths. workers: everybody who
+    may ever be a member, the same list everywhere; TCP needs it to keep connections over a change of generation
+    (`Links.rebuild`). silence: seconds without an answer of the other machine after which a connection of TCP breaks;
+    None: as long as the kernel tries.
     """
     if backend == "nccl":
-        return GroupTransport(store, device, timeout, NcclGroup)
-    if backend != "gloo":
-        raise ValueError(f"backend: {backend!r} is neither 'gloo' nor 'nccl'")
-    gloo = GlooTransport(store, interface, timeout, workers, silence)
-    return gloo if device.type == "cpu" else StagedTransport(gloo, device)
+        return GroupTransport(store, device, timeout, NcclGroup, interface)
+    if backend == "gloo":
+        on_host: Transport = GroupTransport(store, HOST, timeout, GlooGroup, interface)
+    elif backend == "tcp":
+        on_host = TcpTransport(store, interface, workers, silence)
+    else:
+        raise ValueError(f"backend: {backend!r} is none of 'tcp', 'gloo', 'nccl'")
+    return on_host if device.type == "cpu" else StagedTransport(on_host, device)

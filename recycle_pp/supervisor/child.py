@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from recycle_pp.comm.torch_internals import NCCL_ENVIRONMENT
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
 from recycle_pp.wire.worker_spec import LastWords, WorkerSpec
 
@@ -128,22 +129,8 @@ class Child:
 
 
 def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
-    """A worker's environment, where the user's own does not say otherwise.
-
-    torch's threads around NCCL end a process whose communicator fails, and tell those of all others to do the same, a
-    minute later: long after the job has gone on without the worker whose death it was. Here deaths are the
-    coordinator's to judge, so they only look on.
-    """
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog: else it throws, and the process terminates
-        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-        "TORCH_NCCL_ENABLE_MONITORING": "0",  # the watchdog's watchdog: else it aborts the process
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
-        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds for a communicator to stand; an abort may wait as long
-        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # messages of a pair are meant to be in order
-    }
+    """A worker's environment, where the user's own does not say otherwise: one thread, and NCCL_ENVIRONMENT."""
+    environment = {"OMP_NUM_THREADS": "1", **NCCL_ENVIRONMENT}
     interface = settings.get("control", {}).get("interface")
     if interface in (name for _, name in socket.if_nameindex()):
         environment["NCCL_SOCKET_IFNAME"] = f"={interface}"

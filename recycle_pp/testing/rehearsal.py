@@ -140,7 +140,7 @@ class Node:
         self.members, self.me = members, me
         self.inbox: queue.Queue[tuple] = queue.Queue()
         self.store = ControlStore(lambda key, value: self._send("set", key, value))
-        self.links = Links(transport_for("gloo", self.store, torch.device("cpu"), workers=members))
+        self.links = Links(transport_for("tcp", self.store, torch.device("cpu"), workers=members))
         self._pipe, self._lock = pipe, threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 

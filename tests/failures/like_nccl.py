@@ -63,7 +63,7 @@ STREAMS = {}  # by generation
 
 class Backend:
     def __init__(self, gloo, stream):
-        self._gloo, self._stream = gloo.backend, stream
+        self._gloo, self._stream = gloo.gloo, stream
         self._sent, self._received = 0, 0
 
     def send(self, tensors, to, tag):
@@ -85,11 +85,11 @@ class Backend:
 class LikeNccl:
     """In no cycle of references: Gloo's destructor may block, and must not run in whatever thread collects garbage."""
 
-    def __init__(self, store, prefix, rank, size, device, timeout):
+    def __init__(self, store, prefix, rank, size, device, timeout, interface):
         generation = prefix.partition("/")[0]
         if generation not in STREAMS:
             STREAMS[generation] = Stream()
-        self._rank, self._gloo = rank, GlooGroup(store, prefix, rank, size, device, timeout)
+        self._rank, self._gloo = rank, GlooGroup(store, prefix, rank, size, device, timeout, interface)
         self._stream = STREAMS[generation]
         self.backend = Backend(self._gloo, self._stream)
 
@@ -113,6 +113,6 @@ class LikeNccl:
 
 
 nccl.POLL_SECONDS = 1e-3  # many workers share a core
-transports.GlooTransport = lambda store, interface, timeout, workers, silence: GroupTransport(
-    store, torch.device("cpu"), timeout, LikeNccl
+transports.TcpTransport = lambda store, interface, workers, silence: GroupTransport(
+    store, torch.device("cpu"), 1800.0, LikeNccl
 )

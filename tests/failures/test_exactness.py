@@ -40,6 +40,12 @@ def test_a_death_in_a_return_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "in a return"))
 
 
+def test_a_death_among_workers_that_talk_over_groups_of_gloo_changes_no_bit(runs):
+    faults = fails("3:0.1@backward", "5:1.0@allreduce") + rejoins("7:0.1")
+    case = Case("over Gloo", "3x2", ("parallel.backend=gloo", *faults), steps=12, deaths=2)
+    runs.check_exact(runs.of(case, "over Gloo"))
+
+
 def test_without_reproducible_sums_the_losses_agree_to_one_in_a_hundred_thousand(runs):
     quiet = runs.of(Case("nobody dies", "2x2", ("numerics=fp32",), steps=20, deaths=0), "float sums")
     faults = fails("4:0.1@backward", "9:1.0@allreduce") + rejoins("7:0.1")

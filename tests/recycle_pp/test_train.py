@@ -47,7 +47,7 @@ MISTAKES = [
     (["numerics.precision=fp8"], "numerics.precision must be one of fp32, bf16, not fp8"),
     (["schedule.backward=both"], "schedule.backward must be one of decoupled, coupled, mixed"),
     (["emulate.mode=nap"], "emulate.mode must be one of null, sleep, not nap"),
-    (["parallel.backend=mpi"], "parallel.backend must be one of auto, gloo, nccl"),
+    (["parallel.backend=mpi"], "parallel.backend must be one of auto, tcp, gloo, nccl"),
     (["parallel.backend=nccl", "run.device=cpu"], "parallel.backend=nccl needs GPUs"),
     (["control.address=somewhere"], "control.address must be HOST:PORT or null"),
     (["control.suspicion=0.1"], "control.suspicion must be above control.heartbeat = 0.5"),

@@ -1,26 +1,40 @@
 """One Gloo group of a generation, with the face of `comm.groups.Group`.
 
-group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout)   # waits for nobody
+group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout, "127.0.0.1")   # waits for nobody
 group.connect()                                                      # for every member's address
+job = group.backend.send([tensor], peer, tag)                        # also receive, sum, broadcast; may be dropped
+GlooGroup.wait(generation, job)                                      # LinkBroken as soon as the generation ends
 GlooGroup.abort([group])                                             # from any thread
+group.gloo                                                           # torch's own back end
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from recycle_pp.comm.waiting import Generation
-
-from .abort import Address, answer_for_the_missing, gloo_address, shutdown_sockets
-from .mesh import MAX_SLOT, gloo_backend
+from recycle_pp.comm.torch_internals import (
+    Address,
+    address_key,
+    answer_for_missing,
+    gloo_backend,
+    listening_address,
+    shutdown_connections,
+    start_connections,
+)
+from recycle_pp.comm.waiting import Generation, Job, Pool
 
 
 class GlooGroup:
-    """One Gloo group, aborted by shutting its sockets: whoever blocks raises, unless in the midst of a message."""
+    """Aborted by shutting its connections: whoever blocks in an operation of `gloo` raises RuntimeError.
+
+    Gloo tells nobody when a connection breaks in the midst of a message. So the operations of `backend` are waited for
+    in threads of their own: whoever calls `wait` goes on when the generation ends, whatever becomes of the thread.
+    device: not used, tensors are on the CPU. interface: a numeric address.
+    """
 
     def __init__(
         self,
@@ -33,24 +47,56 @@ class GlooGroup:
         interface: str = "127.0.0.1",
     ):
         self._store, self._rank = dist.PrefixStore(prefix, store), rank
-        self._keys = [f"0/{k}" for k in range(size)]  # Gloo's own: one device, number 0
-        self.backend: Any = gloo_backend(self._store, rank, size, interface, timeout)
-        self._listener = gloo_address(self._store.get(self._keys[rank]))
+        self._keys = [address_key(k) for k in range(size)]
+        self.gloo: Any = gloo_backend(self._store, rank, size, interface, timeout)
+        self.backend = InThreads(self.gloo)
+        self._listener = listening_address(self._store.get(self._keys[rank]))
         self._peers: frozenset[Address] = frozenset()
 
     def connect(self, pair: bool = False) -> list[Any]:
-        """Waits for every member's address, then starts all connections (see `Mesh`)."""
-        self._peers = frozenset(map(gloo_address, self._store.multi_get(self._keys))) - {self._listener}
+        """Blocks until every member's address is in the store, then starts all connections and waits for none."""
+        self._peers = frozenset(map(listening_address, self._store.multi_get(self._keys))) - {self._listener}
         if self._peers:
-            self._kick = self.backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_SLOT)
+            self._kept = start_connections(self.gloo)
         return []
 
     @staticmethod
-    def wait(generation: Generation, work: Any) -> None:
-        generation.attempt(work.wait)
+    def wait(generation: Generation, work: Job) -> None:
+        generation.wait(work)
 
     @staticmethod
     def abort(groups: Sequence[GlooGroup]) -> None:
         for group in groups:
-            shutdown_sockets(group._listener, group._peers)
-            answer_for_the_missing(group._listener, [k for k in range(len(group._keys)) if k != group._rank])
+            shutdown_connections(group._listener, group._peers)
+            answer_for_missing(group._listener, [k for k in range(len(group._keys)) if k != group._rank])
+
+
+class InThreads:
+    """Operations of a Gloo back end, each waited for by a thread from its start on. The thread holds torch's work and
+    tensors: a work that is dropped would take its message with it."""
+
+    _pool = Pool()
+
+    def __init__(self, gloo: Any):
+        self._gloo = gloo
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Job:
+        return self._hold(self._gloo.send, tensors, to, tag)
+
+    def recv(self, tensors: list[torch.Tensor], frm: int, tag: int) -> Job:
+        return self._hold(self._gloo.recv, tensors, frm, tag)
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Job:
+        return self._hold(self._gloo.allreduce, tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions) -> Job:
+        return self._hold(self._gloo.broadcast, tensors, options)
+
+    def _hold(self, operation: Callable[..., Any], tensors: list[torch.Tensor], *rest: Any) -> Job:
+        work = operation(tensors, *rest)
+
+        def wait() -> list[torch.Tensor]:
+            work.wait()
+            return tensors
+
+        return self._pool.start(wait)

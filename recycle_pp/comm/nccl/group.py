@@ -15,36 +15,44 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from recycle_pp.comm.torch_internals import NONBLOCKING_SECONDS, connect_nccl, nccl_backend
 from recycle_pp.comm.waiting import Generation
 
 POLL_SECONDS = 2e-5
-ABORT_SECONDS = 40.0  # whoever connects holds a lock that an abort needs, for TORCH_NCCL_NONBLOCKING_TIMEOUT at most
+ABORT_SECONDS = NONBLOCKING_SECONDS + 10.0  # whoever connects holds a lock that an abort needs
 
 
 class NcclGroup:
-    def __init__(self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float):
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout)
-        options.config.blocking = 0  # else a communicator cannot be aborted while a member is missing
+    """device: of all its tensors. timeout: seconds. interface: not used, NCCL goes by NCCL_SOCKET_IFNAME."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        prefix: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout: float,
+        interface: str = "127.0.0.1",
+    ):
         self._rank, self._device = rank, device
-        self.backend: Any = dist.ProcessGroupNCCL(dist.PrefixStore(prefix, store), rank, size, options)
+        self.backend: Any = nccl_backend(dist.PrefixStore(prefix, store), rank, size, timeout)
 
     def connect(self, pair: bool) -> list[Any]:
         """Uses the group once, both ways (a pair sends, others sum): NCCL connects at the first use, and blocks the
-        host meanwhile. Returns what has to be waited for.
+        host until all members have come, NONBLOCKING_SECONDS at most. Returns what has to be waited for.
 
         On a stream of its own, as the default one computes; of high priority, as those of normal priority are the
         groups'.
         """
         with torch.cuda.stream(torch.cuda.Stream(self._device, priority=-1)):
             token = torch.zeros(1, device=self._device)
-            self.backend.eager_connect_single_device(self._device)
+            connect_nccl(self.backend, self._device)
             if not pair:
                 return [self.backend.allreduce([token])]
             ways = [self.backend.send, self.backend.recv]
@@ -58,9 +66,9 @@ class NcclGroup:
 
     @staticmethod
     def abort(groups: Sequence[NcclGroup]) -> None:
-        """All at the same time: an abort waits for what runs on the GPU, which may be another group's hanging
-        operation (pytorch#119797). TimeoutError if one hangs all the same: its GPU is of no more use to this process,
-        nor the process to the job. What one raises goes to threading.excepthook: a worker ends by either."""
+        """Aborts all groups at the same time: an abort waits for what runs on the GPU, which may be another group's
+        hanging operation (pytorch#119797). TimeoutError if one hangs all the same: its GPU is of no more use to this
+        process, nor the process to the job. What one raises goes to threading.excepthook: a worker ends by either."""
         threads = [threading.Thread(target=group.backend.abort, name="nccl-abort", daemon=True) for group in groups]
         for thread in threads:
             thread.start()

@@ -1,4 +1,4 @@
-"""torch.distributed's collectives on groups that can be aborted and rebuilt: the backend "recycle".
+"""torch.distributed's backend "recycle": a process group that can be aborted, and rebuilt without its dead members.
 
     import recycle_pp.comm.torch_backend.process_group                                  # registers the backend
     torch.distributed.init_process_group("recycle", store=store, rank=rank, world_size=size)
@@ -8,8 +8,9 @@
     group.abort()                                                         # from any thread: what blocks raises
     group.rebuild(generation, rank, size)                                 # the same object, other members
 
-The trainer itself talks through `recycle_pp.comm.links`, which is aborted and rebuilt in less time; this is for
-everything else that expects a process group. CPU tensors travel by Gloo, CUDA tensors by NCCL.
+docs/process-group.md says what a program has to bring, examples/ddp_survives.py is one. The trainer itself talks
+through `recycle_pp.comm.links`: small messages and sums over TCP take a quarter of the time, a new generation too
+(bench/links.py). CPU tensors travel by Gloo, CUDA tensors by NCCL.
 
 `Backend` cannot be subclassed in Python, and a backend registered twice in one group is ignored, so the group owns an
 inner group for each generation and hands every operation on. After a rebuild the group's rank and size are the new
@@ -31,6 +32,7 @@ from recycle_pp.comm.addresses import address_of
 from recycle_pp.comm.gloo.group import GlooGroup
 from recycle_pp.comm.groups import let_go
 from recycle_pp.comm.nccl.group import NcclGroup
+from recycle_pp.comm.torch_internals import OPERATIONS, process_group
 from recycle_pp.comm.waiting import LinkBroken
 
 NAME = "recycle"
@@ -54,9 +56,10 @@ class RecycleProcessGroup(dist.ProcessGroup):
         self.rebuild(0, rank, size)
 
     def rebuild(self, generation: int, rank: int, size: int) -> None:
-        """Aborts what there is, and connects the members of `generation`. Each calls it with its rank among them.
+        """Makes this the group of the members of `generation`, after an abort. Each calls it with its rank among them.
 
-        Blocks until all have called it. RuntimeError when the store gives up, LinkBroken when it is aborted meanwhile.
+        generation: larger than any before, else LinkBroken. Blocks until all have called it; RuntimeError when the
+        store gives up, LinkBroken when `abort` is called meanwhile.
         """
         self.abort()
         with self._lock:
@@ -64,7 +67,6 @@ class RecycleProcessGroup(dist.ProcessGroup):
                 raise LinkBroken(generation, f"superseded by generation {self._generation}")
             self._generation, self._rank, self._size = generation, rank, size
         seconds = self._timeout.total_seconds()
-        inner = dist.ProcessGroup(dist.PrefixStore(f"{generation}", self._store), rank, size)
         gloo = GlooGroup(
             self._store, f"{generation}/cpu", rank, size, torch.device("cpu"), seconds, interface=self._interface
         )
@@ -76,18 +78,17 @@ class RecycleProcessGroup(dist.ProcessGroup):
             if generation == self._generation:
                 self._gloo, self._nccl = gloo, nccl
         gloo.connect()
-        inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo.backend)
-        inner._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        if nccl is not None:
-            inner._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl.backend)
-            inner._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+        backends = {"cpu": gloo.gloo} | ({} if nccl is None else {"cuda": nccl.backend})
+        inner = process_group(dist.PrefixStore(f"{generation}", self._store), rank, size, backends)
         with self._lock:
             if self._gloo is not gloo:
                 raise LinkBroken(generation, "aborted while it was built")
             self._inner = inner
 
     def abort(self) -> None:
-        """Whatever blocks in the present generation raises, and later operations raise LinkBroken until a rebuild."""
+        """Ends the present generation: who blocks in it raises RuntimeError, as do later operations until a rebuild.
+
+        Any thread, any number of times. Tensors of an operation that was under way hold garbage."""
         with self._lock:
             old = [self._inner, self._gloo, self._nccl]
             self._inner = self._gloo = self._nccl = None
@@ -136,14 +137,7 @@ def _delegate(name: str) -> Any:
     return operation
 
 
-for _name in (
-    "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
-    "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
-    "barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter",
-    "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced", "scatter", "send", "_start_coalescing", "_end_coalescing", "_get_backend",
-    "_get_sequence_number_for_group", "_set_sequence_number_for_group",
-):  # fmt: skip
+for _name in OPERATIONS:
     if hasattr(dist.ProcessGroup, _name):  # torch 2.11 lacks some of the newer names
         setattr(RecycleProcessGroup, _name, _delegate(_name))
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from recycle_pp.comm.gloo.mesh import Mesh
+from recycle_pp.comm.tcp.mesh import Mesh
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 

@@ -107,7 +107,7 @@ class Fake(NcclGroup):
 
     made: "list[Fake]"
 
-    def __init__(self, store, prefix, rank, size, device, timeout):
+    def __init__(self, store, prefix, rank, size, device, timeout, interface):
         self.prefix, self.backend = prefix, Backend()
         self.made.append(self)
 

@@ -55,14 +55,14 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(gpus):
 
 def test_the_backend_follows_the_device_unless_it_is_named(gpus):
     gpus(2)
-    assert [backend_for("auto", device) for device in (CPU, GPU)] == ["gloo", "nccl"]
-    assert [backend_for(name, GPU) for name in ("gloo", "nccl")] == ["gloo", "nccl"]
+    assert [backend_for("auto", device) for device in (CPU, GPU)] == ["tcp", "nccl"]
+    assert [backend_for(name, GPU) for name in ("tcp", "gloo", "nccl")] == ["tcp", "gloo", "nccl"]
 
 
 def test_workers_that_share_a_gpu_talk_through_the_host(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert backend_for("auto", GPU) == backend_for("gloo", GPU) == "gloo"
+    assert [backend_for(name, GPU) for name in ("auto", "tcp", "gloo")] == ["tcp", "tcp", "gloo"]
     with pytest.raises(
         ValueError, match=r"parallel\.backend=nccl needs a GPU for each worker: a node has 2 for 4; allowed: auto"
     ):

@@ -39,7 +39,6 @@ from recycle_pp.wire.messages.workers import (
 if TYPE_CHECKING:
     from .world import World
 
-RENEWAL = 8  # generations after which all connections are made anew, see comm/gloo.py
 Program = Generator[Callable[[], bool] | None, None, None]
 
 
@@ -128,7 +127,7 @@ class Node:
                 self.outbox.append(me.announce(message))
                 self._linking, self._linked, self._reductions = message, -1, 0
                 self._members = message.members
-                self.mesh = max(message.base, message.generation - message.generation % RENEWAL)
+                self.mesh = message.base
                 if (self.mesh, me.worker) not in self.world.published:
                     self.world.published.add((self.mesh, me.worker))
                     self.world.touch()

@@ -1,9 +1,12 @@
-"""Collectives among a few workers, made of messages: no group of their own, nothing to rebuild after a death.
+"""All-reduce and broadcast among a few workers, made of messages: no group of their own, nothing to rebuild after a
+death.
 
     all_reduce(tensors, peers, slot)        # in place; peers[k] is the way to worker k, None for this worker
     broadcast(tensors, peers, source, slot)
 
-Every worker calls them with the same shapes, in the same order of workers. They block: run them in a thread.
+Every worker calls them with the same shapes and dtypes (any, on the CPU), in the same order of workers, and with a slot
+that no other message of the pair has. They block until all have called them, or until a way raises: run them in a
+thread. After an error the tensors hold garbage.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ class Message(Protocol):
 
 
 class Way(Protocol):
-    """To one peer. Messages of one slot arrive in the order in which they were sent."""
+    """To one peer. Messages of one slot arrive in the order in which they were sent. A tensor that is sent may be
+    written to, and one that is received read, when the message's `wait` has returned."""
 
     def send(self, tensor: Tensor, slot: int) -> Message: ...
     def receive(self, tensor: Tensor, slot: int) -> Message: ...
@@ -72,7 +76,7 @@ def _parts(tensor: Tensor, count: int) -> list[Tensor]:
 def _exchange(
     peers: Sequence[Way | None], slot: int, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
 ) -> None:
-    """outgoing[k] to worker k and incoming[k] from it. Complete at both ends: what was sent may be written to again."""
+    """Sends outgoing[k] to worker k and fills incoming[k] from it; returns when both are done."""
     messages = []
     for way, tensors in zip(peers, incoming, strict=True):
         messages += [way.receive(tensor, slot) for tensor in tensors if way is not None and tensor.numel()]

@@ -1,0 +1,203 @@
+"""What a message, a sum and a new generation cost by the trainer's links over TCP and over Gloo's groups, and by the
+process group "recycle".
+
+    OMP_NUM_THREADS=1 python bench/links.py [--rounds 15]
+
+Processes on loopback; every round measures all three, one after the other, so that what else the machine does meets
+them alike. Medians over the rounds: milliseconds (wall, the slowest process) and milliseconds of CPU of all processes
+together; then the median of the ratios to TCP in the same round. "new generation": the same members abort, rebuild and
+sum one number, as after a death.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recycle_schedules import Worker
+
+from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
+
+FACES = ("tcp", "gloo", "group")  # ratios are to the first
+# name -> (bytes, operations a round)
+MESSAGES = {"4 KiB there and back": (1 << 12, 200), "64 KiB there and back": (1 << 16, 100)}
+STREAMS = {f"{mib} MiB x 8, one way": (mib << 20, 8) for mib in (1, 4, 16)}
+SUMS = {"sum of 4 KiB": (1 << 12, 50), "sum of 1 MiB": (1 << 20, 10), "sum of 16 MiB": (1 << 24, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    rows = measure(grid(1, 2), [*MESSAGES, *STREAMS], rounds)
+    for peers in (2, 3, 4):
+        rows += measure(grid(peers, 1), [*SUMS, "new generation"], rounds)
+    heads = "".join(f"{face + ' ms':>10}{'cpu ms':>9}{'ratio':>7}{'cpu':>6}" for face in FACES)
+    print(f"{'workers':>7}  {'what':24}{heads}")
+    for row in rows:
+        line = f"{row['workers']:7}  {row['what']:24}"
+        for face in FACES:
+            line += "{wall:10.3f}{cpu:9.3f}{wall_ratio:7.2f}{cpu_ratio:6.2f}".format(**row[face])
+        print(line)
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "links.json").write_text(json.dumps(rows, indent=1))
+
+
+def measure(members: list[Worker], cases: list[str], rounds: int) -> list[dict[str, Any]]:
+    samples: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    with Rehearsal(members, worker) as play:
+        for _ in range(rounds + 1):
+            for case in cases:
+                for face in FACES:
+                    play.tell(face, case)
+                    reports = [report for _, report in play.reports(len(members))]
+                    samples[case, face].append((max(wall for wall, _ in reports), sum(cpu for _, cpu in reports)))
+    rows = [{face: summary(samples, case, face) for face in FACES} for case in cases]
+    return [{"workers": len(members), "what": case, **row} for case, row in zip(cases, rows, strict=True)]
+
+
+def summary(samples: dict[tuple[str, str], list[tuple[float, float]]], case: str, face: str) -> dict[str, float]:
+    mine, base = samples[case, face][1:], samples[case, FACES[0]][1:]  # the first round warms up
+    return {
+        "wall": 1e3 * statistics.median(wall for wall, _ in mine),
+        "cpu": 1e3 * statistics.median(cpu for _, cpu in mine),
+        "wall_ratio": statistics.median(a[0] / b[0] for a, b in zip(mine, base, strict=True)),
+        "cpu_ratio": statistics.median(a[1] / b[1] for a, b in zip(mine, base, strict=True)),
+    }
+
+
+# ------------------------------------------------------------------------------------------------- in a worker
+
+
+def worker(node: Node) -> None:
+    """Runs the case that it is told by the face that it is told; reports (wall, CPU) seconds for one operation."""
+    faces = {"tcp": ByLinks(node, "tcp"), "gloo": ByLinks(node, "gloo"), "group": ByGroup(node)}
+    while True:
+        face, case = node.hear()
+        node.report(run(faces[face], case, node.members.index(node.me)))
+
+
+def run(face: Any, case: str, rank: int) -> tuple[float, float]:
+    import torch
+
+    if case == "new generation":
+        return timed(face.rebuild, 3)
+    nbytes, count = {**MESSAGES, **STREAMS, **SUMS}[case]
+    tensors = [torch.zeros(nbytes // 4) for _ in range(8)]
+    operations: dict[str, Callable[[], None]] = {
+        "there and back": partial(there_and_back, face, rank, tensors),
+        "one way": partial(one_way, face, rank, tensors),
+        "sum": partial(face.sum, tensors[0]),
+    }
+    operation = next(function for name, function in operations.items() if name in case)
+    operation()  # both are here
+    return timed(operation, 1 if operation is operations["one way"] else count)
+
+
+def timed(operation: Callable[[], None], count: int) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        operation()
+    return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
+
+
+def there_and_back(face: Any, rank: int, tensors: list[Any]) -> None:
+    """A message to rank 1 and one back. The receive is posted ahead, as the trainer's mailbox does."""
+    receiving = face.receive(tensors[0], 1 - rank, 1)
+    if rank == 1:
+        receiving.wait()
+    face.send(tensors[1], 1 - rank, 1)
+    if rank == 0:
+        receiving.wait()
+
+
+def one_way(face: Any, rank: int, tensors: list[Any]) -> None:
+    """All tensors to rank 1, and one byte back when the last is there."""
+    import torch
+
+    byte = torch.zeros(1)
+    if rank == 0:
+        works = [face.receive(byte, 1, 3)] + [face.send(tensor, 1, 2) for tensor in tensors]
+    else:
+        works = [face.receive(tensor, 0, 2) for tensor in tensors]
+    for work in works:
+        work.wait()
+    if rank == 1:
+        face.send(byte, 0, 3).wait()
+
+
+class ByLinks:
+    def __init__(self, node: Node, backend: str):
+        import torch
+
+        from recycle_pp.comm.links import Links
+        from recycle_pp.execution.transports import transport_for
+
+        self.node, self.generation = node, -1
+        self.links = Links(transport_for(backend, node.store, torch.device("cpu"), workers=node.members))
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """A new generation with the same members, and its first sum: what a death costs."""
+        import torch
+
+        self.generation += 1
+        self.links.rebuild(self.generation, self.node.members, self.node.me, 0)
+        self.links.connect([worker for worker in self.node.members if worker.stage != self.node.me.stage])
+        self.sum(torch.ones(1))
+
+    def send(self, tensor: Any, to: int, tag: int) -> Any:
+        return self.links.send(tensor, self.node.members[to], tag)
+
+    def receive(self, tensor: Any, frm: int, tag: int) -> Any:
+        return self.links.receive(tensor, self.node.members[frm], tag)
+
+    def sum(self, tensor: Any) -> None:
+        self.links.all_reduce([tensor]).wait()
+
+
+class ByGroup:
+    def __init__(self, node: Node):
+        import torch.distributed as dist
+
+        import recycle_pp.comm.torch_backend.process_group  # noqa: F401  (registers the backend)
+
+        self.rank, self.size, self.generation = node.members.index(node.me), len(node.members), 0
+        store = dist.PrefixStore("group", node.store)
+        dist.init_process_group("recycle", store=store, rank=self.rank, world_size=self.size)
+
+    def rebuild(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.generation += 1
+        dist.group.WORLD.rebuild(self.generation, self.rank, self.size)
+        self.sum(torch.ones(1))
+
+    def send(self, tensor: Any, to: int, tag: int) -> Any:
+        import torch.distributed as dist
+
+        self.sent = dist.isend(tensor, to, tag=tag)
+        return self.sent
+
+    def receive(self, tensor: Any, frm: int, tag: int) -> Any:
+        import torch.distributed as dist
+
+        return dist.irecv(tensor, frm, tag=tag)
+
+    def sum(self, tensor: Any) -> None:
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
+
+
+if __name__ == "__main__":
+    main()

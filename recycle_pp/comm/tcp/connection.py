@@ -1,0 +1,248 @@
+"""Messages between two workers over one TCP connection, matched by generation and tag.
+
+    connection = Connection(sock, pool)                      # connected; starts the thread that reads
+    received = connection.receive(tensor, generation, tag)   # a Job: done when the message is in the tensor
+    sent = connection.send(tensor, generation, tag)          # a Job: done when the kernel has taken all of it
+    connection.end(generation)                               # its messages, and older ones, are read and dropped
+    connection.close()                                       # every job fails
+
+A frame is (generation, tag, bytes) and the tensor's memory, in the byte order of the machine. Messages of one
+generation and tag arrive in the order in which they were sent. The reading thread never waits for a receive to be
+posted: a message that nobody has asked for yet goes to memory of its own, so that one that is late cannot hold up those
+behind it. Such memory is bounded by what the plan of a step sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections import defaultdict, deque
+
+from torch import Tensor
+
+from recycle_pp.comm.tensor_bytes import tensor_bytes
+from recycle_pp.comm.waiting import Job, Pool
+from recycle_pp.wire.keepalive import end_after_silence
+
+FRAME = struct.Struct("=qqq")  # generation, tag, bytes that follow
+MAX_MESSAGE = 1 << 40  # bytes
+SCRAP = 1 << 20  # bytes read at a time of a message that nobody wants
+
+Key = tuple[int, int]  # generation, tag
+
+
+class ConnectionLost(RuntimeError):
+    """The peer's process has ended, its machine is silent, or this side has closed the connection."""
+
+
+class Connection:
+    """All methods may be called from any thread; none of them blocks."""
+
+    def __init__(self, sock: socket.socket, pool: Pool):
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._pool = sock, pool
+        self._arriving = threading.Lock()  # guards the next four
+        self._posted: dict[Key, deque[tuple[memoryview, Job]]] = defaultdict(deque)
+        self._early: dict[Key, deque[bytearray]] = defaultdict(deque)
+        self._over = -1  # newest generation that has ended
+        self._error: ConnectionLost | None = None
+        self._leaving = threading.Lock()  # guards the next one, and the order of what is written
+        self._unsent: deque[tuple[list[memoryview], Job]] = deque()
+        threading.Thread(target=self._read, name="recycle-read", daemon=True).start()
+
+    def send(self, tensor: Tensor, generation: int, tag: int) -> Job:
+        """Sends a contiguous CPU tensor. It may be written to when the job is done.
+
+        The caller writes as much as the kernel takes at once, a thread of the pool the rest.
+        """
+        data, job = tensor_bytes(tensor), Job()
+        frame = memoryview(FRAME.pack(generation, tag, data.nbytes))
+        with self._leaving:
+            if self._error is not None:
+                job.finish(self._error)
+                return job
+            rest = [frame, data] if self._unsent else self._write_at_once([frame, data])
+            if rest:
+                self._unsent.append((rest, job))
+                if len(self._unsent) == 1:
+                    self._pool.start(self._write)
+                return job
+        job.finish()
+        return job
+
+    def receive(self, tensor: Tensor, generation: int, tag: int) -> Job:
+        """Into a contiguous CPU tensor of the very size that is sent; it is the connection's until the job is done."""
+        data, job = tensor_bytes(tensor), Job()
+        key = generation, tag
+        with self._arriving:
+            early = self._early.get(key)
+            if not early:
+                if self._error is None and generation > self._over:
+                    self._posted[key].append((data, job))
+                else:
+                    job.finish(self._error or ConnectionLost(f"generation {generation} has ended"))
+                return job
+            message = early.popleft()
+            if not early:
+                del self._early[key]
+        if len(message) == data.nbytes:
+            data[:] = message
+            job.finish()
+        else:
+            job.finish(_wrong_size(key, len(message), data.nbytes))
+        return job
+
+    def end(self, generation: int) -> None:
+        """Lets go of the messages of this generation and of older ones: those posted, those here, those to come."""
+        with self._arriving:
+            self._over = max(self._over, generation)
+            for held in (self._posted, self._early):
+                for key in [key for key in held if key[0] <= self._over]:
+                    del held[key]  # type: ignore[attr-defined]
+
+    def end_after_silence(self, seconds: float) -> None:
+        """The connection breaks when the other machine has not answered for so long, as after a cut."""
+        with contextlib.suppress(OSError):  # it has broken
+            end_after_silence(self._socket, seconds)
+
+    def close(self) -> None:
+        self._fail(ConnectionLost("the connection is closed"))
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _write_at_once(self, parts: list[memoryview]) -> list[memoryview]:
+        """Returns what the kernel had no room for. A broken connection is the reader's to notice."""
+        try:
+            done = self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
+        except OSError:
+            done = 0
+        return _after(parts, done)
+
+    def _write(self) -> None:
+        """In a thread of the pool, while something is unsent."""
+        while True:
+            with self._leaving:
+                parts, job = self._unsent[0]
+            error: ConnectionLost | None = None
+            try:
+                for part in parts:
+                    self._socket.sendall(part)
+            except OSError as failed:
+                error = ConnectionLost(str(failed))
+                self._fail(error)
+            with self._leaving:
+                self._unsent.popleft()
+                over = not self._unsent
+                if over and self._error is not None:
+                    self._socket.close()
+            job.finish(error)
+            if over:
+                return
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        frame = memoryview(bytearray(FRAME.size))
+        try:
+            while True:
+                self._fill(frame)
+                generation, tag, count = FRAME.unpack(frame)
+                if not 0 <= count <= MAX_MESSAGE:
+                    raise ConnectionLost(f"a message of {count} bytes")
+                self._take((generation, tag), count)
+        except (OSError, ConnectionLost) as error:
+            self._fail(ConnectionLost(str(error)))
+        with self._leaving:
+            if not self._unsent:  # else whoever writes closes it
+                self._socket.close()
+
+    def _take(self, key: Key, count: int) -> None:
+        """Reads one message to where it belongs."""
+        with self._arriving:
+            unwanted = key[0] <= self._over
+            posted = self._next(key)
+        if posted is not None and posted[0].nbytes == count:
+            data, job = posted
+            try:
+                self._fill(data)
+            except (OSError, ConnectionLost) as error:
+                job.finish(ConnectionLost(str(error)))
+                raise
+            job.finish()
+        elif posted is not None:
+            self._skip(count)
+            posted[1].finish(_wrong_size(key, count, posted[0].nbytes))
+        elif unwanted:
+            self._skip(count)
+        else:
+            self._take_early(key, count)
+
+    def _take_early(self, key: Key, count: int) -> None:
+        message = bytearray(count)
+        self._fill(memoryview(message))
+        with self._arriving:
+            posted = self._next(key)  # meanwhile
+            if posted is None:
+                if key[0] > self._over:
+                    self._early[key].append(message)
+                return
+        data, job = posted
+        if len(data) == count:
+            data[:] = message
+            job.finish()
+        else:
+            job.finish(_wrong_size(key, count, data.nbytes))
+
+    def _next(self, key: Key) -> tuple[memoryview, Job] | None:
+        """The oldest receive of this key that was posted, which is taken out. With the lock."""
+        posted = self._posted.get(key)
+        if not posted:
+            return None
+        first = posted.popleft()
+        if not posted:
+            del self._posted[key]
+        return first
+
+    def _fill(self, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            count = self._socket.recv_into(data[done:], 0, socket.MSG_WAITALL)
+            if count == 0:
+                raise ConnectionLost("the peer has closed the connection")
+            done += count
+
+    def _skip(self, count: int) -> None:
+        scrap = memoryview(bytearray(min(count, SCRAP)))
+        while count:
+            self._fill(scrap[:count])
+            count -= min(count, SCRAP)
+
+    def _fail(self, error: ConnectionLost) -> None:
+        """The first error counts; everything under way ends with it."""
+        with self._arriving:
+            if self._error is not None:
+                return
+            self._error = error
+            jobs = [job for posted in self._posted.values() for _, job in posted]
+            self._posted.clear()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that read and write
+        for job in jobs:
+            job.finish(error)
+
+
+def _after(parts: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of `parts` without its first `done` bytes."""
+    left = []
+    for part in parts:
+        if done < len(part):
+            left.append(part[done:])
+        done = max(0, done - len(part))
+    return left
+
+
+def _wrong_size(key: Key, count: int, expected: int) -> RuntimeError:
+    return RuntimeError(f"generation {key[0]}, tag {key[1]}: {count} bytes came, {expected} were expected")

@@ -1,0 +1,29 @@
+"""The example does what its first line says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_survives.py"
+
+
+def losses_and_workers(*arguments: str) -> tuple[list[float], list[int]]:
+    """Of every step, in order; each step is told once."""
+    done = subprocess.run([sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    steps = [re.fullmatch(r"step (\d+) loss (\S+) workers (\d+)", line) for line in done.stdout.splitlines()]
+    told = {int(step[1]): (float(step[2]), int(step[3])) for step in steps if step}
+    assert list(told) == list(range(1, 41))
+    return [loss for loss, _ in told.values()], [workers for _, workers in told.values()]
+
+
+@pytest.mark.timeout(600)
+def test_ddp_goes_on_after_a_sigkill_with_the_losses_of_a_run_in_which_nobody_died():
+    quiet, everybody = losses_and_workers()
+    struck, survivors = losses_and_workers("--kill", "2@10")
+    assert everybody == [4] * 40
+    assert survivors == [4] * 10 + [3] * 30
+    assert struck == pytest.approx(quiet, rel=1e-3)

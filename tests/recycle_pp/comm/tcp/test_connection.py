@@ -1,0 +1,176 @@
+"""Messages over one connection: matched by generation and tag, whatever comes first, until the peer is gone."""
+
+import socket
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.comm.tcp.connection import FRAME, Connection, ConnectionLost
+from recycle_pp.comm.waiting import Pool
+
+pytestmark = pytest.mark.timeout(60)
+LARGE = 8_000_000  # floats: more than the kernel keeps for a connection
+
+
+def two_ends():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    return here, there
+
+
+@pytest.fixture
+def ends():
+    here, there = (Connection(sock, Pool()) for sock in two_ends())
+    yield here, there
+    here.close()
+    there.close()
+
+
+def done(job, seconds: float = 10.0):
+    """What became of the job: None or its error."""
+    assert job.wait(seconds), "still under way"
+    return job.error
+
+
+def of(number: float, size: int = 4) -> torch.Tensor:
+    return torch.full((size,), float(number))
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_every_message_finds_its_tensor_in_whatever_order_both_sides_ask(data):
+    messages = data.draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([0, 1, 1000, 100_000])), max_size=12)
+    )
+    sizes: dict = {}
+    for generation, tag, size in messages:
+        sizes.setdefault((generation, tag), []).append(size)
+    receives = data.draw(st.permutations([key for key, each in sizes.items() for _ in each]))
+    late = data.draw(st.integers(0, len(receives)))  # those posted when all is sent
+    here, there = (Connection(sock, Pool()) for sock in two_ends())
+    turn = {key: iter(each) for key, each in sizes.items()}
+    buffers: dict = {key: [] for key in sizes}
+    jobs = []
+
+    def post(key):
+        buffer = torch.empty(next(turn[key]))
+        buffers[key].append(buffer)
+        jobs.append(there.receive(buffer, *key))
+
+    for key in receives[late:]:
+        post(key)
+    sent: dict = {key: [] for key in sizes}
+    for number, (generation, tag, size) in enumerate(messages):
+        sent[generation, tag].append(of(number, size))
+        jobs.append(here.send(sent[generation, tag][-1], generation, tag))
+    for key in receives[:late]:
+        post(key)
+    assert [done(job) for job in jobs] == [None] * len(jobs)
+    for key in sizes:
+        assert all(map(torch.equal, buffers[key], sent[key]))
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool])
+def test_any_dtype_travels_as_its_bytes(ends, dtype):
+    tensor, buffer = torch.ones(3, 5).to(dtype), torch.zeros(3, 5).to(dtype)
+    done(ends[0].send(tensor, 0, 1))
+    assert done(ends[1].receive(buffer, 0, 1)) is None and torch.equal(tensor, buffer)
+
+
+def test_what_the_kernel_does_not_take_at_once_is_sent_by_another_thread_in_order(ends):
+    start = time.perf_counter()
+    jobs = [ends[0].send(of(k, LARGE), 0, 1) for k in range(3)]
+    jobs.append(ends[0].send(of(7), 0, 1))
+    assert time.perf_counter() - start < 2  # also on a busy machine: none of it waits for the receiver
+    buffers = [torch.empty(LARGE) for _ in range(3)] + [torch.empty(4)]
+    jobs += [ends[1].receive(buffer, 0, 1) for buffer in buffers]
+    assert [done(job, 30) for job in jobs] == [None] * 8
+    assert [buffer[-1].item() for buffer in buffers] == [0, 1, 2, 7]
+
+
+def test_messages_of_a_generation_that_has_ended_are_read_and_dropped(ends):
+    here, there = ends
+    posted = there.receive(torch.empty(4), 3, 1)
+    here.send(of(1), 3, 2)
+    there.end(3)
+    here.send(of(2, LARGE), 3, 1)
+    here.send(of(3), 4, 1)
+    buffer = torch.empty(4)
+    assert done(there.receive(buffer, 4, 1)) is None and buffer.tolist() == [3.0] * 4
+    assert isinstance(done(there.receive(torch.empty(4), 3, 1)), ConnectionLost)
+    assert not posted.wait(0.01)  # its generation says so to who waits
+    assert not there._posted and not there._early
+
+
+def test_a_message_of_another_size_is_an_error_and_the_next_one_is_right(ends):
+    here, there = ends
+    posted = there.receive(torch.empty(5), 0, 1)
+    here.send(of(1), 0, 1)
+    here.send(of(2), 0, 1)
+    assert "16 bytes came, 20 were expected" in str(done(posted))
+    buffer = torch.empty(4)
+    assert done(there.receive(buffer, 0, 1)) is None and buffer[0] == 2
+    here.send(of(1), 0, 2)
+    here.send(of(1), 0, 3)
+    done(there.receive(torch.empty(4), 0, 3))  # so that the other one is here
+    assert "16 bytes came, 20 were expected" in str(done(there.receive(torch.empty(5), 0, 2)))
+
+
+@pytest.mark.parametrize("after", [0, 5, FRAME.size, FRAME.size + 8])
+def test_everything_under_way_fails_when_the_peer_is_gone_in_the_midst_of_a_frame(after):
+    mine, theirs = two_ends()
+    connection = Connection(mine, Pool())
+    jobs = [connection.receive(torch.empty(4), 0, tag) for tag in (1, 2)]
+    theirs.sendall((FRAME.pack(0, 1, 16) + bytes(16))[:after])
+    theirs.close()
+    assert all(isinstance(done(job), ConnectionLost) for job in jobs)
+    assert isinstance(done(connection.receive(torch.empty(4), 0, 3)), ConnectionLost)
+    assert isinstance(done(connection.send(torch.empty(4), 0, 3)), ConnectionLost)
+
+
+def test_what_came_before_the_end_can_still_be_received():
+    mine, theirs = two_ends()
+    connection = Connection(mine, Pool())
+    theirs.sendall(FRAME.pack(0, 1, 16) + bytes(of(9).numpy().tobytes()))
+    theirs.close()
+    assert isinstance(done(connection.receive(torch.empty(4), 0, 2)), ConnectionLost)
+    buffer = torch.empty(4)
+    assert done(connection.receive(buffer, 0, 1)) is None and buffer[0] == 9
+
+
+def test_a_send_that_a_paused_peer_does_not_read_ends_with_the_connection():
+    mine, theirs = two_ends()  # nobody reads from theirs
+    connection = Connection(mine, Pool())
+    jobs = [connection.send(of(1, LARGE), 0, 1) for _ in range(2)]
+    assert not jobs[0].wait(0.2)
+    connection.close()
+    assert all(isinstance(done(job), ConnectionLost) for job in jobs)
+    theirs.close()
+
+
+def test_nonsense_instead_of_a_frame_ends_the_connection():
+    mine, theirs = two_ends()
+    connection = Connection(mine, Pool())
+    job = connection.receive(torch.empty(4), 0, 1)
+    theirs.sendall(FRAME.pack(0, 1, -5))
+    assert "a message of -5 bytes" in str(done(job))
+    theirs.close()
+
+
+def test_a_closed_connection_leaves_no_thread():
+    before = threading.active_count()
+    here, there = (Connection(sock, Pool()) for sock in two_ends())
+    here.close()
+    there.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+    assert here._socket.fileno() == there._socket.fileno() == -1

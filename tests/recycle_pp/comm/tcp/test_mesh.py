@@ -1,0 +1,90 @@
+"""Who is connected with whom, and who is refused."""
+
+import json
+import socket
+import threading
+
+import pytest
+import torch
+
+from recycle_pp.comm.tcp.connection import ConnectionLost
+from recycle_pp.comm.tcp.mesh import HELLO, SECRET, Mesh
+from recycle_pp.comm.waiting import Generation, LinkBroken, Pool
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def meshes():
+    made = [Mesh(rank, 4, "127.0.0.1", Pool()) for rank in range(3)]  # the fourth is missing
+    yield made
+    for mesh in made:
+        mesh.close()
+
+
+def link(meshes) -> None:
+    for mesh in meshes:
+        mesh.link({other.rank: other.address for other in meshes if other is not mesh})
+    for mesh in meshes:
+        for other in meshes:
+            assert other is mesh or mesh.linked(other.rank).wait(10)
+
+
+def test_each_pair_has_one_connection_and_a_missing_member_none(meshes):
+    link(meshes)
+    pairs = [(frm, to) for frm in meshes for to in meshes if frm is not to]
+    for frm, to in pairs:
+        frm[to.rank].send(torch.full((1,), 10.0 * frm.rank + to.rank), 0, 1)
+    for frm, to in pairs:
+        buffer = torch.empty(1)
+        assert to[frm.rank].receive(buffer, 0, 1).wait(10) and buffer.item() == 10 * frm.rank + to.rank
+    assert meshes[0].linked(3) is None
+    with pytest.raises(KeyError):
+        meshes[0][3]
+
+
+def hangs_up(mesh: Mesh, hello: bytes) -> bool:
+    host, port, _ = json.loads(mesh.address)
+    with socket.create_connection((host, port), 10) as sock:
+        sock.sendall(hello)
+        try:
+            sock.shutdown(socket.SHUT_WR)
+            return sock.recv(1) == b""
+        except OSError:  # it has hung up with something of the hello unread
+            return True
+
+
+def test_who_does_not_know_the_secret_is_hung_up_on(meshes):
+    secret = bytes.fromhex(json.loads(meshes[0].address)[2])
+    for hello in (b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(20), HELLO.pack(1, bytes(SECRET)), HELLO.pack(9, secret)):
+        assert hangs_up(meshes[0], hello)
+    link(meshes)  # none of them took a member's place
+
+
+def test_a_member_that_has_died_is_a_failed_link(meshes):
+    meshes[0].close()
+    meshes[1].link({0: meshes[0].address})
+    job = meshes[1].linked(0)
+    assert job.wait(10) and isinstance(job.error, ConnectionLost)
+
+
+def test_a_generation_that_ends_before_a_connection_stands_does_not_make_it_stand(meshes):
+    """Else the next one would take it for made, and find none."""
+    meshes[0].link({1: meshes[1].address})  # who waits to be connected
+    generation = Generation(0)
+    threading.Timer(0.05, generation.end).start()
+    with pytest.raises(LinkBroken, match="aborted"):
+        generation.wait(meshes[0].linked(1))
+    assert not meshes[0].linked(1).wait(0.05)
+    meshes[1].link({0: meshes[0].address})
+    assert Generation(1).wait(meshes[0].linked(1), 10) and meshes[0][1]
+
+
+def test_a_closed_mesh_breaks_the_connections_of_its_peers(meshes):
+    link(meshes)
+    job = meshes[1][0].receive(torch.empty(1), 0, 1)
+    meshes[0].close()
+    assert job.wait(10) and isinstance(job.error, ConnectionLost)
+    other = meshes[1][2].receive(torch.empty(1), 0, 1)
+    meshes[2][1].send(torch.ones(1), 0, 1)
+    assert other.wait(10) and other.error is None

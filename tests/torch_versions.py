@@ -1,0 +1,69 @@
+"""Runs what depends on torch's insides on every torch that pyproject.toml allows.
+
+    python tests/torch_versions.py                       # 2.11, 2.12 and 2.13, one after the other
+    python tests/torch_versions.py 2.12 --keep           # one of them; its environment stays
+
+Each version gets a virtual environment of its own (in --folder), with this checkout and its dev requirements; then
+tests/recycle_pp/comm (the facts of recycle_pp/comm/torch_internals.py among them) and one job whose workers die at
+every moment of a step run in it. Prints one line a version; exit code 1 if one failed. pip decides which build it
+gets: with an index of CPU builds in PIP_EXTRA_INDEX_URL that is 1 GB a version, without it usually a CUDA build with
+its libraries, 5 GB, which is why an environment is removed before the next one is made. A CUDA build runs NCCL's
+tests too, and needs no GPU for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+VERSIONS = ("2.11", "2.12", "2.13")
+ROOT = Path(__file__).parents[1]
+TESTS = (
+    ["tests/recycle_pp/comm"],
+    ["tests/failures/test_exactness.py", "-k", "at_any_moment"],
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".torch-versions")
+    parser.add_argument("--keep", action="store_true", help="leaves the environments for the next time")
+    arguments = parser.parse_args()
+    lines = []
+    for version in arguments.versions:
+        environment = arguments.folder / version
+        start = time.monotonic()
+        try:
+            lines.append(f"torch {version}: {_try(version, environment)}, {time.monotonic() - start:.0f} s")
+        finally:
+            if not arguments.keep:
+                shutil.rmtree(environment, ignore_errors=True)
+    print("\n".join(lines))
+    return int(any("FAILED" in line for line in lines))
+
+
+def _try(version: str, environment: Path) -> str:
+    """Installs and runs; in words what came of it."""
+    python = environment / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*pip, f"torch=={version}.*", "-e", f"{ROOT}[dev]"]).returncode:
+        return "FAILED to install"
+    build = subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
+    failed = []
+    for tests in TESTS:
+        words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *tests]
+        if subprocess.run([python, *words], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode:
+            failed.append(tests[0])
+    return f"{build}: " + (f"FAILED {', '.join(failed)}" if failed else "all pass")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
