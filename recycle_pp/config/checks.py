@@ -71,7 +71,7 @@ def _validate_values(settings: Settings) -> None:
     for key in _SHARES:
         if not 0 <= values[key] < 1:
             raise ValueError(f"{key} must be at least 0 and below 1, not {values[key]}")
-    if settings.optimizer.min_lr > settings.optimizer.lr:
+    if (settings.optimizer.min_lr or 0.0) > settings.optimizer.lr:
         raise ValueError(
             f"optimizer.min_lr must be at most optimizer.lr = {settings.optimizer.lr}, not {settings.optimizer.min_lr}"
         )

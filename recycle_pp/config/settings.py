@@ -63,8 +63,8 @@ class Schedule:
 
 @dataclass
 class Optimizer:
-    lr: float = 3e-3  # after the warm-up
-    min_lr: float = 3e-4  # where the cosine ends
+    lr: float = 3e-3  # after the warm-up; large models (model=gpt124m, llama1b) bring a smaller one
+    min_lr: float | None = None  # where the cosine ends; null: a tenth of lr
     warmup: int = 10  # steps of linear warm-up
     beta1: float = 0.9
     beta2: float = 0.95

@@ -77,6 +77,9 @@ def _summary(summary: Record) -> list[str]:
     if (steps := summary.get("steps")) is not None:
         text = f"  {steps} steps, {summary.get('samples', 0):,} samples, {summary.get('tokens', 0):,} tokens"
         lines.append(f"{text} in {summary.get('wall_seconds', 0.0):.1f} s")
+    if (share := summary.get("bubbles")) is not None:
+        counts = f"{summary.get('lost_ops', 0)} ops lost, {summary.get('redone_ops', 0)} redone"
+        lines.append(f"  bubbles {share:.1%} (median of the steps); {counts}")
     if digest := summary.get("weights_sha256"):
         lines.append(f"  weights sha256 {digest}")
     return lines

@@ -35,6 +35,9 @@ class Summary:
     tokens: int
     deaths: int
     stall_seconds: list[float]  # one for each recovery
+    bubbles: float | None  # share, median of the steps; this and the next two are defined in docs/figures.md
+    lost_ops: int
+    redone_ops: int
     wall_seconds: float
     cpu_seconds_per_step: float  # user + system time of all processes
     final_loss: float | None

@@ -80,10 +80,10 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_the_summary_has_the_fields_that_are_promised():
-    summary = Summary(60, 2160, 138240, 1, [0.05], 30.0, 0.4, 2.3, "ab" * 32)
+    summary = Summary(60, 2160, 138240, 1, [0.05], 0.3, 9, 9, 30.0, 0.4, 2.3, "ab" * 32)
     assert list(summary.to_json()) == [
-        "steps", "samples", "tokens", "deaths", "stall_seconds", "wall_seconds", "cpu_seconds_per_step", "final_loss",
-        "weights_sha256",
+        "steps", "samples", "tokens", "deaths", "stall_seconds", "bubbles", "lost_ops", "redone_ops", "wall_seconds",
+        "cpu_seconds_per_step", "final_loss", "weights_sha256",
     ]  # fmt: skip
 
 
