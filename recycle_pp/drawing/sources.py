@@ -93,7 +93,8 @@ def baselines(of: Plan, run: Run | None = None, step: int = 0) -> list[tuple[str
                                 memory_limit={"base": "1f1b", "extra": 0}, reroute=None)  # fmt: skip
     found = [("fault-free 1F1B", plan(one_f_one_b)), *([("fault-free", plan(alive))] if p.dead else [])]
     if p.links is not None:
-        found.append(("ignoring links", simulate(plan(p.replace(links=None)), links=p.links)))
+        ignoring = simulate(plan(p.replace(links=None)), links=p.links)
+        found.append(("ignoring links", Plan(ignoring.problem, ignoring.arrays)))
     return [(name, type(b)(b.problem, b.arrays, b.lower_bound, of.time_unit)) for name, b in found]
 
 

@@ -1,6 +1,6 @@
 """A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
 
-    child = Child.spawn(spec, log=run.log(3))     # in the supervisor
+    child = Child.spawn(spec, log=run.log("1.2"))    # in the supervisor
     child.tell(CoordinatorAt(host, port))         # where the coordinator is now
     child.wait()                                  # in a thread: returns within a millisecond of the death
     child.pidfd                                   # readable when the kernel has cleaned up behind it: then
@@ -136,11 +136,12 @@ def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     environment = {
         "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a worker's log tells what it did, not what torch thinks of it
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog: else it throws, and the process terminates
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",  # the watchdog's watchdog: else it aborts the process
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_FR_BUFFER_SIZE": "0",
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds for a communicator to stand; an abort may wait as long
         "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # messages of a pair are meant to be in order
     }

@@ -19,7 +19,11 @@ def test_the_resolved_configuration_can_be_read_back_as_it_was(tmp_path):
     run = RunFolder.create(settings)
     assert load(run.read_config()) == settings
     assert load(RunFolder(tmp_path / "run").read_config()).fail_at == ["20:1.2"]
-    assert run.log(7).parent.is_dir() and run.trace(20).name == "step-000020.json"
+    assert (
+        run.log("1.2").name == "worker-1.2.log"
+        and run.log("1.2").parent.is_dir()
+        and run.trace(20).name == "step-000020.json"
+    )
 
 
 def test_another_run_is_refused_and_a_resume_takes_it_up(tmp_path):
