@@ -53,8 +53,10 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     settings = compose(arguments)
     if launch.rank == 0:
         from recycle_pp.config.checks import validate
+        from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
         validate(settings, launch.world)
+        refuse_missing(settings)
     address = None
     if not launch.one_node or settings.control.address is not None:
         address = Address.of_cluster(launch, settings.control.address)

@@ -2,6 +2,7 @@
 
     python -m recycle_pp.visualize plan.json                                    # in the terminal
     python -m recycle_pp.visualize --pipelines 3 --stages 4 --microbatches 6 --fail 1.2
+    python -m recycle_pp.visualize parallel=2x4 +fail_at=20:0.1                 # a trainer's command line
     python -m recycle_pp.visualize runs/demo --step 20 --out step.svg           # a run folder
     python -m recycle_pp.visualize runs/demo --out run.html                     # a page with all its traced steps
     python -m recycle_pp.visualize --compare plan.json trace.json
@@ -17,25 +18,28 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from recycle_schedules import Problem, Worker, plan
+from recycle_schedules import Plan, plan
 from rich.console import Console
 
 from recycle_pp.drawing import page, perfetto, terminal, torch_csv
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.report import Baselines
-from recycle_pp.drawing.sources import Run, baselines, charts_of, read, title_of
+from recycle_pp.drawing.sources import Run, baselines, charts_of, title_of, totals
+from recycle_pp.problem_source import Source, add_arguments, compile_planner, read_file, read_source
 
 FIGURES = (".svg", ".png", ".pdf")
 ENDINGS = (*FIGURES, ".html", ".json", ".csv")
+SECONDS = 0.5  # of search for a plan, as in `recycle_pp.plan`
 POLL = 0.5  # seconds between looks at a run that goes on
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, or 2 after one sentence about what is wrong."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parser().parse_intermixed_args(argv)
         return _follow(arguments) if arguments.follow else _once(arguments)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,11 +62,12 @@ def _once(a: argparse.Namespace) -> int:
     for out in a.out:
         if Path(out).suffix.lower() not in ENDINGS:
             raise ValueError(f"--out {out}: the ending must be one of {', '.join(ENDINGS)}")
-    run = Run(a.source) if a.source and Path(a.source).is_dir() else None
-    if a.step is not None and a.source and not run:
-        raise ValueError(f"--step needs a run folder, and {a.source} is a file")
-    step = 0 if not run else run.newest if a.step is None else a.step
-    charts = _charts(a, run, step)
+    if a.compare and (a.source or a.pipelines):
+        raise ValueError("--compare brings its own two sources; leave out the others")
+    source = None if a.compare else read_source(a)
+    charts = [_named(name, a.step) for name in a.compare] if source is None else _charts(a, source)
+    run = source.run if source and source.shown is not None else None
+    step = source.step if source else 0
     shown = {chart.title for chart in charts}
     against = [] if a.compare else [b for b in baselines(charts[-1].plan, run, step) if b[0] not in shown]
     for out in a.out:
@@ -74,30 +79,35 @@ def _once(a: argparse.Namespace) -> int:
             print("; ".join([f"wrote {out}", *notes]))
     if not a.out:
         rows = sys.maxsize if a.all else 48
-        terminal.show(charts, _console(a), window=_window(a, charts), most_rows=rows, baselines=against)
+        console = _console(a)
+        terminal.show(charts, console, window=_window(a, charts), most_rows=rows, baselines=against)
+        if source and source.run and (sentence := totals(source.run)):
+            console.print(sentence)
     return 0
 
 
-def _charts(a: argparse.Namespace, run: Run | None, step: int) -> list[Chart]:
+def _charts(a: argparse.Namespace, source: Source) -> list[Chart]:
     """One chart, or those to compare; the one that everything is measured against first."""
-    if a.compare:
-        if a.source or a.pipelines:
-            raise ValueError("--compare brings its own two sources; leave out the others")
-        return [_named(name, a.step) for name in a.compare]
-    if run:
-        return charts_of(run, step, with_plan=a.with_plan)
-    if a.source and a.pipelines:
-        raise ValueError("either a file or a problem on flags (--pipelines ...), not both")
-    chosen = read(a.source) if a.source else plan(_problem(a))
+    if source.run and source.shown is not None:
+        return charts_of(source.run, source.step, with_plan=a.with_plan)
+    chosen = _plan_of(source)
     if not a.against:
         return [Chart.of(chosen)]
-    known = dict(baselines(chosen))
+    chart = Chart.of(chosen, title_of(chosen))
+    known = dict(baselines(chart.plan))
     name = "fault-free 1F1B" if a.against == "1f1b" else "fault-free"
     if name not in known:
         raise ValueError(
             f"--against {a.against}: nothing to compare with, since nobody is dead or this is no whole step"
         )
-    return [Chart.of(known[name], name), Chart.of(chosen, title_of(chosen))]
+    return [Chart.of(known[name], name), chart]
+
+
+def _plan_of(source: Source) -> Plan:
+    if source.shown is not None:
+        return source.shown
+    compile_planner()
+    return replace(plan(source.problem, seconds=SECONDS), time_unit=source.unit)
 
 
 def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] | None:
@@ -115,39 +125,7 @@ def _named(name: str, step: int | None) -> Chart:
         run = Run(name)
         at = run.newest if step is None else step
         return Chart.of(run.trace(at), f"{Path(name).resolve().name}, step {at}")
-    return Chart.of(read(name), Path(name).name)
-
-
-def _problem(a: argparse.Namespace) -> Problem:
-    if None in (a.pipelines, a.stages, a.microbatches):
-        raise ValueError(
-            "what to draw? a file, a run folder, --compare A B, or --pipelines, --stages and --microbatches"
-        )
-    return Problem(
-        pipelines=a.pipelines, stages=a.stages, microbatches=a.microbatches, failed=[Worker.parse(w) for w in a.fail],
-        durations=_durations(a.durations), memory_limit=_memory(a.memory), optimizer=a.optimizer, backward=a.backward,
-        send=a.send, reroute=a.reroute,
-    )  # fmt: skip
-
-
-def _durations(text: str) -> dict[str, float]:
-    """F=1,I=1,W=1,O=3"""
-    try:
-        return {k.strip(): float(v) for k, v in (part.split("=") for part in text.split(",") if part)}
-    except ValueError:
-        raise ValueError(f"--durations {text}: write them as F=1,I=1,W=1,O=3") from None
-
-
-def _memory(text: str) -> object:
-    """none, a number, or 1f1b+2"""
-    if text == "none":
-        return None
-    if text.isdecimal():
-        return int(text)
-    base, _, extra = text.partition("+")
-    if base != "1f1b" or (extra and not extra.isdecimal()):
-        raise ValueError(f"--memory {text}: write none, a number of micro-batches, or 1f1b+2")
-    return {"base": "1f1b", "extra": int(extra or 0)}
+    return Chart.of(_plan_of(read_file(name)), Path(name).name)
 
 
 # ---- where to
@@ -192,9 +170,9 @@ def _console(a: argparse.Namespace) -> Console:
 
 def _follow(a: argparse.Namespace) -> int:
     """Draws the newest step whenever a new trace appears, until the run has ended."""
-    if not a.source:
+    if len(a.source) != 1 or not Path(a.source[0]).is_dir():
         raise ValueError("--follow needs a run folder")
-    run, console, drawn, said = Run(a.source), _console(a), None, ""
+    run, console, drawn, said = Run(a.source[0]), _console(a), None, ""
     while True:
         ended, steps = run.ended, run.steps
         if steps and steps[-1] != drawn:
@@ -224,8 +202,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("source", nargs="?", help="a file with a plan, a trace or a problem, or a run folder")
-    p.add_argument("--step", type=int, help="of a run folder; default: the last in which somebody died")
+    add_arguments(p)
     p.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two files or run folders, one above the other")
     p.add_argument(
         "--against", choices=("1f1b", "fault-free"), help="also the same job with nobody dead: as 1F1B, or as planned"
@@ -245,19 +222,6 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("--from", type=float, dest="begin", metavar="T", help="terminal: begin at this time")
     out.add_argument("--to", type=float, dest="end", metavar="T", help="terminal: end at this time")
     out.add_argument("--all", action="store_true", help="terminal: every pipeline, however many")
-    job = p.add_argument_group("a problem on flags")
-    job.add_argument("--pipelines", type=int)
-    job.add_argument("--stages", type=int)
-    job.add_argument("--microbatches", type=int, help="per pipeline")
-    job.add_argument(
-        "--fail", action="append", default=[], metavar="D.S", help="a dead worker, like 1.2; may be repeated"
-    )
-    job.add_argument("--durations", default="F=1,I=1,W=1,O=1")
-    job.add_argument("--memory", default="1f1b+2", help="micro-batches in flight a worker: none, a number, 1f1b+2")
-    job.add_argument("--optimizer", default="staggered", choices=("staggered", "barrier", "none"))
-    job.add_argument("--backward", default="mixed", choices=("mixed", "coupled", "decoupled"))
-    job.add_argument("--reroute", default="failed_only", choices=("failed_only", "any"))
-    job.add_argument("--send", type=float, default=0.0, help="latency between stages")
     return p
 
 

@@ -171,7 +171,7 @@ NCCL_ENVIRONMENT = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # the watchdog's watchdog: else it aborts the process
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NONBLOCKING_SECONDS),  # for a communicator to stand
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # messages of a pair are meant to be in order
 }

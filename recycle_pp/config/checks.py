@@ -71,7 +71,7 @@ def _validate_values(settings: Settings) -> None:
     for key in _SHARES:
         if not 0 <= values[key] < 1:
             raise ValueError(f"{key} must be at least 0 and below 1, not {values[key]}")
-    if settings.optimizer.min_lr > settings.optimizer.lr:
+    if (settings.optimizer.min_lr or 0.0) > settings.optimizer.lr:
         raise ValueError(
             f"optimizer.min_lr must be at most optimizer.lr = {settings.optimizer.lr}, not {settings.optimizer.min_lr}"
         )
@@ -82,6 +82,8 @@ def _validate_values(settings: Settings) -> None:
         )
     if not settings.run.dir:
         raise ValueError("run.dir must name a folder, not nothing")
+    if settings.log.prometheus is not None and not 1 <= settings.log.prometheus <= 65535:
+        raise ValueError(f"log.prometheus must be a port from 1 to 65535 or null, not {settings.log.prometheus}")
     address = settings.control.address
     if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
         raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")

@@ -18,7 +18,7 @@ from typing import Any
 from . import settings as settings_module
 from .settings import FAULTS, Settings, load
 
-_PATHS = ("data.path", "run.dir")
+_PLAIN = ("data.path", "run.dir", "run.on_event")
 _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys of several groups
 
 _HELP = """\
@@ -132,7 +132,7 @@ def _override(text: str) -> str:
                 f"{bare} takes the name of a file in configs/{bare}/: {', '.join(_options(bare))}; not {value!r}"
             )
         return f"{bare}={value}"
-    if bare in _PATHS and value != "null" and value[:1] not in ("'", '"'):
+    if bare in _PLAIN and value != "null" and value[:1] not in ("'", '"'):
         value = "'" + value.replace("'", "\\'") + "'"  # Hydra has its own meaning for ~ = ( [ {
     return f"++{bare}={value}"
 

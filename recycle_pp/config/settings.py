@@ -63,8 +63,8 @@ class Schedule:
 
 @dataclass
 class Optimizer:
-    lr: float = 3e-3  # after the warm-up
-    min_lr: float = 3e-4  # where the cosine ends
+    lr: float = 3e-3  # after the warm-up; large models (model=gpt124m, llama1b) bring a smaller one
+    min_lr: float | None = None  # where the cosine ends; null: a tenth of lr
     warmup: int = 10  # steps of linear warm-up
     beta1: float = 0.9
     beta2: float = 0.95
@@ -96,7 +96,17 @@ class Run:
     device: str = "auto"  # auto | cpu | cuda
     validate_every: int = 20  # steps between validations; 0: never
     validate_microbatches: int = 1  # per pipeline
+    on_event: str | None = None  # a shell command for every event, which gets it as JSON on its standard input
     sample_log: bool = False  # samples.jsonl: the samples that each step was trained on
+
+
+@dataclass
+class Log:
+    """Tools that get the metrics and events too, each an extra of the package and a process of its own."""
+
+    tensorboard: bool = False  # run.dir/tensorboard
+    wandb: bool = False  # Weights & Biases; offline without an API key
+    prometheus: int | None = None  # a port on the coordinator's node; null: none
 
 
 @dataclass
@@ -131,6 +141,7 @@ class Settings:
     numerics: Numerics = field(default_factory=Numerics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     run: Run = field(default_factory=Run)
+    log: Log = field(default_factory=Log)
     control: Control = field(default_factory=Control)
     emulate: Emulate = field(default_factory=Emulate)
     fail_at: list[str] = field(default_factory=list)  # STEP:D.S[@MOMENT]

@@ -171,6 +171,10 @@ class Coordinator:
         return self._code is not None
 
     @property
+    def live(self) -> set[Worker]:
+        return self._job.live
+
+    @property
     def committed(self) -> int:
         return self._job.committed
 

@@ -9,11 +9,14 @@ code = await host.end()
 from __future__ import annotations
 
 import asyncio
+import os
 import traceback
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Leader
 from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.exporters.processes import Exporters
+from recycle_pp.telemetry.heartbeat import SECONDS, Heartbeat
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -21,6 +24,7 @@ from recycle_pp.telemetry.succession import Succession
 from recycle_pp.wire.connection import Peer
 
 from .coordinator import Coordinator
+from .footprint import footprint
 from .successor import Successor
 
 
@@ -38,13 +42,18 @@ class Host:
         progress = Progress(settings.run.steps, world)
         if succession is None:
             progress.say(f"{world} {'worker starts' if world == 1 else 'workers start'}; run folder {run.path}")
+            for line in footprint(settings, int(os.environ.get("LOCAL_WORLD_SIZE", world))):
+                progress.say(line)
         run.make()
         self._run, self._events = run, Events(run.events, progress.say)
+        self._exporters = Exporters(settings, run)
+        self._heartbeat = Heartbeat(run, leader.term)
         arguments = (settings, run, self._events, progress, agreement, leader)
         self._coordinator = (
             Successor(*arguments, succession=succession, token=token) if succession else Coordinator(*arguments)
         )
         self.ended = asyncio.create_task(self._coordinate())
+        self._beating = asyncio.create_task(self._beat())
 
     async def handle(self, peer: Peer) -> None:
         await self._coordinator.handle(peer)
@@ -57,12 +66,25 @@ class Host:
 
     def close(self) -> None:
         self.ended.cancel()
+        self._beating.cancel()
+        self._exporters.kill()
         self._events.close()
 
     async def _coordinate(self) -> int:
         """The job's exit code. A coordinator that fails says so with its traceback: that is no mistake of the user."""
+        code = 1
         try:
-            return await self._coordinator.run()
+            code = await self._coordinator.run()
         except Exception:
             traceback.print_exc()
-            return 1
+        finally:
+            self._heartbeat.end(self._coordinator.live, code)
+        await self._exporters.close()
+        return code
+
+    async def _beat(self) -> None:
+        """In a thread: a slow disk must not hold the job up."""
+        while not self._coordinator.over:
+            await asyncio.to_thread(self._heartbeat.write, set(self._coordinator.live))
+            self._exporters.look()
+            await asyncio.sleep(SECONDS)

@@ -164,6 +164,46 @@ def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
     return np.where(np.isin(ident, again) & ((marks & (REDONE | CUT)) == 0), LOST, 0).astype(np.uint8)
 
 
+def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]]:
+    """Which rows to draw in at most so many, in groups from the top; and sentences that say what is left out.
+
+    All, pipeline by pipeline, if they fit. Else the stages in which somebody died, each with its workers, and of the
+    other stages one worker; where nobody died, one pipeline of each kind that looks alike."""
+    P, D = chart.problem.stages, chart.problem.pipelines
+    if most_rows >= D * P or not chart.dead_from:
+        shown, notes = shown_pipelines(chart, most_rows)
+        return [list(range(d * P, (d + 1) * P)) for d in shown], notes
+    hit = sorted({row % P for row in chart.dead_from})
+    others = [s for s in range(P) if s not in hit]
+    sample = others if len(others) <= most_rows // 3 else []
+    room = max(2, (most_rows - len(sample)) // len(hit))
+    first = min(chart.dead_from) // P
+    groups = [_peers(chart, stage, room) for stage in hit[: max(1, (most_rows - len(sample)) // room)]]
+    drawn, everybody = sum(map(len, groups)), D * len(hit)
+    what = f"all {drawn} workers"
+    if drawn < everybody:
+        what = f"{drawn} of {everybody} workers, the dead and those who run most of their work"
+    notes = [f"the stages with deaths stand first ({_ranges(hit)}): {what}"]
+    if others:
+        folded = D * len(others) - len(sample)
+        how = f"pipeline {first} is drawn, {folded} workers are" if sample else f"all {folded} workers are"
+        notes.append(f"of the other stages ({_ranges(others)}) {how} folded")
+    if sample:
+        groups.append([first * P + s for s in sample])
+    return groups, notes
+
+
+def _peers(chart: Chart, stage: int, room: int) -> list[int]:
+    """Rows of a stage: all, or the dead and those with most re-routed and redone ops, two at least."""
+    rows = list(range(stage, len(chart.workers), chart.problem.stages))
+    if len(rows) <= room:
+        return rows
+    extra = np.bincount(chart.row[(chart.marks & (REROUTED | REDONE)) != 0], minlength=len(chart.workers))
+    best = sorted(rows, key=lambda row: (row not in chart.dead_from, -extra[row], row))
+    tell = sum(row in chart.dead_from or extra[row] > 0 for row in rows)
+    return sorted(best[: min(room, max(2, tell))])
+
+
 def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]:
     """Which pipelines to draw in at most so many rows, and sentences that say what is left out.
 

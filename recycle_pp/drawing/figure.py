@@ -24,7 +24,7 @@ from matplotlib.patheffects import withStroke
 from recycle_schedules import KINDS
 
 from . import palette, report
-from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
+from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 from .measures import Measures, period
 
 STYLE: dict[Any, Any] = {
@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "recycle_pp",  # the same ids, and so the same file, every time
 }
-MOST_ROWS = 96
+MOST_ROWS = 48
 MOST_NUMBERS = 4000  # more numbers than this nobody reads
 MARKS = {"": 0, "rerouted": REROUTED, "lost": LOST, "redone": REDONE, "cut": CUT}
 
@@ -56,12 +56,12 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
     """The figure, and sentences about what it leaves out."""
     picks, notes = [], []
     for chart in charts:
-        pipelines, left_out = shown_pipelines(chart, MOST_ROWS)
-        picks.append(pipelines)
+        groups, left_out = shown_rows(chart, MOST_ROWS)
+        picks.append(groups)
         notes += [n for n in left_out if n not in notes]
     across = len(charts) if beside else 1
     width = width or (7.2 if not beside else 6.0 * across)
-    rows = [len(p) * c.problem.stages for c, p in zip(charts, picks, strict=True)]
+    rows = [sum(map(len, groups)) for groups in picks]
     row_height = 0.19 if max(rows) <= 48 else 9.0 / max(rows)
     heights = [max(r * row_height, 0.6) for r in rows]
     strips = [0.72 if c.recovery and c.recovery.phases else 0.0 for c in charts]
@@ -80,11 +80,11 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
     units = {c.unit for c in charts}
     span = max(c.span for c in charts) if len(units) == 1 else None
     top = height
-    for i, (chart, pipelines, h, s) in enumerate(zip(charts, picks, heights, strips, strict=True)):
+    for i, (chart, groups, h, s) in enumerate(zip(charts, picks, heights, strips, strict=True)):
         x = left + (i * (panel + left + gap - 0.3) if beside else 0)
         y = top - title - h
         axes = figure.add_axes((x / width, y / height, panel / width, h / height), gid=f"chart-{i}")
-        _panel(axes, chart, pipelines, span or chart.span, panel, h, i)
+        _panel(axes, chart, groups, span or chart.span, panel, h, i)
         if s:
             strip = figure.add_axes((x / width, (y - axis - s + 0.36) / height, panel / width, 0.2 / height))
             _phases(strip, chart)
@@ -101,34 +101,35 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
 
 
 def _panel(
-    axes: Axes, chart: Chart, pipelines: list[int], span: float, width: float, height: float, number: int
+    axes: Axes, chart: Chart, groups: list[list[int]], span: float, width: float, height: float, number: int
 ) -> None:
-    P = chart.problem.stages
-    line = {d * P + s: i * P + s for i, d in enumerate(pipelines) for s in range(P)}  # row -> place from the top
+    line = {row: place for place, row in enumerate(row for group in groups for row in group)}  # from the top
+    edges = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
     axes.set_xlim(0, span * 1.002)
     axes.set_ylim(len(line), 0)
-    for i in range(0, len(pipelines), 2):
-        axes.axhspan(i * P, (i + 1) * P, color="#F3F4F6", zorder=0, lw=0)
+    for i in range(0, len(groups), 2):
+        axes.axhspan(edges[i], edges[i + 1], color="#F3F4F6", zorder=0, lw=0)
     if chart.recovery:
         r = chart.recovery
         axes.axvspan(r.died, r.resumed, color=palette.STALL, zorder=0.5, lw=0, gid=f"{number}-stall")
         axes.axvline(r.died, color=palette.ALARM, lw=0.9, zorder=4, gid=f"{number}-death")
     _dead(axes, chart, line, span, number)
     _ops(axes, chart, line, width / span, height / len(line), number)
-    _frame(axes, chart, pipelines, height / len(line), number)
+    _frame(axes, chart, groups, height / len(line), number)
 
 
-def _frame(axes: Axes, chart: Chart, pipelines: list[int], row_height: float, number: int) -> None:
-    P = chart.problem.stages
-    names = [str(chart.workers[d * P + s]) for d in pipelines for s in range(P)]
+def _frame(axes: Axes, chart: Chart, groups: list[list[int]], row_height: float, number: int) -> None:
+    names = [str(chart.workers[row]) for group in groups for row in group]
+    edges = np.cumsum([len(group) for group in groups])
     if row_height >= 0.09:
         axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=min(7.0, row_height * 45))
     else:
-        axes.set_yticks(np.arange(len(pipelines)) * P + P / 2, [f"pipeline {d}" for d in pipelines], fontsize=5.5)
+        firsts = [str(chart.workers[group[0]]) for group in groups]
+        axes.set_yticks(edges - [len(group) / 2 for group in groups], firsts, fontsize=5.5)
     axes.tick_params(axis="y", length=0, pad=2)
     axes.tick_params(axis="x", length=2.5, width=0.6, labelsize=7, pad=2)
-    for i in range(1, len(pipelines)):
-        axes.axhline(i * P, color="#9AA0AA", lw=0.5, zorder=1)
+    for edge in edges[:-1]:
+        axes.axhline(edge, color="#9AA0AA", lw=0.5, zorder=1)
     if chart.unit == "slots" and chart.span <= 60:
         axes.set_xticks(np.arange(0, chart.span + 1e-9, 1), minor=True)
         axes.tick_params(axis="x", which="minor", length=1.5, width=0.4)
@@ -165,6 +166,9 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
                 continue
             gid = f"{number}-{kind}" + (f"-{name}" if name else "")
             axes.add_collection(PolyCollection(_boxes(chart, pick, y, pad), gid=gid, **_look(kind, mark, edge)))
+            if mark == REROUTED and not edge:  # too narrow for an outline: a dark foot
+                foot = _boxes(chart, pick, y + 0.62, 0.0, height=0.38 - pad)
+                axes.add_collection(PolyCollection(foot, gid=f"{gid}-foot", facecolor=palette.INK, lw=0, zorder=3.4))
         if later := _next_step(chart):
             pick = np.flatnonzero(shown & (chart.kind == k) & (chart.start + later < chart.span))
             look: dict[str, Any] = {
@@ -177,10 +181,13 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
     text = [int(i) for i in np.flatnonzero(shown)]
     if row_height < 0.09 or len(text) > MOST_NUMBERS:
         return
-    for i in text:
-        label = "O" if chart.microbatch[i] < 0 else str(chart.microbatch[i])
-        room = (chart.end[i] - chart.start[i]) * inch * 72
-        size = min(7.0, row_height * 40, room / (0.62 * len(label)))
+    labels = {i: "O" if chart.microbatch[i] < 0 else str(chart.microbatch[i]) for i in text}
+    room = (chart.end - chart.start) * inch * 72
+    sizes = {i: min(7.0, row_height * 40, room[i] / (0.62 * len(label))) for i, label in labels.items()}
+    if sum(size >= 3.5 for size in sizes.values()) < len(sizes) / 2:
+        return  # the few that fit would look like the only ones
+    for i, label in labels.items():
+        size = sizes[i]
         if size < 3.5:
             continue
         kind, marks = KINDS[chart.kind[i]], int(chart.marks[i])
@@ -198,9 +205,11 @@ def _next_step(chart: Chart) -> float | None:
     return steady if steady and steady < chart.span * (1 - 1e-9) else None
 
 
-def _boxes(chart: Chart, ops: np.ndarray, y: np.ndarray, pad: float, later: float = 0.0) -> list[np.ndarray]:
+def _boxes(
+    chart: Chart, ops: np.ndarray, y: np.ndarray, pad: float, later: float = 0.0, height: float = 1.0
+) -> list[np.ndarray]:
     """Corners of the ops' rectangles, each of shape (4, 2)."""
-    x0, x1, y0, y1 = chart.start[ops] + later, chart.end[ops] + later, y[ops] + pad, y[ops] + 1 - pad
+    x0, x1, y0, y1 = chart.start[ops] + later, chart.end[ops] + later, y[ops] + pad, y[ops] + height - pad
     return list(np.stack([np.stack([a, b], -1) for a, b in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1))
 
 
@@ -265,7 +274,12 @@ def _legend(charts: Sequence[Chart]) -> list[Patch]:
     kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
     handles = [Patch(facecolor=palette.FILL[KINDS[k]], label=palette.NAMES[KINDS[k]], lw=0) for k in kinds]
     marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))
-    for bit, words in ((REROUTED, "re-routed"), (CUT, "cut off"), (LOST, "lost"), (REDONE, "redone")):
+    for bit, words in (
+        (REROUTED, "re-routed"),
+        (CUT, "cut off"),
+        (LOST, "lost"),
+        (REDONE, "redone"),
+    ):
         if marks & bit:
             look = {k: v for k, v in _look("F", bit, 0.5).items() if k != "zorder"}
             look["facecolor"] = palette.PAPER

@@ -11,20 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 from recycle_schedules import Plan, Trace
+from recycle_schedules.analysis.figures import bubbles, lost, redone
 
-from .chart import CUT, LOST, REDONE, REROUTED, B, Chart, F, I, W
+from .chart import CUT, REROUTED, B, Chart, F, I, W
 
 
 @dataclass(frozen=True)
 class Measures:
     """makespan, period (None for remainders and traces) and lower_bound in the chart's unit.
 
-    bubble: by stage, the share of its live workers' time (a period long, else the makespan) without an op.
-    peak: by stage, the most micro-batches in flight on one worker. rerouted, cut, redone, lost: numbers of ops."""
+    idle, bubble: the share of bubbles, of all and by stage; lost, redone: ops (docs/figures.md defines them).
+    peak: by stage, the most micro-batches in flight on one worker. rerouted, cut: numbers of ops."""
 
     makespan: float
     period: float | None
     lower_bound: float
+    idle: float
     bubble: tuple[float, ...]
     peak: tuple[float, ...]
     rerouted: int
@@ -34,16 +36,20 @@ class Measures:
 
     @classmethod
     def of(cls, chart: Chart) -> Measures:
-        rerouted, cut, redone, lost = (int(((chart.marks & bit) != 0).sum()) for bit in (REROUTED, CUT, REDONE, LOST))
-        plan, steady = chart.plan, period(chart.plan)
-        bubble = tuple(_bubble(chart, plan.makespan if steady is None else steady).tolist())
-        peak = tuple(_peak(chart).tolist())
-        return cls(plan.makespan, steady, plan.lower_bound, bubble, peak, rerouted, cut, redone, lost)
-
-    @property
-    def idle(self) -> float:
-        """Mean of the stages' bubbles."""
-        return float(np.mean(self.bubble)) if self.bubble else 0.0
+        rerouted, cut = (int(((chart.marks & bit) != 0).sum()) for bit in (REROUTED, CUT))
+        plan, idle = chart.plan, bubbles(chart.plan)
+        return cls(
+            makespan=plan.makespan,
+            period=period(plan),
+            lower_bound=plan.lower_bound,
+            idle=idle.share,
+            bubble=idle.by_stage,
+            peak=tuple(_peak(chart).tolist()),
+            rerouted=rerouted,
+            cut=cut,
+            redone=redone(plan),
+            lost=lost(plan),
+        )
 
 
 def overhead(plan: Plan, base: Plan) -> float:
@@ -57,16 +63,6 @@ def overhead(plan: Plan, base: Plan) -> float:
 def period(plan: Plan) -> float | None:
     """None for remainders and for traces: one measured step does not tell how steps overlap."""
     return None if isinstance(plan, Trace) else plan.period
-
-
-def _bubble(chart: Chart, length: float) -> np.ndarray:
-    """By stage. A worker that dies in the step counts until its death."""
-    P = chart.problem.stages
-    busy, lived = np.zeros(P), np.zeros(P)
-    np.add.at(busy, chart.row % P, chart.end - chart.start)
-    for row in range(len(chart.workers)):
-        lived[row % P] += min(chart.dead_from.get(row, length), length)
-    return np.clip(1 - busy / np.maximum(lived, 1e-12), 0.0, 1.0)
 
 
 def _peak(chart: Chart) -> np.ndarray:

@@ -25,9 +25,10 @@ import numpy as np
 from recycle_schedules import KINDS
 
 from . import palette, report
-from .chart import CUT, LOST, REDONE, REROUTED, Chart
+from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 
 SCRIPTS = ("chart.js", "paint.js", "pixels.js", "frame.js", "main.js", "controls.js")
+MOST_ROWS = 48  # of the first look; `f` shows all
 Json = dict[str, Any]
 
 
@@ -85,8 +86,11 @@ def _packed(chart: Chart) -> str:
 
 def _meta(chart: Chart, data: str) -> Json:
     r = chart.recovery
+    groups, folded = shown_rows(chart, MOST_ROWS)
     return {
         "data": data,
+        "groups": groups if folded else None,
+        "folded": folded,
         "title": chart.title,
         "unit": chart.unit,
         "ops": len(chart),

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from recycle_schedules import Plan, Worker
+from recycle_schedules.analysis.figures import redone
 from rich.table import Table
 
 from .chart import CUT, LOST, REDONE, Chart
-from .measures import Measures, overhead
+from .measures import Measures, overhead, period
 
 Baselines = Sequence[tuple[str, Plan]]
 """(name, plan): further plans of the same job to compare with, "fault-free" for instance."""
@@ -25,7 +26,8 @@ def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
     out = Table(box=None, pad_edge=False, show_header=len(charts) > 1)
     out.add_column("", overflow="fold")
     for chart in charts:
-        out.add_column(chart.title if len(charts) > 1 else "", justify="right", overflow="fold")
+        many = len(charts) > 1
+        out.add_column(chart.title if many else "", justify="right" if many else "left", overflow="fold")
     for name, cells in figures(charts, baselines):
         out.add_row(name, *cells)
     return out
@@ -34,19 +36,18 @@ def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
 def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[str, list[str]]]:
     """(name, one cell a chart)."""
     measures = [Measures.of(c) for c in charts]
-    base, units = charts[0], [c.unit for c in charts]
-    one = len(set(units)) == 1
-    unit = f", {base.unit}" if one else ""  # else every cell brings its own
+    units = [c.unit for c in charts]
 
     def times(values: Sequence[float | None]) -> list[str]:
-        return [number(v) + ("" if one else f" {u}") if v else "" for v, u in zip(values, units, strict=True)]
+        return [f"{number(v)} {u}" if v else "" for v, u in zip(values, units, strict=True)]
 
     hit = [min(map(len, c.problem.live)) < c.problem.pipelines for c in charts]
+    broken = [c.recovery is not None or m.redone > 0 for c, m in zip(charts, measures, strict=True)]
     rows = [
-        (f"makespan{unit}", times([m.makespan for m in measures])),
-        (f"period{unit}", times([m.period for m in measures])),
-        (f"lower bound{unit}", times([m.lower_bound for m in measures])),
-        (f"against {base.title}", ["", *(_against(c.plan, base.plan) for c in charts[1:])]),
+        ("period", times([m.period for m in measures])),
+        ("makespan", times([m.makespan for m in measures])),
+        ("lower bound", [_bound(m, u) for m, u in zip(measures, units, strict=True)]),
+        (f"against {charts[0].title}", ["", *(_against(c.plan, charts[0].plan) for c in charts[1:])]),
         *((f"against {name}", [_against(c.plan, plan) for c in charts]) for name, plan in baselines),
         ("bubbles", [percent(m.idle) for m in measures]),
         ("  by stage", [_by_stage(m.bubble, lambda x: f"{x:.0%}") for m in measures]),
@@ -55,13 +56,27 @@ def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[st
         ("live workers by stage", [_by_stage([len(p) for p in c.problem.live], str) if h else ""
                                    for c, h in zip(charts, hit, strict=True)]),
         ("re-routed ops", [str(m.rerouted) if m.rerouted else "" for m in measures]),
+        ("lost ops", [str(m.lost) if b else "" for m, b in zip(measures, broken, strict=True)]),
+        ("redone ops", [str(m.redone) if b else "" for m, b in zip(measures, broken, strict=True)]),
     ]  # fmt: skip
     return [(name, cells) for name, cells in rows if any(cells)]
 
 
+def _bound(m: Measures, unit: str) -> str:
+    """With how far the plan is from it."""
+    if not m.lower_bound:
+        return ""
+    value = m.makespan if m.period is None else m.period
+    gap = value / m.lower_bound - 1
+    return f"{number(m.lower_bound)} {unit} ({'proven optimal' if gap < 1e-6 else f'{gap:.2%} above'})"
+
+
 def _against(plan: Plan, base: Plan) -> str:
     """Relative length of a step; nothing where the units differ (slots and measured milliseconds)."""
-    return f"{overhead(plan, base):+.1%}" if plan.time_unit == base.time_unit else "other unit"
+    if plan.time_unit != base.time_unit:
+        return "other unit"
+    length = period(base) or base.makespan
+    return f"{overhead(plan, base):+.1%} ({number(length)} {base.time_unit})"
 
 
 def _by_stage(values: Sequence[Any], show: Callable[[Any], str]) -> str:
@@ -86,9 +101,8 @@ def recovery(chart: Chart) -> list[str]:
         out.append("cut off: " + _listing(cut))
     if lost:
         out.append("lost with the dead: " + _listing(lost))
-    redone = _ops_by_worker(chart, REDONE)
-    total = sum(len(v) for v in redone.values())
-    out.append(f"redone: {total} ops" + (f", by {_listing(redone)}" if redone else ""))
+    again = _ops_by_worker(chart, REDONE)
+    out.append(f"redone: {redone(chart.plan)} ops" + (f", by {_listing(again)}" if again else ""))
     return out
 
 

@@ -1,8 +1,7 @@
-"""Where charts come from: a file with a plan, trace or problem, a run folder, or a problem on flags.
+"""What charts are compared with, and the traces of a run folder.
 
-    read("plan.json"); read("traces/step-000020.json"); read("problem.json")      # a problem is planned
     run = Run("runs/demo"); run.steps; run.newest; run.trace(20)
-    baselines(plan)                                                               # the same job with nobody dead
+    baselines(plan)                                                # the same job with nobody dead
 
 Everything wrong with them is a ValueError or OSError in one sentence.
 """
@@ -13,24 +12,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recycle_schedules import Plan, Problem, Trace, plan
+from recycle_schedules import Plan, Trace, load, plan
+from recycle_schedules.analysis.simulate import simulate
 
+from . import report
 from .chart import Chart
-
-
-def read(path: str | Path) -> Plan:
-    """The plan or trace of a file; a file with a problem is planned."""
-    try:
-        data = json.loads(Path(path).read_text())
-        if isinstance(data, dict) and "pipelines" in data:
-            return plan(Problem.from_json(data))
-        return (Trace if isinstance(data, dict) and "generation" in data else Plan).from_json(data)
-    except json.JSONDecodeError as e:
-        raise ValueError(f"{path}: not JSON ({e})") from None
-    except ValueError as e:
-        raise ValueError(f"{path}: {e}") from None
-    except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError):
-        raise ValueError(f"{path}: neither a plan, a trace nor a problem") from None
 
 
 class Run:
@@ -51,7 +37,11 @@ class Run:
         if step not in steps:
             known = f"there are {', '.join(map(str, steps))}" if steps else "there are none yet"
             raise ValueError(f"{self.path} has no trace of step {step}; {known}")
-        return read(self.path / "traces" / f"step-{step:06d}.json")
+        path = self.path / "traces" / f"step-{step:06d}.json"
+        try:
+            return load(path)
+        except (TypeError, AttributeError, KeyError, IndexError) as e:
+            raise ValueError(f"{path}: no trace ({e})") from None
 
     @property
     def newest(self) -> int:
@@ -102,6 +92,9 @@ def baselines(of: Plan, run: Run | None = None, step: int = 0) -> list[tuple[str
     one_f_one_b = alive.replace(backward="coupled", optimizer="barrier" if p.optimizer != "none" else "none",
                                 memory_limit={"base": "1f1b", "extra": 0}, reroute=None)  # fmt: skip
     found = [("fault-free 1F1B", plan(one_f_one_b)), *([("fault-free", plan(alive))] if p.dead else [])]
+    if p.links is not None:
+        ignoring = simulate(plan(p.replace(links=None)), links=p.links)
+        found.append(("ignoring links", Plan(ignoring.problem, ignoring.arrays)))
     return [(name, type(b)(b.problem, b.arrays, b.lower_bound, of.time_unit)) for name, b in found]
 
 
@@ -112,6 +105,18 @@ def title_of(plan: Plan) -> str:
         f" and {len(dead) - 4} more" if len(dead) > 4 else ""
     )
     return f"{names} dead" if dead else "fault-free"
+
+
+def totals(run: Run) -> str:
+    """The figures of the whole run; "" while it goes on."""
+    try:
+        summary = json.loads((run.path / "summary.json").read_text())
+    except (OSError, ValueError):
+        summary = {}
+    if "lost_ops" in summary:
+        share = "" if summary.get("bubbles") is None else f"bubbles {report.percent(summary['bubbles'])} (median), "
+        return f"the whole run: {share}{summary['lost_ops']} ops lost, {summary['redone_ops']} redone"
+    return ""
 
 
 def _last_line(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from . import palette, report
-from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
+from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 
 LABEL = 6  # columns of "12.15 "
 MOST_FOLDS = 4  # a plan wider than so many terminals is drawn coarsely instead
@@ -74,12 +74,12 @@ def show(
     notes: list[str] = []
     for chart in charts:
         scale = scales[chart.unit]
-        pipelines, left_out = shown_pipelines(chart, most_rows)
+        groups, left_out = shown_rows(chart, most_rows)
         notes += [note for note in left_out if note not in notes]
         if chart.title:
             console.print(Text(chart.title, "bold"))
         for fold in range(scale.folds):
-            for line in _fold(chart, scale, fold, pipelines, console):
+            for line in _fold(chart, scale, fold, groups, console):
                 console.print(line, no_wrap=True, crop=True, soft_wrap=False)
     console.print(_legend(charts, console))
     for unit, scale in scales.items():
@@ -93,14 +93,13 @@ def show(
             console.print(Text(sentence))
 
 
-def _fold(chart: Chart, scale: Scale, fold: int, pipelines: list[int], console: Console) -> list[Text]:
-    """The lines of one stretch of time: axis, rows, a blank line between pipelines."""
+def _fold(chart: Chart, scale: Scale, fold: int, groups: list[list[int]], console: Console) -> list[Text]:
+    """The lines of one stretch of time: axis, rows, a blank line between groups."""
     lines = [_axis(chart, scale, fold)]
-    P = chart.problem.stages
-    for i, d in enumerate(pipelines):
-        if i and P > 1:
+    for i, group in enumerate(groups):
+        if i and chart.problem.stages > 1:
             lines.append(Text())
-        lines += [_row(chart, d * P + s, scale, fold, console) for s in range(P)]
+        lines += [_row(chart, row, scale, fold, console) for row in group]
     return lines
 
 

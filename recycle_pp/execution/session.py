@@ -42,6 +42,7 @@ from recycle_pp.wire.messages.workers import (
 )
 
 from .coordinator_client import Line
+from .diary import Diary
 
 
 class Superseded(Exception):
@@ -77,6 +78,7 @@ class Session:
         self._line = line
         line.state = self._state
         self._store = store
+        self.diary = Diary(participant.worker)
         self._built = -1
         self._resumed = -1
         self._over: str | None = None
@@ -154,6 +156,7 @@ class Session:
     def _listen(self) -> None:
         while self._over is None:
             message = self._line.recv()
+            self.diary.heard(message)
             self._handlers[type(message)](message)
 
     def _state(self) -> State:

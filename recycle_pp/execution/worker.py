@@ -13,6 +13,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -95,6 +96,7 @@ def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
 
 class Process:
     def __init__(self, spec: WorkerSpec) -> None:
+        self._started = time.monotonic()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._spec = spec
         self._line = Line(spec)
@@ -122,6 +124,8 @@ class Process:
         participant = Participant(worker, stages)
         participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._line, participant, links, store)
+        about = f"rank {self._spec.rank}, process {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
+        session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} of {about}")
         session.start()  # before all that takes long: the coordinator may be lost meanwhile
 
         stage, optimizer = _stage(settings, worker.stage, device)
@@ -148,6 +152,7 @@ class Process:
         executor.on_finish = lambda: self._finished(session, stage)
         session.donate, session.save, session.assemble = donations.asked, saving.asked, saving.assemble
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
+        session.diary.note(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
         session.send(Ready(joining.address, platform(device, backend)))
         # Also where this is no joiner yet: it becomes one if the others begin without it.
         joining.start(lambda step, of: session.send(Synced(step, of)))

@@ -32,7 +32,8 @@ def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
     if step < optimizer.warmup:
         return optimizer.lr * (step + 1) / optimizer.warmup
     share = min(1.0, (step - optimizer.warmup) / max(1, steps - optimizer.warmup))
-    return optimizer.min_lr + 0.5 * (optimizer.lr - optimizer.min_lr) * (1 + math.cos(math.pi * share))
+    least = optimizer.lr / 10 if optimizer.min_lr is None else optimizer.min_lr
+    return least + 0.5 * (optimizer.lr - least) * (1 + math.cos(math.pi * share))
 
 
 def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, float]:

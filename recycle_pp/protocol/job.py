@@ -85,7 +85,7 @@ class Job:
     joiners: Joiners = field(default_factory=Joiners)
     leaving: set[Worker] = field(default_factory=set)  # they go with the next commit
     notes: list[Json] = field(default_factory=list)
-    remainder_plan: Plan | None = None  # what the last adoption found left of a broken step
+    remainder_plans: dict[int, Plan] = field(default_factory=dict)  # step -> of what the last adoption found left of it
     finished: set[Worker] = field(default_factory=set)
     phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | finished | lost
 
@@ -239,12 +239,12 @@ class Job:
         busy = {w: report.busy for w, report in self._reports.items()}
         records, ahead = self._records(step), self._records(step + 1)
         left = remainder(problem, records, busy)
-        self.remainder_plan = None
+        self.remainder_plans = {}
         per_step: list[tuple[int, Actions | None]] = []
         if step < self.steps and (left.sources or any(r.done for r in records.values())):
-            per_step.append((step, self._plan_left(left)))
+            per_step.append((step, self._plan_left(step, left)))
             if not left.revoked and any(r.done for r in ahead.values()):
-                per_step.append((step + 1, self._plan_left(remainder(problem, ahead, {}))))
+                per_step.append((step + 1, self._plan_left(step + 1, remainder(problem, ahead, {}))))
         self.phase = "running"
         self.steady.adopted(problem)
         if any(report.ahead for report in self._reports.values()):
@@ -273,11 +273,11 @@ class Job:
                     found[worker] = Record.of(reported)
         return found
 
-    def _plan_left(self, left: Remainder) -> Actions | None:
+    def _plan_left(self, step: int, left: Remainder) -> Actions | None:
         if len(left.sources) == self.problem.stages:
             return None
-        self.remainder_plan = self.planner(left.problem)
-        return self.derive(self.remainder_plan)
+        self.remainder_plans[step] = self.planner(left.problem)
+        return self.derive(self.remainder_plans[step])
 
     def _everybody(self) -> set[Worker]:
         return {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}

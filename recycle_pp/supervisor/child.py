@@ -1,6 +1,6 @@
 """A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
 
-    child = Child.spawn(spec, log=run.log(3))     # in the supervisor
+    child = Child.spawn(spec, log=run.log("1.2"))    # in the supervisor
     child.tell(CoordinatorAt(host, port))         # where the coordinator is now
     child.wait()                                  # in a thread: returns within a millisecond of the death
     child.pidfd                                   # readable when the kernel has cleaned up behind it: then
@@ -130,7 +130,11 @@ class Child:
 
 def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
     """A worker's environment, where the user's own does not say otherwise: one thread, and NCCL_ENVIRONMENT."""
-    environment = {"OMP_NUM_THREADS": "1", **NCCL_ENVIRONMENT}
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a worker's log tells what it did, not what torch thinks of it
+        **NCCL_ENVIRONMENT,
+    }
     interface = settings.get("control", {}).get("interface")
     if interface in (name for _, name in socket.if_nameindex()):
         environment["NCCL_SOCKET_IFNAME"] = f"={interface}"

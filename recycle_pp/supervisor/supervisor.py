@@ -292,7 +292,7 @@ class Supervisor:
 
     def _spawn(self, message: Spawn) -> None:
         withdraw(self._launch)
-        self._keeper.spawn(message, self._spec, self._run.log(self._launch.rank))
+        self._keeper.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
 
     def _evict(self, message: Evict) -> None:
         self._evicted = True

@@ -12,8 +12,9 @@ from typing import Any
 
 
 class Follower:
-    def __init__(self, path: Path):
-        self._path, self._read = path, 0
+    def __init__(self, path: Path, skip: int = 0):
+        """skip: bytes at its begin that are known."""
+        self._path, self._read = path, skip
 
     def new(self) -> list[dict[str, Any]]:
         """[] while there is no file. A line that a full disk or a dying machine left unfinished is left out."""

@@ -22,6 +22,7 @@ class History:
 
     deaths: int
     stalls: list[float]
+    lost_ops: int
     dead: frozenset[str]
     step: int
     loss: float | None
@@ -37,6 +38,7 @@ class History:
         return cls(
             deaths=sum(event["event"] == "death_detected" for event in since),
             stalls=[event["stall_seconds"] for event in since if event["event"] == "resumed"],
+            lost_ops=sum(event["lost_ops"] for event in since if event["event"] == "resumed"),
             dead=frozenset(worker for worker, is_dead in life.items() if is_dead),
             step=metrics[-1]["step"] if metrics else -1,
             loss=metrics[-1]["loss"] if metrics else None,

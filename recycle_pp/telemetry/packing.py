@@ -19,8 +19,13 @@ _ROW = np.dtype("<f8")  # whole numbers too: those of a span are exact in it
 
 
 def pack(spans: Iterable[Any]) -> bytes:
+    return table_of(spans).tobytes()
+
+
+def table_of(spans: Iterable[Any]) -> np.ndarray:
+    """The opposite of `listed`."""
     rows = [(KINDS.index(kind), d, i, start, end) for kind, d, i, start, end in spans]
-    return np.array(rows, _ROW).tobytes()
+    return np.array(rows, _ROW).reshape(-1, 5)
 
 
 def unpack(data: bytes, later: float = 0.0) -> np.ndarray:

@@ -45,7 +45,7 @@ class Progress:
                 parts.append(form.format(record[key]))
         parts.append(self._live(record))
         if self._seconds and step + 1 < self._steps:
-            parts.append(f"ETA {_duration((self._steps - step - 1) * median(self._seconds))}")
+            parts.append(f"ETA {duration((self._steps - step - 1) * median(self._seconds))}")
         text = "  ".join(part for part in parts if part)
         if self._colour:
             filled = round(_BAR * (step + 1) / self._steps)
@@ -77,7 +77,8 @@ class Progress:
             self._stream = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """1:23:45 or 4:05."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -30,7 +30,7 @@ from .clocks import Clocks
 from .events import Events, Lines
 from .history import History
 from .progress import Progress
-from .recovery import Recovery
+from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
 from .succession import Succession
 from .traces import Traces
@@ -57,6 +57,7 @@ class Recorder:
         self._addresses: dict[Worker, Place] = {}
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
+        self._lost = 0  # ops
         self._deaths = 0
         self._struck: dict[Worker, int] = {}  # the step in which a worker died whose death has no event yet
         self._final_loss: float | None = None
@@ -140,12 +141,18 @@ class Recorder:
                     self._started = True
                     self.event("started", None, workers=len(self._job.live))
                 if self._recovery:
-                    self._recovery.planned(time.monotonic(), self._job, set(note["lost"]))
+                    self._recovery.planned(time.monotonic(), self._job, self._gone(note))
                 self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
             elif kind in ("rejoined", "left"):
                 self._traces.mark(self._job.committed + 1)
                 self.event(kind, Worker.parse(note["worker"]))
         return new
+
+    def _gone(self, note: Json) -> set[Part]:
+        """What had ended on the dead: by their own word, or because a survivor has used it."""
+        step = note["step"]
+        used = {(step, "F" if kind == "F" else "I", mb, stage) for kind, mb, stage in note["lost"]}
+        return used | self._traces.gone(step) | self._traces.gone(step + 1)
 
     def spans(self, step: int) -> dict[Worker, np.ndarray]:
         """What each worker measured of its ops in `step`, as `packing.unpack` gives it."""
@@ -161,7 +168,9 @@ class Recorder:
         self._write_line()
         self._job, self._read, self._recovery = job, 0, None
         self._traces.close()
+        bubbles, redone = self._traces.bubbles, self._traces.redone
         self._traces = Traces(self._run)
+        self._traces.bubbles, self._traces.redone = bubbles, redone
         self._cpu.clear()
         self.event("restored", None, checkpoint=job.first_step)
 
@@ -170,6 +179,7 @@ class Recorder:
         history = History.read(self._run)
         self._job, self._started = job, True
         self._deaths, self._stalls, self._cpu_steps = history.deaths, history.stalls, history.cpu_steps
+        self._lost = self._traces.redone = history.lost_ops  # its steps are committed: nothing of them is missing
         self._begun -= history.seconds
         self._known, self._recorded, self._final_loss = history.dead, history.step, history.loss
         lost, rank = succession.lost_rank, succession.rank
@@ -253,6 +263,7 @@ class Recorder:
         recovery, self._recovery = self._recovery, None
         assert recovery is not None
         self._stalls.append(recovery.stall)
+        self._lost += len(recovery.lost)
         self.event("resumed", None, **recovery.to_json())
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -267,6 +278,9 @@ class Recorder:
             tokens=samples * s.model.sequence,
             deaths=self._deaths,
             stall_seconds=self._stalls,
+            bubbles=median(self._traces.bubbles) if self._traces.bubbles else None,
+            lost_ops=self._lost,
+            redone_ops=self._traces.redone,
             wall_seconds=time.monotonic() - self._begun,
             cpu_seconds_per_step=median(self._cpu_steps[2:-1] or self._cpu_steps),
             final_loss=self._final_loss,

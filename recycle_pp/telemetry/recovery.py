@@ -17,11 +17,13 @@ from __future__ import annotations
 from typing import Any
 
 from recycle_schedules import Worker
+from recycle_schedules.analysis.figures import PARTS
 
 from recycle_pp.protocol.job import Job
 
 PROMPT = 0.002  # seconds; a first op planned later than this waits by plan, not for the recovery
-Key = tuple[str, tuple[int, int], int]  # kind, micro-batch, stage
+Part = tuple[int, str, tuple[int, int], int]
+"""Step, kind, micro-batch and stage of an op, a B as its I and its W: what counts as one lost op (docs/figures.md)."""
 
 
 class Recovery:
@@ -29,9 +31,9 @@ class Recovery:
         self.step = step
         self.dead: dict[Worker, float] = {}
         self.detected = 0.0
-        self.lost: set[Key] = set()
+        self.lost: set[Part] = set()
+        self.redone = 0  # lost ops that the newest plans run again
         self.phases: dict[str, float] = {}
-        self.redone = 0  # lost ops that the plan runs again
         self.left = (0.0, 0.0)  # seconds that the rest of the step takes by plan, and the least that any plan can take
         self._resumed: dict[Worker, dict[str, float]] = {}
         self._prompt: set[Worker] = set()
@@ -59,16 +61,20 @@ class Recovery:
         self.phases["announced"] = now
         self._resumed.clear()
 
-    def planned(self, now: float, job: Job, lost: set[Key]) -> None:
+    def planned(self, now: float, job: Job, gone: set[Part]) -> None:
+        """gone: what had ended on the dead. Lost of it is what must run again: not what is in a sum that survives."""
         self.phases["planned"] = now
-        self.lost |= lost
-        plan = job.remainder_plan
-        planned = (
-            {("F" if op.kind == "F" else "B", op.microbatch, op.stage) for op in plan.ops if op.kind in "FIB"}
-            if plan
-            else set()
-        )
-        self.redone = len(self.lost & planned)
+        plans = job.remainder_plans
+        again = {
+            (step, part, op.microbatch, op.stage)
+            for step, plan in plans.items()
+            for op in plan.ops
+            if op.microbatch is not None
+            for part in PARTS[op.kind]
+        }
+        self.lost |= gone & again
+        self.redone = len(self.lost & again)
+        plan = next(iter(plans.values()), None)
         self.left = (plan.makespan, plan.lower_bound) if plan else (0.0, 0.0)
         first = {} if plan is None else {w: ops[0].start for w in job.live if (ops := plan.of(w))}
         busy = {} if plan is None else {Worker.parse(w): t for w, t in (plan.problem.busy_until or {}).items()}

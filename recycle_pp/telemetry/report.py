@@ -1,7 +1,6 @@
 """A run in a few lines: what died and why, what it cost, and that the loss went on.
 
-    python -m recycle_pp.telemetry.report runs/mine      # without an argument: the newest under runs/
-    print(report(RunFolder("runs/mine")))
+    print(report(RunFolder("runs/mine")))      # python -m recycle_pp.report runs/mine
 
 Everything is read from the run folder: metrics.jsonl, events.jsonl, summary.json.
 """
@@ -9,9 +8,7 @@ Everything is read from the run folder: metrics.jsonl, events.jsonl, summary.jso
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from .events import cause_in_words
@@ -77,28 +74,9 @@ def _summary(summary: Record) -> list[str]:
     if (steps := summary.get("steps")) is not None:
         text = f"  {steps} steps, {summary.get('samples', 0):,} samples, {summary.get('tokens', 0):,} tokens"
         lines.append(f"{text} in {summary.get('wall_seconds', 0.0):.1f} s")
+    if (share := summary.get("bubbles")) is not None:
+        counts = f"{summary.get('lost_ops', 0)} ops lost, {summary.get('redone_ops', 0)} redone"
+        lines.append(f"  bubbles {share:.1%} (median of the steps); {counts}")
     if digest := summary.get("weights_sha256"):
         lines.append(f"  weights sha256 {digest}")
     return lines
-
-
-def main(arguments: Sequence[str]) -> int:
-    try:
-        if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
-            raise ValueError("usage: python -m recycle_pp.telemetry.report [RUN_FOLDER]")
-        print(report(RunFolder(arguments[0] if arguments else _newest(Path("runs")))))
-    except ValueError as error:
-        print(f"recycle_pp: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _newest(folder: Path) -> Path:
-    runs = sorted(folder.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
-    if not runs:
-        raise ValueError(f"there is no run under {folder}/; name a run folder")
-    return runs[-1].parent
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,13 +2,16 @@
 
 run = RunFolder.create(settings)     # ValueError if the folder holds another run and run.resume is false
 run = RunFolder("runs/mine")         # to read
-run.lines(run.metrics), run.log(rank=7), run.write_json(run.summary, {...})
+run.lines(run.metrics), run.log("1.2"), run.write_json(run.summary, {...})
 
 config.yaml      the resolved configuration          profile.json     measured durations, first forward per rank
 metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
 events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
 samples.jsonl    with run.sample_log=true: the samples that each step was trained on
-logs/            worker-7.log: what rank 7 printed   checkpoints/     step-000020/
+logs/            worker-1.2.log: what it did         checkpoints/     step-000020/
+heartbeat.json   the coordinator's sign of life
+
+docs/run-folder.md explains every field.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ class Summary:
     tokens: int
     deaths: int
     stall_seconds: list[float]  # one for each recovery
+    bubbles: float | None  # share, median of the steps; this and the next two are defined in docs/figures.md
+    lost_ops: int
+    redone_ops: int
     wall_seconds: float
     cpu_seconds_per_step: float  # user + system time of all processes
     final_loss: float | None
@@ -55,6 +61,7 @@ class RunFolder:
         self.samples = self.path / "samples.jsonl"
         self.profile = self.path / "profile.json"
         self.summary = self.path / "summary.json"
+        self.heartbeat = self.path / "heartbeat.json"
         self.logs = self.path / "logs"
         self.traces = self.path / "traces"
         self.checkpoints = self.path / "checkpoints"
@@ -86,8 +93,9 @@ class RunFolder:
         for folder in (self.logs, self.traces, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def log(self, rank: int) -> Path:
-        return self.logs / f"worker-{rank}.log"
+    def log(self, worker: object) -> Path:
+        """Of whoever is that worker; "d.s" or a Worker."""
+        return self.logs / f"worker-{worker}.log"
 
     def trace(self, step: int) -> Path:
         return self.traces / f"step-{step:06d}.json"
@@ -114,6 +122,16 @@ class RunFolder:
     def lines(path: Path) -> list[dict[str, Any]]:
         """The records of a .jsonl file, as far as they are whole."""
         return Follower(path).new()
+
+
+def newest_run(path: str | None) -> RunFolder:
+    """The run of that folder; of None the newest under runs/, ValueError if there is none."""
+    if path is not None:
+        return RunFolder(path)
+    runs = sorted(Path("runs").glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise ValueError("there is no run under runs/; name a run folder")
+    return RunFolder(runs[-1].parent)
 
 
 def _yaml(data: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@
     traces.died(worker, at)              # its last progress becomes part of the step: done ops and a cut one
     traces.mark(step, recovery)          # this step, the one before and the one after are worth keeping
     traces.committed(step, job)          # writes what is complete
+    traces.gone(step)                    # ops that had ended on workers which died in it
+    traces.bubbles, traces.redone        # the figures of the steps so far (docs/figures.md)
 
 A step's optimizer spans come with those of the next step, so a trace is written one step late; and by a thread, as
 with a thousand workers it takes seconds.
@@ -12,17 +14,18 @@ with a thousand workers it takes seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from recycle_schedules import Op, OpArrays, Problem, Tensor, Trace, Worker
+from recycle_schedules import Op, OpArrays, Problem, Trace, Worker
+from recycle_schedules.analysis.figures import PARTS, bubbles_of
 
 from recycle_pp.protocol.job import Job
 
-from .packing import listed, unpack
-from .recovery import Recovery
+from .packing import KINDS, listed, table_of, unpack
+from .recovery import Part, Recovery
 from .run_folder import RunFolder
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
@@ -33,6 +36,8 @@ COMPUTE = "FIWB"
 class Traces:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
+        self.bubbles: list[float] = []  # of every step whose spans are known
+        self.redone = 0  # ops
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="traces")
         self._written: list[Future[None]] = []
         self._measured: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # what live workers did, and by which clock
@@ -68,6 +73,14 @@ class Traces:
             self._lost.setdefault(step, {})[worker] = done
             self._cut.setdefault(step, {})[worker] = [kind, d, i, start, max(at, start)]
 
+    def gone(self, step: int) -> set[Part]:
+        return {
+            (step, part, (d, i), w.stage)
+            for w, spans in self._lost.get(step, {}).items()
+            for kind, d, i, *_ in spans
+            for part in PARTS.get(kind, "")
+        }
+
     def mark(self, step: int, recovery: Recovery | None = None) -> None:
         self._marked[step] = self._marked.get(step) or recovery
 
@@ -87,6 +100,23 @@ class Traces:
         self._writer.shutdown()
         self._check()
 
+    def _again(self, step: int) -> frozenset[Part]:
+        """Lost ops: of this step, and of this one as the next of a recovery's."""
+        recoveries = (self._marked.get(step), self._marked.get(step - 1))
+        return frozenset(part for r in recoveries if r for part in r.lost if part[0] == step)
+
+    def _add_figures(self, step: int) -> None:
+        spans, after = self.spans(step), self.spans(step + 1)
+        steps = {w: t[t[:, 0] == KINDS.index("O")] for w, t in after.items()}
+        lost = [(w, table_of(of)) for w, of in self._lost.get(step, {}).items()]
+        cut = [(w, table_of([span])) for w, span in self._cut.get(step, {}).items()]
+        self.bubbles.append(_bubbles(self._problems[step], [*spans.items(), *steps.items(), *lost, *cut]))
+        again = self._again(step)
+        if again:
+            rows = ((w, *span[:3]) for w, t in spans.items() for span in listed(t))
+            ran = ((step, part, (d, i), w.stage) for w, kind, d, i in rows for part in PARTS.get(kind, ""))
+            self.redone += sum(part in again for part in ran)
+
     def _check(self) -> None:
         """A mistake of ours in the thread is one here."""
         for writing in self._written:
@@ -95,17 +125,19 @@ class Traces:
         self._written = [writing for writing in self._written if not writing.done()]
 
     def _write(self, step: int, job: Job) -> None:
-        complete = step in self._measured and step in self._problems
-        if not complete or not {step - 1, step, step + 1} & self._marked.keys():
+        if step not in self._measured or step not in self._problems:
+            return
+        self._add_figures(step)
+        if not {step - 1, step, step + 1} & self._marked.keys():
             return
         # The thread gets copies: whatever it reads may change here meanwhile.
         recovery, problem, generation = self._marked.get(step), self._problems[step], job.generation
         lost, cut = dict(self._lost.get(step, {})), dict(self._cut.get(step, {}))
         phases = dict(recovery.phases) if recovery else {}
-        again = recovery.lost if recovery else frozenset()
+        again = self._again(step)
 
         def write(spans: Mapping[Worker, np.ndarray], after: Mapping[Worker, np.ndarray]) -> None:
-            rows = _rows({w: listed(t) for w, t in spans.items()}, lost, cut, again)
+            rows = _rows(step, {w: listed(t) for w, t in spans.items()}, lost, cut, again)
             rows += [(w, span, "done") for w, t in after.items() for span in listed(t) if span[0] == "O"]
             trace = _trace(problem, generation, rows, phases)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
@@ -115,18 +147,16 @@ class Traces:
 
 
 def _rows(
+    step: int,
     spans: Mapping[Worker, list[Span]],
     lost: Mapping[Worker, list[Span]],
     cut: Mapping[Worker, Span],
-    again: Collection[Tensor],
+    again: Collection[Part],
 ) -> list[Row]:
     """What everybody computed, and what became of it."""
-    gone = {(k, d, i, w.stage) for w, of in lost.items() for k, d, i, _, _ in of}
 
     def status(worker: Worker, kind: str, d: int, i: int) -> str:
-        output = ("F" if kind == "F" else "B", (d, i), worker.stage)
-        redone = (kind, d, i, worker.stage) in gone or (kind != "W" and output in again)
-        return "redone" if redone else "done"
+        return "redone" if any((step, part, (d, i), worker.stage) in again for part in PARTS.get(kind, "")) else "done"
 
     rows = [(w, span, status(w, *span[:3])) for w, of in spans.items() for span in of]
     rows += [(w, span, "done") for w, of in lost.items() for span in of]
@@ -149,6 +179,17 @@ def _trace(problem: Problem, generation: int, rows: list[Row], phases: Mapping[s
         status=tuple(status for _, _, status in rows),
         phases={name: at - origin for name, at in phases.items()},
     )
+
+
+def _bubbles(problem: Problem, ops: Sequence[tuple[Worker, np.ndarray]]) -> float:
+    """The share of bubbles of a step: ops as `packing.unpack` gives them, some of them of one worker."""
+    table = np.concatenate([of for _, of in ops])
+    workers = np.repeat([w for w, _ in ops], [len(of) for _, of in ops], axis=0)
+    compute = table[:, 0] < KINDS.index("R")
+    (start, end), (pipeline, stage) = table[compute, 3:].T, workers[compute].T
+    origin, length = start.min(initial=np.inf), float(np.ptp(table[compute, 3:])) if compute.any() else 0.0
+    of = (pipeline, stage, start - origin, end - origin)
+    return bubbles_of(*of, problem.live, problem.pipelines, length).share
 
 
 def _everybody(job: Job) -> list[Worker]:

@@ -27,7 +27,14 @@ async function unpack(meta) {
     for (let i = first[r]; i < first[r + 1]; i++) all |= marks[i];
     interest[r] = deadFrom[r] < Infinity ? 3 : all & ~REROUTED ? 2 : all ? 1 : 0;
   }
-  return { meta, rows, n, first, microbatch, start, end, kind, marks, deadFrom, interest };
+  const places = new Float64Array(rows).fill(HIDDEN);
+  let placed = 0;
+  for (const group of meta.groups ?? []) {
+    for (const r of group) places[r] = placed++;
+    placed += 0.4;
+  }
+  placed -= 0.4;
+  return { meta, rows, n, first, microbatch, start, end, kind, marks, deadFrom, interest, places, placed };
 }
 
 // The first op of a row that ends after t.

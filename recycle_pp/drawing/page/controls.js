@@ -3,13 +3,15 @@
 function stepOp(key) {
   const pane = state.cursor === EMPTY ? inView()[0] : state.pane, chart = state.charts[pane];
   if (!chart.n) return;
-  if (state.cursor === EMPTY) return point(pane, 0, true);
+  if (state.cursor === EMPTY) return point(pane, chart.first[shownRows(chart).find((r) => chart.first[r] < chart.first[r + 1])], true);
   const row = rowOf(chart, state.cursor), t = (chart.start[state.cursor] + chart.end[state.cursor]) / 2;
   if (key === "ArrowRight" && state.cursor + 1 < chart.first[row + 1]) point(pane, state.cursor + 1, true);
   if (key === "ArrowLeft" && state.cursor > chart.first[row]) point(pane, state.cursor - 1, true);
   if (key !== "ArrowUp" && key !== "ArrowDown") return;
   const by = key === "ArrowUp" ? -1 : 1;
-  for (let r = row + by; r >= 0 && r < chart.rows; r += by) {
+  const rows = shownRows(chart);
+  for (let at = rows.indexOf(row) + by; at >= 0 && at < rows.length; at += by) {
+    const r = rows[at];
     if (chart.first[r] === chart.first[r + 1]) continue;  // the dead have no ops
     return point(pane, Math.min(firstAfter(chart, r, t), chart.first[r + 1] - 1), true);
   }
@@ -29,7 +31,7 @@ const KEYS = {
   "]": () => zoomRows(0.75), "[": () => zoomRows(1 / 0.75),
   0: () => { fit(); draw(); }, Home: () => { fit(); draw(); },
   ".": () => go(state.step + 1), PageDown: () => go(state.step + 1), ",": () => go(state.step - 1), PageUp: () => go(state.step - 1),
-  c: compare, t: theme, "/": () => $("find").focus(), "?": () => $("keys").showModal(),
+  c: compare, f: fold, t: theme, "/": () => $("find").focus(), "?": () => $("keys").showModal(),
   Enter: () => state.cursor !== EMPTY && select(state.charts[state.pane].microbatch[state.cursor]),
   Escape: () => { state.cursor = EMPTY; $("tip").hidden = true; select(-1); },
 };
@@ -61,6 +63,14 @@ function compare() {
   draw();
 }
 
+// All workers, or the parts that matter.
+function fold() {
+  folding = !folding;
+  fit();
+  panel();
+  draw();
+}
+
 function theme() {
   const root = document.documentElement, dark = root.dataset.theme !== "dark";
   root.dataset.theme = dark ? "dark" : "light";
@@ -78,7 +88,10 @@ function element(tag, text, className) {
 
 function panel() {
   const step = job.steps[state.step], many = state.charts.length > 1, table = $("figures");
-  $("note").textContent = step.note;
+  const folded = [...new Set(inView().flatMap((i) => state.charts[i].meta.folded))];
+  $("fold").hidden = !folded.length;
+  $("fold").textContent = folding ? "All workers" : "Fold";
+  $("note").textContent = [step.note, ...(folding ? folded : [])].filter(Boolean).join("; ");
   $("step-name").textContent = step.name;
   $("slider").setAttribute("aria-valuetext", step.name);
   $("compare").hidden = !many;
@@ -140,6 +153,7 @@ $("title").textContent = job.title;
 $("fit").addEventListener("click", () => { fit(); draw(); });
 $("theme").addEventListener("click", theme);
 $("compare").addEventListener("click", compare);
+$("fold").addEventListener("click", fold);
 $("help").addEventListener("click", () => $("keys").showModal());
 $("find").addEventListener("keydown", (e) => {
   if (e.key !== "Enter") return;

@@ -38,8 +38,13 @@ function labels(ctx, chart, pane, view, ink, { Y }) {
       ctx.fillText(`${Math.floor(r / P)}.${r % P}`, LABELS - 8, Y(r) + view.row / 2);
     }
   } else {
+    const names = isFolded(chart) ? chart.meta.groups.map((g) => [g[0], g.length]) : [];
+    for (const [row, length] of names) {
+      ctx.fillStyle = ink.soft;
+      ctx.fillText(`${Math.floor(row / P)}.${row % P} ...`, LABELS - 8, Y(row) + (length * view.row) / 2);
+    }
     const every = Math.max(1, Math.ceil(14 / (view.row * (P + gapOf(chart)))));
-    for (let d = 0; d < chart.meta.pipelines; d += every) {
+    for (let d = 0; d < chart.meta.pipelines && !isFolded(chart); d += every) {
       const y = Y(d * P) + (every === 1 ? (P * view.row) / 2 : 6);
       if (y < pane.y || y > bottom) continue;
       ctx.fillStyle = ink.soft;
@@ -86,6 +91,7 @@ function drawRoute(ctx, chart, view, ink, { X, Y, kx }, route) {
   ctx.lineWidth = 1.75;
   ctx.strokeStyle = ctx.fillStyle = ink.ink;
   for (const [a, b] of route.links) {  // from inside the sender's end to inside the receiver's begin, up or down
+    if (placeOf(chart, route.row.get(a)) === HIDDEN || placeOf(chart, route.row.get(b)) === HIDDEN) continue;
     const way = middle(b) > middle(a) ? 1 : -1, inset = Math.min(5, (kx * (chart.end[b] - chart.start[b])) / 3);
     const x0 = X(chart.end[a]) - inset, y0 = middle(a) + way * view.row * 0.15, x1 = X(chart.start[b]) + inset;
     const head = way * Math.min(6, view.row / 2), y1 = middle(b) - way * view.row * 0.1 - head;

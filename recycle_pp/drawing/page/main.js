@@ -135,6 +135,7 @@ function point(pane, op, follow) {
 }
 
 function reveal(pane, op) {
+  if (placeOf(state.charts[pane], rowOf(state.charts[pane], op)) === HIDDEN) fold();
   const chart = state.charts[pane], v = state.view, at = placeOf(chart, rowOf(chart, op)), h = panes()[0].h / v.row;
   const t = (chart.start[op] + chart.end[op]) / 2 / scaleOf(pane), length = v.t1 - v.t0;
   if (t < v.t0 || t > v.t1) [v.t0, v.t1] = [t - length / 2, t + length / 2];
@@ -147,6 +148,7 @@ function find(text) {
   if (worker) {
     const row = Number(worker[1]) * chart.meta.stages + Number(worker[2]);
     if (Number(worker[2]) >= chart.meta.stages || row >= chart.rows) return false;
+    if (placeOf(chart, row) === HIDDEN) fold();
     const v = state.view, h = panes()[0].h;
     v.row = Math.max(v.row, 18);
     v.top = placeOf(chart, row) - h / v.row / 2;
@@ -166,7 +168,7 @@ function under(event) {
   const t = view.t0 + ((x - pane.x) / pane.w) * (view.t1 - view.t0), place = view.top + (y - pane.y) / view.row;
   const inside = x >= pane.x && x <= pane.x + pane.w && y >= pane.y && y <= pane.y + pane.h;
   let row = inside ? rowAt(chart, place) : EMPTY;
-  if (row !== EMPTY && view.row * view.ratio < 1) {  // the row that was painted there
+  if (row !== EMPTY && !isFolded(chart) && view.row * view.ratio < 1) {  // the row that was painted there
     for (let r = row, end = Math.min(chart.rows, row + Math.ceil(1 / view.row)); r < end; r++) if (chart.interest[r] > chart.interest[row]) row = r;
   }
   return { x, y, t, place, chart: pane.chart, row, op: row === EMPTY ? EMPTY : opAt(chart, row, t) };

@@ -24,9 +24,15 @@ const lookOf = (marks) => (marks & CUT ? 4 : marks & REDONE ? 3 : marks & LOST ?
 
 // Where rows lie: a gap between pipelines while rows are few enough to see it. In rows.
 const gapOf = (chart) => (chart.rows > 400 || chart.meta.stages === 1 ? 0 : 0.4);
-const placeOf = (chart, row) => row + Math.floor(row / chart.meta.stages) * gapOf(chart);
-const heightOf = (chart) => placeOf(chart, chart.rows - 1) + 1;
+// A large chart is folded at first: meta.groups says which rows stand where. A folded row's place is HIDDEN.
+const HIDDEN = -1e6;
+let folding = true;
+const isFolded = (chart) => folding && chart.meta.groups !== null;
+const placeOf = (chart, row) => (isFolded(chart) ? chart.places[row] : row + Math.floor(row / chart.meta.stages) * gapOf(chart));
+const heightOf = (chart) => (isFolded(chart) ? chart.placed : placeOf(chart, chart.rows - 1) + 1);
+const shownRows = (chart) => (isFolded(chart) ? chart.meta.groups.flat() : Array.from({ length: chart.rows }, (_, r) => r));
 function rowAt(chart, place) {
+  if (isFolded(chart)) return chart.meta.groups.flat().find((r) => place >= chart.places[r] && place < chart.places[r] + 1) ?? EMPTY;
   const group = chart.meta.stages + gapOf(chart), d = Math.floor(place / group), s = Math.floor(place - d * group);
   const row = d * chart.meta.stages + s;
   return place < 0 || s >= chart.meta.stages || row >= chart.rows ? EMPTY : row;
@@ -50,7 +56,7 @@ function paint(ctx, chart, pane, view, ink, route, cursor) {
   if (boxed) boxes(ctx, chart, view, ink, place, rows, route);
   else pixels(ctx, chart, pane, view, ink, place, rows, route);
   if (boxed) hatching(ctx, chart, pane, view, ink, place, rows);
-  if (gapOf(chart) === 0 && view.row >= 6 && chart.meta.stages > 1) borders(ctx, chart, pane, ink, Y, rows);
+  if (!isFolded(chart) && gapOf(chart) === 0 && view.row >= 6 && chart.meta.stages > 1) borders(ctx, chart, pane, ink, Y, rows);
   if (route) drawRoute(ctx, chart, view, ink, place, route);
   if (cursor !== EMPTY) {
     const r = rowOf(chart, cursor);
@@ -67,6 +73,7 @@ function paint(ctx, chart, pane, view, ink, route, cursor) {
 
 function visible(chart, pane, view) {
   const out = [], last = view.top + pane.h / view.row;
+  if (isFolded(chart)) return chart.meta.groups.flat().filter((r) => placeOf(chart, r) <= last && placeOf(chart, r) + 1 >= view.top);
   for (let r = Math.max(0, Math.floor(view.top / (1 + gapOf(chart))) - chart.meta.stages); r < chart.rows; r++) {
     const at = placeOf(chart, r);
     if (at > last) break;
@@ -78,8 +85,9 @@ function visible(chart, pane, view) {
 function stripes(ctx, chart, pane, view, ink, { Y, X }) {
   const P = chart.meta.stages, { recovery } = chart.meta;
   ctx.fillStyle = ink.stripe;
-  for (let d = 0; d < chart.meta.pipelines; d += 2) {
-    const y = Y(d * P), h = P * view.row;
+  const groups = isFolded(chart) ? chart.meta.groups : Array.from({ length: chart.meta.pipelines }, (_, d) => ({ 0: d * P, length: P }));
+  for (let d = 0; d < groups.length; d += 2) {
+    const y = Y(groups[d][0]), h = groups[d].length * view.row;
     if (y < pane.y + pane.h && y + h > pane.y) ctx.fillRect(pane.x, y, pane.w, h);
   }
   if (recovery) {

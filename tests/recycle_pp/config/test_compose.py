@@ -9,6 +9,7 @@ import pytest
 from recycle_pp.config.checks import validate
 from recycle_pp.config.compose import compose, help_text
 from recycle_pp.config.settings import Settings, load
+from recycle_pp.numerics.optimizer import learning_rate
 
 
 def test_the_files_under_configs_hold_the_defaults_of_the_dataclasses():
@@ -81,3 +82,18 @@ def test_the_help_names_every_key_with_its_meaning():
             assert f"+{group.name}=" in text
     assert "layers per stage; null: as even as possible" in text
     assert "torchrun --nproc-per-node=12" in text
+
+
+def test_large_models_bring_a_learning_rate_that_fits_and_the_command_line_wins():
+    rates = {name: compose([f"model={name}"]).optimizer.lr for name in ("tiny", "small", "gpt124m", "llama1b")}
+    assert rates == {"tiny": 3e-3, "small": 3e-3, "gpt124m": 6e-4, "llama1b": 3e-4}
+    assert compose(["model=llama1b", "optimizer.lr=1e-3"]).optimizer.lr == 1e-3
+    assert compose(["model=llama1b", "optimizer=staggered"]).optimizer.lr == 3e-4
+    small, large = compose([]).model, compose(["model=llama1b"]).model
+    assert (large.vocabulary, large.norm_eps, large.kernels) == (128256, small.norm_eps, small.kernels)
+
+
+def test_a_smaller_learning_rate_alone_is_enough():
+    settings = compose(["optimizer.lr=1e-4"])
+    validate(settings)
+    assert learning_rate(settings.optimizer, settings.run.steps, settings.run.steps) == pytest.approx(1e-5)

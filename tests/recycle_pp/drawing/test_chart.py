@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recycle_schedules import KINDS, Trace, Worker, plan
 
-from recycle_pp.drawing.chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines
+from recycle_pp.drawing.chart import CUT, LOST, REDONE, REROUTED, Chart, shown_pipelines, shown_rows
 from recycle_pp.drawing.measures import Measures, overhead
 
 from .examples import DEAD, one_f_one_b, recovered, shape
@@ -124,3 +127,26 @@ def test_bubbles_and_peaks_are_those_of_the_independent_judge(failed: tuple[Work
     live = [len(p) for p in made.problem.live]
     busy = 1 - np.average(m.bubble, weights=live) - sum(3 * n for n in live) / (m.period or 0) / sum(live)
     assert 1 - busy == pytest.approx(judged["metrics"]["bubble_ratio_period"])  # the judge counts O as idle
+
+
+@given(
+    pipelines=st.integers(2, 40), stages=st.integers(1, 12), most=st.integers(4, 64), dead=st.sets(st.integers(0, 400))
+)
+def test_shown_rows_begin_with_the_stages_of_the_dead_and_every_row_is_drawn_or_counted(
+    pipelines: int, stages: int, most: int, dead: set[int]
+) -> None:
+    rows = {row % (pipelines * stages) for row in dead} if len(dead) < pipelines // 2 else set()
+    failed = tuple(Worker(*divmod(row, stages)) for row in sorted(rows))
+    chart = Chart.of(one_f_one_b(shape(failed, (pipelines, stages, 2))))
+    groups, notes = shown_rows(chart, most)
+    shown = [row for group in groups for row in group]
+    assert len(set(shown)) == len(shown) and all(groups)
+    if pipelines * stages <= most:
+        assert shown == list(range(pipelines * stages)) and notes == []
+    elif rows:
+        hit = {row % stages for row in rows}
+        assert groups[0][0] % stages in hit and rows & set(groups[0])
+        assert len(shown) <= max(most, 2 + len(hit))
+        others = [row for row in shown if row % stages not in hit]
+        folded = re.search(r"(\d+) workers are folded", notes[-1])
+        assert (int(folded[1]) if folded else 0) == pipelines * (stages - len(hit)) - len(others)

@@ -67,9 +67,18 @@ def test_png_and_pdf_are_what_they_say(tmp_path: Path, ending: str, magic: bytes
     assert path.read_bytes().startswith(magic)
 
 
-def test_a_figure_of_a_large_job_shows_each_kind_of_pipeline_once_and_says_so(tmp_path: Path) -> None:
+def test_a_figure_of_a_large_job_shows_what_a_death_changed_and_says_what_is_folded(tmp_path: Path) -> None:
     notes = figure.save([Chart.of(one_f_one_b(shape((Worker(9, 3),), (256, 4, 4))))], tmp_path / "x.png")
-    assert notes == ["pipeline 0 stands for 254 that are alike (0-8, 11-255)"]
+    assert notes == [
+        "the stages with deaths stand first (3): 2 of 256 workers, the dead and those who run most of their work",
+        "of the other stages (0-2) pipeline 9 is drawn, 765 workers are folded",
+    ]
+
+
+def test_from_8x8x64_on_re_routed_work_has_a_dark_foot(tmp_path: Path) -> None:
+    figure.save([Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))], tmp_path / "x.svg")
+    drawn = (tmp_path / "x.svg").read_text()
+    assert 'id="0-F-rerouted-foot"' in drawn and 'id="0-W-rerouted-foot"' in drawn
 
 
 def test_side_by_side_is_wide_and_one_above_the_other_is_high() -> None:

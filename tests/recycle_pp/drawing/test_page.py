@@ -211,7 +211,8 @@ def test_a_plan_of_393216_ops_paints_within_3_seconds_and_zooms_to_single_ops(op
     failed = (Worker(0, 2), Worker(9, 7), Worker(40, 12))
     got = open_page(page.Step("plan", [Chart.of(one_f_one_b(shape(failed, (64, 16, 128))))]))
     assert float(got.state("painted")) <= 3000
-    assert got.state("detail") == "pixels"
+    got.press("f")  # all 1024 workers
+    got.until(lambda: got.state("detail") == "pixels")
     got.driver.find_element("id", "find").send_keys("777\ue007")
     got.until(lambda: got.text("#route-title").startswith("Micro-batch 777 (pipeline 6, index 9)"))
     got.driver.find_element("id", "canvas").click()
@@ -228,3 +229,17 @@ def test_4096_workers_and_a_million_ops_pan_without_stutter(open_page: Callable[
         got.changes(lambda key=key: got.press(key))  # type: ignore[misc]
         frames.append(float(got.state("frame")))
     assert sorted(frames)[len(frames) // 2] < 150, frames  # ms, in software on two busy cores
+
+
+def test_a_large_job_is_folded_to_what_its_deaths_changed_until_all_workers_are_asked_for(
+    open_page: Callable[..., Page],
+) -> None:
+    got = open_page(page.Step("plan", [Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))]))
+    got.until(lambda: "stages with deaths stand first (2)" in got.text("#note"))
+    assert "of the other stages (0-1, 3-7) pipeline 1 is drawn, 49 workers are folded" in got.text("#note")
+    assert got.text("#fold") == "All workers" and got.complaints() == []
+    before, after = got.changes(lambda: got.press("f"))
+    assert after["row"] < before["row"] and got.text("#fold") == "Fold" and got.text("#note") == ""
+    got.press("f")
+    got.until(lambda: got.text("#fold") == "All workers")
+    assert got.complaints() == []

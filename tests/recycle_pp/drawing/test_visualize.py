@@ -76,7 +76,7 @@ def test_a_plan_stands_under_its_fault_free_twin(name: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "what to draw? a file, a run folder, --compare A B, or --pipelines, --stages and --microbatches"),
+        ([], "of what? name a file with a problem, a plan or a trace, a run folder, or a problem on flags"),
         (["missing.json"], "missing.json: No such file or directory"),
         (["{run}", "--step", "7"], "{run} has no trace of step 7; there are 19, 20, 21"),
         (["{run}", "--out", "x.gif"], "--out x.gif: the ending must be one of .svg, .png, .pdf, .html, .json, .csv"),
@@ -88,9 +88,9 @@ def test_a_plan_stands_under_its_fault_free_twin(name: str, capsys: pytest.Captu
         ),
         (["{run}/metrics.jsonl"], "{run}/metrics.jsonl: a plan has the keys problem and ops"),
         ([*FLAGS, "--fail", "9.9"], "failed: "),
-        ([*FLAGS, "--fail", "x"], "a worker is written PIPELINE.STAGE, like 1.2, not 'x'"),
-        ([*FLAGS, "--memory", "lots"], "--memory lots: write none, a number of micro-batches, or 1f1b+2"),
-        ([*FLAGS, "--durations", "F1"], "--durations F1: write them as F=1,I=1,W=1,O=3"),
+        ([*FLAGS, "--fail", "x"], "--fail: a worker is written PIPELINE.STAGE, like 1.2, not 'x'"),
+        ([*FLAGS, "--memory", "lots"], "--memory: 'lots' is not none, a number, one per stage (4/3/6/1), or 1f1b+k"),
+        ([*FLAGS, "--durations", "F1"], "--durations: 'F1' is not of the form KEY=NUMBER"),
         ([*FLAGS, "--from", "5", "--to", "5"], "--to must be later than --from"),
         (["--follow"], "--follow needs a run folder"),
         (["--stages", "four"], "argument --stages: invalid int value: 'four'"),

@@ -159,7 +159,7 @@ def test_a_job_that_stops_ends_a_deaf_worker_and_fails_once_a_node(local_rank, c
     async def main():
         async with joined(tmp_path, "deaf", local_rank) as rank:
             worker = await rank.spawn()
-            while "deaf\n" not in (tmp_path / "logs" / "worker-5.log").read_text():
+            while "deaf\n" not in (tmp_path / "logs" / "worker-0.5.log").read_text():
                 await asyncio.sleep(0.01)
             rank.peer.send(Finish(3))
             assert await rank.end() == (code, "")

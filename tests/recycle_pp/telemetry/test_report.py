@@ -87,7 +87,7 @@ def test_each_death_has_its_own_stall_in_whatever_order_things_became_known(run)
 def test_the_command_takes_a_folder_or_the_newest_and_refuses_what_is_no_run(run, tmp_path):
     def command(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "recycle_pp.telemetry.report", *arguments],
+            [sys.executable, "-m", "recycle_pp.report", *arguments],
             cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 

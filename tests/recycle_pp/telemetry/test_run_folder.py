@@ -19,7 +19,11 @@ def test_the_resolved_configuration_can_be_read_back_as_it_was(tmp_path):
     run = RunFolder.create(settings)
     assert load(run.read_config()) == settings
     assert load(RunFolder(tmp_path / "run").read_config()).fail_at == ["20:1.2"]
-    assert run.log(7).parent.is_dir() and run.trace(20).name == "step-000020.json"
+    assert (
+        run.log("1.2").name == "worker-1.2.log"
+        and run.log("1.2").parent.is_dir()
+        and run.trace(20).name == "step-000020.json"
+    )
 
 
 def test_another_run_is_refused_and_a_resume_takes_it_up(tmp_path):
@@ -80,10 +84,10 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_the_summary_has_the_fields_that_are_promised():
-    summary = Summary(60, 2160, 138240, 1, [0.05], 30.0, 0.4, 2.3, "ab" * 32)
+    summary = Summary(60, 2160, 138240, 1, [0.05], 0.3, 9, 9, 30.0, 0.4, 2.3, "ab" * 32)
     assert list(summary.to_json()) == [
-        "steps", "samples", "tokens", "deaths", "stall_seconds", "wall_seconds", "cpu_seconds_per_step", "final_loss",
-        "weights_sha256",
+        "steps", "samples", "tokens", "deaths", "stall_seconds", "bubbles", "lost_ops", "redone_ops", "wall_seconds",
+        "cpu_seconds_per_step", "final_loss", "weights_sha256",
     ]  # fmt: skip
 
 

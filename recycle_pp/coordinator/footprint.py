@@ -1,0 +1,119 @@
+"""What a run needs, in numbers, before any worker starts: parameters, tokens a step, bytes a worker.
+
+    for line in footprint(settings, workers_here=4): print(line)
+    bytes_of(settings, stage=0)             # {"weights": ..., "gradients": ..., ...}
+
+In float32, without deaths: with bf16 activations are less, and a dead worker's peers hold up to memory_extra more. The
+counts of activations are those of the reference kernels (a test measures them).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Model, Settings
+from recycle_pp.config.sizes import format_size
+from recycle_pp.model.split import layers_of
+
+from .problem import initial_problem
+
+FLOAT = 4
+PROCESS = 280_000_000  # bytes of a worker on a CPU before it holds anything: Python and torch
+
+
+def footprint(settings: Settings, workers_here: int) -> list[str]:
+    """Two or three sentences. workers_here: on this machine."""
+    p = settings.parallel
+    samples = p.pipelines * p.microbatches * p.microbatch_size
+    count = sum(parameters(settings.model, layers) for layers in layers_of(settings.model, p.stages))
+    tokens = samples * settings.model.sequence
+    lines = [f"{_count(count)} parameters in {p.stages} stages; {samples} samples, {tokens:,} tokens a step"]
+    if settings.emulate.mode:
+        return lines
+    needs = [bytes_of(settings, stage) for stage in range(p.stages)]
+    stage = max(range(p.stages), key=lambda s: sum(needs[s].values()))
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in needs[stage].items() if size)
+    most = sum(needs[stage].values())
+    lines.append(f"a worker of stage {stage}, the fullest, holds about {format_size(most)}: {parts}")
+    gpu = None if settings.run.device == "cpu" else _gpu_memory()
+    need, have = (most, gpu) if gpu is not None else (_all_here(settings, needs, workers_here), _memory())
+    here = f"the {workers_here} workers of this machine, torch included, about {format_size(need)}; it has"
+    where = "its GPU has" if gpu is not None else here
+    if have is not None:
+        lines.append(f"{where} {format_size(have)}" + (": that is not enough" if need > have else ""))
+    return lines
+
+
+def parameters(model: Model, layers: range) -> int:
+    """Of a stage with these layers."""
+    head = model.width // model.heads
+    attention = model.width * (model.heads + 2 * model.kv_heads) * head + model.width**2
+    each = attention + 3 * model.ffn * model.width + 2 * model.width
+    ends = (layers.start == 0) * model.vocabulary * model.width
+    ends += (layers.stop == model.layers) * (model.vocabulary + 1) * model.width
+    return len(layers) * each + ends
+
+
+def activations(model: Model, layers: range, tokens: int) -> int:
+    """Bytes that the stage keeps of one micro-batch of so many tokens from its F to its B."""
+    width, kv = model.width, model.kv_heads * model.width // model.heads
+    each = width if model.recompute else 7 * width + 3 * model.ffn + 3 * kv + model.heads + 2
+    head = (layers.stop == model.layers) * (model.vocabulary + 2 * width + 3)
+    return FLOAT * tokens * (len(layers) * each + head + 2 * (layers.start == 0))
+
+
+def bytes_of(settings: Settings, stage: int) -> dict[str, int]:
+    """What a worker of that stage holds at most, without deaths."""
+    model, p, o = settings.model, settings.parallel, settings.optimizer
+    layers = layers_of(model, p.stages)[stage]
+    weights = FLOAT * parameters(model, layers)
+    tokens = p.microbatch_size * model.sequence
+    limit = initial_problem(settings).limit(Worker(0, stage))
+    in_flight = int(min(limit, p.microbatches))
+    sums = 2 * weights if settings.numerics.reproducible else weights  # int64 or float32
+    sent = (stage > 0) + (stage < p.stages - 1)  # boundary tensors a micro-batch, kept until the commit
+    return {
+        "weights": weights,
+        "gradients": 2 * sums,  # the accumulators, and the copy that is summed with the peers'
+        "optimizer state": (5 if o.stagger else 2) * weights,  # with the undo copy
+        "activations": in_flight * activations(model, layers, tokens),
+        "replay log": FLOAT * p.microbatches * sent * tokens * model.width,
+    }
+
+
+def _all_here(settings: Settings, needs: list[dict[str, int]], workers: int) -> int:
+    """Of so many ranks, the first ones: all machines have about the same stages."""
+    return sum(PROCESS + sum(needs[rank % settings.parallel.stages].values()) for rank in range(workers))
+
+
+def _memory() -> float | None:
+    """Bytes that this machine, or this container, has."""
+    with suppress(OSError, ValueError, IndexError):
+        total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024.0
+        with suppress(OSError, ValueError):
+            total = min(total, float(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return total
+    return None
+
+
+def _gpu_memory() -> float | None:
+    """Bytes of this machine's first GPU; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, ValueError, IndexError, subprocess.SubprocessError):
+        out = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+        return float(out.splitlines()[0]) * 2**20
+    return None
+
+
+def _count(number: int) -> str:
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return str(number)

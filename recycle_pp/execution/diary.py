@@ -1,0 +1,58 @@
+"""What a worker did, in its own log (logs/worker-1.2.log): start, plans, deaths around it, return, end.
+
+diary = Diary(worker)
+diary.note("ready after 2.1 s")
+diary.heard(message)            # of the coordinator: the few that a person wants to know
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from recycle_schedules import Worker
+
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Donate, Exit, Leave, SteadyPlan
+
+
+class Diary:
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._members: set[Worker] = set()
+        self._step = 0  # that runs, or comes next
+
+    def note(self, sentence: str) -> None:
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} worker {self._worker}: {sentence}", flush=True)
+
+    def heard(self, message: Message) -> None:
+        match message:
+            case Announce():
+                self._announced(message)
+            case Adopt():
+                for step, actions in message.steps.items():
+                    if actions:
+                        self.note(f"step {step}: a plan of what is left of it")
+            case SteadyPlan():
+                self.note(f"step {self._step}: a plan of the steps to come")
+            case Commit():
+                self._step = message.step + 1
+            case Donate():
+                self.note(f"step {self._step}: gives its state to worker {message.to}")
+            case Exit():
+                self.note("the job is over")
+            case Leave():
+                self.note("leaves the job")
+
+    def _announced(self, message: Announce) -> None:
+        self._step = max(self._step, message.committed + 1)
+        before, self._members = self._members, set(message.members)
+        changes = [("without", before - self._members), ("with", self._members - before - {self._worker})]
+        what = "; ".join(f"{word} {_names(of)}" for word, of in changes if of and before)
+        generation = f"generation {message.generation}, {len(self._members)} workers"
+        self.note(f"step {self._step}: {generation}" + (f": {what}" if what else ""))
+
+
+def _names(workers: Iterable[Worker], most: int = 8) -> str:
+    names = [str(w) for w in sorted(workers)]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,225 @@
+"""What `plan` and `visualize` work on, read from a command line in one way.
+
+    parser = ...; add_arguments(parser)
+    source = read_source(parser.parse_args())       # ValueError: one sentence
+    source.problem, source.shown, source.run
+
+A command line names a file (a problem, a plan, a trace), a run folder, or a problem on flags. What flags leave out is
+as in a training run without settings (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches beyond 1F1B's,
+a backward that may be split, an optimizer step at the commit. Settings of the trainer are flags too:
+
+    --pipelines 3 --stages 4 --microbatches 6 --fail 1.2
+    parallel=2x4 emulate=sleep optimizer.stagger=true +fail_at=20:1.2
+
+What a problem file leaves out is as docs/planner.md says. Flags win over a file's keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from recycle_schedules import Plan, Problem, Trace, Worker, compiled
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.faults import faults
+from recycle_pp.config.settings import Settings, load
+from recycle_pp.coordinator.problem import initial_problem
+from recycle_pp.coordinator.profile import Profile
+from recycle_pp.drawing.sources import Run
+
+Json = dict[str, Any]
+_KEYS = (
+    "pipelines",
+    "stages",
+    "microbatches",
+    "backward",
+    "optimizer",
+    "reroute",
+    "send",
+    "send_rerouted",
+    "allreduce",
+)
+_FLAGS = (*_KEYS, "fail", "durations", "memory", "speed")
+
+
+@dataclass(frozen=True)
+class Source:
+    """shown: the plan or trace that the source holds, None where it only says what to plan. run: of a run folder."""
+
+    problem: Problem
+    unit: str = "slots"
+    shown: Plan | None = None
+    run: Run | None = None
+    step: int = 0  # of a run's trace
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The sources and the flags of a problem."""
+    add = parser.add_argument
+    add(
+        "source",
+        nargs="*",
+        help="a file (a problem, a plan or a trace), a run folder, or settings of the trainer (parallel=2x4)",
+    )
+    add("--step", type=int, help="of a run folder; default: the last in which somebody died")
+    flags = parser.add_argument_group("a problem on flags; what is left out is as in a training run")
+    add = flags.add_argument
+    add("--pipelines", type=int)
+    add("--stages", type=int)
+    add("--microbatches", type=int, help="per pipeline")
+    add("--fail", nargs="+", action="extend", metavar="D.S", help="dead workers, like 1.2")
+    add("--durations", metavar="F=1,I=1,W=1,O=1", help="one number an op, or one per stage: F=1/1/2/1")
+    add(
+        "--memory", metavar="1f1b+2", help="micro-batches in flight: none, a number, one per stage (4/3/6/1), or 1f1b+k"
+    )
+    add("--backward", choices=("decoupled", "coupled", "mixed"))
+    add("--optimizer", choices=("staggered", "barrier", "none"))
+    add("--reroute", choices=("failed_only", "any"))
+    add("--send", type=float, help="latency between stages")
+    add("--send-rerouted", type=float, help="latency between stages of different pipelines")
+    add("--allreduce", type=float, help="from a stage's last gradient to its optimizer steps")
+    add("--speed", nargs="+", metavar="D.S=0.8", help="slow or fast workers")
+    add("--unit", choices=("slots", "ms", "s"), help="what the problem's times are (default slots)")
+
+
+def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Source:
+    """The source of a parsed command line. prefer_shown: False where its problem is to be planned anew in any case."""
+    words, settings = _split(arguments.source)
+    given = any(getattr(arguments, name) is not None for name in _FLAGS)
+    if words and settings:
+        raise ValueError(f"either {words[0]} or settings of the trainer ({settings[0]}), not both")
+    if len(words) > 1:
+        raise ValueError(f"one source at a time, not {' and '.join(words)}")
+    if not words:
+        if not (given or settings):
+            raise ValueError(
+                "of what? name a file with a problem, a plan or a trace, a run folder, or a problem on flags "
+                "(--pipelines 3 --stages 4 --microbatches 6)"
+            )
+        if arguments.step is not None:
+            raise ValueError("--step needs a run folder")
+        source = _of_settings(compose(settings) if settings else Settings())
+    elif Path(words[0]).is_dir():
+        source = _of_run(Run(words[0]), arguments.step)
+    elif arguments.step is not None:
+        raise ValueError(f"--step needs a run folder, and {words[0]} is a file")
+    else:
+        source = read_file(words[0])
+    if given or arguments.unit:
+        source = _with_flags(source, arguments)
+    return source if prefer_shown else replace(source, shown=None)
+
+
+def read_file(path: str | Path) -> Source:
+    """A file with a problem, a plan or a trace; ValueError in one sentence that names it."""
+    try:
+        data = json.loads(Path(path).read_text())
+        if isinstance(data, dict) and {"pipelines", "stages", "microbatches"} & data.keys():
+            return Source(Problem.from_json(data))
+        if isinstance(data, dict) and "problem" in data and "ops" not in data:
+            return Source(Problem.from_json(data["problem"]))
+        shown = (Trace if isinstance(data, dict) and "generation" in data else Plan).from_json(data)
+        return Source(shown.problem, shown.time_unit, shown)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{path}: not JSON ({e})") from None
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
+    except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError):
+        raise ValueError(f"{path}: neither a problem, a plan nor a trace") from None
+
+
+def compile_planner() -> None:
+    """Waits until the planner's inner loops are compiled, and says so where that takes long: with them plans differ."""
+    if not compiled.load(timeout=1.0):
+        sentence = "compiling the planner's inner loops: about half a minute, once on this machine"
+        print(sentence, file=sys.stderr, flush=True)
+        compiled.load()
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files and folders; settings of the trainer."""
+    settings = [word for word in words if "=" in word and not Path(word).exists()]
+    return [word for word in words if word not in settings], settings
+
+
+def _of_settings(settings: Settings) -> Source:
+    """As the trainer plans its steps, with those dead that +fail_at takes."""
+    settings.schedule.profile_steps = 0
+    dead = sorted({fault.worker for fault in faults(settings) if fault.kind in ("kill", "hang")})
+    return Source(initial_problem(settings).replace(failed=dead), "s" if settings.emulate.mode else "slots")
+
+
+def _of_run(run: Run, step: int | None) -> Source:
+    """A traced step; of a run that has traced none, the plan of its configuration with the durations it measured."""
+    if run.steps or step is not None:
+        at = run.newest if step is None else step
+        trace = run.trace(at)
+        return Source(trace.problem, trace.time_unit, trace, run, at)
+    config = run.path / "config.yaml"
+    if not config.exists():
+        raise ValueError(f"{run.path} holds no run: there is no config.yaml, and no trace")
+    import yaml
+
+    settings: Settings = load(yaml.safe_load(config.read_text()))
+    settings.fail_at, settings.hang_at = [], []
+    source = _of_settings(settings)
+    measured = run.path / "profile.json"
+    if not measured.exists():
+        return replace(source, run=run)
+    profile = Profile(settings)
+    profile.take_up(json.loads(measured.read_text()))
+    return Source(profile.problem(source.problem), "s", run=run)
+
+
+def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:
+    """The source's problem with the keys that flags change; what it shows is then no longer that problem's."""
+    keys: Json = {name: getattr(arguments, name) for name in _KEYS if getattr(arguments, name) is not None}
+    if arguments.fail is not None:
+        keys["failed"] = [_worker("--fail", text) for item in arguments.fail for text in item.split(",")]
+    if arguments.durations:
+        keys["durations"] = dict(_pair("--durations", item) for item in arguments.durations.split(","))
+    if arguments.memory:
+        keys["memory_limit"] = _memory(arguments.memory)
+    if arguments.speed:
+        pairs = [_pair("--speed", item) for item in arguments.speed]
+        keys["speed"] = {"{},{}".format(*_worker("--speed", key)): value for key, value in pairs}
+    unit = arguments.unit or source.unit
+    if not keys:
+        shown = None if source.shown is None else replace(source.shown, time_unit=unit)
+        return replace(source, unit=unit, shown=shown)
+    return replace(source, problem=source.problem.replace(**keys), unit=unit, shown=None)
+
+
+def _worker(flag: str, text: str) -> Worker:
+    try:
+        return Worker.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
+
+
+def _pair(flag: str, text: str) -> tuple[str, Any]:
+    """KEY=NUMBER, or KEY=NUMBER/NUMBER/... for one per stage."""
+    key, _, value = text.partition("=")
+    try:
+        numbers = [float(x) for x in value.split("/")]
+    except ValueError:
+        raise ValueError(f"{flag}: {text!r} is not of the form KEY=NUMBER") from None
+    return key.strip(), numbers if len(numbers) > 1 else numbers[0]
+
+
+def _memory(text: str) -> Any:
+    try:
+        if text == "none":
+            return None
+        if text.startswith("1f1b"):
+            return {"base": "1f1b", "extra": int(text[4:] or 0)}
+        limits = [None if x == "none" else int(x) for x in text.split("/")]
+    except ValueError:
+        raise ValueError(f"--memory: {text!r} is not none, a number, one per stage (4/3/6/1), or 1f1b+k") from None
+    return limits if len(limits) > 1 else limits[0]

@@ -1,0 +1,28 @@
+"""A run in a few lines: what died and why, what it cost, and that the loss went on.
+
+python -m recycle_pp.report runs/mine      # without an argument: the newest under runs/
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from recycle_pp.telemetry.report import report
+from recycle_pp.telemetry.run_folder import newest_run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0, or 2 after one sentence about what is wrong."""
+    try:
+        if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
+            raise ValueError("usage: python -m recycle_pp.report [RUN_FOLDER]")
+        print(report(newest_run(arguments[0] if arguments else None)))
+    except ValueError as error:
+        print(f"recycle_pp: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

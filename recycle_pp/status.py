@@ -1,0 +1,63 @@
+"""How a run is: running or dead, step, speed, loss, who lives, the last deaths, stalls, ETA.
+
+    python -m recycle_pp.status runs/mine              # without an argument: the newest under runs/
+    python -m recycle_pp.status runs/mine --watch
+    python -m recycle_pp.status runs/mine --json
+
+From any terminal, and from any node that has the run folder. Exit code 0: it runs, or has finished; 1: it is dead,
+silent or has stopped; 2: one sentence about what is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from recycle_pp.telemetry.run_folder import newest_run
+from recycle_pp.telemetry.status import Looker, Status, text
+
+WATCH_SECONDS = 1.0
+CLEAR = "\x1b[H\x1b[J"  # to the terminal's first corner, and nothing left of what stood there
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    about, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m recycle_pp.status",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", nargs="?", help="a run folder; default: the newest under runs/")
+    parser.add_argument("--json", action="store_true", help="for machines; with --watch an object a line")
+    parser.add_argument("--watch", action="store_true", help="again and again, until the run has ended or Ctrl-C")
+    arguments = parser.parse_args(argv)
+    try:
+        looker = Looker(newest_run(arguments.run))
+        status = looker.look()
+        _show(status, arguments)
+        while arguments.watch and status.state in ("starting", "running", "silent"):
+            time.sleep(WATCH_SECONDS)
+            status = looker.look()
+            _show(status, arguments)
+    except ValueError as error:
+        print(f"recycle_pp: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 0
+    return 0 if status.state in ("starting", "running", "finished") else 1
+
+
+def _show(status: Status, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(json.dumps(status.to_json(), indent=None if arguments.watch else 1), flush=True)
+    else:
+        start = CLEAR if arguments.watch and sys.stdout.isatty() else ""
+        print(start + text(status), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

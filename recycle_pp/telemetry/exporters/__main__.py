@@ -1,0 +1,76 @@
+"""Follows a run folder and passes on what is new in it; see the package.
+
+    python -m recycle_pp.telemetry.exporters [--skip=METRICS,EVENTS] RUN_DIR NAME [ARGUMENT]
+
+--skip: bytes of the two files that were passed on before. It ends when its standard input does, which the coordinator
+holds: at the end of the job, or when the coordinator dies. From a terminal it ends with the run, or by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+
+from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .exporter import Exporter, make
+
+LOOK_SECONDS = 0.2
+LAST_SECONDS = 8  # to pass on the rest once the job is over
+MOST_BEHIND = 1000  # records in one look
+
+
+def main(arguments: Sequence[str]) -> int:
+    skip = [0, 0]
+    if arguments and arguments[0].startswith("--skip="):
+        skip = [int(size) for size in arguments[0].removeprefix("--skip=").split(",")]
+        arguments = arguments[1:]
+    if len(arguments) < 2:
+        print(f"usage: {(__doc__ or '').splitlines()[2].strip()}", file=sys.stderr)
+        return 2
+    run, name = RunFolder(arguments[0]), arguments[1]
+    try:
+        exporter = make(name, run, *arguments[2:])
+    except (ValueError, ImportError, OSError, TypeError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    if not sys.stdin.isatty():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the job, whose end we wait for
+    follow(run, exporter, *skip)
+    return 0
+
+
+def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0) -> None:
+    """Blocks until the job is over and everything is passed on."""
+    files = (Follower(run.metrics, metrics), exporter.step), (Follower(run.events, events), exporter.event)
+    over = False
+    while True:
+        for follower, take in files:
+            new = follower.new()
+            if len(new) > MOST_BEHIND:
+                print(f"too slow: {len(new) - MOST_BEHIND} records are left out", file=sys.stderr, flush=True)
+            for record in new[-MOST_BEHIND:]:
+                take(record)
+        if over:
+            break
+        over = _over(run)
+        if over:
+            signal.alarm(LAST_SECONDS)  # ends this process, whatever hangs
+    exporter.close()
+
+
+def _over(run: RunFolder) -> bool:
+    """Waits a moment. On a terminal, the run says so; else nobody holds our standard input any more."""
+    if sys.stdin.isatty():
+        select.select([], [], [], LOOK_SECONDS)
+        return run.summary.exists()
+    ready = select.select([sys.stdin], [], [], LOOK_SECONDS)[0]
+    return bool(ready) and not os.read(sys.stdin.fileno(), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""run.on_event: a shell command for every event, with the event as one line of JSON on its standard input.
+
+    run.on_event='jq -r .event >> events.txt'
+
+One command at a time, in the order of the events, each with SECONDS to end before it is killed with what it has
+started. Where it falls far behind, older events are left out, which the log says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .exporter import Record
+
+SECONDS = 10.0
+
+
+def make(run: RunFolder, command: str) -> Command:
+    return Command(command, run)
+
+
+class Command:
+    def __init__(self, command: str, run: RunFolder) -> None:
+        self._command = command
+        self._environment = {**os.environ, "RECYCLE_RUN_DIR": str(run.path)}
+        self._environment.pop("RECYCLE_TOKEN", None)  # the job's secret is nobody else's
+
+    def step(self, record: Record) -> None:
+        pass
+
+    def event(self, record: Record) -> None:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", self._command], stdin=subprocess.PIPE, env=self._environment, start_new_session=True
+        )
+        try:
+            process.communicate(json.dumps(record, separators=(",", ":")).encode() + b"\n", timeout=SECONDS)
+            end = f"it ended with code {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            end = f"it was killed after {SECONDS:g} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if end:
+            print(f"run.on_event={self._command!r} on {record['event']}: {end}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,85 @@
+"""What an exporter is, and which there are.
+
+exporter = make("tensorboard", run)         # ImportError: its package is missing
+exporter.step(record); exporter.event(record); exporter.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.run_folder import RunFolder
+
+Record = Mapping[str, Any]
+
+MEASURES = (
+    "loss",
+    "val_loss",
+    "grad_norm",
+    "lr",
+    "step_seconds",
+    "tokens_per_second",
+    "live_workers",
+    "logged_bytes",
+    "cpu_seconds",
+)
+"""Keys of metrics.jsonl that are passed on."""
+
+ANNOTATED = {
+    "death_detected", "resumed", "rejoined", "left", "slow", "slow_no_more", "plan_adopted", "stage_lost", "restored",
+    "coordinator_elected", "node_joined", "checkpoint_saved", "stopped", "finished",
+}  # fmt: skip
+"""Events that stand beside the curves: deaths, stalls, changes of plan, returns, ends."""
+
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prometheus_client"}
+"""Name in the `log` group -> what must be installed, by the extra of the same name."""
+
+
+class Exporter(Protocol):
+    """Called by one thread, in the order of the files; may take its time, and may raise."""
+
+    def step(self, record: Record) -> None:
+        """A line of metrics.jsonl."""
+
+    def event(self, record: Record) -> None:
+        """A line of events.jsonl."""
+
+    def close(self) -> None:
+        """Nothing more comes: what is on its way is to arrive."""
+
+
+def wanted(settings: Settings) -> dict[str, list[str]]:
+    """Name of every exporter that the settings ask for -> its arguments."""
+    log, out = settings.log, dict[str, list[str]]()
+    if log.tensorboard:
+        out["tensorboard"] = []
+    if log.wandb:
+        out["wandb"] = []
+    if log.prometheus is not None:
+        out["prometheus"] = [str(log.prometheus)]
+    if settings.run.on_event:
+        out["command"] = [settings.run.on_event]
+    return out
+
+
+def refuse_missing(settings: Settings) -> None:
+    """ValueError, one sentence, where the package of an exporter is not installed."""
+    for name in wanted(settings):
+        if name in PACKAGES and find_spec(PACKAGES[name]) is None:
+            raise ValueError(
+                f"log.{name} needs the package {PACKAGES[name]}, which is not installed: "
+                f"pip install 'recycle-pp[{name}]'"
+            )
+
+
+def make(name: str, run: RunFolder, *arguments: str) -> Exporter:
+    """The exporter of that name; ValueError for an unknown one, ImportError where its package is missing."""
+    if name not in (*PACKAGES, "command"):
+        raise ValueError(f"{name!r} is no exporter; there are {', '.join((*PACKAGES, 'command'))}")
+    module = import_module(f"{__package__}.{name}")
+    exporter: Exporter = module.make(run, *arguments)
+    return exporter

@@ -1,0 +1,83 @@
+"""The exporters of a job, a process each, as the coordinator starts and ends them.
+
+exporters = Exporters(settings, run)
+exporters.look()                # now and then: says once if one has ended too early
+await exporters.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.events import report_once
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .exporter import wanted
+
+CLOSE_SECONDS = 10.0  # for the last records to arrive
+
+
+class Exporters:
+    def __init__(self, settings: Settings, run: RunFolder) -> None:
+        self._run = run
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        known = ",".join(str(_size(path)) for path in (run.metrics, run.events))  # passed on before: this run goes on
+        for name, arguments in wanted(settings).items():
+            command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
+            with suppress(OSError), open(self._log(name), "ab") as log:
+                self._processes[name] = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                )
+
+    def look(self) -> None:
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                self._ended(name)
+
+    async def close(self) -> None:
+        """Blocks no longer than CLOSE_SECONDS; what has not arrived until then is lost to the tool, not to the run
+        folder."""
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        waiting = [asyncio.to_thread(self._wait, process) for process in self._processes.values()]
+        await asyncio.gather(*waiting)
+        for name in list(self._processes):
+            self._ended(name)
+
+    def kill(self) -> None:
+        """Nothing stays behind."""
+        for process in self._processes.values():
+            process.kill()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _ended(self, name: str) -> None:
+        process = self._processes.pop(name)
+        if process.returncode:
+            what = "run.on_event" if name == "command" else f"log.{name}"
+            report_once(f"{what} has ended with code {process.returncode}: {self._last_words(name)}")
+
+    def _last_words(self, name: str) -> str:
+        with suppress(OSError):
+            lines = self._log(name).read_text(errors="replace").strip().splitlines()
+            if lines:
+                return f"{lines[-1][:200]} ({self._log(name)})"
+        return "it says nothing"
+
+    def _log(self, name: str) -> Path:
+        return self._run.logs / f"{name}.log"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

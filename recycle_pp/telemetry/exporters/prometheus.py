@@ -1,0 +1,56 @@
+"""A run's present state for Prometheus: http://HOST:PORT/metrics on the coordinator's node.
+
+Gauges hold the newest step's measures (`recycle_loss`, `recycle_tokens_per_second`, ...). Deaths, stalls, plans,
+returns and checkpoints are counters, whose jumps Grafana shows as annotations: `changes(recycle_deaths_total[1m]) > 0`.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .exporter import ANNOTATED, MEASURES, Record
+
+
+def make(run: RunFolder, port: str) -> Prometheus:
+    return Prometheus(run, int(port))
+
+
+class Prometheus:
+    def __init__(self, run: RunFolder, port: int) -> None:
+        registry = CollectorRegistry()
+        labels = {"run": run.path.name}
+
+        def gauge(name: str, about: str) -> Gauge:
+            return Gauge(f"recycle_{name}", about, list(labels), registry=registry).labels(**labels)
+
+        self._gauges = {key: gauge(key, f"{key} of the newest step (metrics.jsonl)") for key in MEASURES}
+        self._gauges["step"] = gauge("step", "newest step that is committed")
+        self._deaths = Counter("recycle_deaths", "workers that died", ["run", "cause"], registry=registry)
+        self._stalls = Counter("recycle_stall_seconds", "seconds of all stalls", ["run"], registry=registry)
+        self._lost = Counter("recycle_lost_ops", "ops that deaths have cost", ["run"], registry=registry)
+        self._events = Counter(
+            "recycle_events", "events of the job (events.jsonl)", ["run", "event"], registry=registry
+        )
+        self._name = run.path.name
+        self._server, self._thread = start_http_server(port, registry=registry)
+
+    def step(self, record: Record) -> None:
+        for key, gauge in self._gauges.items():
+            if record.get(key) is not None:
+                gauge.set(record[key])
+
+    def event(self, record: Record) -> None:
+        name = record["event"]
+        if name == "death_detected":
+            self._deaths.labels(self._name, record["cause"]).inc()
+        elif name == "resumed":
+            self._stalls.labels(self._name).inc(record["stall_seconds"])
+            self._lost.labels(self._name).inc(record["lost_ops"])
+        if name in ANNOTATED:
+            self._events.labels(self._name, name).inc()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()

@@ -1,0 +1,65 @@
+"""Curves and events for TensorBoard, under RUN_DIR/tensorboard: `tensorboard --logdir runs`.
+
+Events are texts (the tab Text, tag `events`) and marks under the curves: `events/deaths` counts them, `events/stall_ms`
+and `events/lost_ops` have a point at every step in which somebody died. Written by TensorBoard's own package, which
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from recycle_pp.telemetry.events import describe
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .exporter import ANNOTATED, MEASURES, Record
+
+
+def make(run: RunFolder) -> TensorBoard:
+    return TensorBoard(run)
+
+
+class TensorBoard:
+    def __init__(self, run: RunFolder) -> None:
+        self._writer = EventFileWriter(str(run.path / "tensorboard"))
+        self._deaths = 0
+
+    def step(self, record: Record) -> None:
+        self._scalars(record["step"], {key: record[key] for key in MEASURES if record.get(key) is not None})
+
+    def event(self, record: Record) -> None:
+        name, step = record["event"], record["step"]
+        if name == "death_detected":
+            self._deaths += 1
+            self._scalars(step, {"events/deaths": self._deaths}, record["time"])
+        elif name == "resumed":
+            marks = {"events/stall_ms": 1e3 * record["stall_seconds"], "events/lost_ops": record["lost_ops"]}
+            self._scalars(step, marks, record["time"])
+        if name in ANNOTATED:
+            self._text(step, describe(record) or f"step {step}: {name}", record["time"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _scalars(self, step: int, values: Record, at: float | None = None) -> None:
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._write(step, summary, at)
+
+    def _text(self, step: int, sentence: str, at: float) -> None:
+        tensor = TensorProto(
+            dtype=DT_STRING,
+            string_val=[sentence.encode()],
+            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+        )
+        about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        self._write(step, Summary(value=[Summary.Value(tag="events", metadata=about, tensor=tensor)]), at)
+
+    def _write(self, step: int, summary: Summary, at: float | None) -> None:
+        self._writer.add_event(Event(wall_time=at or time.time(), step=step, summary=summary))

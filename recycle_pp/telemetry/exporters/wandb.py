@@ -1,0 +1,64 @@
+"""Curves and events for Weights & Biases, under RUN_DIR/wandb.
+
+Online with an API key (`wandb login`, WANDB_API_KEY), else offline: `wandb sync RUN_DIR/wandb/offline-run-*` uploads it
+later. WANDB_PROJECT, WANDB_MODE and the like are heard. Events are the texts `event` of the history, with counters and
+stalls beside them.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+from contextlib import suppress
+
+import wandb
+
+from recycle_pp.telemetry.events import describe
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .exporter import ANNOTATED, MEASURES, Record
+
+
+def make(run: RunFolder) -> Wandb:
+    return Wandb(run)
+
+
+class Wandb:
+    def __init__(self, run: RunFolder) -> None:
+        keyed = "WANDB_API_KEY" in os.environ or _logged_in()
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "recycle_pp"),
+            name=run.path.name,
+            dir=str(run.path),
+            mode=None if "WANDB_MODE" in os.environ or keyed else "offline",  # type: ignore[arg-type]
+            config=run.read_config(),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("*", step_metric="step")  # an event may come after the lines of later steps
+        self._deaths = 0
+
+    def step(self, record: Record) -> None:
+        self._run.log({key: record[key] for key in ("step", *MEASURES) if record.get(key) is not None})
+
+    def event(self, record: Record) -> None:
+        name = record["event"]
+        values: dict[str, object] = {}
+        if name == "death_detected":
+            self._deaths += 1
+            values = {"events/deaths": self._deaths}
+        elif name == "resumed":
+            values = {"events/stall_ms": 1e3 * record["stall_seconds"], "events/lost_ops": record["lost_ops"]}
+        if name in ANNOTATED:
+            values[f"events/{name}"] = describe(record) or name
+        if values:
+            self._run.log({"step": record["step"], **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _logged_in() -> bool:
+    """Has `wandb login` left a key?"""
+    with suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
+    return False

@@ -1,0 +1,111 @@
+"""heartbeat.json: the coordinator's sign of life in the run folder, for whoever asks from outside.
+
+    beat = Heartbeat(run, term=0)
+    beat.write(live)                        # every SECONDS; atomically, blocks for a small file
+    beat.end(live, code=0)                  # the job is over
+    sign = Sign.read(run)                   # None where there is none
+    sign.verdict()                          # "alive" | "gone" | "silent" | "over", and the proof in words
+
+On the coordinator's own machine its process is looked for: by number, start time and boot, so that a number that is
+used again proves nothing. From another machine, or another container, only the file's age tells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from recycle_schedules import Worker
+
+from .clocks import boot_id
+from .run_folder import RunFolder
+
+SECONDS = 1.0  # between two signs
+SILENT_SECONDS = 15.0  # without one: as long as a machine may swap, and clocks of two machines may differ
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What heartbeat.json holds."""
+
+    time: float  # seconds since 1970, when it was written
+    host: str  # of the coordinator
+    pid: int
+    started: int  # clock ticks from its machine's boot to its process's start
+    boot: str  # the kernel's boot id
+    namespace: str  # of process numbers: containers have their own
+    term: int  # which coordinator of the job, from 0
+    live: list[str]  # workers "d.s" that take part
+    over: bool  # the job has ended
+    code: int | None  # its exit code, once it is over
+
+    @classmethod
+    def read(cls, run: RunFolder) -> Sign | None:
+        try:
+            data = json.loads(run.heartbeat.read_text())
+            return cls(**{field.name: data[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def here(self) -> bool:
+        """Can this process see the coordinator's, if it lives?"""
+        return self.boot == boot_id() and self.namespace == _namespace()
+
+    def verdict(self) -> tuple[str, str]:
+        """alive, gone (its process is not there any more), silent (no sign for long, seen from elsewhere) or over; and
+        how that is known."""
+        if self.over:
+            return "over", f"its coordinator said so, exit code {self.code}"
+        who, age = f"the coordinator, process {self.pid} on {self.host},", max(0.0, time.time() - self.time)
+        if self.here:
+            if _started(self.pid) == self.started:
+                return "alive", f"{who} is there; its last sign is {age:.0f} s old"
+            return "gone", f"{who} is not there any more; its last sign is {age:.0f} s old"
+        verdict = "alive" if age < SILENT_SECONDS else "silent"
+        return verdict, f"{who} gave its last sign {age:.0f} s ago"
+
+
+class Heartbeat:
+    def __init__(self, run: RunFolder, term: int) -> None:
+        self._run, self._term = run, term
+        self._started = _started(os.getpid()) or 0
+
+    def write(self, live: Iterable[Worker], over: bool = False, code: int | None = None) -> None:
+        sign = Sign(
+            time=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=self._started,
+            boot=boot_id(),
+            namespace=_namespace(),
+            term=self._term,
+            live=[str(worker) for worker in sorted(live)],
+            over=over,
+            code=code,
+        )
+        self._run.write_json(self._run.heartbeat, asdict(sign), indent=None)
+
+    def end(self, live: Iterable[Worker], code: int) -> None:
+        self.write(live, over=True, code=code)
+
+
+def _started(pid: int) -> int | None:
+    """Clock ticks from boot to the process's start; None where there is no such process, or only its remains."""
+    with suppress(OSError, ValueError, IndexError):
+        about = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if about[0] in "ZX" else int(about[19])
+    return None
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

@@ -1,0 +1,183 @@
+"""How a run is, read from its folder: by any process, on any machine that has it.
+
+looker = Looker(RunFolder("runs/mine"))
+status = looker.look()                 # as often as one likes: each look reads only what is new
+status.state, status.step, status.live
+text(status), status.to_json()
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Settings, load
+
+from .events import cause_in_words
+from .follower import Follower
+from .heartbeat import Sign
+from .progress import duration
+from .run_folder import RunFolder
+
+RECENT = 20  # steps that tell the speed
+DEATHS = 5  # that are shown
+MOST_ROWS = 16  # of the map; beyond, whole pipelines are folded
+
+
+@dataclass(frozen=True)
+class Status:
+    """state: starting | running | silent (no sign of life, seen from another machine) | dead | finished | stopped.
+
+    Times in seconds; None where nothing is known yet. ago: since the event."""
+
+    run: str
+    state: str
+    proof: str
+    step: int | None  # newest that is committed, from 0
+    steps: int
+    loss: float | None
+    tokens_per_second: float | None
+    step_seconds: float | None  # median of the last ones
+    last_step_seconds_ago: float | None
+    eta_seconds: float | None
+    pipelines: int
+    stages: int
+    live: list[str]
+    deaths: int
+    last_deaths: list[dict[str, Any]]  # step, worker, cause (in words), seconds_ago
+    stalls: int
+    last_stall_seconds: float | None
+    stall_seconds: float  # of all
+    recovering: bool  # somebody has died, and the job does not go on yet
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Looker:
+    def __init__(self, run: RunFolder) -> None:
+        """ValueError where the folder holds no run."""
+        if not run.config.exists():
+            raise ValueError(f"{run.path} holds no run: there is no {run.config.name}")
+        self._run = run
+        self._settings: Settings = load(run.read_config())
+        self._metrics, self._events = Follower(run.metrics), Follower(run.events)
+        self._lines: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._deaths: list[dict[str, Any]] = []
+        self._stalls: list[float] = []
+        self._last: dict[str, Any] = {}  # newest event
+        self._recovering = False
+
+    def look(self) -> Status:
+        self._lines.extend(self._metrics.new())
+        for event in self._events.new():
+            self._hear(event)
+        sign, now, s = Sign.read(self._run), time.time(), self._settings
+        verdict, proof = sign.verdict() if sign else ("silent", "there is no heartbeat.json")
+        last = self._lines[-1] if self._lines else {}
+        seconds = median([line["step_seconds"] for line in self._lines]) if self._lines else None
+        left = s.run.steps - 1 - last["step"] if last else s.run.steps
+        going = verdict == "alive"
+        return Status(
+            run=str(self._run.path),
+            state=self._state(verdict, sign),
+            proof=proof,
+            step=last.get("step"),
+            steps=s.run.steps,
+            loss=last.get("loss"),
+            tokens_per_second=last.get("tokens_per_second"),
+            step_seconds=seconds,
+            last_step_seconds_ago=now - self._run.metrics.stat().st_mtime if last else None,
+            eta_seconds=left * seconds if going and seconds is not None else None,
+            pipelines=s.parallel.pipelines,
+            stages=s.parallel.stages,
+            live=sign.live if sign else [],
+            deaths=len(self._deaths),
+            last_deaths=[
+                {
+                    "step": e["step"],
+                    "worker": e["worker"],
+                    "cause": cause_in_words(e),
+                    "seconds_ago": now - e["time"],
+                }
+                for e in self._deaths[-DEATHS:]
+            ],
+            stalls=len(self._stalls),
+            last_stall_seconds=self._stalls[-1] if self._stalls else None,
+            stall_seconds=sum(self._stalls),
+            recovering=self._recovering and going,
+        )
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        name, self._last = event["event"], event
+        if name == "started":
+            self._deaths, self._stalls, self._recovering = [], [], False
+        elif name == "death_detected":
+            self._deaths.append(event)
+            self._recovering = True
+        elif name in ("resumed", "restored"):
+            self._stalls += [event["stall_seconds"]] if name == "resumed" else []
+            self._recovering = False
+
+    def _state(self, verdict: str, sign: Sign | None) -> str:
+        if verdict == "over":
+            return "finished" if sign and sign.code == 0 else "stopped"
+        if verdict == "alive":
+            return "running" if self._lines else "starting"
+        return "dead" if verdict == "gone" else verdict
+
+
+def text(status: Status) -> str:
+    """For a person: several lines."""
+    lines = [f"{status.run}: {status.state} ({status.proof})"]
+    if status.step is not None:
+        parts = [f"step {status.step + 1} of {status.steps}"]
+        parts += [] if status.loss is None else [f"loss {status.loss:.4f}"]
+        parts += [] if status.tokens_per_second is None else [f"{status.tokens_per_second:,.0f} tokens/s"]
+        parts += [] if status.step_seconds is None else [f"{status.step_seconds:.3g} s a step"]
+        parts += [] if status.eta_seconds is None else [f"ETA {duration(status.eta_seconds)}"]
+        lines.append(", ".join(parts))
+        if _late(status):
+            lines.append(f"no step for {duration(status.last_step_seconds_ago or 0.0)}")
+    everybody = status.pipelines * status.stages
+    lines.append(f"{len(status.live)} of {everybody} workers live")
+    lines += worker_map(status.live, status.pipelines, status.stages)
+    if status.deaths:
+        lines.append(f"deaths: {status.deaths}, the last:")
+        for death in reversed(status.last_deaths):
+            when = duration(death["seconds_ago"])
+            lines.append(f"  step {death['step'] + 1}: worker {death['worker']}, {death['cause']}, {when} ago")
+    if status.recovering:
+        lines.append("the job recovers from it now")
+    if status.last_stall_seconds is not None:
+        total = f"{1000 * status.stall_seconds:.0f} ms in {status.stalls}"
+        lines.append(f"last stall {1000 * status.last_stall_seconds:.0f} ms; all: {total}")
+    return "\n".join(lines)
+
+
+def _late(status: Status) -> bool:
+    ago, usual = status.last_step_seconds_ago, status.step_seconds
+    return status.state == "running" and ago is not None and usual is not None and ago > max(10.0, 10 * usual)
+
+
+def worker_map(live: Sequence[str], pipelines: int, stages: int) -> list[str]:
+    """A line a pipeline, a mark a stage: who takes part. Of many pipelines, whole ones are counted in one line."""
+    there = {Worker.parse(name) for name in live}
+    rows = {d: [Worker(d, s) in there for s in range(stages)] for d in range(pipelines)}
+    whole = [d for d in rows if all(rows[d])] if pipelines > MOST_ROWS else []
+    shown = [d for d in rows if d not in set(whole)]
+    width = len(str(stages - 1)) + 1
+    lines = [f"{'stage':>14}" + "".join(f"{s:>{width}}" for s in range(stages))]
+    for d in shown[: 4 * MOST_ROWS]:
+        lines.append(f"{f'pipeline {d}':>14}" + "".join(f"{'■' if up else '·':>{width}}" for up in rows[d]))
+    if len(shown) > 4 * MOST_ROWS:
+        lines.append(f"{'':>14} and {len(shown) - 4 * MOST_ROWS} more pipelines that lack workers")
+    if whole:
+        lines.append(f"{'':>14} {len(whole)} pipelines are whole")
+    return lines

@@ -1,0 +1,92 @@
+"""docs/run-folder.md names every field of every file that a run leaves, and no other: compared with a real job."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.telemetry.events import _WORDS
+
+DOCS = Path(__file__).parents[3] / "docs" / "run-folder.md"
+HEAD = {"time", "event", "step", "generation", "worker"}
+SOMETIMES = {"val_loss"}
+
+
+@pytest.fixture(scope="module")
+def run(zygote):
+    """A job with a death, a return, validation and a checkpoint."""
+    faults = ["+fail_at=4:1.1@backward", "+rejoin_at=6:1.1"]
+    with zygote.run(
+        ["parallel=2x2", "model=tiny", "run.steps=60", "run.validate_every=5", "emulate=sleep", *faults]
+    ) as job:
+        assert job.wait(90) == 0, job.output
+        yield job.run
+
+
+def table(section: str) -> list[tuple[list[str], str]]:
+    """The rows of a section's table: the names in the first cell, and the second cell."""
+    text = DOCS.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    return [(re.findall(r"`(\w+)`", names), about) for names, about in rows]
+
+
+def fields(section: str) -> set[str]:
+    return {name for names, _ in table(section) for name in names}
+
+
+def test_metrics(run):
+    lines = run.lines(run.metrics)
+    assert set().union(*lines) == fields("metrics.jsonl")
+    assert all(fields("metrics.jsonl") - line.keys() <= SOMETIMES for line in lines)
+
+
+def test_events(run):
+    documented = {
+        name: set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", about)))
+        for names, about in table("events.jsonl")
+        for name in names
+    }
+    events = run.lines(run.events)
+    assert {"death_detected", "resumed", "rejoined", "joining", "finished"} <= {e["event"] for e in events}
+    for event in events:
+        assert event.keys() - HEAD == documented[event["event"]], event
+    assert set(_WORDS) <= documented.keys()
+
+
+@pytest.mark.parametrize("section", ["summary.json", "profile.json", "heartbeat.json"])
+def test_files_of_one_object(section, run):
+    assert json.loads((run.path / section).read_text()).keys() == fields(section)
+
+
+def test_traces(run):
+    trace = json.loads(run.trace(4).read_text())
+    assert trace.keys() == fields("traces")
+    ops = next(about for names, about in table("traces") if "ops" in names)
+    assert {key for op in trace["ops"] for key in op} == set(re.findall(r"`(\w+)`", ops))
+
+
+def test_the_summary_counts_what_the_trace_shows(run):
+    from recycle_pp.drawing.chart import Chart
+    from recycle_pp.drawing.measures import Measures
+    from recycle_pp.drawing.sources import Run
+
+    summary = json.loads(run.summary.read_text())
+    m = Measures.of(Chart.of(Run(run.path).trace(4)))
+    resumed = [e for e in run.lines(run.events) if e["event"] == "resumed"]
+    assert len(resumed) == 1 and m.lost > 0
+    assert m.lost == m.redone == summary["lost_ops"] == summary["redone_ops"] == resumed[0]["lost_ops"]
+    assert 0 < summary["bubbles"] < 1
+
+
+def test_every_worker_has_a_log_of_its_name_that_says_what_it_did(run):
+    logs = {path.name: path.read_text() for path in run.logs.iterdir()}
+    assert set(logs) == {f"worker-{d}.{s}.log" for d in range(2) for s in range(2)}
+    peer, back = logs["worker-0.1.log"], logs["worker-1.1.log"]
+    assert "step 4: generation 1, 3 workers: without 1.1" in peer and "step 4: a plan of what is left of it" in peer
+    assert "gives its state to worker 1.1" in peer and "the job is over" in peer
+    assert len(re.findall("starts as the (first|next)", back)) == 2
+    lines = [line for log in logs.values() for line in log.splitlines()]
+    assert all(re.match(r"\d{4}-\d\d-\d\d .* worker \d\.\d: ", line) for line in lines), "something else is in it"

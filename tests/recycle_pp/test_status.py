@@ -1,0 +1,110 @@
+"""`python -m recycle_pp.status`: running or dead, with proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.config.settings import load
+from recycle_pp.status import main
+from recycle_pp.telemetry.heartbeat import SILENT_SECONDS, Heartbeat, Sign
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.status import worker_map
+
+LONG = ["parallel=2x2", "model=tiny", "run.steps=100000", "run.validate_every=0", "emulate=sleep"]
+
+
+def status(run, capsys) -> dict:
+    main([str(run.path), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_job_is_seen_running_then_short_of_a_worker_then_dead(zygote, capsys):
+    with zygote.run([*LONG, "+fail_at=3:1.1"]) as job:
+        job.wait_for_event("resumed", 60)
+        deadline = time.monotonic() + 30
+        while True:  # the heartbeat says once a second who lives
+            seen = status(job.run, capsys)
+            if (seen["state"], len(seen["live"])) == ("running", 3) or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        assert seen["state"] == "running" and seen["live"] == ["0.0", "0.1", "1.0"], seen
+        assert seen["step"] >= 2 and seen["eta_seconds"] > 0 and seen["deaths"] == 1 and seen["stalls"] == 1
+        assert seen["last_deaths"][0]["worker"] == "1.1" and "SIGKILL" in seen["last_deaths"][0]["cause"]
+        assert main([str(job.run.path)]) == 0
+        shown = capsys.readouterr().out
+        assert "running (the coordinator, process" in shown and "pipeline 1 ■ ·" in shown
+        for pid in job.supervisors():
+            os.kill(pid, signal.SIGKILL)
+        job.wait(60)
+        seen = status(job.run, capsys)
+        assert seen["state"] == "dead" and "is not there any more" in seen["proof"] and seen["eta_seconds"] is None
+        assert main([str(job.run.path)]) == 1
+
+
+def test_a_run_that_has_ended_says_how(zygote, capsys):
+    with zygote.run(["parallel=2x2", "model=tiny", "run.steps=3", "run.validate_every=0"]) as job:
+        assert job.wait(60) == 0
+        assert main([str(job.run.path), "--watch"]) == 0
+        assert "finished (its coordinator said so, exit code 0)" in capsys.readouterr().out
+    with zygote.run(LONG) as job:
+        job.wait_for_event("started", 60)
+        job.signal(signal.SIGINT)
+        job.wait(60)
+        assert main([str(job.run.path)]) == 1
+        assert "stopped (its coordinator said so, exit code 130)" in capsys.readouterr().out
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder.create(load({"run": {"dir": str(tmp_path / "run")}}))
+    Heartbeat(run, 0).write([])
+    return run
+
+
+def wrote(run, **changes) -> None:
+    sign = Sign.read(run)
+    run.write_json(run.heartbeat, asdict(replace(sign, **changes)))
+
+
+def test_a_process_number_that_is_used_again_proves_nothing(run, capsys):
+    assert status(run, capsys)["state"] == "starting"
+    wrote(run, started=1)  # our number, another process
+    assert status(run, capsys)["state"] == "dead"
+
+
+def test_from_another_machine_or_container_only_the_age_of_the_sign_tells(run, capsys):
+    for elsewhere in ({"boot": "another"}, {"namespace": "another"}):
+        wrote(run, pid=2**22, started=1, time=time.time(), **elsewhere)
+        assert status(run, capsys)["state"] == "starting"
+        wrote(run, time=time.time() - SILENT_SECONDS - 1)
+        assert status(run, capsys)["state"] == "silent"
+
+
+def test_a_zombie_is_dead(run, capsys):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    about = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    wrote(run, pid=child.pid, started=int(about[19]))
+    assert status(run, capsys)["state"] == "dead"
+    child.wait()
+
+
+def test_of_many_pipelines_only_those_that_lack_workers_have_a_line():
+    everybody = [f"{d}.{s}" for d in range(64) for s in range(8)]
+    lines = worker_map([w for w in everybody if w not in ("5.3", "40.7")], 64, 8)
+    assert [line.split()[1] for line in lines[1:3]] == ["5", "40"] and lines[3].strip() == "62 pipelines are whole"
+    assert lines[1].count("·") == 1 and lines[1].count("■") == 7
+
+
+def test_what_is_no_run_gets_one_sentence_and_exit_code_2(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"recycle_pp: {tmp_path} holds no run: there is no config.yaml\n"
