@@ -59,8 +59,14 @@ def sums(stage: Stage) -> dict[str, Tensor]:
 
 
 def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
-    """The reduction of stages that have no peers."""
-    return [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
+    """The reduction of stages that have no peers; what several of them hold is summed over them."""
+    alone = [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
+    return [
+        own
+        if (ties := stage.ties) is None
+        else ties.united(own, {s: stages[s].ties.parcel(alone[s], to=stage.stage) for s in ties.stages})
+        for stage, own in zip(stages, alone, strict=True)
+    ]
 
 
 def train(settings: Settings, steps: int, order: Iterable[int] | None = None) -> tuple[list[tuple[float, float]], dict]:

@@ -15,7 +15,6 @@ a skip connection, inputs for each layer), a stage that begins there would compu
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from recycle_pp.model.stage_module import Batch, Boundary
 
+from .empty import empty, make_fake, unshare
 from .source import Source
 
 
@@ -48,10 +48,10 @@ class Outline:
     layers      the full names of the layers, in the order of their calls
     shapes      canonical name -> shape of every parameter, in the order of use
     canonical   every name of a parameter or buffer -> its first name (they differ where it is tied or shared)
-    regions     canonical name -> the regions that use a parameter
+    regions     every name of a parameter -> the regions that use it by this name
     parts       canonical name -> how many addends its gradient has (one for every operation on it)
     returns     name of a module with parameters outside of the layers, or of a layer -> what its calls return, in order
-    bare        the parameters that the code around the modules uses by itself
+    bare        the names of parameters that the code around the modules uses by itself
     crossing    layer -> the made tensors among its arguments
     joined      layer -> why no stage may begin there
     weighs      whether the loss divides by `num_items_in_batch`
@@ -73,7 +73,9 @@ class Outline:
         return self.crossing[layer] if 0 < layer < len(self.layers) else []
 
     def names_of(self, layers: range) -> list[str]:
-        return [name for name in self.shapes if self.regions[name] & set(layers)]
+        """The parameters, by their first names, that a stage with these layers uses."""
+        used = {self.canonical[name] for name, regions in self.regions.items() if regions & set(layers)}
+        return [name for name in self.shapes if name in used]
 
     def refuse(self, layers: range) -> None:
         if (why := self.joined.get(layers.start)) is not None:
@@ -91,13 +93,14 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
     from torch._subclasses import FakeTensorMode
 
     outline = Outline()
+    model = empty(source)
+    outline.canonical = unshare(model)
+    container = layers_of(model, source.layers)
+    outline.layers = [f"{source.layers}.{name}" for name, _ in container.named_children()]
+    _refuse_what_no_cut_can_have(model)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        model = source.build().train()
-        outline.canonical = unshare(model)
-        container = layers_of(model, source.layers)
-        outline.layers = [f"{source.layers}.{name}" for name, _ in container.named_children()]
-        _refuse_what_no_cut_can_have(model)
-        inputs, labels = (fake.from_tensor(tensor) for tensor in (batch.inputs, batch.labels))
+        make_fake(model, fake)
+        inputs, labels = (fake.from_tensor(tensor.clone()) for tensor in (batch.inputs, batch.labels))
         items = fake.from_tensor(torch.ones(()))
         watch = _Watch(outline, model, container)
         given = Batch(
@@ -115,29 +118,12 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
         raise ValueError(f"{source.name} shifts its labels itself; its loss must take `shift_labels` as they are")
     if not watch.used(labels):
         raise ValueError(f"{source.name}: its loss does not depend on the labels")
-    outline.shapes = {n: s for n, s in sorted(watch.shapes.items(), key=lambda item: min(outline.regions[item[0]]))}
+    begins = {name: len(outline.layers) for name in watch.shapes}
+    for name, regions in outline.regions.items():
+        first = outline.canonical[name]
+        begins[first] = min(begins[first], *regions)
+    outline.shapes = {name: watch.shapes[name] for name in sorted(begins, key=lambda name: begins[name])}
     return outline
-
-
-def unshare(model: nn.Module) -> dict[str, str]:
-    """Gives every place in `model` a module of its own, where several had the same one, so that every use of a
-    parameter can have a leaf of its own. Returns each name of a parameter or buffer -> its first name."""
-    first: dict[int, str] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    canonical = {name: first.setdefault(id(tensor), name) for name, tensor in named}
-    seen: set[int] = set()
-
-    def walk(module: nn.Module) -> None:
-        for name, child in list(module._modules.items()):
-            if child is None:
-                continue
-            if id(child) in seen:
-                child = module._modules[name] = copy.deepcopy(child)
-            seen.add(id(child))
-            walk(child)
-
-    walk(model)
-    return canonical
 
 
 def layers_of(model: nn.Module, name: str) -> nn.Module:
@@ -154,9 +140,10 @@ def layers_of(model: nn.Module, name: str) -> nn.Module:
 def outside(model: nn.Module, container: nn.Module) -> Iterable[tuple[str, nn.Module]]:
     """The modules with parameters that neither hold the layers nor belong to one."""
     inner = {id(module) for module in container.modules()}
+    at = next(name for name, module in model.named_modules() if module is container)
     for name, module in model.named_modules():
-        holds = any(id(child) == id(container) for child in module.modules())
-        if id(module) not in inner and not holds and next(module.parameters(), None) is not None:
+        holds = not name or at == name or at.startswith(f"{name}.")
+        if not holds and id(module) not in inner and next(module.parameters(), None) is not None:
             yield name, module
 
 
@@ -173,7 +160,7 @@ class _Watch(TorchDispatchMode):
         self._read: set[int] = set()
         self._kept: list[Any] = []  # so that no storage takes the place of one that is gone
         self.shapes = {name: p.shape for name, p in model.named_parameters() if outline.canonical[name] == name}
-        self._parameters = {_storage(p): outline.canonical[n] for n, p in _all(model.named_parameters)}
+        self._parameters = {_storage(p): name for name, p in _all(model.named_parameters)}
         self._buffers = {_storage(b): n for n, b in _all(model.named_buffers)}
         self._held = {name: id(buffer) for name, buffer in _all(model.named_buffers)}
         for name, module in outside(model, container):
@@ -197,7 +184,8 @@ class _Watch(TorchDispatchMode):
         for name, buffer in _all(self._model.named_buffers):
             if self._held.get(name, id(buffer)) != id(buffer):
                 raise ValueError(_changes(name))
-        reached = {self._parameters[_storage(leaf)] for leaf in _leaves(loss) if _storage(leaf) in self._parameters}
+        ends = [self._parameters.get(_storage(leaf)) for leaf in _leaves(loss)]
+        reached = {outline.canonical[name] for name in ends if name is not None}
         for name, parameter in self._model.named_parameters():
             if not parameter.requires_grad:
                 raise ValueError(f"{name} does not require a gradient: frozen parameters are not supported")
@@ -208,19 +196,23 @@ class _Watch(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self._quiet:
             return out
-        results = {_storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor)}
+        results = {_storage(tensor) for tensor in _tensors(out)}
         made = False
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                made |= self._uses(tensor, _storage(tensor) in results)
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in tree_leaves(value):
-                    if isinstance(tensor, Tensor) and _storage(tensor) in self._buffers:
-                        raise ValueError(_changes(self._buffers[_storage(tensor)]))
+        for tensor in _tensors((*args, *(kwargs or {}).values())):
+            made |= self._uses(tensor, _storage(tensor) in results)
+        if func._schema.is_mutable:
+            self._writes(func._schema.arguments, args)
         if made and func.overloadpacket.__name__ not in _SHAPE_ONLY:
-            self._mark(out)
+            for tensor in _tensors(out):
+                self._mark(tensor)
         return out
+
+    def _writes(self, arguments: Sequence[Any], values: Sequence[Any]) -> None:
+        for argument, value in zip(arguments, values, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(value):
+                    if _storage(tensor) in self._buffers:
+                        raise ValueError(_changes(self._buffers[_storage(tensor)]))
 
     def _uses(self, tensor: Tensor, view: bool) -> bool:
         """Whether what comes out is made, because of this."""
@@ -228,7 +220,7 @@ class _Watch(TorchDispatchMode):
         self._read.add(key)
         if (name := self._parameters.get(key)) is not None:
             outline.regions[name].add(self._region)
-            outline.parts[name] += not view
+            outline.parts[outline.canonical[name]] += not view
             if not self._inside:
                 outline.bare.add(name)
             return True
@@ -239,11 +231,11 @@ class _Watch(TorchDispatchMode):
             outline.joined.setdefault(k, f"{where} uses something from before it that is not among its arguments")
         return True
 
-    def _mark(self, out: Any) -> None:
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and _storage(tensor) not in self._parameters:
-                self._made[_storage(tensor)] = self._region
-                self._kept.append(tensor.untyped_storage())
+    def _mark(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._parameters:
+            self._made[storage._cdata] = self._region
+            self._kept.append(storage)
 
     def _module(self, name: str, forward: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -301,6 +293,15 @@ class _Watch(TorchDispatchMode):
 
 _SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
 _SHAPE_ONLY |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided"}
+
+
+def _tensors(values: Any) -> Iterable[Tensor]:
+    """Those in what an operation takes or gives: nested no deeper than lists. A fraction of what pytrees cost."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ from recycle_pp.numerics.backends import operations
 from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 from .deferred import defer
-from .dry_run import Argument, Outline, dry_run, layers_of, outside, same_arguments, unshare
+from .dry_run import Argument, Outline, dry_run, layers_of, outside, same_arguments
+from .empty import empty, unshare
 from .initial_values import Values, initial_values
 from .source import Source, source_of
 
@@ -66,8 +66,11 @@ class Part:
         held = outline.names_of(self._layers)
         self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
         self.parts: Mapping[str, int] = {name: outline.parts[name] for name in held}
-        stages = {name: [s for s, of in enumerate(layout) if outline.regions[name] & set(of)] for name in held}
-        self.shared: Mapping[str, Sequence[int]] = {name: of for name, of in stages.items() if len(of) > 1}
+        holders: dict[str, list[int]] = {name: [] for name in held}
+        for k, layers in enumerate(layout):
+            for name in set(outline.names_of(layers)) & set(held):
+                holders[name].append(k)
+        self.shared: Mapping[str, Sequence[int]] = {name: of for name, of in holders.items() if len(of) > 1}
         self._entry, self._exit = outline.boundary(self._layers.start), outline.boundary(self._layers.stop)
         self.takes = [of for _, of in self._entry]
         self.gives = [of for _, of in self._exit]
@@ -79,15 +82,16 @@ class Part:
     def bind(self, views: Mapping[str, Tensor], sink: WeightGradStore) -> Mapping[str, nn.Parameter]:
         index = {name: k for k, name in enumerate(self.shapes)}
         for name, view in views.items():
-            value = self._values.read(name)
+            value = self._initial(name)
             if value.shape != view.shape:
                 raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(view.shape)} in the model")
             view.copy_(value)
-        places = {name: of for name, of in self._outline.canonical.items() if of in views}
+        uses = {name: sorted(self._outline.regions[name] & set(self._layers)) for name in list(self._outline.regions)}
+        places = {name: self._outline.canonical[name] for name, regions in uses.items() if regions}
         leaves = {of: nn.Parameter(views[of]) for of in views}
         for name, of in places.items():
             module, attribute = self._place(name)
-            for region in sorted(self._outline.regions[of] & set(self._layers)):
+            for region in uses[name]:
                 # A leaf of its own for every use: the sum over the uses is then the same in any layout.
                 leaf = nn.Parameter(views[of])
                 leaf.register_post_accumulate_grad_hook(partial(_take, sink, index[of]))
@@ -121,8 +125,7 @@ class Part:
     # -- the model without what other stages hold
 
     def _empty_model(self) -> nn.Module:
-        with _parameters_without_memory():
-            model = self._source.build().train()
+        model = empty(self._source)
         unshare(model)
         for name, buffer in list(model.named_buffers()):
             owner, _, attribute = name.rpartition(".")
@@ -130,12 +133,18 @@ class Part:
             if value is not None and value.shape == buffer.shape:
                 buffer = value.to(buffer.dtype).clone()
             model.get_submodule(owner)._buffers[attribute] = buffer.to(self._device)
-        for name, of in self._outline.canonical.items():
-            if of in self._outline.bare and of not in self.shapes:
-                owner, _, attribute = name.rpartition(".")
-                zeros = torch.zeros((), device=self._device).expand(self._outline.shapes[of])
-                model.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
+        for name in self._outline.bare:  # the code around the modules runs on every stage
+            owner, _, attribute = name.rpartition(".")
+            zeros = torch.zeros((), device=self._device).expand(self._outline.shapes[self._outline.canonical[name]])
+            model.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
         return model
+
+    def _initial(self, name: str) -> Tensor:
+        """A file may hold a tied parameter by any of its names."""
+        for other, first in self._outline.canonical.items():
+            if first == name and (value := self._values.find(other)) is not None:
+                return value
+        return self._values.read(name)
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         owner, _, attribute = name.rpartition(".")
@@ -225,20 +234,3 @@ def _seed(device: torch.device, *key: int) -> None:
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
-
-
-@contextmanager
-def _parameters_without_memory() -> Iterator[None]:
-    """Parameters are on `meta` from where they are registered; buffers are real, ties stay."""
-    register = nn.Module.register_parameter
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":
-            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
