@@ -1,6 +1,7 @@
 """Small models of other people for the tests: twelve architectures of transformers, and own modules."""
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -262,3 +263,11 @@ def of_logits(output, batch):
 
 def forgets_the_labels(output, batch):
     return output.mean()
+
+
+def documented():
+    """The module in docs/models.md."""
+    text = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    return names["Model"]()
