@@ -13,7 +13,7 @@ TEXT = Path(json.__file__).with_name("decoder.py")
 STEPS = 6
 COMMON = (
     f"data.path={TEXT}", "numerics=reproducible", "model.sequence=16", f"run.steps={STEPS}",
-    "run.validate_every=3", "checkpoint.every=3",
+    "run.validate_every=3", "checkpoint.every=3", "optimizer.clip=null",
 )  # fmt: skip
 HERE = models.__name__
 DOCUMENTED = ("model=custom", f"model.build={HERE}:documented", "model.layers=blocks")
@@ -72,13 +72,13 @@ def test_a_model_that_cannot_be_cut_ends_the_job_with_its_sentence_and_code_2(tr
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, moment, victim, optimizer):
     fault = f"+fail_at=2:{victim}@{moment}"
-    same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", "optimizer.clip=null", fault)
+    same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
 
 
 @full
 def test_a_tie_survives_when_its_stages_have_different_numbers_of_workers_and_two_die_at_once(trained):
     faults = ("+fail_at=[1:0.0@forward,2:1.0@allreduce,2:2.2@vote,3:1.1@backward]", "+rejoin_at=4:0.0")
-    same(trained, DOCUMENTED, *THREE, "optimizer.clip=null", *faults, deaths=4)
+    same(trained, DOCUMENTED, *THREE, *faults, deaths=4)
 
 
 @full
