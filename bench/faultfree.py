@@ -33,7 +33,7 @@ from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.split import layers_of
-from recycle_pp.model.transformer import Build, Transformer
+from recycle_pp.model.transformer import Build, Transformer, depth
 from recycle_pp.numerics.optimizer import learning_rate
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.testing import reference_trainer as plain
@@ -225,7 +225,9 @@ class Part(torch.nn.Module):
     def __init__(self, settings: Settings, stage: int):
         super().__init__()
         build = Build(settings.model, settings.run.seed, torch.device("cpu"))
-        self.model = Transformer(build, layers_of(settings.model, settings.parallel.stages)[stage])
+        self.model = Transformer(
+            build, layers_of(depth(settings.model), settings.parallel.stages, settings.model.split)[stage]
+        )
 
     def forward(self, source: torch.Tensor) -> torch.Tensor:
         model, shape = self.model, source.shape[:2]

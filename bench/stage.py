@@ -22,6 +22,7 @@ import torch
 
 from recycle_pp.config.settings import Model, Numerics, Parallel, Settings
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
 
 TIMES = 20
@@ -58,15 +59,18 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
     optimizer = StageOptimizer(settings, stage)
     stage.warm()
     optimizer.warm()
-    shape, dtype = stage.boundary
-    x, dy = (torch.randn(shape, dtype=dtype, device="cuda") for _ in range(2))
-    targets = torch.randint(model.vocabulary, shape[:2], device="cuda") if stage.last else None
-    grad = None if stage.last else dy
+    shape = (parallel.microbatch_size, model.sequence)
+    tokens = torch.randint(model.vocabulary, shape, device="cuda")
+    batch = Batch(tokens, tokens) if stage.module.reads else None
+    taken, grads = (
+        [torch.randn(of.shape, dtype=of.dtype, device="cuda") for of in boundary]
+        for boundary in (stage.module.takes, stage.module.gives)
+    )
     times: dict[str, list[float]] = {"F": [], "I": [], "W": [], "O": []}
     torch.cuda.reset_peak_memory_stats()
     for _ in range(TIMES):
-        times["F"].append(milliseconds(stage.forward, 0, 0, x, targets))
-        times["I"].append(milliseconds(stage.backward_input, 0, grad))
+        times["F"].append(milliseconds(stage.forward, 0, 0, batch, taken))
+        times["I"].append(milliseconds(stage.backward_input, 0, grads))
         times["W"].append(milliseconds(stage.backward_weight, 0))
     memory = torch.cuda.max_memory_allocated() / 2**30
     reduced = stage.gradients.reduced(stage.gradients.payload())

@@ -14,9 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .faults import faults
-from .settings import Settings
+from .settings import Model, Settings
 
 _CHOICES = {
+    "model.kind": ("transformer", "custom", "hf"),
+    "model.init": ("weights", "random"),
     "model.kernels": ("auto", "triton", "reference"),
     "parallel.backend": ("auto", "tcp", "gloo", "nccl"),
     "schedule.backward": ("decoupled", "coupled", "mixed"),
@@ -27,7 +29,7 @@ _CHOICES = {
     "emulate.mode": (None, "sleep"),
 }
 _AT_LEAST = (
-    {f"model.{key}": 1 for key in ("layers", "width", "heads", "kv_heads", "ffn", "sequence", "vocabulary")}
+    {f"model.{key}": 1 for key in ("width", "heads", "kv_heads", "ffn", "sequence", "vocabulary")}
     | {f"parallel.{key}": 1 for key in ("pipelines", "stages", "microbatches", "microbatch_size")}
     | {"schedule.memory_extra": 0, "schedule.profile_steps": 0, "schedule.search_seconds": 0}
     | {f"optimizer.{key}": 0 for key in ("min_lr", "warmup", "weight_decay")}
@@ -51,6 +53,48 @@ def validate(settings: Settings, world: int | None = None) -> None:
     faults(settings)
 
 
+def _validate_model(model: Model) -> None:
+    """Which keys go with which kind; whether the model can be built, and cut, the workers find out."""
+    kind, layers = model.kind, model.layers
+    if kind == "custom":
+        for key in ("build", "loss"):
+            value = getattr(model, key)
+            if (value is not None or key == "build") and not re.fullmatch(r"[\w.]+:\w+", value or ""):
+                raise ValueError(
+                    f"model.{key} must be MODULE:FUNCTION with model=custom, for instance my_package:{key}, "
+                    f"not {value or 'null'}"
+                )
+        if not isinstance(layers, str):
+            raise ValueError(
+                f"model.layers must be the name of the model's list of layers with model=custom, not {layers}".replace(
+                    "None", "null"
+                )
+            )
+        return
+    for key in ("build", "loss", "path") if kind == "transformer" else ("build", "loss"):
+        if getattr(model, key) is not None:
+            raise ValueError(f"model.{key} needs model={'hf' if key == 'path' else 'custom'}; it must be null here")
+    if kind == "hf":
+        _validate_folder(model)
+        if isinstance(layers, int):
+            raise ValueError(
+                f"model.layers must be null or a name with model=hf (config.json says how many), not {layers}"
+            )
+    elif not isinstance(layers, int) or layers < 1:
+        raise ValueError(f"model.layers must be a whole number of at least 1, not {layers}".replace("None", "null"))
+
+
+def _validate_folder(model: Model) -> None:
+    folder = Path(model.path or "")
+    if not model.path or not (folder / "config.json").is_file():
+        raise ValueError(f"model.path must name a folder with a config.json, not {model.path}".replace("None", "null"))
+    if model.init == "weights" and not any(folder.glob("model*.safetensors")):
+        raise ValueError(
+            f"model.path={model.path} holds no model.safetensors; model.init=random trains its config.json from the "
+            "beginning"
+        )
+
+
 def _validate_values(settings: Settings) -> None:
     groups = {name: group for name, group in asdict(settings).items() if isinstance(group, dict)}
     values = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
@@ -62,6 +106,7 @@ def _validate_values(settings: Settings) -> None:
             raise ValueError(
                 f"{key} must be one of {', '.join(map(str, choices))}, not {values[key]}".replace("None", "null")
             )
+    _validate_model(settings.model)
     for key, least in _AT_LEAST.items():
         if values[key] is not None and values[key] < least:
             raise ValueError(f"{key} must be at least {least}, not {values[key]}")
@@ -98,31 +143,34 @@ def _validate_values(settings: Settings) -> None:
 
 def _validate_shape(settings: Settings, world: int | None) -> None:
     model, parallel = settings.model, settings.parallel
-    if model.width % model.heads:
-        raise ValueError(f"model.heads must divide model.width = {model.width}, and {model.heads} does not")
-    if model.width // model.heads % 2:
-        raise ValueError(f"model.width / model.heads must be even (RoPE turns pairs), not {model.width // model.heads}")
-    if model.heads % model.kv_heads:
-        raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, and {model.kv_heads} does not")
-    if model.layers < parallel.stages:
+    if model.split is not None and (len(model.split) != parallel.stages or min(model.split) < 1):
         raise ValueError(
-            f"model.layers must be at least parallel.stages = {parallel.stages}, one a stage, not {model.layers}"
+            f"model.split must be null or parallel.stages = {parallel.stages} numbers above 0, not {model.split}"
         )
-    if model.split is not None:
-        if len(model.split) != parallel.stages or min(model.split) < 1:
-            raise ValueError(
-                f"model.split must be null or parallel.stages = {parallel.stages} numbers above 0, not {model.split}"
-            )
-        if sum(model.split) != model.layers:
-            raise ValueError(
-                f"model.split must add up to model.layers = {model.layers}; {model.split} adds up to {sum(model.split)}"
-            )
+    if model.kind == "transformer":
+        _validate_transformer(model, parallel.stages)
     needed = parallel.pipelines * parallel.stages
     if world is not None and world != needed:
         raise ValueError(
             f"parallel.pipelines * parallel.stages = {parallel.pipelines} * {parallel.stages} = {needed} workers, "
             f"but {world} {'process was' if world == 1 else 'processes were'} launched; "
             f"use torchrun --nproc-per-node={needed}, or other numbers of pipelines and stages"
+        )
+
+
+def _validate_transformer(model: Model, stages: int) -> None:
+    assert isinstance(model.layers, int)
+    if model.width % model.heads:
+        raise ValueError(f"model.heads must divide model.width = {model.width}, and {model.heads} does not")
+    if model.width // model.heads % 2:
+        raise ValueError(f"model.width / model.heads must be even (RoPE turns pairs), not {model.width // model.heads}")
+    if model.heads % model.kv_heads:
+        raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, and {model.kv_heads} does not")
+    if model.layers < stages:
+        raise ValueError(f"model.layers must be at least parallel.stages = {stages}, one a stage, not {model.layers}")
+    if model.split is not None and sum(model.split) != model.layers:
+        raise ValueError(
+            f"model.split must add up to model.layers = {model.layers}; {model.split} adds up to {sum(model.split)}"
         )
 
 

@@ -10,6 +10,7 @@ files in. Unknown keys are refused, also behind Hydra's `+` and `++`.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from . import settings as settings_module
 from .settings import FAULTS, Settings, load
 
-_PLAIN = ("data.path", "run.dir", "run.on_event")
+_PLAIN = ("data.path", "run.dir", "run.on_event", "model.path")
 _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys of several groups
 
 _HELP = """\
@@ -70,7 +71,20 @@ def compose(arguments: list[str]) -> Settings:
     )  # no shell does it after a =
     if settings.data.path:
         settings.data.path = str(Path(settings.data.path).expanduser())
+    if settings.model.path:
+        settings.model.path = str(Path(settings.model.path).expanduser().absolute())
+    if settings.model.kind == "hf" and settings.model.vocabulary == 0:
+        settings.model.vocabulary = _vocabulary(settings.model.path)
     return settings
+
+
+def _vocabulary(folder: str | None) -> int:
+    """What the folder's config.json says; 0 if it cannot be read, which `checks` has a sentence for."""
+    try:
+        config = json.loads((Path(folder or "") / "config.json").read_text())
+        return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return 0
 
 
 def config_dir() -> Path:

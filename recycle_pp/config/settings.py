@@ -20,15 +20,21 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 @dataclass
 class Model:
-    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head."""
+    """kind=transformer: a Llama-style decoder (RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and
+    head). custom and hf: any model, see docs/models.md; the keys from width to dropout are those of the first only."""
 
-    layers: int = 8  # split over the stages
+    kind: str = "transformer"  # transformer (the project's own) | custom (model.build) | hf (model.path)
+    layers: int | str | None = 8  # how many, split over the stages; custom, hf: the name of the model's list of layers
+    build: str | None = None  # custom: MODULE:FUNCTION that gives the whole model
+    loss: str | None = None  # custom: MODULE:FUNCTION of (output, batch); null: output.loss, or the output
+    path: str | None = None  # hf: folder with config.json and safetensors; custom: folder of safetensors to begin with
+    init: str = "weights"  # hf: weights (those in model.path) | random (its config.json alone, by run.seed)
     width: int = 64  # hidden size H
     heads: int = 4  # query heads; width % heads == 0
     kv_heads: int = 2  # key and value heads; heads % kv_heads == 0
     ffn: int = 192  # inner size of SwiGLU
     sequence: int = 64  # tokens a sample, T
-    vocabulary: int = 256  # 256 for bytes; at least the largest token id + 1
+    vocabulary: int = 256  # 256 for bytes; at least the largest token id + 1; hf: 0 takes that of config.json
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     dropout: float = 0.0  # after attention and after the feed-forward block

@@ -320,6 +320,7 @@ class Coordinator:
     def _ready(self, rank: Rank, message: Ready) -> None:
         self._recorder.ready(rank.role, message)
         rank.patience = self._settings.control.suspicion
+        self._planning.introduced(rank.role, message)
         if self._fits(rank, message.platform) and rank.role not in self._job.live:
             earliest = 0 if self._job.phase == "starting" else self._restarts.earliest(rank.role)
             self._drive(self._job.ready, rank.role, earliest)

@@ -27,11 +27,14 @@ PROCESS = 280_000_000  # bytes of a worker on a CPU before it holds anything: Py
 
 
 def footprint(settings: Settings, workers_here: int) -> list[str]:
-    """Two or three sentences. workers_here: on this machine."""
+    """Up to three sentences. workers_here: on this machine. What a model that is not our own holds only its workers
+    know."""
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
-    count = sum(parameters(settings.model, layers) for layers in layers_of(settings.model, p.stages))
     tokens = samples * settings.model.sequence
+    if settings.model.kind != "transformer":
+        return [f"{samples} samples, {tokens:,} tokens a step"]
+    count = sum(parameters(settings.model, layers) for layers in _layers(settings))
     lines = [f"{_count(count)} parameters in {p.stages} stages; {samples} samples, {tokens:,} tokens a step"]
     if settings.emulate.mode:
         return lines
@@ -47,6 +50,12 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     if have is not None:
         lines.append(f"{where} {format_size(have)}" + (": that is not enough" if need > have else ""))
     return lines
+
+
+def _layers(settings: Settings) -> list[range]:
+    model = settings.model
+    assert isinstance(model.layers, int)  # of our own
+    return layers_of(model.layers, settings.parallel.stages, model.split)
 
 
 def parameters(model: Model, layers: range) -> int:
@@ -70,7 +79,7 @@ def activations(model: Model, layers: range, tokens: int) -> int:
 def bytes_of(settings: Settings, stage: int) -> dict[str, int]:
     """What a worker of that stage holds at most, without deaths."""
     model, p, o = settings.model, settings.parallel, settings.optimizer
-    layers = layers_of(model, p.stages)[stage]
+    layers = _layers(settings)[stage]
     weights = FLOAT * parameters(model, layers)
     tokens = p.microbatch_size * model.sequence
     limit = initial_problem(settings).limit(Worker(0, stage))

@@ -19,6 +19,7 @@ from recycle_schedules import Problem, Worker
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.workers import Ready
 
 from .profile import Profile, Speed
 
@@ -41,6 +42,10 @@ class Planning:
     @property
     def busy(self) -> bool:
         return self._task is not None
+
+    def introduced(self, worker: Worker, message: Ready) -> None:
+        """What a worker says of its part of the model."""
+        self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share)
 
     def measured(self, spans: Mapping[Worker, np.ndarray]) -> list[Speed]:
         """The spans of a committed step. Where durations or speeds are other ones now, the coming steps are planned

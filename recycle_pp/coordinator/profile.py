@@ -51,10 +51,15 @@ class Profile:
         self._durations: dict[str, list[float]] = {}  # once the profile is complete
         self._lately: dict[Worker, deque[float]] = {}  # by how much its ops took longer in the last three steps
         self._factors: dict[Worker, float] = {}  # of the slow ones
+        self._model: dict[int, tuple[int, float]] = {}  # what each stage's workers say of it
 
     @property
     def complete(self) -> bool:
         return bool(self._durations)
+
+    def describe(self, stage: int, boundary_bytes: int, deferred_share: float) -> None:
+        """What a worker says of its stage of the model: bytes over the boundary behind it, share of it that has a W."""
+        self._model[stage] = boundary_bytes, deferred_share
 
     def add(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
         """The spans of a committed step, as `packing.unpack` gives them."""
@@ -84,13 +89,14 @@ class Profile:
         return problem.replace(backward="coupled" if self._seen == self._steps - 1 > 0 else "decoupled")
 
     def to_json(self) -> dict[str, Any]:
-        model, parallel = self._settings.model, self._settings.parallel
+        model = [self._model.get(stage, (None, None)) for stage in range(self._settings.parallel.stages)]
         return {
             "durations_seconds": self._durations,
             "turn_seconds": _median(self._turns),
             "message_seconds": _median(self._messages),
             "sum_seconds": [_median(x) for x in self._sums],
-            "boundary_bytes": 4 * parallel.microbatch_size * model.sequence * model.width,
+            "boundary_bytes": [boundary for boundary, _ in model[:-1]],
+            "deferred_share": [share for _, share in model],
             "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
             "steps": self._seen,
         }

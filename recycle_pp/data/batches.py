@@ -33,12 +33,15 @@ class Batches:
     """The micro-batches of a run.
 
     Attributes:
+        ignores: whether some labels are -100 and do not count.
         fingerprint: of the tokens; two workers or runs with equal ones read the same text.
         validations: how many different validation micro-batches there are.
 
     Raises:
         ValueError: the path is missing, empty, too short, or holds a token outside the vocabulary.
     """
+
+    ignores = False
 
     def __init__(self, settings: Settings):
         self._T, self._b = settings.model.sequence, settings.parallel.microbatch_size

@@ -1,6 +1,8 @@
 """The end of a step on one worker: reduce the stage's gradients, vote, apply what the job agrees on.
 
-commits.reduce(orders, step)          # all-reduce over the stage's live workers, then vote
+commits.reduce(orders, step)          # all-reduce over the stage's live workers
+commits.unite(orders, step, tag)      # what other stages hold of the same parameters, if they do
+commits.vote(orders, step, bytes)     # what this worker has to say on the step
 commits.speculate(step)               # staggered: step the optimizer before the job has agreed
 commit = commits.settle()             # apply (confirm, undo) what has been agreed since
 """
@@ -24,6 +26,7 @@ from recycle_pp.wire.messages.workers import Commit, Measured
 from .injection import Injector
 from .session import Session
 from .spans import Spans, named
+from .ties import exchange
 
 
 class Commits:
@@ -63,6 +66,20 @@ class Commits:
         self._session.links.broadcast(tensors, source).wait()
         if mine is None:
             self._hold(orders, step, Reduced.from_tensors(tensors))
+
+    def unite(self, orders: Orders, step: int, tag: int) -> None:
+        """Adds what other stages have of the parameters that they hold as well. Raises LinkBroken."""
+        if (ties := self._stage.ties) is None:
+            return
+        participant = self._session.participant
+        with self._session.lock:
+            self._session.check(orders)
+            assert participant.announced is not None
+            members = participant.announced.members
+        reduced = self.reduced[step]
+        with named("recycle/ties"):
+            parcels = exchange(self._session.links, ties, reduced, participant.worker, members, tag)
+        self.reduced[step] = ties.united(reduced, parcels)
 
     def vote(self, orders: Orders, step: int, logged_bytes: int) -> None:
         reduced, counts = self.reduced[step], self.reduced[step].counts.tolist()

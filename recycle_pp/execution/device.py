@@ -9,6 +9,7 @@ finish = finisher(device); finish()                         # the device has don
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -57,4 +58,5 @@ def platform(device: torch.device, backend: str) -> str:
         chip = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}, triton {version('triton')}"
     else:
         chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
-    return f"{chip}, torch {torch.__version__}, {backend}"
+    models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
+    return f"{chip}, torch {torch.__version__}{models}, {backend}"

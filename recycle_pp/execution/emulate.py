@@ -8,12 +8,15 @@ Shows what a schedule or a recovery really costs with dozens of workers on two c
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch, Boundary
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.operations import State
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -38,33 +41,35 @@ class EmulatedDevice:
 class EmulatedStage(Stage):
     """A Stage that has parameters and gradients of the right size, and computes nothing."""
 
-    def __init__(self, settings: Settings, stage: int, device: torch.device) -> None:
-        super().__init__(settings, stage, device)
+    def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None) -> None:
+        super().__init__(settings, stage, device, run_dir)
         self.queue = EmulatedDevice()
 
-    def forward(self, step: int, g: int, source: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, step: int, g: int, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
         self.queue.run(self.settings.emulate.F)
-        return torch.zeros(()) if self.last else self._boundary_tensor()
+        return [torch.zeros(())] if self.last else self._made(self.module.gives)
 
-    def backward_input(self, g: int, grad: Tensor | None = None) -> Tensor | None:
+    def backward_input(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
         self.queue.run(self.settings.emulate.I)
-        return None if self.first else self._boundary_tensor()
+        return self._gradients()
 
     def backward_weight(self, g: int) -> None:
         self.queue.run(self.settings.emulate.W)
         self.gradients.close(g, 0.0 if self.last else None)
 
-    def backward(self, g: int, grad: Tensor | None = None) -> Tensor | None:
+    def backward(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
         self.queue.run(self.settings.emulate.I + self.settings.emulate.W)
         self.gradients.close(g, 0.0 if self.last else None)
-        return None if self.first else self._boundary_tensor()
+        return self._gradients()
 
-    def evaluate(self, source: Tensor, targets: Tensor | None = None) -> Tensor:
-        return self.forward(0, 0, source, targets)
+    def evaluate(self, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
+        return self.forward(0, 0)
 
-    def _boundary_tensor(self) -> Tensor:
-        shape, dtype = self.boundary
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def _gradients(self) -> list[Tensor]:
+        return self._made([tensor for tensor in self.module.takes if tensor.differentiable])
+
+    def _made(self, boundary: Sequence[Boundary]) -> list[Tensor]:
+        return [tensor.empty(self.device) for tensor in boundary]
 
 
 class EmulatedOptimizer(StageOptimizer):

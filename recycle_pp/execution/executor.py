@@ -10,7 +10,7 @@ waiting and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import IGNORED, Batch
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
@@ -51,6 +52,7 @@ class Executor:
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[], None] = lambda: None
+    _counted: tuple[int, float] = (-1, 0.0)  # a step, and its items
 
     def run(self) -> str:
         """Until the job is over; returns why."""
@@ -79,8 +81,6 @@ class Executor:
             validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, orders.evaluate)
         if orders.copy is not None:
             self.commits.copy(orders, step, orders.copy)
-        if self.session.participant.record(step).reduced:
-            self.commits.vote(orders, step, self.mailbox.log.bytes)
         while step < self.settings.run.steps:
             self._run_step(orders, step, self.session.actions(orders, step))
             step += 1
@@ -99,7 +99,6 @@ class Executor:
             elif action.kind == "REDUCE":
                 self._await_turn(orders, step)
                 self.commits.reduce(orders, step)
-                self.commits.vote(orders, step, self.mailbox.log.bytes)
             elif action.kind != "O":  # the optimizer steps when the job has agreed, or by speculation
                 assert action.peer is not None
                 if action.kind.startswith("RECV"):
@@ -108,6 +107,8 @@ class Executor:
                     self.mailbox.ship(step, carried_by(action), action.peer)
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
+        self.commits.unite(orders, step, self.mailbox.tag_of_ties(step))
+        self.commits.vote(orders, step, self.mailbox.log.bytes)
         if orders.stagger and not self._is_barrier(step) and self.commits.speculate(step):
             return
         if step > self.session.participant.committed:
@@ -121,7 +122,7 @@ class Executor:
         if kind != "F":
             self._await_turn(orders, step)
         takes, makes = consumed_by(kind, mb, stage, stages), made_by(kind, mb, stage, stages)
-        source = None
+        source: Sequence[torch.Tensor] = ()
         if takes:
             with named("recycle/wait"):
                 source = self.mailbox.take(step, takes)
@@ -137,25 +138,37 @@ class Executor:
             self.faults.drag(self.spans.spent())
             self.faults.fire(kind, step)
         with self.session.lock:
-            if makes and output is not None:
+            if makes:
                 self.mailbox.keep(step, makes, output)
             if takes:
                 self.mailbox.consume(step, takes)
             record.finish()
 
-    def _apply(self, kind: str, step: int, mb: MicroBatch, source: torch.Tensor | None) -> torch.Tensor | None:
+    def _apply(self, kind: str, step: int, mb: MicroBatch, source: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         g, stage = mb[0] * self.settings.parallel.microbatches + mb[1], self.stage
         if kind == "F":
-            inputs, targets = self.batches.batch(step, g) if stage.first or stage.last else (None, None)
-            taken = inputs if stage.first else source
-            assert taken is not None
-            return stage.forward(step, g, taken, targets if stage.last else None)
+            batch = self._batch(step, g) if stage.module.reads else None
+            return stage.forward(step, g, batch, source)
         if kind == "I":
             return stage.backward_input(g, source)
         if kind == "B":
             return stage.backward(g, source)
         stage.backward_weight(g)
-        return None
+        return []
+
+    def _batch(self, step: int, g: int) -> Batch:
+        inputs, labels = self.batches.batch(step, g)
+        return Batch(inputs, labels, self._items(step) if self.stage.last else None)
+
+    def _items(self, step: int) -> float | None:
+        """How many labels of the step count, by micro-batch: with some ignored, the mean of means is not the mean."""
+        if not self.batches.ignores:
+            return None
+        if self._counted[0] != step:
+            total = self.stage.microbatches
+            labels = (self.batches.batch(step, g)[1] for g in range(total))
+            self._counted = step, sum(int((of != IGNORED).sum()) for of in labels) / total
+        return self._counted[1]
 
     def _await_turn(self, orders: Orders, step: int) -> None:
         """Gradients of a step are added once the step before is agreed; until then the sums belong to that one."""

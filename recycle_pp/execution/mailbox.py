@@ -1,39 +1,43 @@
-"""One worker's boundary tensors: what it has sent (kept until the commit), what it has received, what is on its way.
+"""What goes over one worker's boundaries: what it has sent (kept until the commit), received, and waits for.
 
 mailbox.connect(actions)              # before the first of them
 mailbox.post(step, tensor, peer)      # a receive, ahead of its consumer
 x = mailbox.take(step, tensor)        # the input of an op; blocks until it is here
 mailbox.keep(step, tensor, y)         # the output of an op, into the log
 mailbox.ship(step, tensor, peer)      # from the log, or from what was received
+
+A plan's `Tensor` is everything that one micro-batch sends over one boundary in one direction: a list of tensors here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from recycle_schedules import Action, Tensor, Worker
 
 from recycle_pp.comm.links import Links, Pending
+from recycle_pp.comm.messages import Spec, pack, room, unpack
 from recycle_pp.comm.replay_log import ReplayLog
 
 Key = tuple[int, Tensor]  # (step, tensor)
 
 
 class Mailbox:
-    """boundary: shape and dtype of every tensor between stages; problem shape (D, P, M): makes tags unique."""
+    """comes: of what comes in by kind, F (activations) and B (gradients), the shapes and dtypes; problem shape
+    (D, P, M): makes tags unique."""
 
     def __init__(
         self,
         links: Links,
-        boundary: tuple[tuple[int, ...], torch.dtype],
+        comes: Mapping[str, Sequence[Spec]],
         device: torch.device,
         shape: tuple[int, int, int],
     ) -> None:
         self.log = ReplayLog()
-        self._links, self._boundary, self._device, self._shape = links, boundary, device, shape
+        self._links, self._comes, self._device, self._shape = links, comes, device, shape
         self._posted: dict[Key, tuple[Pending, torch.Tensor]] = {}
-        self._received: dict[Key, torch.Tensor] = {}
+        self._received: dict[Key, Sequence[torch.Tensor]] = {}
 
     def connect(self, actions: Iterable[Action]) -> None:
         """With everybody whom these actions exchange messages with. Raises LinkBroken."""
@@ -45,32 +49,36 @@ class Mailbox:
     def request(
         self, step: int, tensor: Tensor, peer: Worker, validation: bool = False
     ) -> tuple[Pending, torch.Tensor]:
-        """Posts a receive: (what to wait for, the buffer that it fills)."""
-        shape, dtype = self._boundary
-        buffer = torch.empty(shape, dtype=dtype, device=self._device)
+        """Posts a receive: (what to wait for, the buffer that it fills, to be opened with `open`)."""
+        buffer = room(self._comes[tensor[0]], self._device)
         return self._links.receive(buffer, peer, self._tag(step, tensor, validation)), buffer
 
-    def take(self, step: int, tensor: Tensor) -> torch.Tensor:
-        """Blocks until the tensor is here; it stays here until `consume`. Raises LinkBroken."""
+    def open(self, tensor: Tensor, buffer: torch.Tensor) -> list[torch.Tensor]:
+        return unpack(buffer, self._comes[tensor[0]])
+
+    def take(self, step: int, tensor: Tensor) -> Sequence[torch.Tensor]:
+        """Blocks until the tensors are here; they stay here until `consume`. Raises LinkBroken."""
         if (step, tensor) not in self._received:
             pending, buffer = self._posted.pop((step, tensor))
             pending.wait()
-            self._received[step, tensor] = buffer
+            self._received[step, tensor] = self.open(tensor, buffer)
         return self._received[step, tensor]
 
     def consume(self, step: int, tensor: Tensor) -> None:
         """The op that took the tensor in is done: an F's input lives on in the stage as long as it is needed."""
         del self._received[step, tensor]
 
-    def keep(self, step: int, tensor: Tensor, data: torch.Tensor) -> None:
+    def keep(self, step: int, tensor: Tensor, data: Sequence[torch.Tensor]) -> None:
         self.log.keep(step, tensor, data)
 
     def ship(self, step: int, tensor: Tensor, peer: Worker) -> None:
         data = self._received[step, tensor] if (step, tensor) in self._received else self.log.get(step, tensor)
         self.push(step, tensor, data, peer)
 
-    def push(self, step: int, tensor: Tensor, data: torch.Tensor, peer: Worker, validation: bool = False) -> None:
-        self._links.send(data, peer, self._tag(step, tensor, validation))
+    def push(
+        self, step: int, tensor: Tensor, data: Sequence[torch.Tensor], peer: Worker, validation: bool = False
+    ) -> None:
+        self._links.send(pack(data), peer, self._tag(step, tensor, validation))
 
     def void(self) -> None:
         """A new generation: what was on its way is lost, what is here stays."""
@@ -88,9 +96,16 @@ class Mailbox:
                 self.log.drop(later)
         self._received = {k: v for k, v in self._received.items() if k[0] <= step}
 
+    def tag_of_ties(self, step: int) -> int:
+        """Of the one message that a worker sends another in a step about parameters that both their stages hold."""
+        return self._tag_of(step, lane=3)
+
     def _tag(self, step: int, tensor: Tensor, validation: bool) -> int:
+        kind, mb, stage = tensor
+        return self._tag_of(step, 2 if validation else ("F", "B").index(kind), mb, stage)
+
+    def _tag_of(self, step: int, lane: int, mb: tuple[int, int] = (0, 0), stage: int = 0) -> int:
         """Unique among the messages that can be under way in one generation: those of two steps, and a validation."""
-        kind, (d, i), stage = tensor
         pipelines, stages, microbatches = self._shape
-        lane = 2 if validation else ("F", "B").index(kind)
-        return (((step % 4) * 3 + lane) * pipelines * microbatches + d * microbatches + i) * stages + stage
+        d, i = mb
+        return (((step % 4) * 4 + lane) * pipelines * microbatches + d * microbatches + i) * stages + stage

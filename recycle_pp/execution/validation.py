@@ -12,6 +12,7 @@ from torch.profiler import record_function
 from recycle_pp.comm.links import Pending
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.workers import Evaluated
@@ -26,7 +27,7 @@ def validate(
 ) -> None:
     """Runs the plan's forwards; the last stage sends its losses to the coordinator. Raises Superseded, LinkBroken."""
     posted: dict[Tensor, tuple[Pending, torch.Tensor]] = {}
-    made: dict[Tensor, torch.Tensor] = {}
+    made: dict[Tensor, list[torch.Tensor]] = {}
     losses: dict[int, float] = {}
     last = stage.settings.parallel.stages
     actions = session.validation(orders)
@@ -37,19 +38,20 @@ def validate(
         assert mb is not None
         if peer is None:
             g = mb[0] * stage.settings.parallel.microbatches + mb[1]
-            inputs, targets = batches.validation(g)
-            source = inputs
+            batch = Batch(*batches.validation(g)) if stage.module.reads else None
+            source: list[torch.Tensor] = []
             takes, makes = consumed_by("F", mb, stage.stage, last), made_by("F", mb, stage.stage, last)
             if takes:
-                pending, source = posted.pop(takes)
+                pending, buffer = posted.pop(takes)
                 pending.wait()
+                source = mailbox.open(takes, buffer)
             with record_function("recycle/validate"):
-                output = stage.evaluate(source, targets if stage.last else None)
+                output = stage.evaluate(batch, source)
             faults.strike("validation", step)
             if makes:
                 made[makes] = output
             else:
-                losses[g] = float(output)
+                losses[g] = float(output[0])
         elif action.kind == "RECV_F":
             posted[carried_by(action)] = mailbox.request(step, carried_by(action), peer, validation=True)
         else:

@@ -128,7 +128,10 @@ class Process:
         session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} of {about}")
         session.start()  # before all that takes long: the coordinator may be lost meanwhile
 
-        stage, optimizer = _stage(settings, worker.stage, device)
+        try:
+            stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir)
+        except ValueError as error:
+            return self._refuse(error)
         batches = Batches(settings)
         if welcome.resume:
             path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
@@ -141,7 +144,8 @@ class Process:
         spans = Spans(NEWS_SECONDS * pipelines * stages, finisher(device))
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         shape = (pipelines, stages, settings.parallel.microbatches)
-        mailbox = Mailbox(links, stage.boundary, device, shape)
+        comes = {"F": stage.module.takes, "B": [tensor for tensor in stage.module.gives if tensor.differentiable]}
+        mailbox = Mailbox(links, comes, device, shape)
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
@@ -153,7 +157,7 @@ class Process:
         session.donate, session.save, session.assemble = donations.asked, saving.asked, saving.assemble
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
         session.diary.note(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
-        session.send(Ready(joining.address, platform(device, backend)))
+        session.send(Ready(joining.address, platform(device, backend), *_described(stage)))
         # Also where this is no joiner yet: it becomes one if the others begin without it.
         joining.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)
@@ -200,12 +204,20 @@ class Process:
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
 
-def _stage(settings: Settings, stage: int, device: torch.device) -> tuple[Stage, StageOptimizer]:
+def _described(stage: Stage) -> tuple[int, float]:
+    """For the profile: how many bytes cross the boundary behind this stage, and what share of its parameters have
+    gradients that wait for W."""
+    sizes = {name: parameter.numel() for name, parameter in stage.parameters.items()}
+    deferred = sum(sizes[name] for name in stage.module.deferred)
+    return sum(tensor.nbytes for tensor in stage.module.gives), round(deferred / sum(sizes.values()), 4)
+
+
+def _stage(settings: Settings, stage: int, device: torch.device, run_dir: str) -> tuple[Stage, StageOptimizer]:
     """On a GPU everything is compiled with it: that is long, and nobody waits yet but the lease of the start."""
     if settings.emulate.mode:
-        emulated = EmulatedStage(settings, stage, device)
+        emulated = EmulatedStage(settings, stage, device, run_dir)
         return emulated, EmulatedOptimizer(settings, emulated)
-    real = Stage(settings, stage, device)
+    real = Stage(settings, stage, device, run_dir)
     optimizer = StageOptimizer(settings, real)
     if device.type == "cuda":
         real.warm()

@@ -1,27 +1,29 @@
 """Which layers a stage holds.
 
-layers_of(settings.model, stages=4)[1]      # range(2, 4)
-canonical_names(settings.model)             # ["embedding.weight", "layers.0.attention_norm.weight", ...]
+layers_of(8, stages=4)[1]                       # range(2, 4)
+layers_of(8, stages=2, split=[5, 3])[1]         # range(5, 8)
 """
 
 from __future__ import annotations
 
-from recycle_pp.config.settings import Model
+from collections.abc import Sequence
 
 
-def layers_of(model: Model, stages: int) -> list[range]:
-    """The layers of every stage: `model.split`, or as even as possible with the rest on the first stages.
+def layers_of(layers: int, stages: int, split: Sequence[int] | None = None) -> list[range]:
+    """The layers of every stage: `split`, or as even as possible with the rest on the first stages.
 
     Raises:
-        ValueError: a split that does not name `stages` stages of at least one layer, `model.layers` in all.
+        ValueError: fewer layers than stages, or a split that does not name `stages` stages of at least one layer,
+            `layers` in all.
     """
-    split = model.split
+    if layers < stages:
+        raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages}, one a stage")
     if split is None:
-        each, rest = divmod(model.layers, stages)
+        each, rest = divmod(layers, stages)
         split = [each + (stage < rest) for stage in range(stages)]
-    if len(split) != stages or sum(split) != model.layers or min(split) < 1:
+    if len(split) != stages or sum(split) != layers or min(split) < 1:
         raise ValueError(
-            f"model.split must give each of the {stages} stages at least one layer, {model.layers} in all; "
+            f"model.split must give each of the {stages} stages at least one layer, {layers} in all; "
             f"it is {list(split)}"
         )
     starts = [sum(split[:stage]) for stage in range(stages)]

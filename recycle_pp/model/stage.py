@@ -1,38 +1,42 @@
 """One pipeline stage's compute on one worker: F, I, W and B of a micro-batch. It sends nothing and decides nothing.
 
     stage = Stage(settings, 1, torch.device("cpu"))
-    y = stage.forward(step, g, x)               # F; at the last stage forward(step, g, x, targets) gives the loss
-    dx = stage.backward_input(g, dy)            # I, then later
-    stage.backward_weight(g)                    # W; or both in one: dx = stage.backward(g, dy)
+    (y,) = stage.forward(step, g, batch, [x])   # F; at the last stage the loss
+    (dx,) = stage.backward_input(g, [dy])       # I, then later
+    stage.backward_weight(g)                    # W; or both in one: dx = stage.backward(g, [dy])
     stage.gradients.payload()                   # what the stage's peers sum
 
-The gradient is that of the mean loss over all G micro-batches: the 1/G is applied where the backward begins.
+What is computed says a `StageModule`: the project's own Transformer, or any model. The gradient is that of the mean
+loss over all G micro-batches: the 1/G is applied where the backward begins.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.numerics.gradients import Gradients
 from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.ties import Ties
 from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
 
-from .split import layers_of
-from .transformer import Build, Transformer
+from . import transformer
+from .stage_module import Batch, StageModule
 
 
 @dataclass
 class _Flight:
-    """A micro-batch between its F and its W; source and output go at I."""
+    """A micro-batch between its F and its W; inputs and outputs go at I."""
 
-    source: Tensor | None
-    output: Tensor | None  # with its autograd graph
+    inputs: list[Tensor]
+    outputs: list[Tensor]  # with their autograd graph
     loss: Tensor | None
     queue: Queue | None = None
 
@@ -46,71 +50,83 @@ class Stage:
     Attributes:
         parameters: full-model name -> parameter, in canonical order; views of the one vector `flat`.
         names: the keys of `parameters`.
-        boundary: shape (b, T, H) and dtype of the tensors between stages.
+        module: what it computes; `module.takes` and `module.gives` are the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
+        ties: what joins the gradients of parameters that other stages hold as well, or None.
         ops: what computes, see `numerics.operations`.
     """
 
-    def __init__(self, settings: Settings, stage: int, device: torch.device):
-        model, parallel = settings.model, settings.parallel
+    def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None):
+        """run_dir: where the initial values of a model that comes without a file of them are, or will be.
+
+        Raises:
+            ValueError: the model cannot be trained this way; one sentence for the user.
+        """
+        parallel = settings.parallel
         self.settings, self.stage, self.device = settings, stage, device
         self.first, self.last = stage == 0, stage == parallel.stages - 1
         self.microbatches = parallel.pipelines * parallel.microbatches  # G
-        self.boundary = ((parallel.microbatch_size, model.sequence, model.width), torch.float32)
 
-        self._sink = WeightGradStore()
-        layers = layers_of(model, parallel.stages)[stage]
-        build = Build(model, settings.run.seed, device, self._sink)
-        self._part, self.ops = Transformer(build, layers), build.ops
-        self.layout = Layout({name: parameter.shape for name, parameter in self._part.named_parameters()})
-        self.flat = flatten(self._part, self.layout)
-        self.parameters = dict(self._part.named_parameters())
+        self.module = module_of(settings, stage, device, run_dir)
+        self.ops = self.module.ops
+        self.layout = Layout(self.module.shapes)
         self.names = self.layout.names
-        reproducible = settings.numerics.reproducible
-        self.gradients = Gradients(self.layout, self.microbatches, device, reproducible=reproducible, ops=self.ops)
+        self.flat = self.layout.zeros(device)
+        self._sink = WeightGradStore()
+        self.parameters = self._bind()
+        reproducible, parts = settings.numerics.reproducible, [self.module.parts.get(name, 1) for name in self.names]
+        shared = self.module.shared
+        self.gradients = Gradients(
+            self.layout, self.microbatches, device,
+            reproducible=reproducible, ops=self.ops, parts=parts, shared=list(shared),
+        )  # fmt: skip
+        self.ties = Ties(self.gradients, self.layout, stage, shared, self.ops) if shared else None
         self._sink.gradients = self.gradients
         self._flights: dict[int, _Flight] = {}
 
-    def forward(self, step: int, g: int, source: Tensor, targets: Tensor | None = None) -> Tensor:
-        """F. Tokens (b, T) int64 at stage 0, else the boundary tensor -> the boundary tensor, or the scalar loss.
+    def forward(self, step: int, g: int, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
+        """F. What the stage before gave (nothing at stage 0) -> what the next one takes, or [the scalar loss].
 
-        Tokens and targets may be on the CPU: data are made there.
+        The batch may be on the CPU: data are made there. None is enough where the module does not read it.
         """
-        source, targets = self._here(source, targets)
-        leaf = source if self.first else _aligned(source.detach()).requires_grad_()
+        leaves = [
+            _aligned(tensor.detach()).requires_grad_(of.differentiable)
+            for tensor, of in zip(boundary, self.module.takes, strict=True)
+        ]
         with self._autocast():
-            output = self._part(leaf, targets, key=(self.settings.run.seed, step, g))
-        result = output.detach()
-        self._flights[g] = _Flight(leaf, output, result if self.last else None)
-        return result
+            outputs = list(self.module(self._here(batch), leaves, (self.settings.run.seed, step, g)))
+        results = [output.detach().contiguous() for output in outputs]
+        self._flights[g] = _Flight(leaves, outputs, results[0] if self.last else None)
+        return results
 
-    def backward_input(self, g: int, grad: Tensor | None = None) -> Tensor | None:
-        """I: the gradient of the stage's input (None at stage 0); the weights' gradients wait for W.
+    def backward_input(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
+        """I: the gradients of the differentiable tensors that F took; the weights' gradients wait for W.
 
-        grad: gradient of the boundary tensor that F returned; None at the last stage.
+        grads: gradients of the differentiable tensors that F returned; none at the last stage.
         """
         queue: Queue = []
         self._flights[g].queue = queue
-        return self._backward(g, grad, queue)
+        return self._backward(g, grads, queue)
 
     def backward_weight(self, g: int) -> None:
         """W: the weights' gradients that I left, into the accumulators; the micro-batch is done here."""
         flight = self._flights.pop(g)
         assert flight.queue is not None, "W before I"
         self._sink.flush(flight.queue)
-        self.gradients.close(g, flight.loss)
+        self._close(g, flight)
 
-    def backward(self, g: int, grad: Tensor | None = None) -> Tensor | None:
+    def backward(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
         """B: I and W in one, with nothing queued; the same bits."""
-        dx = self._backward(g, grad, None)
-        self.gradients.close(g, self._flights.pop(g).loss)
-        return dx
+        result = self._backward(g, grads, None)
+        self._close(g, self._flights.pop(g))
+        return result
 
     @torch.no_grad()
-    def evaluate(self, source: Tensor, targets: Tensor | None = None) -> Tensor:
+    def evaluate(self, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
         """F of a validation micro-batch: no dropout, nothing kept."""
         with self._autocast():
-            return self._part(*self._here(source, targets))
+            outputs = self.module(self._here(batch), list(boundary), None)
+        return [output.contiguous() for output in outputs]
 
     def warm(self) -> None:
         """Everything that a step launches, once, on zeros of the real shapes; leaves no trace.
@@ -118,23 +134,27 @@ class Stage:
         The first launch of a kernel compiles it, which in the middle of a step looks like a hang to the peers. So a
         worker does this at its start, under the lease for it: what is compiled is what will be launched.
         """
-        shape, dtype = self.boundary
-        tokens = torch.zeros(shape[:2], dtype=torch.int64, device=self.device)
-        source = tokens if self.first else torch.zeros(shape, dtype=dtype, device=self.device)
-        targets = tokens if self.last else None
-        grad = None if self.last else torch.zeros(shape, dtype=dtype, device=self.device)
-        self.forward(0, 0, source, targets)
-        self.backward_input(0, grad)
+        parallel, module = self.settings.parallel, self.module
+        tokens = torch.zeros(parallel.microbatch_size, self.settings.model.sequence, dtype=torch.int64)
+        batch = Batch(tokens, tokens) if module.reads else None
+        taken = [of.empty(self.device).zero_() for of in module.takes]
+        grads = [of.empty(self.device).zero_() for of in module.gives if of.differentiable]
+        self.forward(0, 0, batch, taken)
+        self.backward_input(0, grads)
         self.backward_weight(0)  # writes the sums
-        self.forward(0, 1, source, targets)
-        self.backward(1, grad)  # adds to them
-        self.evaluate(source, targets)
+        self.forward(0, 1, batch, taken)
+        self.backward(1, grads)  # adds to them
+        self.evaluate(batch, taken)
         self.gradients.reduced(self.gradients.payload())
         self.gradients.clear()
 
     def drop_flights(self) -> None:
         """Forgets the micro-batches between F and W; the gradients of those that are done stay."""
         self._flights.clear()
+
+    def borrows(self, name: str) -> bool:
+        """Whether a stage before this one holds the parameter as well: that one speaks for it, and saves it."""
+        return min(self.module.shared.get(name, [self.stage])) != self.stage
 
     def digests(self) -> dict[str, str]:
         """The SHA-256 of every parameter's bytes, by name, in canonical order."""
@@ -143,33 +163,49 @@ class Stage:
             for name, parameter in self.parameters.items()
         }
 
-    def _backward(self, g: int, grad: Tensor | None, queue: Queue | None) -> Tensor | None:
-        flight = self._flights[g]
-        source, output = flight.source, flight.output
-        flight.source = flight.output = None  # I frees the graph and the input
-        assert source is not None and output is not None, "a micro-batch has one backward"
-        if self.last:
-            grad = torch.ones_like(output) / self.microbatches
-        assert grad is not None, "the gradient of the boundary tensor is missing"
-        self._sink.queue = queue
-        torch.autograd.backward(output, _aligned(grad))
-        return None if self.first else source.grad
+    def _bind(self) -> dict[str, nn.Parameter]:
+        views = dict(zip(self.names, self.layout.views(self.flat), strict=True))
+        with torch.no_grad():
+            return dict(self.module.bind(views, self._sink))
 
-    def _here(self, source: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return source.to(self.device), None if targets is None else targets.to(self.device)
+    def _backward(self, g: int, grads: Sequence[Tensor], queue: Queue | None) -> list[Tensor]:
+        flight = self._flights[g]
+        inputs, outputs = flight.inputs, flight.outputs
+        flight.inputs, flight.outputs = [], []  # I frees the graph and the input
+        assert outputs, "a micro-batch has one backward"
+        if self.last:
+            grads = [torch.ones_like(outputs[0]) / self.microbatches]
+        else:
+            outputs = [output for output, of in zip(outputs, self.module.gives, strict=True) if of.differentiable]
+        assert len(grads) == len(outputs), "the gradient of a boundary tensor is missing"
+        self._sink.queue = queue
+        torch.autograd.backward(outputs, [_aligned(grad) for grad in grads])
+        return [_gradient(leaf) for leaf, of in zip(inputs, self.module.takes, strict=True) if of.differentiable]
+
+    def _close(self, g: int, flight: _Flight) -> None:
+        """A parameter without a gradient would keep its value for ever, in silence."""
+        if without := self.gradients.without:
+            raise RuntimeError(f"micro-batch {g} gave no gradient to {without[0]} ({len(without)} such parameters)")
+        self.gradients.close(g, flight.loss)
+
+    def _here(self, batch: Batch | None) -> Batch | None:
+        return None if batch is None else batch.to(self.device)
 
     def _autocast(self) -> AbstractContextManager:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.numerics.precision == "bf16")
 
 
-def flatten(module: torch.nn.Module, layout: Layout) -> Tensor:
-    """Moves all parameters of `module` into one float32 vector, which it returns; they become views of it."""
-    parameters = dict(module.named_parameters())
-    flat = layout.zeros(next(iter(parameters.values())).device)
-    for (name, parameter), view in zip(parameters.items(), layout.views(flat), strict=True):
-        owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, torch.nn.Parameter(view.copy_(parameter.detach())))
-    return flat
+def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
+    """The stage of the model that `model.kind` names."""
+    if settings.model.kind != "transformer":
+        from .general.part import part  # takes a while to import
+
+        return part(settings, stage, device, run_dir)
+    return transformer.part(settings, stage, device)
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def _aligned(tensor: Tensor) -> Tensor:

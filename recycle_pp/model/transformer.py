@@ -1,8 +1,8 @@
 """A Llama-style decoder, or any contiguous part of one.
 
-    whole = Transformer(Build(settings.model, seed=0, device=device), range(settings.model.layers))   # plain PyTorch
+    whole = Transformer(Build(settings.model, seed=0, device=device), range(8))   # plain PyTorch
     loss = whole(tokens, targets, key=(seed, step, g))
-    part = Transformer(Build(settings.model, 0, device, sink), range(2, 4))                           # a pipeline stage
+    module = part(settings, 1, device)                                            # a pipeline stage, see `stage_module`
 
 RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. Activations travel as (b T, H) matrices; the
 residual stream is float32, under bf16 autocast only the matrices are multiplied in bf16. Everything random is keyed:
@@ -13,32 +13,38 @@ or on whether a layer is recomputed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recycle_pp.config.settings import Model
+from recycle_pp.config.settings import Model, Settings
 from recycle_pp.numerics import weight_grad_store as deferred
 from recycle_pp.numerics.backends import operations
 from recycle_pp.numerics.operations import Operations
 from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 from .recompute import recomputed
+from .split import layers_of
+from .stage_module import Batch, Boundary, Key
 
-Key = tuple[int, int, int]  # seed, step, g: what dropout is drawn from
 STD = 0.02  # of initial weights
+
+
+def part(settings: Settings, stage: int, device: torch.device) -> TransformerStage:
+    """Stage `stage` of the model that `settings` describe."""
+    return TransformerStage(settings, stage, device)
 
 
 @dataclass
 class Build:
-    """What every module of a model is built from. Without a sink the layers are ordinary autograd layers."""
+    """What every module of a model is built from. Its layers are ordinary autograd layers until they get a sink."""
 
     model: Model
     seed: int
     device: torch.device
-    sink: WeightGradStore | None = None
 
     def __post_init__(self) -> None:
         self.ops: Operations = operations(self.model.kernels, self.device)
@@ -61,7 +67,8 @@ class Linear(nn.Module):
     def __init__(self, build: Build, inputs: int, outputs: int, std: float, *name: object):
         super().__init__()
         self.weight = build.normal(outputs, inputs, std, *name)
-        self.sink, self.index = build.sink, -1
+        self.sink: WeightGradStore | None = None
+        self.index = -1
         self._copy, self._copied = torch.empty(0), -1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,7 +102,8 @@ class Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(build.model.width, device=build.device))
         self.add_rms_norm, self.eps = build.ops.add_rms_norm, build.model.norm_eps
-        self.sink, self.index = build.sink, -1
+        self.sink: WeightGradStore | None = None
+        self.index = -1
 
     def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.add_rms_norm(x, branch, deferred.norm_weight(self.weight, self.sink, self.index), self.eps)
@@ -105,7 +113,8 @@ class Embedding(nn.Module):
     def __init__(self, build: Build):
         super().__init__()
         self.weight = build.normal(build.model.vocabulary, build.model.width, STD, "embedding")
-        self.sink, self.index = build.sink, -1
+        self.sink: WeightGradStore | None = None
+        self.index = -1
 
     def forward(self, tokens: Tensor) -> Tensor:
         return deferred.embedding(tokens, self.weight, self.sink, self.index)
@@ -146,7 +155,7 @@ class Layer(nn.Module):
     def __init__(self, build: Build, layer: int):
         super().__init__()
         self.layer, self.dropout = layer, build.model.dropout
-        std = STD / (2 * build.model.layers) ** 0.5  # GPT-2: the residual branches start smaller, the deeper the model
+        std = STD / (2 * depth(build.model)) ** 0.5  # GPT-2: the residual branches start smaller, the deeper the model
         self.attention_norm = Norm(build)
         self.attention = Attention(build, std, layer)
         self.ffn_norm = Norm(build)
@@ -186,7 +195,7 @@ class Transformer(nn.Module):
         self.recompute = model.recompute
         self.embedding = Embedding(build) if layers.start == 0 else None
         self.layers = nn.ModuleDict({str(layer): Layer(build, layer) for layer in layers})
-        last = layers.stop == model.layers
+        last = layers.stop == depth(model)
         self.norm = Norm(build) if last else None
         self.head = Head(build) if last else None
         for index, (name, _) in enumerate(self.named_parameters()):
@@ -214,6 +223,50 @@ class Transformer(nn.Module):
             return (x if branch is None else x + branch).view(*shape, -1)
         assert targets is not None
         return self.head(self.norm(x, branch)[0], targets.flatten())
+
+
+class TransformerStage:
+    """A `StageModule`. Every gradient waits for W, a norm's as the finished by-product of I."""
+
+    def __init__(self, settings: Settings, stage: int, device: torch.device):
+        model, parallel = settings.model, settings.parallel
+        layers = layers_of(depth(model), parallel.stages, model.split)[stage]
+        build = Build(model, settings.run.seed, device)
+        self.module, self.ops = Transformer(build, layers), build.ops
+        parameters = dict(self.module.named_parameters())
+        self.shapes: Mapping[str, Sequence[int]] = {name: parameter.shape for name, parameter in parameters.items()}
+        self.deferred = frozenset(self.shapes)
+        self.parts: Mapping[str, int] = {}
+        self.shared: Mapping[str, Sequence[int]] = {}
+        stream = Boundary((parallel.microbatch_size, model.sequence, model.width), torch.float32)
+        self._first, self._last = stage == 0, stage == parallel.stages - 1
+        self.takes = [] if self._first else [stream]
+        self.gives = [] if self._last else [stream]
+        self.reads = self._first or self._last
+
+    def bind(self, views: Mapping[str, Tensor], sink: WeightGradStore) -> Mapping[str, nn.Parameter]:
+        for module in self.module.modules():
+            if isinstance(module, Linear | Norm | Embedding):
+                module.sink = sink
+        for name, parameter in list(self.module.named_parameters()):
+            owner, _, attribute = name.rpartition(".")
+            view = views[name].copy_(parameter.detach())
+            setattr(self.module.get_submodule(owner), attribute, nn.Parameter(view))
+        return dict(self.module.named_parameters())
+
+    def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
+        if batch is None:
+            return [self.module(*boundary, key=key)]
+        source = batch.inputs if self._first else boundary[0]
+        if not self._last:
+            return [self.module(source, key=key)]
+        return [batch.share_of(self.module(source, batch.labels, key=key))]
+
+
+def depth(model: Model) -> int:
+    """How many layers the own Transformer has."""
+    assert isinstance(model.layers, int)
+    return model.layers
 
 
 def rope_tables(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:

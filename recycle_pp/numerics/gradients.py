@@ -32,7 +32,8 @@ class Reduced:
 
     flat: float32, read only, laid out as the stage's parameters; squares: the squared norm of each tensor, in
     canonical order; counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,)
-    float64, zeros but at the last stage; finite: False if a NaN, an infinity or an overflow went in.
+    float64, zeros but at the last stage; finite: False if a NaN, an infinity or an overflow went in; shared: this
+    stage's own sums of the parameters that other stages hold too, in one vector (see `ties`), or None.
     """
 
     flat: Tensor
@@ -40,19 +41,22 @@ class Reduced:
     losses: Tensor
     squares: list[float]
     finite: bool
+    shared: Tensor | None = None
 
     def to_tensors(self) -> list[Tensor]:
-        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (1 + tensors,)."""
+        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (1 + tensors,), and `shared`
+        if there is any."""
         book = torch.stack([self.counts.double(), self.losses])
         rest = torch.tensor([float(self.finite), *self.squares], dtype=torch.float64)
-        return [self.flat, book.to(self.flat.device), rest.to(self.flat.device)]
+        shared = [] if self.shared is None else [self.shared]
+        return [self.flat, book.to(self.flat.device), rest.to(self.flat.device), *shared]
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor]) -> Reduced:
-        flat, book, rest = tensors
+        flat, book, rest, *shared = tensors
         counts, losses = book.cpu()
         finite, *squares = rest.tolist()
-        return cls(flat, counts.long(), losses, squares, bool(finite))
+        return cls(flat, counts.long(), losses, squares, bool(finite), *shared)
 
 
 class Gradients:
@@ -63,13 +67,28 @@ class Gradients:
         places: `ops.places` of the layout.
     """
 
-    def __init__(self, layout: Layout, microbatches: int, device: torch.device, *, reproducible: bool, ops: Operations):
+    def __init__(
+        self,
+        layout: Layout,
+        microbatches: int,
+        device: torch.device,
+        *,
+        reproducible: bool,
+        ops: Operations,
+        parts: Sequence[int] | None = None,
+        shared: Sequence[str] = (),
+    ):
+        """parts: how many addends a micro-batch's gradient of each tensor consists of; None: one. shared: names of
+        those that other stages hold as well."""
         self.names = layout.names
         self.microbatches, self.reproducible = microbatches, reproducible
         self.places = ops.places(layout, device)
         self._ops = ops
+        self._shared = [self.names.index(name) for name in sorted(shared)]
+        self.device, self.dtype = device, torch.int64 if reproducible else torch.float32  # of the sums
+        self._parts = list(parts or [1] * len(layout.names))
         self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
-        self._flat = layout.zeros(device, torch.int64 if reproducible else torch.float32)
+        self._flat = layout.zeros(device, self.dtype)
         self._sums = layout.views(self._flat)
         self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros((), dtype=torch.float64, device=device)
@@ -97,6 +116,10 @@ class Gradients:
         else:
             self._ops.add_product(total, dy, x, first)
 
+    def add_sum(self, index: int, dy: Tensor) -> None:
+        """The gradient of a bias: dy (N, O), summed over N."""
+        self.add(index, dy.sum(0))
+
     def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None:
         """The gradient of an embedding: dy (N, H) float32 added to the rows `rows` (N,) int64."""
         total = self._sums[index]
@@ -111,6 +134,11 @@ class Gradients:
         sums = total[rows]
         self._ops.accumulate(sums, grad, *self._format(index), False)
         total[rows] = sums
+
+    @property
+    def without(self) -> list[str]:
+        """The tensors that nothing was added to since `clear`."""
+        return [name for name, empty in zip(self.names, self._empty, strict=True) if empty]
 
     def close(self, g: int, loss: Tensor | float | None) -> None:
         """Micro-batch g's gradient is complete here; its loss at the last stage."""
@@ -142,14 +170,22 @@ class Gradients:
     def reduced(self, payload: Sequence[Tensor]) -> Reduced:
         """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
         flat, (counts, losses, misfits) = payload[0], payload[1].cpu()
+        totals = self._layout.views(flat)
+        shared = torch.cat([totals[index].flatten() for index in self._shared]) if self._shared else None
         if self.reproducible:
             flat = self._layout.zeros(flat.device)
-            views = zip(self._layout.views(payload[0]), self._layout.views(flat), self.exponents, strict=True)
-            for total, out, e in views:
-                self._ops.restore(total, e, out)
+            for index, (total, out) in enumerate(zip(totals, self._layout.views(flat), strict=True)):
+                self.restore(index, total, out)
         squares = self._ops.squared_norms(flat, self.places).tolist()
         finite = math.isfinite(sum(squares)) and math.isfinite(losses.sum().item()) and not misfits.any()
-        return Reduced(flat, counts.long(), losses, squares, finite)
+        return Reduced(flat, counts.long(), losses, squares, finite, shared)
+
+    def restore(self, index: int, total: Tensor, out: Tensor) -> None:
+        """out (float32) = what `total`, a sum as they are kept here, of tensor `index` says."""
+        if self.reproducible:
+            self._ops.restore(total, self.exponents[index], out)
+        else:
+            out.copy_(total)
 
     def follow(self, reduced: Reduced) -> None:
         """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""
@@ -171,4 +207,5 @@ class Gradients:
 
     def _format(self, index: int, parts: int = 1) -> tuple[int, float, Tensor]:
         """(exponent, limit in steps, misfits) of an addend that is one of `parts` of a micro-batch's gradient."""
-        return self.exponents[index], fixed.limit(self.microbatches * parts), self._bad
+        terms = self.microbatches * parts * self._parts[index]
+        return self.exponents[index], fixed.limit(terms), self._bad

@@ -174,10 +174,22 @@ def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tens
 def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
     """What must not change between a checkpoint and its resume, by configuration key; `fingerprint` is the data's."""
     model, parallel = settings.model, settings.parallel
-    keys = ("layers", "width", "heads", "kv_heads", "ffn", "sequence", "vocabulary", "rope_theta", "norm_eps")
+    keys = [
+        "layers",
+        "width",
+        "heads",
+        "kv_heads",
+        "ffn",
+        "sequence",
+        "vocabulary",
+        "rope_theta",
+        "norm_eps",
+        "dropout",
+    ]
+    if model.kind != "transformer":
+        keys = ["kind", "build", "loss", "path", "init", "layers", "sequence", "vocabulary"]
     return {
         **{f"model.{key}": getattr(model, key) for key in keys},
-        "model.dropout": model.dropout,
         "parallel.microbatch_size": parallel.microbatch_size,
         "parallel.pipelines * parallel.microbatches": parallel.pipelines * parallel.microbatches,
         "numerics.reproducible": settings.numerics.reproducible,

@@ -70,7 +70,9 @@ class StageSaving:
         threading.Thread(target=self._assemble, args=(message.step,), name="assemble", daemon=True).start()
 
     def _save(self, step: int) -> None:
-        saving = self._saver.save(step, self._stage.stage, self._optimizer.state())
+        state = self._optimizer.state().items()
+        mine = {key: tensor for key, tensor in state if not self._stage.borrows(key.partition(".")[2])}
+        saving = self._saver.save(step, self._stage.stage, mine)
         self._strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
         threading.Thread(target=self._report, args=(step, saving), name="saved", daemon=True).start()
 

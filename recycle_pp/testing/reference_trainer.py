@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
-from recycle_pp.model.transformer import Build, Transformer
+from recycle_pp.model.transformer import Build, Transformer, depth
 from recycle_pp.numerics import fixed_point as fixed
 from recycle_pp.numerics.optimizer import clip_scale, learning_rate
 from recycle_pp.numerics.torch_operations import squared_norm
@@ -62,7 +62,7 @@ def train(
 def whole(settings: Settings) -> Transformer:
     """The full model with ordinary autograd layers."""
     build = Build(settings.model, settings.run.seed, torch.device("cpu"))
-    return Transformer(build, range(settings.model.layers))
+    return Transformer(build, range(depth(settings.model)))
 
 
 def adamw(settings: Settings, model: Transformer) -> torch.optim.Optimizer:

@@ -8,6 +8,7 @@ from torch import Tensor
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer, clip_scale
 
@@ -35,17 +36,17 @@ def pipeline(settings: Settings) -> list[Stage]:
 
 def forward(stages: Sequence[Stage], batches: Batches, step: int, g: int) -> Tensor:
     """F of every stage; the loss."""
-    x, targets = batches.batch(step, g)
+    batch, boundary = Batch(*batches.batch(step, g)), []
     for stage in stages:
-        x = stage.forward(step, g, x, targets) if stage.last else stage.forward(step, g, x)
-    return x
+        boundary = stage.forward(step, g, batch, boundary)
+    return boundary[0]
 
 
 def backward(stages: Sequence[Stage], g: int, *, split: bool = False) -> None:
     """B of every stage, or I of every stage and then W of every stage."""
-    grad = None
+    grads = []
     for stage in reversed(stages):
-        grad = stage.backward_input(g, grad) if split else stage.backward(g, grad)
+        grads = stage.backward_input(g, grads) if split else stage.backward(g, grads)
     if split:
         for stage in stages:
             stage.backward_weight(g)
@@ -58,8 +59,14 @@ def sums(stage: Stage) -> dict[str, Tensor]:
 
 
 def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
-    """The reduction of stages that have no peers."""
-    return [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
+    """The reduction of stages that have no peers; what several of them hold is summed over them."""
+    alone = [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
+    return [
+        own
+        if (ties := stage.ties) is None
+        else ties.united(own, {s: stages[s].ties.parcel(alone[s], to=stage.stage) for s in ties.stages})
+        for stage, own in zip(stages, alone, strict=True)
+    ]
 
 
 def train(settings: Settings, steps: int, order: Iterable[int] | None = None) -> tuple[list[tuple[float, float]], dict]:

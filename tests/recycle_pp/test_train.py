@@ -61,6 +61,20 @@ MISTAKES = [
     (["model.kv_heads=3"], "model.kv_heads must divide model.heads = 4, and 3 does not"),
     (["model.heads=64", "model.kv_heads=1"], "model.width / model.heads must be even"),
     (["model.vocabulary=100"], "model.vocabulary must be at least 256 for text"),
+    # models
+    (["model.layers=blocks"], "model.layers must be a whole number of at least 1, not blocks"),
+    (["model.build=my:build"], "model.build needs model=custom; it must be null here"),
+    (["model.kind=keras"], "model.kind must be one of transformer, custom, hf, not keras"),
+    (
+        ["model=custom"],
+        "model.build must be MODULE:FUNCTION with model=custom, for instance my_package:build, not null",
+    ),
+    (["model=custom", "model.build=mine", "model.layers=blocks"], "model.build must be MODULE:FUNCTION"),
+    (["model=custom", "model.build=my:build"], "model.layers must be the name of the model's list of layers"),
+    (["model=hf"], "model.path must name a folder with a config.json, not null"),
+    (["model=hf", "model.path=EMPTY_FOLDER"], "model.path must name a folder with a config.json"),
+    (["model=hf", "model.path=CONFIG_ONLY"], "holds no model.safetensors; model.init=random trains its config.json"),
+    (["model=hf", "model.path=CONFIG_ONLY", "model.init=random", "model.layers=3"], "null or a name with model=hf"),
     # faults
     (
         ["+fail_at=20:3.2"],
@@ -99,6 +113,8 @@ def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     (folder / "EMPTY_FILE").touch()
     (folder / "EMPTY_FOLDER").mkdir()
+    (folder / "CONFIG_ONLY").mkdir()
+    (folder / "CONFIG_ONLY" / "config.json").write_text('{"vocab_size": 300}')
     (folder / "SHORT_FILE").write_text("x" * 40)
     train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
     return folder

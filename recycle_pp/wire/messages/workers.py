@@ -158,10 +158,13 @@ class StoreValue(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Ready(Message, frozen=True):
-    """It has its model. address: where it takes a donor's state; platform: see `execution.device`."""
+    """It has its model. address: where it takes a donor's state; platform: see `execution.device`; boundary_bytes: what
+    its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with gradients from W."""
 
     address: Place
     platform: str
+    boundary_bytes: int = 0
+    deferred_share: float = 0.0
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

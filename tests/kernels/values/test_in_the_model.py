@@ -6,6 +6,7 @@ from compare import DEVICE, error
 
 from recycle_pp.config.settings import Model, Numerics, Optimizer, Parallel, Run, Settings
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.backends import operations
 from recycle_pp.numerics.gradients import Gradients
 from recycle_pp.numerics.layout import Layout
@@ -32,14 +33,14 @@ def micro_batch(stage, g, split=True, step=0):
     """F, then I and W or B: (what F returned, what I returned)."""
     tokens = (torch.arange(8, device=DEVICE) * (g + 3) % 19).view(2, 4)
     random = torch.Generator().manual_seed(g)
-    x, dy = (torch.randn(stage.boundary[0], generator=random).to(DEVICE) for _ in range(2))
-    y = stage.forward(step, g, tokens if stage.first else x, tokens + 1 if stage.last else None)
-    grad = None if stage.last else dy
+    x, dy = (torch.randn(2, 4, 32, generator=random).to(DEVICE) for _ in range(2))
+    y = stage.forward(step, g, Batch(tokens, tokens + 1), [] if stage.first else [x])
+    grads = [] if stage.last else [dy]
     if not split:
-        return y, stage.backward(g, grad)
-    dx = stage.backward_input(g, grad)
+        return y[0], next(iter(stage.backward(g, grads)), None)
+    dx = stage.backward_input(g, grads)
     stage.backward_weight(g)
-    return y, dx
+    return y[0], next(iter(dx), None)
 
 
 def reduced(stage):

@@ -175,7 +175,7 @@ def test_an_op_whose_input_never_came_is_not_told_as_done(fake):
     line = SimpleNamespace(state=None, send=lambda *_: None)
     session = Session(line, participant, fake.links, None)
     stage = SimpleNamespace(stage=1, first=False, last=True)  # computes nothing, and must not be asked to
-    mailbox = Mailbox(fake.links, ((1,), torch.float32), CPU, (1, 2, 4))
+    mailbox = Mailbox(fake.links, {"F": [torch.empty(1)]}, CPU, (1, 2, 4))
     executor = Executor(session, stage, None, mailbox, None, None, Spans(), settings)
     fake.links.rebuild(0, [BEFORE, ME], ME)
     fake.links.connect([BEFORE])

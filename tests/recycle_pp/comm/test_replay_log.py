@@ -10,9 +10,9 @@ ACTIVATION = ("F", (0, 3), 1)
 
 def test_it_keeps_what_was_sent_until_the_step_is_committed():
     log = ReplayLog()
-    tensor = torch.zeros(4, 8)
-    log.keep(7, ACTIVATION, tensor)
-    assert log.get(7, ACTIVATION) is tensor and (7, ACTIVATION) in log and (8, ACTIVATION) not in log
+    tensors = [torch.zeros(4, 8), torch.ones(2)]
+    log.keep(7, ACTIVATION, tensors)
+    assert log.get(7, ACTIVATION) is tensors and (7, ACTIVATION) in log and (8, ACTIVATION) not in log
     log.drop(7)
     assert (7, ACTIVATION) not in log and not log.steps()
     with pytest.raises(KeyError):
@@ -21,11 +21,11 @@ def test_it_keeps_what_was_sent_until_the_step_is_committed():
 
 def test_it_counts_its_bytes():
     log = ReplayLog()
-    log.keep(7, ACTIVATION, torch.zeros(4, 8))
-    log.keep(7, ("B", (0, 3), 1), torch.zeros(4, 8, dtype=torch.bfloat16))
-    log.keep(8, ACTIVATION, torch.zeros(2))
+    log.keep(7, ACTIVATION, [torch.zeros(3, 8), torch.zeros(8)])
+    log.keep(7, ("B", (0, 3), 1), [torch.zeros(4, 8, dtype=torch.bfloat16)])
+    log.keep(8, ACTIVATION, [torch.zeros(2)])
     assert log.bytes == 128 + 64 + 8
-    log.keep(7, ACTIVATION, torch.zeros(1))  # redone: it replaces the first
+    log.keep(7, ACTIVATION, [torch.zeros(1)])  # redone: it replaces the first
     assert log.bytes == 4 + 64 + 8
     log.drop(7)
     log.drop(7)

@@ -23,13 +23,26 @@ def test_settings_survive_plain_data():
     assert load(json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
 
 
-def test_every_file_of_every_group_composes_to_a_valid_run():
+def test_every_file_of_every_group_composes_to_a_valid_run(tmp_path):
     from recycle_pp.config.compose import _MORE_GROUPS, _groups, _options
 
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    needed = {
+        "model=custom": ["model.build=my_package:build", "model.layers=blocks"],
+        "model=hf": [f"model.path={tmp_path}", "model.init=random"],
+    }
     for group in (*_groups(), *_MORE_GROUPS):
         for name in _options(group):
             fitting = ["model=gpt124m"] if name.startswith("llama") else []
-            validate(compose([*fitting, f"{group}={name}"]))
+            more = needed.get(f"{group}={name}", [])
+            validate(compose([*fitting, f"{group}={name}", *more]))
+
+
+def test_the_vocabulary_of_a_folder_is_that_of_its_configuration(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    assert compose(["model=hf", f"model.path={tmp_path}"]).model.vocabulary == 300
+    assert compose(["model=hf", f"model.path={tmp_path}", "model.vocabulary=320"]).model.vocabulary == 320
+    assert compose(["model=hf", "model.path=/no/such/folder"]).model.vocabulary == 0
 
 
 def test_groups_and_keys_and_faults_are_taken_from_the_command_line():

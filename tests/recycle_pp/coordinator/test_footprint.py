@@ -17,7 +17,7 @@ SHAPES = [{}, {"model__kv_heads": 4}, {"model__recompute": True}, {"parallel__st
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_parameters_and_activations_are_those_of_the_stages(changes):
     settings = small(**changes)
-    for number, layers in enumerate(layers_of(settings.model, settings.parallel.stages)):
+    for number, layers in enumerate(layers_of(settings.model.layers, settings.parallel.stages)):
         stage = Stage(settings, number, CPU)
         assert parameters(settings.model, layers) == sum(p.numel() for p in stage.parameters.values())
         tokens = settings.parallel.microbatch_size * settings.model.sequence

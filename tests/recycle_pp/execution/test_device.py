@@ -95,5 +95,5 @@ def test_a_worker_compiles_everything_before_it_is_ready(device, warmed, monkeyp
 
     monkeypatch.setattr(worker, "Stage", fake("stage"))
     monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
-    worker._stage(Settings(), 0, device)
+    worker._stage(Settings(), 0, device, "")
     assert done == warmed

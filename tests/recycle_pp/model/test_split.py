@@ -4,24 +4,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.config.settings import Model
 from recycle_pp.model.split import layers_of
 
 
 @given(st.integers(1, 12), st.integers(0, 40))
 def test_every_layer_has_one_stage_and_the_sizes_differ_by_one_at_most(stages, more):
-    model = Model(layers=stages + more)
-    ranges = layers_of(model, stages)
-    assert [layer for part in ranges for layer in part] == list(range(model.layers))
+    ranges = layers_of(stages + more, stages)
+    assert [layer for part in ranges for layer in part] == list(range(stages + more))
     sizes = [len(part) for part in ranges]
     assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
 
 
 def test_a_given_split_is_taken_as_it_is():
-    assert layers_of(Model(layers=8, split=[1, 5, 2]), 3) == [range(0, 1), range(1, 6), range(6, 8)]
+    assert layers_of(8, 3, [1, 5, 2]) == [range(0, 1), range(1, 6), range(6, 8)]
 
 
 @pytest.mark.parametrize("split", [[4, 4], [8, 0, 0], [2, 2, 2], [3, 3, 3]])
 def test_a_split_that_does_not_fit_is_refused_by_name(split):
     with pytest.raises(ValueError, match=r"model\.split .* each of the 3 stages .* 8 in all"):
-        layers_of(Model(layers=8, split=split), 3)
+        layers_of(8, 3, split)
+
+
+def test_fewer_layers_than_stages_are_refused():
+    with pytest.raises(ValueError, match=r"2 layers, too few for parallel\.stages = 3"):
+        layers_of(2, 3)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, small, sums
@@ -78,17 +79,17 @@ def test_the_initial_weights_do_not_depend_on_the_split():
 def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else(recompute):
     config = small(model__dropout=0.3, model__recompute=recompute)
     batches = Batches(config)
-    x, targets = batches.batch(0, 0)
+    batch = Batch(*batches.batch(0, 0))
 
     def loss(stages, step, g):
-        y = stages[0].forward(step, g, x)
-        return stages[1].forward(step, g, y, targets)
+        (x,) = stages[1].forward(step, g, batch, stages[0].forward(step, g, batch))
+        return x
 
     here, elsewhere = pipeline(config), pipeline(config)
     loss(elsewhere, 7, 3)  # whatever another worker drew before
     assert loss(here, 2, 1) == loss(elsewhere, 2, 1)
     assert len({loss(here, *key).item() for key in [(2, 1), (2, 2), (3, 1)]}) == 3
-    assert here[1].evaluate(here[0].evaluate(x), targets) != loss(here, 2, 1)
+    assert here[1].evaluate(batch, here[0].evaluate(batch)) != [loss(here, 2, 1)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -113,7 +114,7 @@ def test_recomputing_keeps_only_the_inputs_of_layers():
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t: saved.add((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes())) or t, lambda t: t
         ):
-            stage.forward(0, 0, Batches(config).batch(0, 0)[0])
+            stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
         return sum(size for _, size in saved)
 
     activation = 2 * 16 * 24 * 4
@@ -123,10 +124,10 @@ def test_recomputing_keeps_only_the_inputs_of_layers():
 def test_i_frees_the_activations_and_w_what_waited_for_it():
     config = small()
     stage = Stage(config, 0, CPU)
-    stage.forward(0, 0, Batches(config).batch(0, 0)[0])
+    stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
     flight = stage._flights[0]
-    output = weakref.ref(flight.output)
-    stage.backward_input(0, torch.ones(stage.boundary[0]))
+    output = weakref.ref(flight.outputs[0])
+    stage.backward_input(0, [torch.ones(of.shape) for of in stage.module.gives])
     gc.collect()
     assert output() is None
     waiting = weakref.ref(flight.queue[0][2][0])
@@ -140,50 +141,53 @@ def test_tokens_and_targets_come_to_the_device_of_the_stage(monkeypatch):
     (stage,) = pipeline(config)
     came = []
 
-    def part(source, targets, **_):
-        came.append((source.device.type, targets.device.type))
-        return torch.zeros(())
+    def module(batch, boundary, key):
+        came.append((batch.inputs.device.type, batch.labels.device.type))
+        return [torch.zeros(())]
 
-    monkeypatch.setattr(stage, "_part", part)
+    module.takes, module.reads = [], True
+    monkeypatch.setattr(stage, "module", module)
     monkeypatch.setattr(stage, "_autocast", nullcontext)
     stage.device = torch.device("meta")
-    stage.forward(0, 0, *Batches(config).batch(0, 0))
-    stage.evaluate(*Batches(config).validation(0))
+    stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
+    stage.evaluate(Batch(*Batches(config).validation(0)))
     assert came == [("meta", "meta")] * 2
 
 
 def test_a_single_stage_is_first_and_last():
     config = small(parallel__stages=1)
     (stage,) = pipeline(config)
-    inputs, targets = Batches(config).batch(0, 0)
     assert stage.first and stage.last
-    loss = stage.forward(0, 0, inputs, targets)
+    (loss,) = stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
     assert loss.shape == () and loss.dtype == torch.float32 and not loss.requires_grad
-    assert stage.backward(0) is None
+    assert stage.backward(0) == []
     assert reduce_alone([stage])[0].losses[0] == loss
 
 
 def test_boundary_tensors_have_the_announced_shape_and_are_float32_under_bf16_too():
     config = small(numerics__precision="bf16")
     first, last = pipeline(config)
-    inputs, targets = Batches(config).batch(0, 0)
-    y = first.forward(0, 0, inputs)
-    last.forward(0, 0, y, targets)
-    dy = last.backward_input(0)
-    assert (y.shape, y.dtype) == (dy.shape, dy.dtype) == first.boundary
+    batch = Batch(*Batches(config).batch(0, 0))
+    (y,) = first.forward(0, 0, batch)
+    last.forward(0, 0, batch, [y])
+    (dy,) = last.backward_input(0)
+    (announced,) = first.module.gives
+    assert [announced] == last.module.takes
+    assert (y.shape, y.dtype) == (dy.shape, dy.dtype) == (announced.shape, announced.dtype)
     assert not y.requires_grad and not dy.requires_grad
 
 
 def test_a_tensor_at_an_odd_address_changes_no_bit():
     config = small(model__width=18, model__heads=3, model__kv_heads=1, model__ffn=33)
     _, last = pipeline(config)
-    targets = Batches(config).batch(0, 0)[1]
-    shape = last.boundary[0]
+    batch = Batch(*Batches(config).batch(0, 0))
+    shape = last.module.takes[0].shape
     x, results = torch.randn(shape), []
     for offset in range(4):
         moved = torch.empty(x.numel() + 4)[offset : offset + x.numel()].view(shape).copy_(x)
-        loss = last.forward(0, 0, moved, targets)
-        results.append([loss, last.backward(0), *(grad.clone() for grad in sums(last).values())])
+        results.append(
+            [*last.forward(0, 0, batch, [moved]), *last.backward(0), *(grad.clone() for grad in sums(last).values())]
+        )
         last.gradients.clear()
     assert all(all(map(torch.equal, results[0], other)) for other in results[1:])
 
@@ -192,8 +196,8 @@ def test_validation_leaves_no_trace():
     config = small(model__dropout=0.5)
     stages, batches = pipeline(config), Batches(config)
     before = [sums(stage) for stage in stages]
-    inputs, targets = batches.validation(0)
-    losses = {stages[1].evaluate(stages[0].evaluate(inputs), targets).item() for _ in range(2)}
+    batch = Batch(*batches.validation(0))
+    losses = {stages[1].evaluate(batch, stages[0].evaluate(batch))[0].item() for _ in range(2)}
     assert len(losses) == 1
     assert not any(stage._flights for stage in stages)
     for stage, held in zip(stages, before, strict=True):
@@ -233,12 +237,12 @@ def test_the_bf16_copies_follow_every_change_of_the_weights():
     (reduced,) = reduce_alone([stage])
 
     def loss():
-        return stage.evaluate(*batches.batch(0, 0)).item()
+        return stage.evaluate(Batch(*batches.batch(0, 0)))[0].item()
 
     def fresh():
         other = Stage(config, 0, CPU)
         StageOptimizer(config, other).load(optimizer.state())
-        return other.evaluate(*batches.batch(0, 0)).item()
+        return other.evaluate(Batch(*batches.batch(0, 0)))[0].item()
 
     begin = loss()
     optimizer.speculate(reduced, 0)

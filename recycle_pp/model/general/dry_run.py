@@ -1,0 +1,367 @@
+"""What a model does with its layers, found by one run on fake tensors: no memory, no arithmetic, a second for 70B.
+
+    outline = dry_run(source, batch, device_type="cpu", autocast=False)
+    outline.boundary(4)           # what crosses the cut before layer 4: [(places among the arguments, Boundary), ...]
+    outline.names_of(range(4, 8)) # the parameters that a stage with these layers holds
+    outline.refuse(range(4, 8))   # ValueError: a pipeline cut here would train something else
+
+The run is divided into regions: region k begins where layer k is called and ends where layer k+1 is; what comes before
+layer 0 belongs to region 0, what comes after the last layer to the last region. A value is *made* if it depends on a
+parameter; everything else (masks, positions, rotary tables) is a function of the batch, which every stage computes for
+itself by the model's own code. A stage that begins with layer k gets what is made among the arguments of layer k: this
+is the boundary. If region k, or one after it, uses anything else that was made before layer k (a loss over all layers,
+a skip connection, inputs for each layer), a stage that begins there would compute with something else: it is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from recycle_pp.model.stage_module import Batch, Boundary
+
+from .empty import empty, make_fake, unshare
+from .source import Source
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A result that is one of the call's own arguments, by its place among them."""
+
+    place: int
+
+
+Crossing = tuple[list[int], Boundary]  # a tensor, and its places among the leaves of (args, kwargs)
+
+
+@dataclass
+class Outline:
+    """
+    layers      the full names of the layers, in the order of their calls
+    shapes      canonical name -> shape of every parameter, in the order of use
+    canonical   every name of a parameter or buffer -> its first name (they differ where it is tied or shared)
+    regions     every name of a parameter -> the regions that use it by this name
+    parts       canonical name -> how many addends its gradient has (one for every operation on it)
+    returns     name of a module with parameters outside of the layers, or of a layer -> what its calls return, in order
+    bare        the names of parameters that the code around the modules uses by itself
+    crossing    layer -> the made tensors among its arguments
+    joined      layer -> why no stage may begin there
+    weighs      whether the loss divides by `num_items_in_batch`
+    """
+
+    layers: list[str] = field(default_factory=list)
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    canonical: dict[str, str] = field(default_factory=dict)
+    regions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    parts: Counter[str] = field(default_factory=Counter)
+    returns: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    bare: set[str] = field(default_factory=set)
+    crossing: dict[int, list[Crossing]] = field(default_factory=dict)
+    joined: dict[int, str] = field(default_factory=dict)
+    weighs: bool = False
+
+    def boundary(self, layer: int) -> list[Crossing]:
+        """What layer `layer` takes in, each tensor once; nothing at the two ends."""
+        return self.crossing[layer] if 0 < layer < len(self.layers) else []
+
+    def names_of(self, layers: range) -> list[str]:
+        """The parameters, by their first names, that a stage with these layers uses."""
+        used = {self.canonical[name] for name, regions in self.regions.items() if regions & set(layers)}
+        return [name for name in self.shapes if name in used]
+
+    def refuse(self, layers: range) -> None:
+        if (why := self.joined.get(layers.start)) is not None:
+            free = [k for k in range(1, len(self.layers)) if k not in self.joined]
+            allowed = f"it may at {', '.join(map(str, free))} (model.split)" if free else "use parallel.stages=1"
+            raise ValueError(f"no stage may begin with {self.layers[layers.start]}: {why}; {allowed}")
+
+
+def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
+    """Runs forward and loss on fake tensors of the batch's shapes.
+
+    Raises:
+        ValueError: the model cannot be trained in stages at all; one sentence for the user.
+    """
+    from torch._subclasses import FakeTensorMode
+
+    outline = Outline()
+    model = empty(source)
+    outline.canonical = unshare(model)
+    container = layers_of(model, source.layers)
+    outline.layers = [f"{source.layers}.{name}" for name, _ in container.named_children()]
+    _refuse_what_no_cut_can_have(model)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        make_fake(model, fake)
+        inputs, labels = (fake.from_tensor(tensor.clone()) for tensor in (batch.inputs, batch.labels))
+        items = fake.from_tensor(torch.ones(()))
+        watch = _Watch(outline, model, container)
+        given = Batch(
+            inputs, labels, float(labels.numel()), {name: fake.from_tensor(t) for name, t in batch.more.items()}
+        )
+        other = fake.from_tensor(batch.labels.clone())
+        with watch, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            try:
+                loss = source.loss(model, given, items, other)
+            except Exception as error:
+                raise ValueError(_failed(source, error)) from error
+        watch.finish(loss)
+    outline.weighs = watch.used(items)
+    if watch.used(other):
+        raise ValueError(f"{source.name} shifts its labels itself; its loss must take `shift_labels` as they are")
+    if not watch.used(labels):
+        raise ValueError(f"{source.name}: its loss does not depend on the labels")
+    begins = {name: len(outline.layers) for name in watch.shapes}
+    for name, regions in outline.regions.items():
+        first = outline.canonical[name]
+        begins[first] = min(begins[first], *regions)
+    outline.shapes = {name: watch.shapes[name] for name in sorted(begins, key=lambda name: begins[name])}
+    return outline
+
+
+def layers_of(model: nn.Module, name: str) -> nn.Module:
+    """The module list to cut. ValueError if there is none of that name."""
+    with suppress(AttributeError):
+        container = model.get_submodule(name)
+        if name and isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(container):
+            return container
+    lists = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m)]
+    raise ValueError(f"model.layers must name a list of layers of the model, {', '.join(lists) or 'and it has none'}; "
+                     f"not {name!r}")  # fmt: skip
+
+
+def outside(model: nn.Module, container: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    """The modules with parameters that neither hold the layers nor belong to one."""
+    inner = {id(module) for module in container.modules()}
+    at = next(name for name, module in model.named_modules() if module is container)
+    for name, module in model.named_modules():
+        holds = not name or at == name or at.startswith(f"{name}.")
+        if not holds and id(module) not in inner and next(module.parameters(), None) is not None:
+            yield name, module
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation of the run: what it reads, what it makes, and in which region."""
+
+    def __init__(self, outline: Outline, model: nn.Module, container: nn.Module) -> None:
+        super().__init__()
+        self._outline, self._model = outline, model
+        self._region, self._calls = 0, 0
+        self._inside = 0  # calls of modules under way
+        self._quiet = False
+        self._made: dict[int, int] = {}  # storage -> the region that wrote it last
+        self._read: set[int] = set()
+        self._kept: list[Any] = []  # so that no storage takes the place of one that is gone
+        self.shapes = {name: p.shape for name, p in model.named_parameters() if outline.canonical[name] == name}
+        self._parameters = {_storage(p): name for name, p in _all(model.named_parameters)}
+        self._buffers = {_storage(b): n for n, b in _all(model.named_buffers)}
+        self._held = {name: id(buffer) for name, buffer in _all(model.named_buffers)}
+        for name, module in outside(model, container):
+            module.forward = self._module(name, module.forward)
+        for k, layer in enumerate(container.children()):
+            layer.forward = self._layer(k, layer.forward)
+
+    def used(self, tensor: Tensor) -> bool:
+        return _storage(tensor) in self._read
+
+    def finish(self, loss: Any) -> None:
+        """The loss is there."""
+        outline = self._outline
+        if not isinstance(loss, Tensor) or loss.shape != () or not loss.is_floating_point():
+            what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(
+                f"the loss must be a scalar tensor, not {what}; model.loss can name a function that gives it"
+            )
+        if self._calls != len(outline.layers):
+            raise ValueError(f"{outline.layers[self._calls]} is never called: the layers must run once each, in order")
+        for name, buffer in _all(self._model.named_buffers):
+            if self._held.get(name, id(buffer)) != id(buffer):
+                raise ValueError(_changes(name))
+        ends = [self._parameters.get(_storage(leaf)) for leaf in _leaves(loss)]
+        reached = {outline.canonical[name] for name in ends if name is not None}
+        for name, parameter in self._model.named_parameters():
+            if not parameter.requires_grad:
+                raise ValueError(f"{name} does not require a gradient: frozen parameters are not supported")
+            if outline.canonical[name] not in reached:
+                raise ValueError(f"no gradient would reach {name}: the loss does not depend on it")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self._quiet:
+            return out
+        results = {_storage(tensor) for tensor in _tensors(out)}
+        made = False
+        for tensor in _tensors((*args, *(kwargs or {}).values())):
+            made |= self._uses(tensor, _storage(tensor) in results)
+        if func._schema.is_mutable:
+            self._writes(func._schema.arguments, args)
+        if made and func.overloadpacket.__name__ not in _SHAPE_ONLY:
+            for tensor in _tensors(out):
+                self._mark(tensor)
+        return out
+
+    def _writes(self, arguments: Sequence[Any], values: Sequence[Any]) -> None:
+        for argument, value in zip(arguments, values, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(value):
+                    if _storage(tensor) in self._buffers:
+                        raise ValueError(_changes(self._buffers[_storage(tensor)]))
+
+    def _uses(self, tensor: Tensor, view: bool) -> bool:
+        """Whether what comes out is made, because of this."""
+        key, outline = _storage(tensor), self._outline
+        self._read.add(key)
+        if (name := self._parameters.get(key)) is not None:
+            outline.regions[name].add(self._region)
+            outline.parts[outline.canonical[name]] += not view
+            if not self._inside:
+                outline.bare.add(name)
+            return True
+        if (since := self._made.get(key)) is None:
+            return False
+        for k in range(since + 1, self._region + 1):
+            where = f"{'' if self._inside else 'what follows '}{outline.layers[self._region]}"
+            outline.joined.setdefault(k, f"{where} uses something from before it that is not among its arguments")
+        return True
+
+    def _mark(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._parameters:
+            self._made[storage._cdata] = self._region
+            self._kept.append(storage)
+
+    def _module(self, name: str, forward: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return forward(*args, **kwargs)
+            given = tree_leaves((args, kwargs))
+            self._inside += 1
+            out = forward(*args, **kwargs)
+            self._inside -= 1
+
+            def described(leaf: Any) -> Any:
+                if not isinstance(leaf, Tensor):
+                    return leaf
+                for place, argument in enumerate(given):
+                    if argument is leaf and _storage(leaf) not in self._made:
+                        return Argument(place)
+                self._mark(leaf)  # also what no parameter had a part in: another stage has zeros there
+                return Boundary(tuple(leaf.shape), leaf.dtype)
+
+            self._outline.returns[name].append(tree_map(described, out))
+            return out
+
+        return call
+
+    def _layer(self, k: int, forward: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            layers = self._outline.layers
+            if k != self._calls or self._inside:
+                raise ValueError(f"{layers[k]} is not called in its turn: the layers must run once each, in order")
+            self._calls, self._region = k + 1, k
+            args, kwargs = self._cut(k, args, kwargs)
+            return inner(*args, **kwargs)
+
+        inner = self._module(self._outline.layers[k], forward)
+        return call
+
+    def _cut(self, k: int, args: Any, kwargs: Any) -> Any:
+        """From here on what is made among the arguments counts as made in this region: a stage may begin here."""
+        leaves, spec = tree_flatten((args, kwargs))
+        crossing: dict[int, Crossing] = {}
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and _storage(leaf) in self._made:
+                of = Boundary(tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
+                crossing.setdefault(id(leaf), ([], of))[0].append(place)
+        for places, _ in crossing.values():
+            self._quiet = True
+            fresh = leaves[places[0]].clone()
+            self._quiet = False
+            self._mark(fresh)
+            for place in places:
+                leaves[place] = fresh
+        self._outline.crossing[k] = list(crossing.values())
+        return tree_unflatten(leaves, spec)
+
+
+_SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
+_SHAPE_ONLY |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided"}
+
+
+def _tensors(values: Any) -> Iterable[Tensor]:
+    """Those in what an operation takes or gives: nested no deeper than lists. A fraction of what pytrees cost."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _all(named: Any) -> list[tuple[str, Tensor]]:
+    return list(named(remove_duplicate=False))
+
+
+def _leaves(loss: Tensor) -> Iterable[Tensor]:
+    """The parameters that the graph of `loss` ends at."""
+    todo, seen = [loss.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        todo += [following for following, _ in node.next_functions]
+
+
+def _refuse_what_no_cut_can_have(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ValueError(_changes(f"{name}.running_mean"))
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"{name} is {parameter.dtype}; parameters must be float32, as they are trained in it")
+
+
+def _changes(name: str) -> str:
+    return f"forward changes the buffer {name}: workers that run other micro-batches would have another one"
+
+
+def _failed(source: Source, error: Exception) -> str:
+    text = str(error).strip().splitlines() or [""]
+    if isinstance(error, ValueError) and error.__traceback__ is not None and not _in_torch(error):
+        return str(error)
+    return (
+        f"{source.name} cannot be tried on tensors without values, so its Python must depend on values "
+        f"({type(error).__name__}: {text[0]})"
+    )
+
+
+def _in_torch(error: Exception) -> bool:
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and "recycle_pp/model/general" not in last.tb_frame.f_code.co_filename
+
+
+def same_arguments(leaves: Sequence[Any], boundary: Sequence[Crossing]) -> list[Tensor]:
+    """Those of `leaves` that the boundary names. RuntimeError if they are not what the dry run saw."""
+    found = []
+    for places, of in boundary:
+        tensor = leaves[places[0]] if places[-1] < len(leaves) else None
+        if not isinstance(tensor, Tensor) or (tuple(tensor.shape), tensor.dtype) != (of.shape, of.dtype):
+            what = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise RuntimeError(f"a layer got {what} where it got {of.dtype} {of.shape} without values")
+        found.append(tensor)
+    return found

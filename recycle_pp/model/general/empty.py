@@ -1,0 +1,75 @@
+"""A model without memory: its structure, names, ties and buffers, and parameters that have shapes only.
+
+model = empty(source)                       # parameters on `meta`; a 70B model takes a second
+canonical = unshare(model)                  # every use a module of its own; every name -> the first of its tensor
+make_fake(model, mode)                      # parameters that say they are on the CPU, for a run without arithmetic
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .source import Source
+
+
+def empty(source: Source) -> nn.Module:
+    """The whole model, to be trained, with parameters on `meta` from where they are registered; buffers are real."""
+    with _parameters_without_memory():
+        return source.build().train()
+
+
+def unshare(model: nn.Module) -> dict[str, str]:
+    """Gives every place in `model` a module of its own, where several had the same one, so that every use of a
+    parameter can have a leaf of its own. Returns each name of a parameter or buffer -> its first name."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    canonical = {name: first.setdefault(id(tensor), name) for name, tensor in named}
+    seen: set[int] = set()
+
+    def walk(module: nn.Module) -> None:
+        for name, child in list(module._modules.items()):
+            if child is None:
+                continue
+            if id(child) in seen:
+                child = module._modules[name] = copy.deepcopy(child)
+            seen.add(id(child))
+            walk(child)
+
+    walk(model)
+    return canonical
+
+
+def make_fake(model: nn.Module, mode: Any) -> None:
+    """Parameters and buffers become fake tensors of `mode`, one for each name: of a tie both uses can be told."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = None if parameter is None else _parameter(parameter)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else mode.from_tensor(buffer)
+
+
+def _parameter(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype), parameter.requires_grad)
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Parameters are on `meta` from where they are registered; buffers are real, ties stay."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

@@ -1,0 +1,236 @@
+"""A stage of any model: the model's own forward, with stand-ins for what other stages hold.
+
+    module = part(settings, stage, device, run_dir)        # a `StageModule`
+
+The whole model is built with parameters that have no memory; only those of this stage get some. Its forward then runs
+as it is. Modules and layers of the stages before return zeros of the right shape, cached; at the first own layer the
+arguments that come from the stage before are put in their place; the layer after the last own one ends the forward.
+Whatever is a function of the batch (masks, positions) the model's own code makes on every stage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.model.split import layers_of as split_layers
+from recycle_pp.model.stage_module import IGNORED, Batch, Boundary, Key
+from recycle_pp.numerics.backends import operations
+from recycle_pp.numerics.weight_grad_store import WeightGradStore
+
+from .deferred import defer
+from .dry_run import Argument, Outline, dry_run, layers_of, outside, same_arguments
+from .empty import empty, unshare
+from .initial_values import Values, initial_values
+from .source import Source, source_of
+
+
+def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> Part:
+    """Stage `stage` of the model that `settings` name. ValueError: it cannot be trained so; a sentence for the user."""
+    source, parallel = source_of(settings), settings.parallel
+    tokens = torch.zeros(parallel.microbatch_size, settings.model.sequence, dtype=torch.int64)
+    outline = dry_run(source, Batch(tokens, tokens), settings.numerics.precision == "bf16")
+    layout = split_layers(len(outline.layers), parallel.stages, settings.model.split)
+    for layers in layout:
+        outline.refuse(layers)
+    return Part(settings, source, outline, layout, stage, device, initial_values(source, settings, run_dir))
+
+
+class Part:
+    """A `StageModule`. layout: the layers of every stage."""
+
+    reads = True
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        outline: Outline,
+        layout: Sequence[range],
+        stage: int,
+        device: torch.device,
+        values: Values,
+    ) -> None:
+        self._source, self._outline, self._values, self._device = source, outline, values, device
+        self._layers, self._recompute = layout[stage], settings.model.recompute
+        self.ops = operations(settings.model.kernels, device)
+        held = outline.names_of(self._layers)
+        self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
+        self.parts: Mapping[str, int] = {name: outline.parts[name] for name in held}
+        holders: dict[str, list[int]] = {name: [] for name in held}
+        for k, layers in enumerate(layout):
+            for name in set(outline.names_of(layers)) & set(held):
+                holders[name].append(k)
+        self.shared: Mapping[str, Sequence[int]] = {name: of for name, of in holders.items() if len(of) > 1}
+        self._entry, self._exit = outline.boundary(self._layers.start), outline.boundary(self._layers.stop)
+        self.takes = [of for _, of in self._entry]
+        self.gives = [of for _, of in self._exit]
+        self.deferred: frozenset[str] = frozenset()
+        self._zeros: dict[Boundary, Tensor] = {}
+        self._leaves: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = defaultdict(list)  # by region
+        self.model = self._empty_model()
+
+    def bind(self, views: Mapping[str, Tensor], sink: WeightGradStore) -> Mapping[str, nn.Parameter]:
+        index = {name: k for k, name in enumerate(self.shapes)}
+        for name, view in views.items():
+            value = self._initial(name)
+            if value.shape != view.shape:
+                raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(view.shape)} in the model")
+            view.copy_(value)
+        uses = {name: sorted(self._outline.regions[name] & set(self._layers)) for name in list(self._outline.regions)}
+        places = {name: self._outline.canonical[name] for name, regions in uses.items() if regions}
+        leaves = {of: nn.Parameter(views[of]) for of in views}
+        for name, of in places.items():
+            module, attribute = self._place(name)
+            for region in uses[name]:
+                # A leaf of its own for every use: the sum over the uses is then the same in any layout.
+                leaf = nn.Parameter(views[of])
+                leaf.register_post_accumulate_grad_hook(partial(_take, sink, index[of]))
+                self._leaves[region].append((module, attribute, leaf))
+                module._parameters[attribute] = leaf
+        ways = defer(self.model, {name: index[of] for name, of in places.items()}, sink)
+        self.deferred = frozenset(
+            of for of in views if all(name in ways for name, first in places.items() if first == of)
+        )
+        self._several = {r for r, uses in self._leaves.items() if any(self._is_switched(use) for use in uses)}
+        self._install()
+        return leaves
+
+    def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
+        assert batch is not None
+        if self.model.training != (key is not None):
+            self.model.train(key is not None)
+        self._key, self._given, self._inside, self._counts = key, boundary, 0, Counter[str]()
+        self._begin(0)
+        items = None
+        if self._outline.weighs:
+            items = (batch.labels != IGNORED).sum().float() if batch.items is None else torch.tensor(batch.items)
+        try:
+            loss = self._source.loss(self.model, batch, items, batch.labels)
+        except _Leave as leave:
+            return leave.boundary
+        if self._exit:
+            raise RuntimeError(f"the forward has ended before {self._outline.layers[self._layers.stop]}")
+        return [loss if self._outline.weighs else batch.share_of(loss)]
+
+    # -- the model without what other stages hold
+
+    def _empty_model(self) -> nn.Module:
+        model = empty(self._source)
+        unshare(model)
+        for name, buffer in list(model.named_buffers()):
+            owner, _, attribute = name.rpartition(".")
+            value = self._values.find(self._outline.canonical[name])
+            if value is not None and value.shape == buffer.shape:
+                buffer = value.to(buffer.dtype).clone()
+            model.get_submodule(owner)._buffers[attribute] = buffer.to(self._device)
+        for name in self._outline.bare:  # the code around the modules runs on every stage
+            owner, _, attribute = name.rpartition(".")
+            zeros = torch.zeros((), device=self._device).expand(self._outline.shapes[self._outline.canonical[name]])
+            model.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
+        return model
+
+    def _initial(self, name: str) -> Tensor:
+        """A file may hold a tied parameter by any of its names."""
+        for other, first in self._outline.canonical.items():
+            if first == name and (value := self._values.find(other)) is not None:
+                return value
+        return self._values.read(name)
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        owner, _, attribute = name.rpartition(".")
+        return self.model.get_submodule(owner), attribute
+
+    def _is_switched(self, use: tuple[nn.Module, str, nn.Parameter]) -> bool:
+        module, attribute, _ = use
+        return sum((m, a) == (module, attribute) for uses in self._leaves.values() for m, a, _ in uses) > 1
+
+    def _install(self) -> None:
+        """Layers, and modules with parameters outside of them, ask which region it is before they run."""
+        container = layers_of(self.model, self._source.layers)
+        for name, module in outside(self.model, container):
+            module.forward = partial(self._call, name, module.forward)
+        for k, layer in enumerate(container.children()):
+            layer.forward = partial(self._call_layer, k, layer.forward)
+
+    # -- while the forward runs
+
+    def _begin(self, region: int) -> None:
+        """Dropout is drawn from (seed, step, g, layer): the same whatever the layout, and if it is run again."""
+        self._region = region
+        if region in self._several:
+            for module, attribute, leaf in self._leaves[region]:
+                module._parameters[attribute] = leaf
+        if self._key is not None:
+            _seed(self._device, *self._key, region)
+
+    def _call(self, name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._inside or self._region in self._layers:
+            self._inside += 1
+            result = forward(*args, **kwargs)
+            self._inside -= 1
+            return result
+        described = self._outline.returns[name][self._counts[name]]
+        self._counts[name] += 1
+        given = tree_leaves((args, kwargs))
+
+        def stand_in(of: Any) -> Any:
+            return given[of.place] if isinstance(of, Argument) else self._zero(of) if isinstance(of, Boundary) else of
+
+        return tree_map(stand_in, described)
+
+    def _call_layer(self, k: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        if k == self._layers.stop:
+            raise _Leave(same_arguments(leaves, self._exit))
+        if k:
+            self._begin(k)
+        if k == self._layers.start and k:
+            same_arguments(leaves, self._entry)
+            for (places, _), tensor in zip(self._entry, self._given, strict=True):
+                for place in places:
+                    leaves[place] = tensor
+            args, kwargs = tree_unflatten(leaves, spec)
+        if self._recompute and torch.is_grad_enabled() and k in self._layers:
+            from torch.utils.checkpoint import checkpoint
+
+            # What this method does stays outside of what is run again: then another micro-batch is current.
+            again = partial(checkpoint, forward, use_reentrant=False)
+            return self._call(self._outline.layers[k], again, *args, **kwargs)
+        return self._call(self._outline.layers[k], forward, *args, **kwargs)
+
+    def _zero(self, of: Boundary) -> Tensor:
+        if of not in self._zeros:
+            self._zeros[of] = of.empty(self._device).zero_()
+        return self._zeros[of]
+
+
+class _Leave(Exception):
+    """Thrown in place of the layer after the last one that a stage holds."""
+
+    def __init__(self, boundary: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.boundary = boundary
+
+
+def _take(sink: WeightGradStore, index: int, leaf: Tensor) -> None:
+    if leaf.grad is not None:  # None: it waits for W
+        sink.gradients.add(index, leaf.grad)
+        leaf.grad = None
+
+
+def _seed(device: torch.device, *key: int) -> None:
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    number = int.from_bytes(digest[:8], "little") >> 1
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)

@@ -1,0 +1,156 @@
+"""Where a model comes from: `model=custom model.build=my_package:build`, or `model=hf model.path=FOLDER`.
+
+    source = source_of(settings)
+    model = source.build()                          # the whole model, in float32
+    loss = source.loss(model, batch, items, labels) # of the whole model or, inside of a stage, of what it holds
+
+Three values and no subclass: `build()` gives an nn.Module, `model.layers` names its list of layers, `model.loss` a
+function of (output, batch). A model's forward is called with what its arguments are named after: `input_ids`, `labels`
+(shifted already: `labels[:, t]` follows `input_ids[:, t]`), `num_items_in_batch`, and what else the data bring; a first
+argument of another name gets the inputs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.model.stage_module import Batch
+
+
+class Source(Protocol):
+    """name: for sentences; layers: name of the list of layers; folder: of safetensors with the initial values, or None;
+    prefix: what files of the bare model leave out of the names."""
+
+    name: str
+    layers: str
+    folder: Path | None
+    prefix: str
+
+    def build(self) -> nn.Module: ...
+    def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any: ...
+
+
+def source_of(settings: Settings) -> Source:
+    """ValueError: one sentence for the user."""
+    return Custom(settings) if settings.model.kind == "custom" else HuggingFace(settings)
+
+
+class Custom:
+    """`model.build` of the user's own package; the working directory is looked in as well."""
+
+    def __init__(self, settings: Settings) -> None:
+        model = settings.model
+        assert model.build is not None
+        self.name = f"model.build={model.build}"
+        self.layers = str(model.layers)
+        self.folder = Path(model.path) if model.path else None
+        self.prefix = ""
+        self._build = function("model.build", model.build)
+        self._loss = function("model.loss", model.loss) if model.loss else None
+
+    def build(self) -> nn.Module:
+        built = self._build()
+        if not isinstance(built, nn.Module):
+            raise ValueError(f"{self.name} must give an nn.Module, not {type(built).__name__}")
+        return built
+
+    def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
+        given = {"input_ids": batch.inputs, "labels": batch.labels, "num_items_in_batch": items, **batch.more}
+        output = model(**arguments(model, given))
+        if self._loss is not None:
+            return self._loss(output, batch)
+        return getattr(output, "loss", output)
+
+
+class HuggingFace:
+    """A folder with the config.json of a decoder of transformers, with weights or without. Nothing is downloaded."""
+
+    def __init__(self, settings: Settings) -> None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        try:
+            import transformers
+        except ImportError as error:
+            raise ValueError("model=hf needs transformers: pip install 'recycle-pp[hf]'") from error
+        model = settings.model
+        assert model.path is not None
+        self.name = f"model.path={model.path}"
+        try:
+            self.config = transformers.AutoConfig.from_pretrained(model.path, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{self.name}: no configuration that transformers knows ({_line(error)})") from error
+        if getattr(self.config, "is_encoder_decoder", False):
+            raise ValueError(f"{self.name} is an encoder-decoder; only decoders can be trained")
+        if type(self.config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"{self.name}: transformers has no causal language model for {self.config.model_type}")
+        self.config.use_cache = False
+        self._class = transformers.AutoModelForCausalLM
+        self.folder = None if model.init == "random" else Path(model.path)
+        with torch.device("meta"):
+            whole = self.build()
+        self.prefix = getattr(whole, "base_model_prefix", "")
+        self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
+
+    def build(self) -> nn.Module:
+        # Batched experts: every expert's gradient is there, and nothing depends on values.
+        moe = {"experts_implementation": "batched_mm"} if _has_experts(self.config) else {}
+        return self._class.from_config(self.config, dtype=torch.float32, **moe)
+
+    def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
+        """`labels` only say that a loss is wanted: they are shifted already, and go in as `shift_labels`."""
+        given = {"shift_labels": batch.labels, "num_items_in_batch": items, "use_cache": False, **batch.more}
+        return model(input_ids=batch.inputs, labels=labels, **given).loss
+
+    def _find_layers(self, whole: nn.Module) -> str:
+        text = self.config.get_text_config()
+        count = getattr(text, "num_hidden_layers", None)
+        for name, module in whole.named_modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return name
+        raise ValueError(f"{self.name}: model.layers must name the list of its layers, none has {count} of them")
+
+
+def function(key: str, value: str) -> Callable[..., Any]:
+    """The function that MODULE:NAME names."""
+    module, colon, name = value.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"{key} must be MODULE:FUNCTION, for instance my_package:build, not {value!r}")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ValueError(f"{key}={value}: {_line(error)}") from error
+    except AttributeError as error:
+        raise ValueError(f"{key}={value}: {module} has no {name}") from error
+    if not callable(found):
+        raise ValueError(f"{key}={value} is no function")
+    return found
+
+
+def arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `given` that the model's forward takes by name; its first argument gets the inputs in any case."""
+    parameters = inspect.signature(type(model).forward).parameters
+    names = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
+    taken = {name: value for name, value in given.items() if name in names}
+    if names and names[0] not in taken:
+        taken[names[0]] = given["input_ids"]
+    return taken
+
+
+def _has_experts(config: Any) -> bool:
+    return any("expert" in key for key in config.get_text_config().to_dict())
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

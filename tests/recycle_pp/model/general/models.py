@@ -1,0 +1,273 @@
+"""Small models of other people for the tests: twelve architectures of transformers, and own modules."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.model.general.part import _seed
+from recycle_pp.model.stage_module import Batch
+from tests.recycle_pp.in_process import CPU
+
+SIZES = {
+    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GPT2 = {"n_layer": 3, "n_head": 4, "n_embd": 32, "n_positions": 64}
+ARCHITECTURES = {
+    "gpt2": GPT2 | {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},  # tied, dropout, Conv1D
+    "llama": {},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},  # a mixture of experts
+    "mamba": {"state_size": 4},  # a state-space model, tied
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {"tie_word_embeddings": True},
+    "gemma2": {},  # tied
+    "phi3": {},
+    "gpt_neox": {"hidden_dropout": 0.1},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.1},  # tied
+    "bloom": {"n_layer": 3, "n_head": 4},  # tied
+    "mixtral": {"num_local_experts": 4},
+    "starcoder2": {"tie_word_embeddings": True},
+}
+TIED = {"gpt2", "mamba", "qwen3", "gemma2", "opt", "bloom", "starcoder2"}
+
+
+def folder(kind, at, **changes):
+    """A folder with the configuration of a tiny model of that architecture."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(kind, **{**SIZES, **ARCHITECTURES.get(kind, {}), **changes}).save_pretrained(at)
+    return at
+
+
+def of_folder(path, stages=1, **changes):
+    return settings({"kind": "hf", "path": str(path), "init": "random", "layers": None}, stages, **changes)
+
+
+def of_function(build, stages=1, layers="blocks", **changes):
+    """build: a function of this file."""
+    return settings({"kind": "custom", "build": f"{__name__}:{build}", "layers": layers}, stages, **changes)
+
+
+def settings(model, stages, **changes):
+    """One pipeline of that many stages, four micro-batches of two samples; `changes` are `group__key=value`."""
+    s = Settings()
+    defaults = {f"model__{key}": value for key, value in model.items()} | {
+        "model__sequence": 16, "parallel__pipelines": 1, "parallel__stages": stages, "parallel__microbatches": 4,
+        "run__steps": 4, "optimizer__warmup": 1, "numerics__reproducible": False,
+    }  # fmt: skip
+    for path, value in (defaults | changes).items():
+        group, key = path.split("__")
+        assert hasattr(getattr(s, group), key)
+        setattr(getattr(s, group), key, value)
+    s.data.path = str(Path(json.__file__).with_name("decoder.py"))
+    return s
+
+
+def batch(seed=5, vocabulary=256, **more):
+    random = torch.Generator().manual_seed(seed)
+    inputs, labels = (torch.randint(3, vocabulary, (2, 16), generator=random) for _ in range(2))
+    return Batch(inputs, labels, more=more)
+
+
+def seeded_layers(layers, key):
+    """Dropout of an untouched model drawn as the contract says: by (seed, step, g, layer)."""
+    for k, layer in enumerate(layers):
+        if k:
+            layer.register_forward_pre_hook(lambda *_, k=k: _seed(CPU, *key, k))
+    _seed(CPU, *key, 0)
+
+
+class Block(nn.Module):
+    def __init__(self, width=16, dropout=0.0):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 32), nn.Linear(32, width)
+        self.dropout = dropout
+
+    def forward(self, x, *rest):
+        y = self.down(F.gelu(self.up(self.norm(x))))
+        return x + F.dropout(y, self.dropout, self.training)
+
+
+class Plain(nn.Module):
+    """Everything below is this with something that is hard to cut."""
+
+    def __init__(self, vocabulary=256, width=16, layers=3):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, dropout=0.1) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens, labels):
+        return self.loss(self.run(self.embedding(tokens)), labels)
+
+    def run(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def loss(self, x, labels):
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+class TiedByHand(Plain):
+    """One parameter, one name, used before the first layer and after the last one."""
+
+    def __init__(self):
+        super().__init__()
+        del self.head
+
+    def loss(self, x, labels):
+        return F.cross_entropy((x @ self.embedding.weight.T).flatten(0, 1), labels.flatten())
+
+
+class SharedLayer(Plain):
+    """The same block in every place, as in a Universal Transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block()] * 4)
+
+
+class Routed(Plain):
+    """What crosses a cut is a float tensor, an integer one and a mask, and one of them twice."""
+
+    class Block(Block):
+        def forward(self, x, seen, where, again):
+            x = super().forward(x)
+            chosen = x.argmax(-1) + seen
+            return torch.where(where[..., None], x, x + again), chosen % 7, chosen % 2 == 0
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(4))
+
+    def run(self, x):
+        seen, where = x.argmax(-1), x[..., 0] > 0
+        for block in self.blocks:
+            x, seen, where = block(x, seen=seen, where=where, again=x)
+        return x
+
+
+class Bare(Plain):
+    """Parameters of the root, between the layers too."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.scales = nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(3))
+
+    def run(self, x):
+        x = x + self.start
+        for k, block in enumerate(self.blocks):
+            x = block(x) * self.scales[k]
+        return x
+
+
+class Skips(Plain):
+    """A connection from the first layer to what follows the last one: no cut between them."""
+
+    def run(self, x):
+        first = x = self.blocks[0](x)
+        for block in list(self.blocks)[1:]:
+            x = block(x)
+        return x + first
+
+
+class SkipsTwo(Plain):
+    """A connection that leaves some cuts free."""
+
+    def __init__(self):
+        super().__init__(layers=4)
+
+    def run(self, x):
+        a, b, c, d = self.blocks
+        x = a(x)
+        x = x + b(x)
+        return d(c(x))
+
+
+class Inputs(Plain):
+    """Something made before the layers, sliced for each of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.for_layers = nn.Embedding(256, 3 * 16)
+
+    def forward(self, tokens, labels):
+        x, each = self.embedding(tokens), self.for_layers(tokens).chunk(3, -1)
+        for block, more in zip(self.blocks, each, strict=True):
+            x = block(x + more)
+        return self.loss(x, labels)
+
+
+class Normed(Plain):
+    def __init__(self):
+        super().__init__()
+        self.blocks[1].norm = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), nn.Unflatten(0, (2, 16)))
+
+
+class Counting(Plain):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def run(self, x):
+        self.calls += 1
+        return super().run(x)
+
+
+class Frozen(Plain):
+    def __init__(self):
+        super().__init__()
+        self.embedding.requires_grad_(False)
+
+
+class Unused(Plain):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(16, 16)
+
+
+class Backwards(Plain):
+    def run(self, x):
+        for block in reversed(self.blocks):
+            x = block(x)
+        return x
+
+
+class Looking(Plain):
+    def run(self, x):
+        return super().run(x) if x.sum() > 0 else x
+
+
+class Half(Plain):
+    def __init__(self):
+        super().__init__()
+        self.head.half()
+
+
+class Logits(Plain):
+    def forward(self, tokens):
+        return self.head(self.run(self.embedding(tokens)))
+
+
+def of_logits(output, batch):
+    return F.cross_entropy(output.flatten(0, 1), batch.labels.flatten())
+
+
+def forgets_the_labels(output, batch):
+    return output.mean()
+
+
+def documented():
+    """The module in docs/models.md."""
+    text = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    return names["Model"]()

@@ -1,0 +1,189 @@
+"""A model of other people, cut into stages, computes what it computes whole: loss and all gradients, bit for bit."""
+
+import pytest
+import torch
+
+from recycle_pp.data.batches import Batches
+from recycle_pp.model.general.dry_run import layers_of
+from recycle_pp.model.general.source import source_of
+from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
+from recycle_pp.numerics.optimizer import StageOptimizer
+from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, sums, train
+
+from . import models
+
+KEY = (0, 3, 2)  # seed, step, micro-batch
+QUICK = ("gpt2", "llama", "olmoe", "mamba")  # tied with dropout, plain, experts, state space: the others with --full
+KINDS = [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow]) for kind in models.ARCHITECTURES]
+OWN = ["Plain", "TiedByHand", "Routed", "Bare"]
+
+
+def cut(settings, batch, split=False):
+    """(loss, gradients by name) of all stages; several stages' parts of one gradient are added up."""
+    stages, boundary = pipeline(settings), []
+    for stage in stages:
+        boundary = stage.forward(*KEY[1:], batch, boundary)
+    backward(stages, KEY[2], split=split)
+    gradients = {}
+    for stage in stages:
+        for name, grad in sums(stage).items():
+            gradients[name] = gradients[name] + grad if name in gradients else grad.clone()
+    return boundary[0], gradients
+
+
+def whole(settings, batch):
+    """The same of the untouched model."""
+    source = source_of(settings)
+    torch.manual_seed(settings.run.seed)
+    model = source.build().train()
+    models.seeded_layers(layers_of(model, source.layers).children(), KEY)
+    items = torch.tensor(float(batch.labels.numel()))
+    loss = source.loss(model, batch, items, batch.labels)
+    (loss / 4).backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def same(a, b):
+    (loss, gradients), (other_loss, others) = a, b
+    assert gradients.keys() == others.keys()
+    assert torch.equal(loss, other_loss)
+    return [name for name in gradients if not torch.equal(gradients[name], others[name])] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_architecture_of_transformers(kind, tmp_path):
+    models.folder(kind, tmp_path)
+    batch = models.batch()
+    expected = whole(models.of_folder(tmp_path), batch)
+    for stages in (1, 2, 3):
+        assert same(cut(models.of_folder(tmp_path, stages), batch, split=stages == 3), expected)
+
+
+@pytest.mark.parametrize("build", OWN)
+def test_an_own_module(build):
+    batch = models.batch()
+    expected = whole(models.of_function(build), batch)
+    assert all(same(cut(models.of_function(build, stages), batch, split=True), expected) for stages in (1, 2, 3))
+
+
+def test_a_layer_that_is_used_four_times_has_the_same_sums_in_any_layout():
+    """Four uses, four addends: exact sums do not care which stage adds which. Autograd adds them in an order."""
+    batch = models.batch()
+    sums_of = [
+        cut(models.of_function("SharedLayer", stages, numerics__reproducible=True), batch) for stages in (1, 2, 3, 4)
+    ]
+    assert all(same(of, sums_of[0]) for of in sums_of)
+    loss, gradients = cut(models.of_function("SharedLayer"), batch)
+    expected = whole(models.of_function("SharedLayer"), batch)
+    assert torch.equal(loss, expected[0])
+    assert all(torch.allclose(of, gradients[name], atol=1e-8) for name, of in expected[1].items())
+
+
+@pytest.mark.parametrize("build", ["Routed", "TiedByHand"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recomputing_changes_no_bit(build, precision):
+    batch = models.batch()
+    kept, again = (
+        cut(models.of_function(build, 2, model__recompute=recompute, numerics__precision=precision), batch, split=True)
+        for recompute in (False, True)
+    )
+    assert same(kept, again)
+
+
+@pytest.mark.parametrize("changes", [{}, {"numerics__precision": "bf16"}, {"model__recompute": True}], ids=str)
+def test_training_does_not_depend_on_the_layout_nor_on_the_order(changes, tmp_path):
+    """Four steps of a tied model with dropout: fixed-point sums, clipping, AdamW, both halves of the tie."""
+    models.folder("gpt2", tmp_path)
+    changes = {"numerics__reproducible": True, "optimizer__clip": 0.5} | changes
+    history, weights = train(models.of_folder(tmp_path, **changes), 4)
+    other_history, others = train(models.of_folder(tmp_path, 3, **changes), 4, order=(2, 0, 3, 1))
+    third_history, thirds = train(models.of_folder(tmp_path, 2, model__split=[1, 2], **changes), 4)
+    assert history == other_history == third_history
+    assert weights.keys() == others.keys() == thirds.keys()
+    assert all(torch.equal(weights[n], others[n]) and torch.equal(weights[n], thirds[n]) for n in weights)
+    assert history[-1][0] < history[0][0]
+
+
+def test_both_stages_of_a_tie_hold_the_same_bits():
+    settings = models.of_function("TiedByHand", 3, numerics__reproducible=True)
+    stages, batches = pipeline(settings), Batches(settings)
+    assert [stage.ties is not None for stage in stages] == [True, False, True]
+    assert [stage.borrows("embedding.weight") for stage in stages] == [False, False, True]
+    before = stages[0].parameters["embedding.weight"].clone()
+    for g in range(4):
+        forward(stages, batches, 0, g)
+        backward(stages, g)
+    for stage, reduced in zip(stages, reduce_alone(stages), strict=True):
+        StageOptimizer(settings, stage).step(reduced, 0)
+    first, last = (stages[k].parameters["embedding.weight"] for k in (0, 2))
+    assert torch.equal(first, last) and not torch.equal(first, before)
+
+
+def test_a_stage_holds_its_own_parameters_only(tmp_path):
+    models.folder("llama", tmp_path)
+    stages = pipeline(models.of_folder(tmp_path, 3))
+    real = [{n for n, p in stage.module.model.named_parameters() if p.device.type != "meta"} for stage in stages]
+    assert [set(stage.names) for stage in stages] == real
+    assert not set.intersection(*real) and not real[0] & real[2]
+    names = [name for stage in stages for name in stage.names]
+    assert set(names) == {name for name, _ in source_of(models.of_folder(tmp_path)).build().named_parameters()}
+
+
+def test_labels_that_do_not_count_are_left_out_of_the_mean_over_the_step(tmp_path):
+    """Micro-batches with 20 and with 3 labels that count weigh 20 to 3, whoever divides: the model, or the stage."""
+    models.folder("llama", tmp_path)
+    first, second = models.batch(1), models.batch(2)
+    first.labels.view(-1)[20:] = -100
+    second.labels.view(-1)[3:] = -100
+    for settings in (models.of_folder(tmp_path, 2), models.of_function("Plain", 2)):
+        stages = pipeline(settings)
+        shares = []
+        for g, one in enumerate((first, second)):
+            boundary = []
+            for stage in stages:
+                boundary = stage.forward(0, g, Batch(one.inputs, one.labels, items=23 / 4), boundary)
+            backward(stages, g)
+            shares.append(boundary[0])
+        source = source_of(settings)
+        torch.manual_seed(0)
+        model = source.build().train()
+        total = torch.zeros(())
+        for g, (one, count) in enumerate(((first, 20), (second, 3))):
+            model_layers = layers_of(model, source.layers).children()
+            models.seeded_layers(model_layers, (0, 0, g))
+            total = total + source.loss(model, one, torch.tensor(float(count)), one.labels) * count / 23
+        total.backward()
+        assert sum(shares) / 4 == pytest.approx(total.item(), rel=1e-6)
+        for stage in stages:
+            for name, grad in sums(stage).items():
+                assert torch.allclose(grad, model.get_parameter(name).grad, atol=1e-7), name
+
+
+def test_a_padding_mask_reaches_every_stage(tmp_path):
+    models.folder("llama", tmp_path)
+    mask = torch.ones(2, 16, dtype=torch.int64)
+    mask[:, 11:] = 0
+    padded, plain = models.batch(attention_mask=mask), models.batch()
+    padded.labels[:, 11:] = plain.labels[:, 11:] = -100
+    masked = [cut(models.of_folder(tmp_path, stages), padded) for stages in (1, 3)]
+    assert same(*masked)
+    source = source_of(models.of_folder(tmp_path))
+    torch.manual_seed(0)
+    given = {"input_ids": padded.inputs, "labels": padded.labels, "shift_labels": padded.labels}
+    loss = source.build()(**given, attention_mask=mask, num_items_in_batch=torch.tensor(22.0)).loss
+    assert torch.equal(masked[0][0], loss)
+
+
+def test_a_function_may_give_the_loss():
+    here = models.__name__
+    given = cut(models.of_function("Logits", 2, model__loss=f"{here}:of_logits"), models.batch())
+    assert same(given, cut(models.of_function("Plain", 2), models.batch()))
+
+
+def test_validation_draws_nothing_and_leaves_training_as_it_is():
+    stage = Stage(models.of_function("Plain"), 0, CPU)
+    batch = models.batch()
+    first = stage.forward(0, 0, batch)
+    assert stage.evaluate(batch) == stage.evaluate(batch) != first
+    assert stage.forward(0, 0, batch) == first

@@ -1,0 +1,76 @@
+"""What would train something else than the whole model is refused, with a sentence that says what."""
+
+import pytest
+
+from recycle_pp.model.general.initial_values import Folder
+from tests.recycle_pp.in_process import pipeline
+
+from . import models
+
+
+@pytest.mark.parametrize(
+    ("build", "stages", "sentence"),
+    [
+        ("Skips", 2, r"blocks\.2: what follows blocks\.2 uses something from before it .*; use parallel\.stages=1"),
+        ("Inputs", 3, r"blocks\.1: .* not among its arguments"),
+        ("SkipsTwo", 4, r"no stage may begin with blocks\.1: .*; it may at 2, 3 \(model\.split\)"),
+        ("Normed", 1, r"forward changes the buffer blocks\.1\.norm\.1\.running_mean: workers that run other"),
+        ("Counting", 1, "forward changes the buffer calls"),
+        ("Frozen", 1, r"embedding\.weight does not require a gradient"),
+        ("Unused", 1, r"no gradient would reach spare\.weight"),
+        ("Backwards", 1, r"blocks\.2 is not called in its turn"),
+        ("Looking", 1, "cannot be tried on tensors without values, so its Python must depend on values"),
+        ("Half", 1, r"head\.weight is torch\.float16; parameters must be float32"),
+        ("Plain", 4, r"the model has 3 layers, too few for parallel\.stages = 4"),
+        ("Logits", 1, r"the loss must be a scalar tensor, not \(2, 16, 256\); model\.loss can name a function"),
+        ("nothing_of_this_name", 1, "has no nothing_of_this_name"),
+        ("settings", 1, "settings"),
+    ],
+)
+def test_an_own_module(build, stages, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        pipeline(models.of_function(build, stages))
+
+
+def test_a_skip_connection_that_crosses_no_cut_is_no_matter():
+    assert len(pipeline(models.of_function("SkipsTwo", 3, model__split=[2, 1, 1]))) == 3
+    assert len(pipeline(models.of_function("Skips", 1))) == 1
+
+
+def test_a_list_of_layers_that_is_none_names_those_that_are():
+    with pytest.raises(ValueError, match=r"model\.layers must name a list of layers of the model, blocks; not 'head'"):
+        pipeline(models.of_function("Plain", layers="head"))
+
+
+def test_a_loss_that_does_not_look_at_the_labels():
+    with pytest.raises(ValueError, match="its loss does not depend on the labels"):
+        pipeline(models.of_function("Logits", model__loss=f"{models.__name__}:forgets_the_labels"))
+
+
+def test_a_loss_of_all_routers_and_a_model_with_inputs_for_each_layer(tmp_path):
+    models.folder("mixtral", tmp_path, output_router_logits=True)
+    assert len(pipeline(models.of_folder(tmp_path, 1))) == 1, "whole it trains as it is"
+    with pytest.raises(ValueError, match=r"no stage may begin with model\.layers\.1: .*; use parallel\.stages=1"):
+        pipeline(models.of_folder(tmp_path, 3))
+
+
+def test_an_encoder_decoder(tmp_path):
+    models.folder("t5", tmp_path)
+    with pytest.raises(ValueError, match="is an encoder-decoder; only decoders can be trained"):
+        pipeline(models.of_folder(tmp_path))
+
+
+def test_a_folder_that_transformers_does_not_know(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "of_nobody"}')
+    with pytest.raises(ValueError, match="no configuration that transformers knows"):
+        pipeline(models.of_folder(tmp_path))
+
+
+def test_files_whose_tensors_transformers_converts_as_it_loads_them(tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    models.folder("mixtral", tmp_path)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
+    assert Folder(tmp_path).find("model.layers.0.mlp.experts.gate_up_proj") is None
+    with pytest.raises(ValueError, match=r"holds no model\.layers\..*: transformers converts such files"):
+        pipeline(models.of_folder(tmp_path, model__init="weights"))

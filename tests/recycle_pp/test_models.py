@@ -1,0 +1,109 @@
+"""Models of other people in real jobs: whoever dies, the weights are those of one worker alone, bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.recycle_pp.model.general import models
+
+pytestmark = pytest.mark.timeout(600)
+
+TEXT = Path(json.__file__).with_name("decoder.py")
+STEPS = 6
+COMMON = (
+    f"data.path={TEXT}", "numerics=reproducible", "model.sequence=16", f"run.steps={STEPS}",
+    "run.validate_every=3", "checkpoint.every=3", "optimizer.clip=null",
+)  # fmt: skip
+HERE = models.__name__
+DOCUMENTED = ("model=custom", f"model.build={HERE}:documented", "model.layers=blocks")
+ALONE = ("parallel=1x1", "parallel.microbatches=12")
+TWO = ("parallel=2x2", "parallel.microbatches=6")
+THREE = ("parallel.pipelines=3", "parallel.stages=3", "parallel.microbatches=4")
+MOMENTS = ("backward", "weight", "allreduce", "vote", "optimizer", "commit", "checkpoint")
+full = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(zygote):
+    """trained(overrides): (SHA-256 of the weights, losses, deaths, profile.json) of a job; equal jobs run once."""
+    known = {}
+
+    def run(*overrides, deaths=0, ends=0):
+        if overrides not in known:
+            with zygote.run([*COMMON, *overrides]) as job:
+                assert job.wait(500) == ends, job.output
+                if ends:
+                    return job.output
+                summary = json.loads(job.run.summary.read_text())
+                losses = [line["loss"] for line in job.run.lines(job.run.metrics)]
+                profile = json.loads(job.run.profile.read_text()) if job.run.profile.exists() else {}
+                saved = sorted(path.name for path in job.run.checkpoints.glob("step-*"))
+            assert summary["deaths"] == deaths and summary["weights_sha256"] and len(saved) == 2, job.output
+            known[overrides] = summary["weights_sha256"], losses, profile
+        return known[overrides]
+
+    return run
+
+
+def same(trained, model, *overrides, deaths=1):
+    """Weights and losses of the job are those of one worker alone."""
+    (weights, losses, _), alone = trained(*model, *overrides, deaths=deaths), trained(*model, *ALONE)
+    assert (weights, losses) == alone[:2]
+    assert losses[-1] < losses[0]
+
+
+def test_the_documented_module_trains_on_when_a_worker_dies(trained):
+    same(trained, DOCUMENTED, *TWO, "+fail_at=2:0.1@backward", "+rejoin_at=3:0.1")
+    profile = trained(*DOCUMENTED, *TWO, "+fail_at=2:0.1@backward", "+rejoin_at=3:0.1", deaths=1)[2]
+    assert profile["boundary_bytes"] == [2 * 4 * 2 * 16 * 32], "two tensors of 2 x 16 x 32 in float32"
+    assert 0 < profile["deferred_share"][0] < profile["deferred_share"][1] < 1
+
+
+def test_a_model_that_cannot_be_cut_ends_the_job_with_its_sentence_and_code_2(trained):
+    skips = ("model=custom", f"model.build={HERE}:Skips", "model.layers=blocks")
+    output = trained(*skips, *TWO, ends=2)
+    assert "no stage may begin with blocks.2: what follows blocks.2 uses something from before it" in output
+
+
+@full
+@pytest.mark.parametrize("optimizer", ["adamw", "staggered"])
+@pytest.mark.parametrize("victim", ["0.0", "1.2"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, moment, victim, optimizer):
+    fault = f"+fail_at=2:{victim}@{moment}"
+    same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
+
+
+@full
+def test_a_tie_survives_when_its_stages_have_different_numbers_of_workers_and_two_die_at_once(trained):
+    faults = ("+fail_at=[1:0.0@forward,2:1.0@allreduce,2:2.2@vote,3:1.1@backward]", "+rejoin_at=4:0.0")
+    same(trained, DOCUMENTED, *THREE, *faults, deaths=4)
+
+
+@full
+@pytest.mark.parametrize("kind", models.ARCHITECTURES)
+def test_an_architecture_trains_on_when_a_worker_dies(trained, kind, tmp_path):
+    model = ("model=hf", f"model.path={models.folder(kind, tmp_path)}", "model.init=random")
+    same(
+        trained,
+        model,
+        "parallel.pipelines=2",
+        "parallel.stages=3",
+        "parallel.microbatches=6",
+        "+fail_at=2:0.0@backward",
+    )
+
+
+@full
+def test_a_job_goes_on_from_a_checkpoint_in_another_layout(zygote, tmp_path):
+    ends = []
+    for shapes in ((ALONE, ALONE), (TWO, THREE), (THREE, ALONE)):
+        place = tmp_path / str(len(ends))
+        for steps, shape, more in zip((3, STEPS), shapes, ((), ("run.resume=true",)), strict=True):
+            overrides = [*COMMON, *DOCUMENTED, *shape, f"run.dir={place}", *more, f"run.steps={steps}"]
+            with zygote.run([*overrides, "optimizer.warmup=0", "optimizer.min_lr=3e-3"]) as job:
+                assert job.wait(300) == 0, job.output
+                summary = json.loads(job.run.summary.read_text())
+        ends.append(summary["weights_sha256"])
+    assert len(set(ends)) == 1
