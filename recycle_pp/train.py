@@ -13,6 +13,7 @@ job failed, 130 Ctrl-C, 143 SIGTERM.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sys
@@ -76,6 +77,7 @@ if __name__ == "__main__":
     # Until the supervisor takes the signals over: no traceback for a Ctrl-C. It also ends with torchrun's agent.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: os._exit(128 + number))
+    faulthandler.enable()
     if "RANK" in os.environ:
         die_with_parent(os.getppid(), signal.SIGTERM)
     sys.exit(main(sys.argv[1:]))

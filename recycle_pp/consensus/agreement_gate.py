@@ -1,6 +1,6 @@
 """Holds back what a generation begins with until the agreement lets the generation stand.
 
-    gate = Gate(agreement, deliver, refused)
+    gate = Gate(agreement, deliver, refused, deposed)
     gate.announce(7, places)       # asks for agreement, while the workers report
     gate.send(out)                 # delivers at once what needs no agreement, and the rest when there is one
 
@@ -15,18 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from recycle_pp.protocol.job import Send
 from recycle_pp.wire.messages.workers import Adopt, SteadyPlan
 
-from .agreement import Agreement, LostMajority, Place
+from .agreement import Agreement, Deposed, LostMajority, Place
 
 _BEGINS = (Adopt, SteadyPlan)  # without these messages nobody can do anything in a generation
 
 
 class Gate:
-    """refused(reason): this side may not go on."""
+    """refused(reason): this side may not go on. deposed(): another supervisor coordinates."""
 
     def __init__(
-        self, agreement: Agreement, deliver: Callable[[Sequence[Send]], None], refused: Callable[[str], None]
+        self,
+        agreement: Agreement,
+        deliver: Callable[[Sequence[Send]], None],
+        refused: Callable[[str], None],
+        deposed: Callable[[], None],
     ) -> None:
-        self._agreement, self._deliver, self._refused = agreement, deliver, refused
+        self._agreement, self._deliver, self._refused, self._deposed = agreement, deliver, refused, deposed
         self._held: list[Send] = []
         self._generation: int | None = None
         self._agreeing: asyncio.Task[None] | None = None
@@ -53,6 +57,9 @@ class Gate:
             await self._agreement.agree(generation, places)
         except LostMajority as lost:
             self._refused(f"the coordinator has lost the majority of the supervisors: {lost}")
+            return
+        except Deposed:
+            self._deposed()
             return
         self._agreeing, held, self._held = None, self._held, []
         self._deliver(held)

@@ -1,6 +1,6 @@
 """The embedded agreement: the supervisors vote for who coordinates, and acknowledge every membership.
 
-    election = Election(rank=2, address=("127.0.0.1", 4711), token=token, leader=Leader(0, 0, "127.0.0.1", 4700))
+    election = Election(rank=2, address=Place("127.0.0.1", 4711), token=token, leader=Leader(0, 0, "127.0.0.1", 4700))
     leader = await election.leader(after=0)
     await election.agree(generation=5, supervisors={1: place, 2: place})
 
@@ -8,14 +8,21 @@ As in Raft (Ongaro and Ousterhout, 2014): one vote a term, and none for a candid
 voter's own. The log is a single entry, the membership. A new one needs a majority of the last agreed one, of every one
 that was proposed since, and of itself (Raft's joint consensus), so any two majorities that could decide something share
 a supervisor. A candidate needs the same, unless it hears from enough of them that its newest membership was agreed,
-which the leader may have had no time to say. The next in rank is the first candidate, the others wait for their turn. A
-supervisor whose port refuses connections has died; where that leaves no majority nobody waits.
+which the leader may have had no time to say.
+
+Nobody raises a term before a majority has said that it would vote for it (Raft's pre-vote): whoever hears the leader
+would not, nor whoever has just voted for another one that may live. A leader that is refused because of a later term in
+which nobody leads takes that term's successor, and goes on. So any message may be seconds late; that costs the
+seconds. The next in rank is the first candidate, the others give those before them a while each, if they live. A
+supervisor whose port refuses connections has died, if it is not a process of this very machine that still runs; where
+that leaves no majority nobody waits. Processes of this machine that have ended are proven dead: see `majority`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,25 +32,30 @@ from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import (
     TO_CANDIDATE,
     TO_VOTER,
-    Agreed,
     Answer,
     Campaign,
     Leader,
     Leads,
     Membership,
     Place,
+    Poll,
     Position,
     Propose,
+    Who,
 )
 from recycle_pp.wire.messages.handshake import CandidateHello
 from recycle_pp.wire.messages.table import Message
 
-from .agreement import LostMajority, majority
+from .agreement import Deposed, LostMajority, majority
+from .process_identity import is_dead, is_here
 
-TURN = 0.2  # seconds that each later candidate waits longer
-ROUND = 1.0  # seconds until a candidate without a majority gives way
-ANSWER = 2.0  # seconds for an answer from a supervisor that may be cut off
-AGAIN = 0.02  # seconds between two times of asking: it may not have noticed yet that the leader is gone
+TURN = 0.2  # seconds that a candidate gives each living one before it
+CAMPAIGN = 6.0  # seconds until a candidate without a majority gives way: a question and its answer, on slow machines
+VOTED = 5.0  # seconds that whoever was voted for may take to say that it leads
+ANSWER = 6.0  # seconds for an answer from a supervisor that may be cut off
+CONNECT = 10.0  # seconds for a connection to it
+AGAIN, LONGEST = 0.02, 0.5  # seconds between two times of asking, at first and at last
+SLOW = 15.0  # seconds that an election may take, beyond those until everybody has noticed the loss
 
 Roster = dict[int, Place]
 
@@ -57,69 +69,77 @@ class Election:
         self._rank, self._address, self._token, self._patience = rank, address, token, patience
         self._leader: Leader | None = None
         self._lost, self._lost_rank = -1, -1  # term and rank of the leader that was lost
-        self._term = -1  # newest term voted in or followed
+        self._term = -1  # newest term that anybody is known to have voted in or led
         self._vote: int | None = None  # given in that term
         self._voted_at = float("-inf")
-        self._led = asyncio.Event()
+        self._led = asyncio.Event()  # somebody leads
+        self._news = asyncio.Event()  # set, and replaced, whenever somebody begins to
         # What the job is before any membership is agreed: its first leader alone.
-        first = {leader.rank: (leader.host, leader.port)} if leader else {rank: address}
+        first = {leader.rank: Place(leader.host, leader.port)} if leader else {rank: address}
         begin = Membership((-1, -1), leader.rank if leader else rank, first)
         self._memberships = [begin]  # the last agreed, and those proposed since
         self._lines: dict[Place, _Line] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._handlers: dict[type[Message], Callable[[Any], bool]] = {
-            Campaign: self._grants,
+            Who: lambda message: True,
+            Poll: self._would_vote,
+            Campaign: self._votes,
             Propose: self._acknowledges,
-            Agreed: self._hears_agreed,
             Leads: self._hears_leader,
         }
         if leader is not None:
             self._follow(leader)
 
     async def leader(self, after: int) -> Leader:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience + 2 * ROUND
         self._lost = max(self._lost, after)
+        self._learn(after)
         if self._leader is not None and self._leader.term <= after:
-            self._lost_rank, self._leader = self._leader.rank, None
+            if self._leader.rank != self._rank:
+                self._lost_rank = self._leader.rank
+            self._leader = None
             self._led.clear()
-        lag = 0.0
-        while self._leader is None:
-            pause = max(TURN * self._turn() + lag, self._voted_at + ROUND - loop.time())
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._led.wait(), pause)
-            if self._leader is None and loop.time() > deadline:
-                raise LostMajority(
-                    f"no majority of supervisors {_names(self._memberships[-1].roster)} has answered in time"
-                )
-            if self._leader is None:
-                await self._campaign()
-                lag = random.uniform(0, ROUND)  # two whose memberships differ may have had the same turn
+        if self._leader is None:
+            standing = asyncio.create_task(self._stand())
+            led = asyncio.create_task(self._led.wait())
+            try:
+                await asyncio.wait({standing, led}, timeout=self._patience + SLOW, return_when=asyncio.FIRST_COMPLETED)
+                if self._leader is None and standing.done() and (failed := standing.exception()):
+                    raise failed
+            finally:
+                led.cancel()
+                if not standing.cancel() and not standing.cancelled():
+                    standing.exception()  # of no interest where there is a leader
+        if self._leader is None:
+            raise LostMajority(f"no majority of supervisors {_names(self._newest.roster)} has answered in time")
         return self._leader
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
-        leader = self._leader
-        if leader is None or leader.rank != self._rank:
-            raise LostMajority("another supervisor coordinates now")
-        position = (leader.term, generation)
-        self._memberships.append(Membership(position, self._rank, dict(supervisors)))
+        supervisors = {**supervisors, self._rank: self._address}  # whoever asks for it is one of them
         try:
-            async with asyncio.timeout(self._patience):
-                await self._ask_all(Propose(leader, self._memberships))
+            async with asyncio.timeout(self._patience + SLOW):
+                agreed = False
+                while not agreed:
+                    leader = self._leader or await self.leader(after=self._lost)
+                    if leader.rank != self._rank:
+                        raise Deposed("another supervisor coordinates now")
+                    agreed = await self._propose(leader, generation, supervisors)
+                    if not agreed and self._leader == leader:  # some know a later term, in which nobody leads
+                        await self.leader(after=leader.term)
         except TimeoutError:
             raise LostMajority(f"no majority of supervisors {_names(supervisors)} has answered in time") from None
-        if self._leader != leader:
-            raise LostMajority("another supervisor coordinates now")
-        self._agreed(position)
-        self._tell(Agreed(position))
 
     async def supervisors(self) -> Mapping[int, Place]:
-        return self._memberships[-1].roster
+        return self._newest.roster
+
+    async def superseded(self, leader: Leader) -> Leader:
+        while self._leader is None or self._leader.term <= leader.term:
+            await self._news.wait()
+        return self._leader
 
     async def handle(self, peer: Peer) -> None:
         async for message in peer.listen(TO_VOTER):
             yes = self._handlers[type(message)](message)
-            peer.send(Answer(yes, self._memberships[-1].position, self._leader))
+            peer.send(Answer(yes, self._newest.position, self._term, self._leader))
 
     def close(self) -> None:
         for task in self._telling:
@@ -133,27 +153,34 @@ class Election:
         if message.leader.term < self._term or not message.memberships:
             return False
         self._follow(message.leader)
+        if message.memberships[-1].position < self._newest.position:  # it was long on its way
+            return False
         self._memberships = message.memberships
-        return True
-
-    def _hears_agreed(self, message: Agreed) -> bool:
-        self._agreed(message.position)
         return True
 
     def _hears_leader(self, message: Leads) -> bool:
         self._follow(message.leader)
         return True
 
-    def _grants(self, message: Campaign) -> bool:
-        term, rank = message.term, message.rank
-        if self._leader is not None:
+    def _would_vote(self, poll: Poll) -> bool:
+        """It promises nothing."""
+        if poll.position < self._newest.position or (self._leader is not None and self._leader.rank != poll.rank):
             return False
-        if term > self._term:  # also where the vote is refused: else two candidates could ask in step, for ever
-            self._term, self._vote = term, None
-        if term < self._term or self._vote not in (None, rank) or message.position < self._memberships[-1].position:
+        voted = asyncio.get_running_loop().time() - self._voted_at < VOTED
+        return not voted or self._vote == poll.rank or self._vote in poll.gone
+
+    def _votes(self, of: Campaign) -> bool:
+        if self._leader is not None and self._leader.rank != of.rank:
             return False
-        self._vote, self._voted_at = rank, asyncio.get_running_loop().time()
+        self._learn(of.term)
+        if of.term < self._term or self._vote not in (None, of.rank) or of.position < self._newest.position:
+            return False
+        self._vote, self._voted_at = of.rank, asyncio.get_running_loop().time()
         return True
+
+    def _learn(self, term: int) -> None:
+        if term > self._term:
+            self._term, self._vote = term, None
 
     def _follow(self, leader: Leader) -> None:
         """Whoever leads has won its term; a later term is the better one."""
@@ -162,6 +189,8 @@ class Election:
             if leader.term > self._term:
                 self._term, self._vote = leader.term, leader.rank
             self._led.set()
+            self._news.set()
+            self._news = asyncio.Event()
 
     def _agreed(self, position: Position) -> None:
         if any(known.position == position for known in self._memberships):
@@ -169,67 +198,144 @@ class Election:
 
     # -- as a candidate and as the leader ----------------------------------------------------------------------
 
-    def _turn(self) -> int:
-        """How many stand in line before this supervisor; the one that was lost comes last."""
-        line = sorted(rank for rank in self._memberships[-1].roster if rank != self._lost_rank)
-        return line.index(self._rank) if self._rank in line else len(line)
+    @property
+    def _newest(self) -> Membership:
+        return self._memberships[-1]
 
-    async def _campaign(self) -> None:
-        self._term, self._vote = self._term + 1, self._rank
-        term = self._term
-        question = Campaign(term, self._rank, self._memberships[-1].position)
-        asking = asyncio.create_task(self._ask_all(question))
-        led = asyncio.create_task(self._led.wait())
-        try:
-            await asyncio.wait({asking, led}, timeout=ROUND, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done() and (failed := asking.exception()) and self._leader is None:
-                raise failed
-            if asking.done() and self._leader is None and self._term == term:
-                self._follow(Leader(term, self._rank, *self._address))
-                self._tell(Leads(Leader(term, self._rank, *self._address)))
-        finally:
-            asking.cancel()
-            led.cancel()
+    async def _stand(self) -> None:
+        """Until it leads; LostMajority where it cannot."""
+        if self._rank not in self._newest.roster:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await self._ask_who_leads()
+            raise LostMajority("those who go on do not count this supervisor in")
+        gone: set[int] = set()
+        await self._wait_for_turn(gone)
+        while self._leader is None:
+            await self._ask_all(lambda: Poll(self._rank, self._newest.position, sorted(gone)), gone, again=True)
+            await self._campaign(gone)
+            if self._leader is None:
+                await asyncio.sleep(random.uniform(0, 2 * TURN))  # two may have campaigned in step
 
-    async def _ask_all(self, question: Message) -> None:
-        """Until a majority of every membership that may count says yes; LostMajority when that cannot be."""
-        newest, frame = self._memberships[-1], encode(question)
-        yes, gone = {self._rank}, set[int]()
+    async def _ask_who_leads(self) -> None:
+        """Until somebody says so: it does not belong to the membership, not yet or not any more, and has no vote."""
+        while True:
+            for rank, place in self._others():
+                with suppress(OSError):
+                    self._hear(rank, await self._line(place).ask(encode(Who())))
+            await asyncio.sleep(LONGEST)
+
+    async def _wait_for_turn(self, gone: set[int]) -> None:
+        """Those before it in line come first; the one that was lost comes last."""
+        roster = self._newest.roster
+        line = [rank for rank in sorted(roster) if rank != self._lost_rank]
+        for rank in line[: line.index(self._rank)] if self._rank in line else line:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TURN):
+                    await self._until_gone(rank, roster[rank])
+                    gone.add(rank)
+
+    async def _until_gone(self, rank: int, place: Place) -> None:
+        """Which it may never be."""
+        while not is_dead(place.process):
+            try:
+                self._hear(rank, await self._line(place).ask(encode(Who())))
+                await asyncio.sleep(TURN)
+            except ConnectionRefusedError:
+                if not is_here(place.process):
+                    return
+            except OSError:
+                pass
+            await asyncio.sleep(AGAIN)
+
+    async def _campaign(self, gone: set[int]) -> None:
+        if self._leader is not None:
+            return
+        self._learn(self._term + 1)
+        term, self._vote = self._term, self._rank
+        campaign = Campaign(term, self._rank, self._newest.position)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CAMPAIGN):
+                won = await self._ask_all(lambda: campaign, gone)
+                if won and self._leader is None and self._term == term:
+                    leader = Leader(term, self._rank, self._address.host, self._address.port)
+                    self._follow(leader)
+                    self._tell(Leads(leader))
+
+    async def _propose(self, leader: Leader, generation: int, roster: Roster) -> bool:
+        """False where too many refuse, or another one leads meanwhile."""
+        position = (leader.term, generation)
+        self._memberships.append(Membership(position, self._rank, roster))
+        question = Propose(leader, self._memberships)
+        if not await self._ask_all(lambda: question, set()) or self._leader != leader:
+            return False
+        self._agreed(position)
+        self._tell(Propose(leader, self._memberships))  # those, too, that had not answered yet
+        return True
+
+    async def _ask_all(self, question: Callable[[], Message], gone: set[int], again: bool = False) -> bool:
+        """True when a majority of every membership that may count says yes; False when too many have said no, if they
+        are not asked again. LostMajority when too few are left. gone: those who are known to have died, and more soon.
+        """
+        newest, frame = self._newest, encode(question())
+        yes, no = {self._rank}, set[int]()
+        dead = {rank for rank, place in self._others() if is_dead(place.process)}
+        gone |= dead
         know = {self._rank, newest.leader}  # who has acknowledged the newest membership
         may_know = know | self._members().keys()
 
         async def ask(rank: int, place: Place) -> None:
-            while rank not in gone | yes:
+            pause = AGAIN
+            while rank not in yes:
+                if is_dead(place.process):
+                    dead.add(rank)
+                    break
                 try:
-                    answer = await self._line(place).ask(frame)
+                    answer = await self._line(place).ask(encode(question()) if again else frame)
                 except ConnectionRefusedError:
-                    gone.add(rank)
-                    may_know.difference_update({rank} - know)
+                    if not is_here(place.process):  # else the process ends just now, or will open its port again
+                        break
                 except OSError:
-                    await asyncio.sleep(AGAIN)
+                    pass
                 else:
-                    if answer.leader is not None:
-                        self._follow(answer.leader)
+                    self._hear(rank, answer)
                     (know.add if answer.position == newest.position else may_know.discard)(rank)
-                    if answer.yes:
-                        yes.add(rank)
-                    else:
-                        await asyncio.sleep(AGAIN)
+                    (yes if answer.yes else no).add(rank)
+                    if not again:
+                        return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST)
+            if rank not in yes:
+                gone.add(rank)
+                may_know.difference_update({rank} - know)
 
         asking = {asyncio.create_task(ask(*each)) for each in self._others()}
         try:
-            while not all(majority(yes, roster) for roster in self._counting(know)):
-                if lost := [
-                    roster for roster in self._counting(may_know) if not majority(roster.keys() - gone, roster)
-                ]:
-                    left = lost[0].keys() - gone
-                    raise LostMajority(f"of supervisors {_names(lost[0])} only {_names(left)} can answer: no majority")
+            while not all(majority(yes, roster, dead) for roster in self._counting(know)):
+                for roster in self._counting(may_know):
+                    if not majority(left := roster.keys() - gone, roster, dead):
+                        raise LostMajority(
+                            f"of supervisors {_names(roster)} only {_names(left)} can answer: no majority"
+                        )
+                    if not again and not majority(left - no, roster, dead):
+                        return False
+                if not asking:
+                    return False
                 _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asking:
                 task.cancel()
         if len(self._counting(know)) == 1:
             self._agreed(newest.position)
+        return True
+
+    def _hear(self, rank: int, answer: Answer) -> None:
+        """What an answer says beside yes or no."""
+        self._learn(answer.term)
+        if (leader := answer.leader) is not None:
+            if leader.rank == rank and leader.term == self._lost and self._leader is None:
+                self._lost -= 1  # it was only the connection that was lost
+            self._follow(leader)
 
     def _counting(self, know: Collection[int]) -> list[Roster]:
         """The memberships of which a majority is needed; the newest alone, if those who know it have agreed it."""
@@ -237,14 +343,25 @@ class Election:
         return rosters[-1:] if all(majority(know, roster) for roster in rosters) else rosters
 
     def _tell(self, message: Message) -> None:
-        """Everybody, once, without waiting: who misses it hears it when it asks."""
-
+        """Everybody, without waiting for it, in the place of what they had not heard yet of the last time."""
         frame = encode(message)
 
         async def tell(place: Place) -> None:
-            with suppress(OSError):
-                await self._line(place).ask(frame)
+            pause = AGAIN
+            while not is_dead(place.process):
+                try:
+                    await self._line(place).ask(frame)
+                    return
+                except ConnectionRefusedError:
+                    if not is_here(place.process):
+                        return
+                except OSError:
+                    pass
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST)
 
+        for task in self._telling:
+            task.cancel()
         for _, place in self._others():
             task = asyncio.create_task(tell(place))
             self._telling.add(task)
@@ -261,32 +378,61 @@ class Election:
 
 
 class _Line:
-    """To another supervisor's agreement: one question at a time, each with its answer."""
+    """To another supervisor's agreement: it answers one question after the other."""
 
     def __init__(self, place: Place, token: str) -> None:
         self._place, self._token = place, token
-        self._lock = asyncio.Lock()
-        self._peer: Peer | None = None
+        self._connecting: asyncio.Task[_Connection] | None = None
 
     async def ask(self, question: bytes) -> Answer:
         """`question` is a frame. OSError where no answer comes; ConnectionRefusedError where nobody lives any more."""
-        async with self._lock:
-            try:
-                if self._peer is None:
-                    self._peer = await connect(*self._place, self._token, CandidateHello(), ANSWER)
-                self._peer.send_frame(question)
-                async with asyncio.timeout(ANSWER):
-                    answer = await self._peer.recv(TO_CANDIDATE)
-                    assert isinstance(answer, Answer)  # there is no other message to a candidate
-                    return answer
-            except BaseException:  # cancelled too: the answer to this question must not be taken for that to the next
-                self.close()
-                raise
+        if self._connecting is None or (self._connecting.done() and self._is_lost(self._connecting)):
+            self._connecting = asyncio.create_task(self._connect())
+        connection = await asyncio.shield(self._connecting)  # others wait for it too
+        return await connection.ask(question)
+
+    async def _connect(self) -> _Connection:
+        peer = await connect(self._place.host, self._place.port, self._token, CandidateHello(), CONNECT)
+        return _Connection(peer)
+
+    def _is_lost(self, connecting: asyncio.Task[_Connection]) -> bool:
+        return connecting.exception() is not None or connecting.result().reading.done()
 
     def close(self) -> None:
-        if self._peer is not None:
+        if self._connecting is not None and not self._connecting.cancel() and not self._is_lost(self._connecting):
+            self._connecting.result().reading.cancel()
+
+
+class _Connection:
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._asked: deque[asyncio.Future[Answer]] = deque()
+        self.reading = asyncio.create_task(self._read())
+
+    async def ask(self, question: bytes) -> Answer:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._peer.send_frame(question)
+        try:
+            async with asyncio.timeout(ANSWER):
+                return await answer
+        except TimeoutError:
+            self.reading.cancel()
+            raise
+
+    async def _read(self) -> None:
+        """The answers, in the order of the questions, until the connection is lost."""
+        try:
+            async for message in self._peer.listen(TO_CANDIDATE):
+                assert isinstance(message, Answer)  # there is no other message to a candidate
+                answer = self._asked.popleft()
+                if not answer.done():  # else nobody waits for it any more
+                    answer.set_result(message)
+        finally:
             self._peer.abort()
-            self._peer = None
+            for answer in self._asked:
+                if not answer.done():
+                    answer.set_exception(ConnectionResetError("the connection was closed"))
 
 
 def _names(ranks: Any) -> str:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from recycle_pp.wire.connection import Peer
 
-from .agreement import Leader, LostMajority, Place, majority
+from .agreement import Deposed, Leader, LostMajority, Place, majority
 from .etcd import Created, Delete, Entry, Etcd, Modified, Put, Refusal, Unreachable
 
 ETCD_SECONDS = 60.0  # that a change of membership waits for an etcd that does not answer
@@ -46,7 +46,7 @@ class Membership(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> Membership:
         run, term, generation, roster = json.loads(text)
-        return cls(run, term, generation, {rank: (host, port) for rank, host, port in roster})
+        return cls(run, term, generation, {rank: Place(*place) for rank, *place in roster})
 
 
 class View(NamedTuple):
@@ -65,7 +65,7 @@ class EtcdAgreement:
     def __init__(
         self, etcd: Etcd, rank: int, address: Place, token: str, leader: Leader | None, patience: float
     ) -> None:
-        self._etcd, self._rank, self._address, self._patience = etcd, rank, (address[0], address[1]), patience
+        self._etcd, self._rank, self._address, self._patience = etcd, rank, Place(*address), patience
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
         self._leads: Leader | None = None  # this supervisor's own term, if it has one
@@ -103,7 +103,7 @@ class EtcdAgreement:
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
         silence, wrote = _Silence(), False
-        roster = {rank: (host, port) for rank, (host, port) in supervisors.items()}
+        roster = dict(supervisors)
         while True:
             try:
                 view = await self._look()
@@ -133,6 +133,10 @@ class EtcdAgreement:
                 silence.goes_on(error)
             await asyncio.sleep(AGAIN)
 
+    async def superseded(self, leader: Leader) -> Leader:
+        """Only `agree` finds that out: whoever waits here waits for ever."""
+        return await asyncio.get_running_loop().create_future()
+
     async def handle(self, peer: Peer) -> None:
         """The supervisors tell etcd, not each other."""
 
@@ -155,7 +159,7 @@ class EtcdAgreement:
             await self._write([Delete(f"{self._prefix}leader")], view)
             return
         self._lease = await self._etcd.grant(self._patience)
-        leader = Leader(new.term, self._rank, *self._address)
+        leader = Leader(new.term, self._rank, *self._address[:2])
         await self._write([self._put_leader(leader), self._put(new)], view)
 
     def _begin(self, leader: Leader, view: View) -> Leader:
@@ -167,7 +171,7 @@ class EtcdAgreement:
     async def _stay(self, leader: Leader) -> None:
         """Keeps the lease alive; takes a new one where it ended and nobody else has become the leader."""
         while self._leads == leader:
-            with suppress(Unreachable, Refusal, LostMajority):
+            with suppress(Unreachable, Refusal, LostMajority, Deposed):
                 if not await self._etcd.keep_alive(self._lease):
                     await self._renew(await self._look())
             await asyncio.sleep(self._patience / 4)
@@ -179,12 +183,12 @@ class EtcdAgreement:
             await self._write([self._put_leader(self._leads), self._put(held)], view)
 
     def _held(self, view: View) -> Membership:
-        """The membership as this leader has left it; LostMajority where it leads no more."""
+        """The membership as this leader has left it; Deposed where it leads no more."""
         leads, held = self._leads, view.membership
         if leads is None or held is None or (held.run, held.term) != (self._run, leads.term):
-            raise LostMajority("another supervisor coordinates now")
+            raise Deposed("another supervisor coordinates now")
         if view.leader not in (leads, None):
-            raise LostMajority("another supervisor coordinates now")
+            raise Deposed("another supervisor coordinates now")
         return held
 
     def _is_lost(self, view: View) -> bool:
@@ -194,7 +198,7 @@ class EtcdAgreement:
         return majority([r for r, term in view.lost.items() if term == view.leader.term], view.membership.roster)
 
     def _is_me(self, leader: Leader) -> bool:
-        return leader == (leader.term, self._rank, *self._address)
+        return leader == (leader.term, self._rank, *self._address[:2])
 
     async def _mark(self, term: int) -> None:
         lease = await self._etcd.grant(3 * self._patience)

@@ -103,9 +103,11 @@ class Coordinator:
         self._roster, self._timers = Roster(settings), Timers()
         self._restarts = RestartPolicy(settings)
         self._lease = settings.control.lease
-        self._gate = Gate(agreement, self._deliver, self.stop)
+        self._gate = Gate(agreement, self._deliver, self.stop, self.give_way)
         self._changed = asyncio.Event()
         self._code: int | None = None
+        self.gave_way = False
+        self.agents: set[int] = set()  # of the launch, that still live at the end
         self._unreachable: dict[Worker, list[Worker]] = {}  # by who says so, since the last time that it was mended
         self._digests: dict[Worker, dict[str, str]] = {}
         self._saving = Saving(run.checkpoints, settings.parallel.stages)
@@ -152,6 +154,9 @@ class Coordinator:
             await self._changed.wait()
             self._changed.clear()
         watch.cancel()
+        if self.gave_way:
+            return self._code
+        self.agents = self._roster.agents()
         self._roster.tell_workers(Exit())
         for rank in self._roster:
             rank.tell(Finish(self._code))
@@ -165,6 +170,15 @@ class Coordinator:
             self._deaths.close()
             self._recorder.stopped(reason)
             self._end(code)
+
+    def give_way(self) -> None:
+        """Another supervisor coordinates: what is decided here counts no more, and nobody is told anything."""
+        if not self.gave_way:
+            self.gave_way = True
+            self._gate.close()
+            self._timers.close()
+            self._recorder.close()
+            self._end(1)
 
     @property
     def over(self) -> bool:
@@ -273,6 +287,8 @@ class Coordinator:
         seen, death = rank.causes.get(message.incarnation), message.death
         if seen is not None:  # a hang that we have ended ourselves
             death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
+        elif message.asked and message.incarnation == rank.ended:
+            death = msgspec.structs.replace(death, detail=f"{death.detail}: its connection had broken")
         rank.causes[message.incarnation] = death
         self._deaths.dead(rank, message.incarnation)
         self._deaths.explain(rank, message.incarnation)

@@ -75,6 +75,12 @@ class Deaths:
         """A death's event, unless it is recorded; and what follows from its cause. Once a death."""
         if incarnation != rank.died or rank.explained >= incarnation or self._survivor.over:
             return
+        if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation and not recorded:
+            # Only its connection broke, or its supervisor would have seen it die: it is ended, and begins anew.
+            rank.ended = incarnation
+            rank.kill()
+            self._timers.after(DYING_SECONDS, self.explain, rank, incarnation)
+            return
         rank.explained = incarnation
         death = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:

@@ -9,14 +9,14 @@
     reunion.said()                               # what workers say again
 
 A supervisor whose port refuses connections is dead. One that gives no answer is not waited for long: if it lives it
-comes later, as one that returns. A worker that took part is waited for as long as a worker may be silent.
+comes later, as one that returns. One that answers, and a worker that took part, are waited for as long as a worker may
+be silent.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -26,13 +26,14 @@ from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import CandidateHello
-from recycle_pp.wire.messages.supervisors import Died, Present
+from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Died, Present
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import State
 
 from .ranks import NODE_LOSS, Rank
 
-LATE = 2.0  # seconds until a supervisor that does not come is left behind
+LATE = 5.0  # seconds until a supervisor that neither comes nor answers is left behind
+_BEAT = 0.5  # seconds between two signs of life to those who wait
 _LOOK = 0.005  # seconds
 
 
@@ -74,13 +75,21 @@ class FailoverDiscovery:
     async def complete(self, places: Mapping[int, Place], patience: float) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        gone: set[int] = set()
-        probes = [asyncio.create_task(self._probe(number, place, gone)) for number, place in places.items()]
+        gone, answer = set[int](), set[int]()
+        beaten = begun
+        probes = [
+            asyncio.create_task(self._probe(number, place, patience, gone, answer)) for number, place in places.items()
+        ]
         while True:
             waited = loop.time() - begun
             missing = places.keys() - self.supervisors.keys() - gone
-            if (not missing or waited > LATE) and (not self._awaited() or waited > patience):
+            late = missing & answer or self._awaited() if waited > LATE else missing or self._awaited()
+            if not late or waited > patience:
                 break
+            if loop.time() - beaten > _BEAT:
+                beaten = loop.time()
+                for supervisor in self.supervisors.values():
+                    supervisor.peer.send(CoordinatorHeartbeat())
             await asyncio.sleep(_LOOK)
         for probe in probes:
             probe.cancel()
@@ -130,14 +139,14 @@ class FailoverDiscovery:
         members = find(self.states()).members
         return {n for n, role in self._alive().items() if role in members or not self.workers} - self.workers.keys()
 
-    async def _probe(self, number: int, place: Place, gone: set[int]) -> None:
+    async def _probe(self, number: int, place: Place, patience: float, gone: set[int], answer: set[int]) -> None:
         while number not in self.supervisors:
             try:
-                (await connect(*place, self._token, CandidateHello(), LATE)).abort()
+                (await connect(place.host, place.port, self._token, CandidateHello(), patience)).abort()
+                answer.add(number)
             except ConnectionRefusedError:
                 gone.add(number)
                 return
             except OSError:
                 pass
-            with suppress(TimeoutError):
-                await asyncio.sleep(10 * _LOOK)
+            await asyncio.sleep(10 * _LOOK)

@@ -61,6 +61,20 @@ class Host:
     def stop(self, reason: str, code: int) -> None:
         self._coordinator.stop(reason, code)
 
+    @property
+    def agents(self) -> set[int]:
+        """Of the launch's agents those that live at the job's end."""
+        return self._coordinator.agents
+
+    @property
+    def gave_way(self) -> bool:
+        return self._coordinator.gave_way
+
+    def give_way(self) -> None:
+        """Another supervisor coordinates: this coordinator ends without a word to anybody."""
+        self._coordinator.give_way()
+        self.close()
+
     def report(self) -> str:
         return report(self._run)
 

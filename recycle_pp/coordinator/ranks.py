@@ -28,6 +28,7 @@ class Rank:
     worker: Peer | None = None
     incarnation: int = -1
     died: int = -1  # newest incarnation that has died (rather than been replaced)
+    ended: int = -1  # newest incarnation that was ended because its connection broke
     explained: int = -1  # newest incarnation whose death has its event
     alive: bool = False  # spawned and not dead
     stopping: bool = False  # its supervisor was told to end
@@ -41,6 +42,12 @@ class Rank:
         """The name of its node."""
         hello = self.supervisor and self.supervisor.hello
         return hello.host if isinstance(hello, SupervisorHello) else None
+
+    @property
+    def agent(self) -> int | None:
+        """Of the launch's agents the one that has started its supervisor; None for a newcomer, or if it is not here."""
+        hello = self.supervisor.hello if self.supervisor is not None else None
+        return hello.agent if isinstance(hello, SupervisorHello) else None
 
     def tell(self, message: Message) -> None:
         if self.supervisor is not None:

@@ -62,6 +62,10 @@ class Roster:
         """Of the supervisors that are there."""
         return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
 
+    def agents(self) -> set[int]:
+        """Of the launch's agents those whose supervisors are there; a newcomer's agent is none of them."""
+        return {rank.agent for rank in self if rank.agent is not None}
+
     def free(self, live: Collection[Worker]) -> Rank | None:
         """Of the ranks whose node is lost, one of a stage with the fewest live workers."""
         crowd = Counter(worker.stage for worker in live)

@@ -1,4 +1,4 @@
-"""Calls that come later, in the event loop: timers = Timers(); timers.after(0.3, explain, rank)."""
+"""Calls that come later, in the event loop: timers = Timers(); timers.after(0.3, explain, rank); timers.close()."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ class Timers:
         task = asyncio.get_running_loop().create_task(wait())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """None of them comes any more."""
+        for task in self._tasks:
+            task.cancel()

@@ -7,7 +7,8 @@
 
 When the coordinator is lost the worker's supervisor says where the next one is, on the pipe that the spec came through.
 The line connects there and begins with a `State`, which holds the last message of each lasting kind. Others that were
-on their way are gone: they belong to a generation that is void.
+on their way are gone: they belong to a generation that is void. Where only this connection broke, or whoever is called
+upon does not coordinate yet, the same place is tried again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, State, WorkerWelcome
 from recycle_pp.wire.worker_spec import WorkerSpec, told_later
 
+_CONNECT = 5.0  # seconds: meanwhile the supervisor may know another place
 _AGAIN = 0.1  # seconds until a coordinator that could not be reached is tried once more
 
 
@@ -37,34 +39,41 @@ class Line:
         self._sending = threading.Lock()
         self._welcomed = False
         self._silence: float | None = None
-        self._channel = self._connect()
+        self._channel: Channel | None = None
+        # Before it is connected: the coordinator may have been lost while this process imported what it needs.
         threading.Thread(target=self._hear_supervisor, name="supervisor", daemon=True).start()
+        self._channel = self._connect()
 
     @property
     def local_host(self) -> str:
         """The address of this machine that the coordinator sees."""
+        assert self._channel is not None
         return self._channel.local_host
 
     def end_after_silence(self, seconds: float) -> None:
         """See Channel."""
         self._silence = seconds
+        assert self._channel is not None
         self._channel.end_after_silence(seconds)
 
     def recv(self) -> Message:
         while True:
             channel = self._channel
+            assert channel is not None
             with suppress(OSError):
                 message = channel.recv(TO_WORKER)
                 self._welcomed = self._welcomed or isinstance(message, WorkerWelcome)
                 return message
             channel.close()
-            self._place = self._places.get()  # if there is none, the supervisor ends this process
+            with suppress(queue.Empty):
+                self._place = self._places.get(timeout=_AGAIN)
             self._move()
 
     def send(self, message: Message) -> None:
         with self._sending:
             if is_lasting(message):
                 self._said[type(message)] = message
+            assert self._channel is not None
             with suppress(OSError):
                 self._channel.send(message)
 
@@ -86,11 +95,12 @@ class Line:
                     self._place = self._places.get_nowait()
             with suppress(OSError):
                 hello = WorkerHello(self._spec.rank, self._spec.incarnation, moved=self._welcomed)
-                return Channel.connect(*self._place, self._spec.token, hello)
+                return Channel.connect(*self._place, self._spec.token, hello, _CONNECT)
             with suppress(queue.Empty):
                 self._place = self._places.get(timeout=_AGAIN)
 
     def _hear_supervisor(self) -> None:
         for place in told_later():
             self._places.put((place.host, place.port))
-            self._channel.close()  # the last coordinator may be silent rather than gone
+            if self._channel is not None:
+                self._channel.close()  # the last coordinator may be silent rather than gone

@@ -32,9 +32,8 @@ from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
 from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.states import StatePart, StepGradient
-from recycle_pp.wire.messages.workers import Commit, Donate
+from recycle_pp.wire.messages.workers import Address, Commit, Donate
 
 Strike = Callable[[str, int], None]  # an injected fault may strike here: (moment, step)
 _log = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ class Donations:
 class _Donor(threading.Thread):
     """Feeds one joiner until the stream breaks."""
 
-    def __init__(self, optimizer: StageOptimizer, address: Place, token: str, session: int, begin: _Step) -> None:
+    def __init__(self, optimizer: StageOptimizer, address: Address, token: str, session: int, begin: _Step) -> None:
         super().__init__(name="donate", daemon=True)
         self._optimizer, self._address, self._token, self._session = optimizer, address, token, session
         self._changed = threading.Condition()

@@ -17,6 +17,7 @@ failure instead of all.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import socket
@@ -27,15 +28,16 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.agreement import PLANNING, Agreement, LostMajority
+from recycle_pp.consensus.agreement import PLANNING, LostMajority
 from recycle_pp.consensus.choice import make_agreement
+from recycle_pp.consensus.process_identity import identity
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.succession import Succession
 from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, enter
 from recycle_pp.wire.launch import Address, Launch, find, new_token, publish, withdraw
 from recycle_pp.wire.messages.agreement import Leader, Place
-from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
     CoordinatorAt,
@@ -54,15 +56,15 @@ from recycle_pp.wire.messages.supervisors import (
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
+from .exit_barrier import release
+from .leadership import Leadership
 from .process_monitor import END_SECONDS, ProcessMonitor
 
 if TYPE_CHECKING:
     from recycle_pp.coordinator.host import Host
 
 JOIN_SECONDS = 600.0  # for the coordinator to appear: nodes of a cluster do not start together
-CONNECT_SECONDS = 10.0
-RETURN_SECONDS = 1.0  # for the answer of a coordinator that may be lost
-HEARSAY = 1.0  # seconds that others may know earlier who coordinates
+PREPARE_SECONDS = 10.0  # after which what it takes to coordinate is imported: the start is over, most of the time
 LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun grants 30
 ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order
 
@@ -78,7 +80,7 @@ async def supervise(
 
     address: of the coordinator; None: by the private file of this node. settings, run: rank 0's, the first host.
     """
-    supervisor = Supervisor(launch)
+    supervisor = Supervisor(launch, joins=joins)
     try:
         if joins and address is not None:
             try:
@@ -98,6 +100,10 @@ async def supervise(
         _hear_no_more_signals()
 
 
+def _prepare_to_lead() -> None:
+    importlib.import_module("recycle_pp.coordinator.host")
+
+
 def _hear_no_more_signals() -> None:
     """The process ends anyway, and asyncio prints an error for each one that comes while its loop closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -108,17 +114,14 @@ def _hear_no_more_signals() -> None:
 class Supervisor:
     """One rank's end of the conversation, and its worker."""
 
-    def __init__(self, launch: Launch, module: str = "recycle_pp.execution.worker"):
-        self._launch = launch
+    def __init__(self, launch: Launch, module: str = "recycle_pp.execution.worker", joins: bool = False):
+        self._launch, self._joins = launch, joins
         self._keeper = ProcessMonitor(module, self._say)
         self._settings: Settings | None = None
         self._peer: Peer | None = None
         self._server: asyncio.Server | None = None
-        self._place: Place = ("", 0)  # where it listens
-        self._agreement: Agreement | None = None
-        self._leader: Leader | None = None
-        self._host: Host | None = None
-        self._hosts = asyncio.Event()
+        self._place = Place("", 0)  # where it listens
+        self._leadership = Leadership(self._start_host, self._leave)
         self._silence = 0  # heartbeats of its own since the coordinator's last message
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
@@ -128,7 +131,7 @@ class Supervisor:
             Kill: lambda message: self._keeper.kill(message.incarnation),
             Evict: self._evict,
             CoordinatorHeartbeat: _heard,
-            Redirect: _heard,  # the connection ends, and the agreement says where to go
+            Redirect: self._redirected,
             NoPlace: _heard,  # likewise; a newcomer has heard it in `enter`
         }
 
@@ -143,13 +146,12 @@ class Supervisor:
                 f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
             ) from error
         self._settings, self._run, self._token = settings, run, wanted.token
-        self._agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None)
+        agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None)
         try:
-            self._leader = await self._agreement.leader(after=-1)
+            await self._leadership.found(self._launch.rank, agreement)
         except LostMajority as lost:
             raise ValueError(str(lost)) from lost
-        self._coordinate(None)
-        bound = Address(*self._place, wanted.token)
+        bound = Address(self._place.host, self._place.port, wanted.token)
         if address is None and self._launch.world > 1:
             publish(self._launch, bound)
         return bound
@@ -168,21 +170,23 @@ class Supervisor:
             code = 0
         if self._peer is not None:
             self._peer.close()  # by this the coordinator knows that nothing of this rank is left
-        if self._host is not None and not self._evicted:
+        host = self._leadership.host
+        if host is not None and not self._evicted:
             with suppress(TimeoutError):
-                ended = await asyncio.wait_for(self._host.ended, END_SECONDS)
+                ended = await asyncio.wait_for(host.ended, END_SECONDS)
                 code = code or ended
             if code == 0:
-                print(self._host.report())
+                print(host.report())
+                lost = self._launch.agents - len(host.agents)
+                if lost > 0 and 0 in host.agents:  # who hosts the agents' store
+                    await release(self._launch, lost)
         return code
 
     def close(self) -> None:
         """Nothing stays behind, whatever happened."""
-        if self._host is not None:
-            self._host.close()
+        if self._leadership.host is not None:
             withdraw(self._launch)
-        if self._agreement is not None:
-            self._agreement.close()
+        self._leadership.close()
         if self._server is not None:
             self._server.close()
         self._keeper.close()
@@ -205,10 +209,11 @@ class Supervisor:
             if code is not None:
                 return code
             try:
-                if self._agreement is None or self._leader is None:
+                leader = self._leadership.leader
+                if leader is None:
                     raise LostMajority("it had not said yet what the job is")
-                where = f"{self._leader.host}:{self._leader.port}"
-                self._peer = await self._follow(self._agreement, self._leader)
+                where = f"{leader.host}:{leader.port}"
+                self._peer = await self._leadership.follow(self._connect)
             except LostMajority as lost:
                 if not self._signal.done():
                     says = f"rank {self._launch.rank} lost the coordinator at {where} and ends: {lost}"
@@ -251,10 +256,10 @@ class Supervisor:
         if self._settings is None:
             self._settings, self._run = message.settings, RunFolder(message.run_dir)
         peer.end_after_silence(self._settings.control.suspicion)
-        if self._agreement is None:
-            self._leader = message.leader
+        if self._leadership.leader is None:
             await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
-            self._agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, self._leader)
+            agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
+            self._leadership.join(self._launch.rank, agreement, message.leader)
         keeper = self._keeper
         self._say(Present(self._place, keeper.order, keeper.alive, keeper.deaths))
 
@@ -268,30 +273,25 @@ class Supervisor:
             if control and self._silence * control.heartbeat > control.suspicion + PLANNING:
                 peer.abort()
 
-    async def _follow(self, agreement: Agreement, lost: Leader) -> Peer:
-        """A connection to the next coordinator, which may be here; or to the same one, if it was only the connection
-        that broke."""
-        loop = asyncio.get_running_loop()
-        lost_at, leader = loop.time(), lost
-        with suppress(OSError):
-            return await self._connect(lost, RETURN_SECONDS)
-        while True:
-            leader = self._leader = await agreement.leader(after=leader.term)
-            if leader.rank == self._launch.rank:
-                self._coordinate(Succession(leader.term, leader.rank, lost.rank, lost_at, loop.time()))
-            with suppress(OSError):
-                return await self._connect(leader, CONNECT_SECONDS)
-
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
+        """The worker hears it too."""
         peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
         self._keeper.tell(CoordinatorAt(leader.host, leader.port))
         return peer
 
     def hello(self) -> SupervisorHello:
-        return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid())
+        agent = None if self._joins else self._launch.agent
+        return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid(), agent)
+
+    def _redirected(self, message: Redirect) -> None:
+        """The connection ends, and the agreement says where to go."""
+        self._leadership.sent_away = True
 
     def _spawn(self, message: Spawn) -> None:
         withdraw(self._launch)
+        if not self._launch.one_node and self._launch.local_rank == 0:  # a node's first rank leads, if any does
+            loop = asyncio.get_running_loop()
+            loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _prepare_to_lead)
         self._keeper.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
 
     def _evict(self, message: Evict) -> None:
@@ -299,8 +299,9 @@ class Supervisor:
         self._keeper.evict()
 
     def _spec(self, incarnation: int) -> WorkerSpec:
-        assert self._leader is not None and self._settings is not None
-        host, port, settings = self._leader.host, self._leader.port, asdict(self._settings)
+        leader = self._leadership.leader
+        assert leader is not None and self._settings is not None
+        host, port, settings = leader.host, leader.port, asdict(self._settings)
         return WorkerSpec(host, port, self._token, self._launch.rank, incarnation, str(self._run.path), settings)
 
     def _say(self, message: Message) -> None:
@@ -311,33 +312,26 @@ class Supervisor:
 
     async def _listen(self, host: str, port: int, token: str) -> None:
         self._server = await serve(self._handle, host, port, token)
-        self._place = self._server.sockets[0].getsockname()[:2]
+        bound = self._server.sockets[0].getsockname()
+        self._place = Place(bound[0], bound[1], identity())
 
     async def _handle(self, peer: Peer) -> None:
         if not isinstance(peer.hello, CandidateHello):
-            await self._lead_or_send_away(peer)
-        elif self._agreement is not None:
-            await self._agreement.handle(peer)
+            await self._leadership.admit(peer)
+        elif self._leadership.agreement is not None:
+            await self._leadership.agreement.handle(peer)
 
-    async def _lead_or_send_away(self, peer: Peer) -> None:
-        """Whoever comes while another rank coordinates hears where it is to go; it may also have heard that this one
-        does before we have."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._hosts.wait(), None if self._leader is None else HEARSAY)
-        if self._host is None or self._leader is None or self._leader.rank != self._launch.rank:
-            if not isinstance(peer.hello, WorkerHello):  # its own supervisor says where to go
-                peer.send(Redirect(self._leader))
-        else:
-            await self._host.handle(peer)
-
-    def _coordinate(self, succession: Succession | None) -> None:
+    async def _start_host(self, leader: Leader, succession: Succession | None) -> Host:
+        assert self._settings is not None and self._leadership.agreement is not None
+        await asyncio.to_thread(_prepare_to_lead)
         from recycle_pp.coordinator.host import Host
 
-        assert self._settings is not None and self._agreement is not None and self._leader is not None
-        self._host = Host(
-            self._settings, self._run, self._agreement, self._leader, self._token, self._launch.world, succession
-        )
-        self._hosts.set()
+        world, agreement = self._launch.world, self._leadership.agreement
+        return Host(self._settings, self._run, agreement, leader, self._token, world, succession)
+
+    def _leave(self) -> None:
+        if self._peer is not None:
+            self._peer.abort()
 
     # ----------------------------------------------------------------------------------------------------- end
 
@@ -354,8 +348,8 @@ class Supervisor:
         self._say(Stopping(name))
         if self._peer is not None:
             await asyncio.wait({serving}, timeout=ASK_SECONDS)
-        elif self._host is not None:
-            self._host.stop(name, 128 + number)
+        elif self._leadership.host is not None:
+            self._leadership.host.stop(name, 128 + number)
         if self._evicted:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._keeper.gone.wait(), LEAVE_SECONDS)

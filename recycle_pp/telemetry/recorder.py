@@ -22,9 +22,17 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.job import Job
-from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.supervisors import Death
-from recycle_pp.wire.messages.workers import Commit, Measured, OpProgress, Ready, Resumed, Span, WorkerHeartbeat
+from recycle_pp.wire.messages.workers import (
+    Address,
+    Commit,
+    Measured,
+    OpProgress,
+    Ready,
+    Resumed,
+    Span,
+    WorkerHeartbeat,
+)
 
 from .clocks import Clocks
 from .events import Events, Lines
@@ -54,7 +62,7 @@ class Recorder:
         self._cpu_steps: list[float] = [0.0]  # the last one is still running
         self._own_cpu = time.process_time()
         self._logged: dict[Worker, int] = {}
-        self._addresses: dict[Worker, Place] = {}
+        self._addresses: dict[Worker, Address] = {}
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
         self._lost = 0  # ops
@@ -95,7 +103,7 @@ class Recorder:
             if self._recovery.complete(self._job):
                 self._close_recovery()
 
-    def address(self, worker: Worker) -> Place:
+    def address(self, worker: Worker) -> Address:
         """Where a worker takes the state of a donor."""
         return self._addresses[worker]
 
@@ -229,6 +237,7 @@ class Recorder:
         seconds, self._step_ended = now - self._step_ended, now
         self._final_loss = commit.loss
         self._line = {
+            "time": time.time(),  # of the commit
             "step": step,
             "generation": commit.generation,
             "loss": commit.loss,

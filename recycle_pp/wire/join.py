@@ -21,7 +21,7 @@ from .authentication import Refused
 from .connection import Peer, connect
 from .launch import TOKEN_VARIABLE, Address, Launch
 from .messages.handshake import SupervisorHello
-from .messages.supervisors import TO_SUPERVISOR, NoPlace, Redirect, SupervisorWelcome
+from .messages.supervisors import TO_SUPERVISOR, CoordinatorHeartbeat, NoPlace, Redirect, SupervisorWelcome
 
 ANSWER_SECONDS = 30.0  # for the job to answer: it may be between two coordinators
 AGAIN = 0.5  # seconds between two tries
@@ -56,6 +56,8 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
         try:
             peer = await connect(place.host, place.port, place.token, msgspec.structs.replace(hello, rank=-1))
             answer = await peer.recv(TO_SUPERVISOR)
+            while isinstance(answer, CoordinatorHeartbeat):  # it gets ready to coordinate
+                answer = await peer.recv(TO_SUPERVISOR)
         except Refused:
             raise ValueError(f"the job at {here} does not accept this {TOKEN_VARIABLE}") from None
         except OSError as failure:  # ChannelClosed, too

@@ -37,6 +37,8 @@ class Launch:
     master_address: str = "127.0.0.1"
     master_port: int = 0
     restart: int = 0  # torchrun's --max-restarts
+    agent: int = 0  # which of torchrun's agents has started it, of how many
+    agents: int = 1
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch:
@@ -53,6 +55,8 @@ class Launch:
                 master_address=environment.get("MASTER_ADDR", "127.0.0.1"),
                 master_port=int(environment.get("MASTER_PORT", 0)),
                 restart=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+                agent=int(environment.get("GROUP_RANK", 0)),
+                agents=int(environment.get("GROUP_WORLD_SIZE", 1)),
             )
         except (KeyError, ValueError) as error:
             raise ValueError(

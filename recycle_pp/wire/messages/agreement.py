@@ -6,8 +6,15 @@ from typing import NamedTuple
 
 from .table import CANDIDATE, VOTER, Message, Vocabulary, sent
 
-Place = tuple[str, int]
-"""host, port"""
+
+class Place(NamedTuple):
+    """Where a supervisor listens, and which process it is (`consensus.process_identity`; "": nobody will know that it
+    has died)."""
+
+    host: str
+    port: int
+    process: str = ""
+
 
 Position = tuple[int, int]
 """term, generation"""
@@ -31,6 +38,20 @@ class Membership(NamedTuple):
 
 
 @sent(CANDIDATE, VOTER)
+class Who(Message, frozen=True):
+    """Who leads?"""
+
+
+@sent(CANDIDATE, VOTER)
+class Poll(Message, frozen=True):
+    """Would you vote for me? gone: whom the candidate knows to have died; position: of its newest membership."""
+
+    rank: int
+    position: Position
+    gone: list[int]
+
+
+@sent(CANDIDATE, VOTER)
 class Campaign(Message, frozen=True):
     """Vote for me in this term. position: of the candidate's newest membership."""
 
@@ -48,21 +69,17 @@ class Propose(Message, frozen=True):
 
 
 @sent(CANDIDATE, VOTER)
-class Agreed(Message, frozen=True):
-    position: Position
-
-
-@sent(CANDIDATE, VOTER)
 class Leads(Message, frozen=True):
     leader: Leader
 
 
 @sent(VOTER, CANDIDATE)
 class Answer(Message, frozen=True):
-    """position: of the voter's newest membership; leader: whom it follows."""
+    """position: of the voter's newest membership; term: the newest that it knows; leader: whom it follows."""
 
     yes: bool
     position: Position
+    term: int
     leader: Leader | None
 
 

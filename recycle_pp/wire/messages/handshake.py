@@ -30,11 +30,12 @@ class Accepted(Message, frozen=True):
 
 @sent(SUPERVISOR, LISTENER)
 class SupervisorHello(Message, frozen=True):
-    """rank: -1 for a newcomer, which gets one. host, pid: for people."""
+    """rank: -1 for a newcomer, which gets one. host, pid: for people. agent: of torchrun, None for a newcomer."""
 
     rank: int
     host: str
     pid: int
+    agent: int | None = None
 
 
 @sent(WORKER, LISTENER)

@@ -10,13 +10,16 @@ from recycle_schedules import Worker
 from recycle_pp.config.faults import Fault
 from recycle_pp.config.settings import Settings
 
-from .agreement import Place
 from .table import COORDINATOR, MESSAGES, WORKER, Message, Vocabulary, sent
 
 Span = tuple[str, int, int, float, float]
 """kind, pipeline, index, start, end: seconds of the worker's monotonic clock"""
 
 # --------------------------------------------------------------------------------------- coordinator -> worker
+
+
+Address = tuple[str, int]
+"""host, port"""
 
 
 @sent(COORDINATOR, WORKER)
@@ -110,7 +113,7 @@ class Donate(Message, frozen=True):
 
     to: Worker
     session: int
-    address: Place | None = None
+    address: Address | None = None
 
 
 @sent(COORDINATOR, WORKER)
@@ -161,7 +164,7 @@ class Ready(Message, frozen=True):
     """It has its model. address: where it takes a donor's state; platform: see `execution.device`; boundary_bytes: what
     its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with gradients from W."""
 
-    address: Place
+    address: Address
     platform: str
     boundary_bytes: int = 0
     deferred_share: float = 0.0

@@ -28,7 +28,7 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
 
     async def run():
         agreement, delivered = Agreement(), []
-        gate = Gate(agreement, delivered.extend, lambda reason: None)
+        gate = Gate(agreement, delivered.extend, lambda reason: None, lambda: None)
         coordinator = SimpleNamespace(_gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
         announcement = Announce(5, members=[A, B], committed=7, base=4)
         told = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]

@@ -1,0 +1,177 @@
+"""A job as users launch it: one real torchrun agent a node, all on 127.0.0.1, and nothing forked from a warm process.
+
+    with Launched(tmp_path, nodes=3, workers=2, arguments=["run.steps=100"]) as job:
+        job.wait_for_step(3)
+        job.kill(0)                           # the agent of node 0, its supervisors, its workers: SIGKILL to each
+        assert job.wait([1, 2], 60) == [0, 0], job.explain()
+        job.longest_gap()                     # seconds between two commits that anybody had to wait for
+
+Leaving the block ends whatever still runs, and so does the death of the process that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.telemetry.run_folder import RunFolder
+
+Json = dict[str, Any]
+TOKEN = "of the launched tests, and of nobody else"
+# control=cluster waits 30 s for a silent machine; the tests' machines are never silent, but sometimes very busy.
+COMMON = ("control=cluster", "control.heartbeat=0.2", "control.suspicion=10", "model=tiny", "numerics=reproducible")
+
+
+class Launched(contextlib.AbstractContextManager):
+    """nodes: agents; workers: processes of each. Node n has the ranks from n * workers on, a pipeline of that depth."""
+
+    def __init__(self, folder: Path, nodes: int = 3, workers: int = 2, arguments: Sequence[str] = ()) -> None:
+        self.run = RunFolder(folder / "run")
+        self.arguments = [f"parallel.pipelines={nodes}", f"parallel.stages={workers}", *COMMON, *arguments]
+        self._folder, self._port = folder, _free_ports()
+        self._known: dict[int, psutil.Process] = {}  # every process that was ever seen to be of this job
+        self.agents = [self._start(node, nodes, workers) for node in range(nodes)]
+
+    def _start(self, node: int, nodes: int, workers: int) -> subprocess.Popen[bytes]:
+        command = [str(Path(sys.executable).with_name("torchrun")), f"--nproc-per-node={workers}"]
+        if nodes > 1:
+            command += [f"--nnodes={nodes}", f"--node-rank={node}", "--master-addr=127.0.0.1"]
+            command += [f"--master-port={self._port}"]
+        command += ["-m", "recycle_pp.train", *self.arguments, f"run.dir={self.run.path}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RECYCLE_TOKEN": TOKEN}
+        parent = os.getpid()
+        with open(self._log(node), "ab") as log:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: die_with_parent(parent),
+            )
+
+    # -- what it says ------------------------------------------------------------------------------------------
+
+    def output(self, node: int) -> str:
+        return self._log(node).read_text(errors="replace")
+
+    def events(self, name: str | None = None) -> list[Json]:
+        return [event for event in self.run.lines(self.run.events) if name in (None, event["event"])]
+
+    def metrics(self) -> list[Json]:
+        return self.run.lines(self.run.metrics)
+
+    def committed(self) -> int:
+        return max((line["step"] for line in self.metrics()), default=-1)
+
+    def wait_for_step(self, step: int, seconds: float = 120) -> None:
+        self._wait(lambda: self.committed() >= step, f"step {step}", seconds)
+
+    def wait_for_event(self, name: str, nth: int = 1, seconds: float = 120) -> Json:
+        self._wait(lambda: len(self.events(name)) >= nth, f"event {name}", seconds)
+        return self.events(name)[nth - 1]
+
+    def wait_until(self, condition: Any, what: str, seconds: float = 120) -> None:
+        self._wait(condition, what, seconds)
+
+    def wait(self, nodes: Sequence[int], seconds: float) -> list[int]:
+        """Exit codes of these agents; AssertionError with all that is known if one goes on."""
+        deadline = time.monotonic() + seconds
+        for node in nodes:
+            while self.agents[node].poll() is None:
+                self._look()
+                assert time.monotonic() < deadline, f"agent {node} goes on after {seconds} s\n{self.explain()}"
+                time.sleep(0.02)
+        return [self.agents[node].returncode for node in nodes]
+
+    def longest_gap(self) -> float:
+        """Seconds between two commits, at most; the first and the last step's own beginning and end do not count."""
+        times = [line["time"] for line in self.metrics()]
+        return max((after - before for before, after in pairwise(times)), default=0.0)
+
+    def explain(self) -> str:
+        outputs = "".join(f"--- agent {n}\n{self.output(n)[-6000:]}\n" for n in range(len(self.agents)))
+        logs = "".join(f"--- {p.name}\n{p.read_text()[-1500:]}\n" for p in sorted(self.run.logs.glob("*")))
+        tail = "\n".join(map(str, self.events()[-30:]))
+        return f"{outputs}{tail}\n{logs}step {self.committed()}"
+
+    # -- what happens to it ------------------------------------------------------------------------------------
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        """Agent, supervisors, workers, in that order."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent = psutil.Process(self.agents[node].pid)
+            found = [agent, *agent.children(recursive=True)]
+            self._known |= {process.pid: process for process in found}
+            return found
+        return []
+
+    def supervisors(self, nodes: Sequence[int]) -> list[psutil.Process]:
+        """Of these nodes, in the order of their ranks."""
+        return [child for node in nodes for child in self._children(self.agents[node].pid)]
+
+    def workers(self, nodes: Sequence[int]) -> list[psutil.Process]:
+        return [child for supervisor in self.supervisors(nodes) for child in self._children(supervisor.pid)]
+
+    def _children(self, pid: int) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+        return []
+
+    def kill(self, node: int) -> float:
+        """The node is lost. Returns time.time() of it."""
+        found = self.processes(node)
+        at = time.time()
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.agents[node].wait()
+        for process in found:  # what was being started meanwhile ends with its parent
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.wait(10)
+        return at
+
+    def __exit__(self, *exception: object) -> None:
+        for node in range(len(self.agents)):
+            self.kill(node)
+        psutil.wait_procs(self._known.values(), 10)
+        left = [process for process in self._known.values() if process.is_running() and process.status() != "zombie"]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert exception[0] is not None or not left, f"outlived the job: {left}"
+
+    def _wait(self, condition: Any, what: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self._look()
+            assert time.monotonic() < deadline, f"no {what} in {seconds} s\n{self.explain()}"
+            running = any(agent.poll() is None for agent in self.agents)
+            assert running or condition(), f"ended before {what}\n{self.explain()}"
+            time.sleep(0.02)
+
+    def _look(self) -> None:
+        for node in range(len(self.agents)):
+            self.processes(node)
+
+    def _log(self, node: int) -> Path:
+        return self._folder / f"agent{node}.log"
+
+
+def _free_ports() -> int:
+    """A port for torchrun's store, with a free one after it: there the first coordinator listens."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
+                return port

@@ -1,0 +1,61 @@
+"""A connection breaks, and nobody has died: whoever was cut off is ended and begins anew, within seconds."""
+
+import ctypes
+import os
+import socket
+import time
+
+import psutil
+import pytest
+
+from .harness import Case, explain, pid_of
+
+_PIDFD_GETFD = 438  # linux/unistd.h
+
+
+def break_connection(pid, port):
+    """Shuts the connection of that process to that port down, as the network might."""
+    (found,) = [c for c in psutil.Process(pid).net_connections("tcp") if c.raddr and c.raddr.port == port]
+    pidfd = os.pidfd_open(pid)
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, found.fd, 0)
+    os.close(pidfd)
+    if descriptor < 0:
+        pytest.skip("needs the right to trace processes")
+    with socket.socket(fileno=descriptor) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def coordinator_port(job):
+    """Where rank 0's supervisor listens."""
+    listens = psutil.Process(job.supervisors()[0]).net_connections("tcp")
+    return next(c.laddr.port for c in listens if c.status == psutil.CONN_LISTEN)
+
+
+def test_a_worker_whose_control_connection_breaks_is_started_again(runs):
+    case = Case("a control connection breaks", "2x2", steps=60, bound=120.0)
+
+    def meanwhile(job):
+        job.wait_for_event("started", 60)
+        time.sleep(0.3)
+        break_connection(pid_of("1.1", job.run.lines(job.run.events)), coordinator_port(job))
+
+    outcome = runs.of(case, "a broken connection", meanwhile=meanwhile)
+    runs.check_exact(outcome)
+    (death,) = outcome.all("death_detected")
+    assert death["worker"] == "1.1" and "its connection had broken" in death["detail"], explain(outcome)
+    assert [e["worker"] for e in outcome.all("respawned")] == ["1.1"], explain(outcome)
+    assert [e["worker"] for e in outcome.all("rejoined")] == ["1.1"], explain(outcome)
+
+
+def test_a_supervisor_whose_connection_breaks_comes_back_with_its_worker(runs):
+    case = Case("a supervisor's connection breaks", "2x2", steps=60, bound=120.0)
+
+    def meanwhile(job):
+        job.wait_for_event("started", 60)
+        time.sleep(0.3)
+        break_connection(job.supervisors()[3], coordinator_port(job))
+
+    outcome = runs.of(case, "a broken connection", meanwhile=meanwhile)
+    runs.check_exact(outcome)
+    assert [e["worker"] for e in outcome.all("supervisor_back")] == ["1.1"], explain(outcome)
+    assert [e["worker"] for e in outcome.all("rejoined")] == ["1.1"], explain(outcome)

@@ -1,0 +1,192 @@
+"""A network between the processes of a `VirtualLoop`: connections as `wire.connection` makes them, without sockets.
+
+    net = Network(loop, random.Random(7), delay=lambda: 0.01)
+    server = await net.serve(handler, "10.0.0.1", 0, token)      # in a process
+    peer = await net.connect(*server.sockets[0].getsockname(), token, hello)
+    net.cut("a", "b"); net.heal()         # what is sent meanwhile arrives after it, unless somebody had no patience
+    net.reset()                           # one connection breaks, with all that was on its way
+    net.lost("a")                         # its process was killed: its connections break, its port refuses
+
+Messages of one connection arrive in their order, each as late as `delay` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextvars import Context, copy_context
+from types import SimpleNamespace
+from typing import Any
+
+from recycle_pp.wire.frames import ChannelClosed, encode, encode_body
+from recycle_pp.wire.messages.handshake import HELLOS
+from recycle_pp.wire.messages.table import Message, Vocabulary
+
+from .clock import PROCESS, VirtualLoop
+
+
+class Network:
+    def __init__(self, loop: VirtualLoop, chance: random.Random, delay: Callable[[], float]) -> None:
+        self.loop, self.delay = loop, delay
+        self._chance = chance
+        self._servers: dict[int, tuple[str, Context, Callable[[Peer], Any]]] = {}
+        self._ends: list[Peer] = []  # of connections that stand
+        self._cut: set[frozenset[str]] = set()
+
+    async def serve(self, handler: Any, host: str, port: int, token: str) -> Any:
+        process = PROCESS.get()
+        assert process is not None
+        port = port or 1000 + len(self._servers)
+        self._servers[port] = (process, copy_context(), handler)
+        socket = SimpleNamespace(getsockname=lambda: (host, port))
+        return SimpleNamespace(sockets=[socket], close=lambda: self._servers.pop(port, None))
+
+    async def connect(self, host: str, port: int, token: str, hello: Message, timeout: float = 10.0) -> Peer:
+        here = PROCESS.get()
+        assert here is not None
+        async with asyncio.timeout(timeout):
+            await asyncio.sleep(self.delay())
+            if port not in self._servers:
+                raise ConnectionRefusedError
+            there, context, handler = self._servers[port]
+            while self.is_cut(here, there):
+                await asyncio.sleep(1.0)
+            accepted = self.loop.create_future()
+            self.loop.call_soon(self._accept, accepted, handler, here, there, hello, context=context)
+            mine = await accepted
+            try:
+                await asyncio.sleep(self.delay())
+            except BaseException:
+                mine.abort()
+                raise
+            return mine
+
+    def _accept(self, accepted: Any, handler: Any, here: str, there: str, hello: Message) -> None:
+        """In the process that listens, when it gets round to it."""
+        if accepted.done():  # whoever called has gone
+            return
+        mine, theirs = Peer(self, here), Peer(self, there)
+        mine.other, theirs.other, theirs.hello = theirs, mine, HELLOS.decode(encode_body(hello))
+        self._ends += [mine, theirs]
+
+        async def handle() -> None:
+            try:
+                await handler(theirs)
+            finally:
+                theirs.close()
+
+        self.loop.create_task(handle())
+        accepted.set_result(mine)
+
+    def is_cut(self, a: str, b: str) -> bool:
+        return frozenset((a, b)) in self._cut
+
+    def cut(self, *pairs: tuple[str, str]) -> None:
+        self._cut |= {frozenset(pair) for pair in pairs}
+        for end in self._ends:
+            if self.is_cut(end.process, end.other.process) and end.silence is not None:
+                self.loop.call_later(end.silence, end.lose_patience)
+
+    def heal(self) -> None:
+        self._cut.clear()
+        for end in self._ends:
+            end.flush()
+
+    def reset(self) -> None:
+        if self._ends:
+            end = self._chance.choice(self._ends)
+            end.breaks()
+            end.other.breaks()
+
+    def lost(self, process: str) -> None:
+        self._servers = {port: server for port, server in self._servers.items() if server[0] != process}
+        for end in [end for end in self._ends if end.process == process]:
+            self.forget(end)
+            self.loop.call_later(self.delay(), end.other.breaks)
+
+    def forget(self, end: Peer) -> None:
+        if end in self._ends:
+            self._ends.remove(end)
+
+
+class Peer:
+    """One end of a connection, with the face of `wire.connection.Peer`."""
+
+    other: Peer
+    hello: Message
+
+    def __init__(self, network: Network, process: str) -> None:
+        self.process, self.address, self.local_host = process, process, process
+        self.silence: float | None = None
+        self._network, self._context = network, copy_context()
+        self._context.run(PROCESS.set, process)
+        self._came: deque[Any] = deque()  # None: the end
+        self._waiting: asyncio.Future[None] | None = None
+        self._held: list[Any] = []  # behind a cut
+        self._closed = False
+        self._last = 0.0  # when the last message arrives
+
+    def send(self, message: Any) -> None:
+        """What is no `Message` arrives as it is."""
+        self.send_frame(encode(message) if isinstance(message, Message) else message)
+
+    def send_frame(self, frame: Any) -> None:
+        if not self._closed:
+            self._held.append(frame)
+            self.flush()
+
+    def flush(self) -> None:
+        if self._network.is_cut(self.process, self.other.process):
+            return
+        loop = self._network.loop
+        for frame in self._held:
+            self._last = max(self._last, loop.time() + self._network.delay())
+            loop.call_at(self._last, self.other._arrives, frame, context=self.other._context)
+        self._held.clear()
+
+    def _arrives(self, frame: Any) -> None:
+        self._came.append(frame)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def recv(self, vocabulary: Vocabulary) -> Any:
+        while not self._came:
+            self._waiting = self._network.loop.create_future()
+            await self._waiting
+        if self._came[0] is None:
+            raise ChannelClosed("the connection was closed")
+        frame = self._came.popleft()
+        return vocabulary.decode(frame[4:]) if isinstance(frame, bytes) else frame
+
+    async def listen(self, vocabulary: Vocabulary) -> AsyncIterator[Any]:
+        while True:
+            try:
+                message = await self.recv(vocabulary)
+            except ChannelClosed:
+                return
+            yield message
+
+    def end_after_silence(self, seconds: float) -> None:
+        self.silence = seconds
+
+    def lose_patience(self) -> None:
+        if self._network.is_cut(self.process, self.other.process):
+            self.breaks()
+
+    def close(self) -> None:
+        """After what was sent; the other end hears of it."""
+        if not self._closed:
+            self._held.append(None)
+            self.flush()
+            self.breaks()
+
+    abort = close
+
+    def breaks(self) -> None:
+        """At this end; what has come and was not read is gone."""
+        self._closed = True
+        self._network.forget(self)
+        self._came.clear()
+        self._arrives(None)

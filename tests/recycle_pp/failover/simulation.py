@@ -1,0 +1,450 @@
+"""Supervisors that elect, host and follow coordinators, in one thread and in virtual time: the classes that run.
+
+    with Simulation(Order(seed=7, ...)) as simulation:
+        simulation.run()               # AssertionError, with a history, where the contract is broken
+
+`Supervisor`, `Leadership`, `Election`, `Gate` and `FailoverDiscovery` are the product's own; only their sockets, their
+clock and what they know of processes are replaced. In the place of the coordinator stands a small one, with the
+coordinator's rules: it welcomes, finds the others again when it takes over, asks for agreement before a generation
+begins, and commits a step when every member has voted. A worker is what its supervisor says of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from unittest import mock
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.consensus import election
+from recycle_pp.consensus.agreement import majority
+from recycle_pp.consensus.agreement_gate import Gate
+from recycle_pp.coordinator import failover_discovery
+from recycle_pp.protocol.job import Send
+from recycle_pp.supervisor import supervisor
+from recycle_pp.wire.launch import Address, Launch
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import (
+    FROM_SUPERVISOR,
+    CoordinatorHeartbeat,
+    Finish,
+    Present,
+    SupervisorWelcome,
+)
+from recycle_pp.wire.messages.workers import Adopt
+
+from .clock import PROCESS, VirtualLoop
+from .network import Network, Peer
+
+SETTINGS = Settings()
+SETTINGS.control.heartbeat = 2.0
+SETTINGS.control.suspicion = 10.0
+STEP = 0.3  # seconds that a worker computes
+LIVES = 120.0  # seconds from the last fault within which a step is committed everywhere
+
+
+@dataclass(frozen=True)
+class Fault:
+    """at: seconds after the job has begun. kill | reset | cut | heal | pause; whom: names of supervisors."""
+
+    at: float
+    kind: str
+    whom: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """one_machine: the dead are proven dead. latest: seconds that any message may take. pauses: how many, of 0 to 2 s,
+    anywhere; hosting: seconds that it takes to begin to coordinate."""
+
+    seed: int
+    supervisors: int = 4
+    one_machine: bool = True
+    latest: float = 2.0
+    pauses: int = 0
+    hosting: float = 2.0
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass
+class Node:
+    """What is true of a supervisor's worker."""
+
+    name: str
+    rank: int
+    generation: int = -1
+    applied: dict[int, int] = field(default_factory=dict)  # step -> generation that has committed it
+    code: int | None = None  # of the supervisor that has ended
+
+    @property
+    def committed(self) -> int:
+        return max(self.applied, default=-1)
+
+
+class Begin(NamedTuple):
+    """To every member, once the generation is agreed. anew: whose workers forget what they have."""
+
+    generation: int
+    commits: dict[int, int]
+    anew: set[int]
+
+
+class Step(NamedTuple):
+    generation: int
+    step: int
+
+
+class Vote(NamedTuple):
+    generation: int
+    step: int
+
+
+class Committed(NamedTuple):
+    generation: int
+    step: int
+
+
+class SimulatedSupervisor(supervisor.Supervisor):
+    def __init__(self, simulation: Simulation, node: Node) -> None:
+        super().__init__(
+            Launch(rank=node.rank, world=simulation.order.supervisors, local_rank=node.rank, local_world=1)
+        )
+        self._simulation, self._node = simulation, node
+        self._handlers |= {Begin: self._begins, Step: self._steps, Committed: self._commits}  # type: ignore[dict-item]
+
+    def _begins(self, message: Begin) -> None:
+        if message.generation >= self._node.generation:
+            self._node.generation = message.generation
+            self._simulation.adopts(self._node, dict(message.commits), self._node.rank in message.anew)
+
+    def _steps(self, message: Step) -> None:
+        if message.generation == self._node.generation:
+            vote = Vote(message.generation, message.step)
+            asyncio.get_running_loop().call_later(STEP, lambda: self._say(vote))  # type: ignore[arg-type]
+
+    def _commits(self, message: Committed) -> None:
+        if message.generation == self._node.generation:
+            self._node.applied[message.step] = message.generation
+
+    async def _start_host(self, leader: Any, succession: Any) -> Any:
+        self._simulation.says(f"{self._node.name} was elected for term {leader.term}")
+        await asyncio.sleep(self._simulation.chance.uniform(0, self._simulation.order.hosting))
+        assert self._leadership.agreement is not None
+        return Coordinator(self._simulation, self._leadership.agreement, leader, succession)
+
+
+class Coordinator:
+    """A small one, in the place of `coordinator.Host`."""
+
+    def __init__(self, simulation: Simulation, agreement: Any, leader: Any, succession: Any) -> None:
+        self._simulation, self._agreement, self._leader = simulation, agreement, leader
+        self.gave_way, self.agents = False, {0}
+        self._gate = Gate(agreement, self._deliver, self.stop, self.give_way)
+        self._present: dict[int, tuple[Peer, Place]] = {}
+        self._unheard: dict[int, int] = {}
+        self._reunion = failover_discovery.FailoverDiscovery("") if succession else None
+        self._generation, self._begun = -1, False
+        self._commits: dict[int, int] = {}  # step -> generation
+        self._anew: set[int] = set()  # whose worker begins anew, with the state of the others
+        self._members: set[int] = set()
+        self._votes: set[int] = set()
+        self._over = asyncio.Event()
+        self._code = 0
+        self.ended = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> int:
+        if self._reunion is not None:
+            await self._take_over(self._reunion)
+        beat = asyncio.ensure_future(self._beat())
+        await self._over.wait()
+        beat.cancel()
+        if not self.gave_way:
+            for peer, _ in self._present.values():
+                peer.send(Finish(self._code))
+        self._gate.close()
+        return self._code
+
+    async def _take_over(self, reunion: Any) -> None:
+        places = await self._agreement.supervisors()
+        await reunion.complete(places, SETTINGS.control.suspicion)
+        reunion.over.set()
+        for number, (peer, said) in reunion.supervisors.items():
+            self._present[number] = (peer, said.place)
+            self._unheard[number] = 0
+        nodes = [self._simulation.nodes[number] for number in self._present]
+        self._generation = max((node.generation for node in nodes), default=-1)
+        for node in nodes:
+            self._commits |= node.applied
+        self._begun = True
+        self._regroup()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(SETTINGS.control.heartbeat)
+            for number, (peer, _) in list(self._present.items()):
+                peer.send(CoordinatorHeartbeat())
+                self._unheard[number] += 1
+                if self._unheard[number] * SETTINGS.control.heartbeat > SETTINGS.control.suspicion:
+                    peer.abort()
+
+    async def handle(self, peer: Peer) -> None:
+        assert isinstance(peer.hello, SupervisorHello)
+        number = peer.hello.rank
+        peer.end_after_silence(SETTINGS.control.suspicion)
+        peer.send(SupervisorWelcome(SETTINGS, "/nowhere", self._leader, number))
+        async for message in peer.listen(FROM_SUPERVISOR):
+            self._unheard[number] = 0
+            if isinstance(message, Present):
+                if self._reunion is not None and not self._reunion.over.is_set():
+                    self._reunion.supervisor(number, message, peer)
+                else:
+                    self._enters(number, peer, message.place)
+            elif isinstance(message, Vote) and self._present.get(number, (None,))[0] is peer:
+                self._votes_for(number, message)
+        if self._reunion is not None and not self._reunion.over.is_set():
+            if number in self._reunion.supervisors and self._reunion.supervisors[number].peer is peer:
+                self._reunion.supervisors.pop(number)
+        elif self._present.get(number, (None,))[0] is peer:
+            del self._present[number]
+            self._regroup()
+
+    def _enters(self, number: int, peer: Peer, place: Place) -> None:
+        self._present[number] = (peer, place)
+        self._anew.add(number)
+        if self._begun:
+            self._regroup()
+        elif len(self._present) == self._simulation.order.supervisors:
+            self._begun = True
+            self._simulation.begun = True
+            self._regroup()
+
+    def _regroup(self) -> None:
+        if not self._begun or self._over.is_set():
+            return
+        self._generation += 1
+        self._members, self._votes = set(self._present), set()
+        self._gate.announce(self._generation, {n: place for n, (_, place) in self._present.items()})
+        self._gate.send([Send(Worker(0, 0), Adopt(self._generation, {}, None, [], None, False))])
+
+    def _deliver(self, out: Sequence[Send]) -> None:
+        if out:
+            begin = Begin(self._generation, dict(self._commits), self._anew & self._members)
+            for number in self._members:
+                self._present[number][0].send(begin)
+            self._anew -= self._members
+            self._simulation.agreed(self._agreement, self._generation, self._members)
+            self._ask()
+
+    def _ask(self) -> None:
+        for number in self._members:
+            self._present[number][0].send(Step(self._generation, len(self._commits)))
+
+    def _votes_for(self, number: int, vote: Vote) -> None:
+        if vote == (self._generation, len(self._commits)) and number in self._members:
+            self._votes.add(number)
+            if self._votes == self._members:
+                commit = Committed(self._generation, len(self._commits))
+                for each in self._members:
+                    self._present[each][0].send(commit)
+                self._commits[len(self._commits)] = self._generation
+                self._votes = set()
+                self._ask()
+
+    def stop(self, reason: str, code: int = 1) -> None:
+        self._simulation.says(f"rank {self._leader.rank} stops the job: {reason}")
+        self._code = code
+        self._over.set()
+
+    def give_way(self) -> None:
+        self.gave_way = True
+        self._gate.close()
+        self._over.set()
+
+    def report(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.ended.cancel()
+
+
+class Simulation(ExitStack):
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self.order, self.chance = order, random.Random(order.seed)
+        self.loop = VirtualLoop()
+        self.network = Network(self.loop, self.chance, self._delay)
+        self.nodes = [Node(f"s{rank}", rank) for rank in range(order.supervisors)]
+        self.history: list[str] = []
+        self.supervisors: list[SimulatedSupervisor] = []
+        self.begun = False
+        self.lost = False  # too few were left at some time: the job may end
+        self._dead: set[str] = set()
+        self._cut_off: set[str] = set()  # once: those may have given up
+        self._agreed: dict[int, tuple[int, int]] = {}  # term -> rank that acted in it, generation
+        self._memberships: dict[int, list[set[int]]] = {}
+        self.errors: list[str] = []
+        self._pauses = [self.chance.random() for _ in range(order.pauses)]
+        self._ran = 0
+
+    def __enter__(self) -> Simulation:
+        super().__enter__()
+        replaced: list[tuple[Any, str, Any]] = [
+            (election, "connect", self.network.connect),
+            (failover_discovery, "connect", self.network.connect),
+            (supervisor, "connect", self.network.connect),
+            (supervisor, "serve", self.network.serve),
+            (supervisor, "identity", lambda: f"machine {PROCESS.get()} 1"),
+            (supervisor, "PREPARE_SECONDS", 1e9),
+            (election, "random", self.chance),
+            (election, "is_here", lambda process: self.order.one_machine and bool(process)),
+            (election, "is_dead", lambda process: self.order.one_machine and process.split()[1:2] in self._gone()),
+        ]
+        for where, name, what in replaced:
+            self.enter_context(mock.patch.object(where, name, what))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.loop.close()
+        super().__exit__(*exception)
+
+    def run(self) -> None:
+        for node in self.nodes:
+            with self.loop.process(node.name):
+                self.loop.call_soon(self._start, node)
+        while not self.begun or any(node.generation < 0 for node in self.nodes) or not self._all_know_each_other():
+            self.loop.run(self.loop.time() + 1.0)
+            assert self.loop.time() < 300, self.explain("the job does not begin")
+        if self.order.pauses:
+            self.loop.before_each = self._maybe_pause
+        begun = self.loop.time()
+        for fault in sorted(self.order.faults, key=lambda fault: fault.at):
+            self.loop.run(begun + fault.at)
+            self._strike(fault)
+        self.loop.before_each = lambda process: None
+        self.network.heal()
+        self._goes_on()
+
+    # -- what is seen ------------------------------------------------------------------------------------------
+
+    def _all_know_each_other(self) -> bool:
+        """From then on the job survives the loss of its first coordinator."""
+        return all(len(of._leadership.agreement._memberships[-1].roster) == len(self.nodes) for of in self.supervisors)
+
+    def agreed(self, agreement: Any, generation: int, members: set[int]) -> None:
+        term, rank = agreement._leader.term, agreement._rank
+        self.says(f"rank {rank} leads term {term}: generation {generation} of {sorted(members)}")
+        other = self._agreed.setdefault(term, (rank, generation))
+        if other[0] != rank:
+            self.errors.append(f"ranks {other[0]} and {rank} both act in term {term}")
+        for earlier in self._memberships.setdefault(generation, []):
+            alive = {node.rank for node in self.nodes if node.name not in self._dead}
+            if not earlier & members and earlier & alive:  # the dead do nothing any more, and are proven so
+                self.errors.append(f"generation {generation} was agreed by {earlier} and by {members}")
+        self._memberships[generation].append(set(members))
+
+    def adopts(self, node: Node, commits: dict[int, int], anew: bool) -> None:
+        """Who goes on has nothing that the others do not have; who begins anew forgets what it has."""
+        if not anew and not node.applied.items() <= commits.items():
+            self.errors.append(f"{node.name} has committed {node.applied}, the job {commits}")
+        node.applied = commits
+
+    def says(self, sentence: str) -> None:
+        self.history.append(f"{self.loop.time():8.2f} {sentence}")
+
+    def explain(self, what: str) -> str:
+        return "\n".join([what, f"replay: {self.order!r}", *self.history[-60:]])
+
+    def _goes_on(self) -> None:
+        """Everybody who lives is a member again, and commits."""
+        if self.lost:
+            self.loop.run(self.loop.time() + LIVES)
+            assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
+            return
+        expected = [node for node in self.nodes if node.name not in self._dead]
+        expected = [node for node in expected if node.name not in self._cut_off or node.code is None]
+        deadline = self.loop.time() + LIVES
+        before = max(node.committed for node in self.nodes)
+        while not all(node.committed > before + 2 for node in expected):
+            self.loop.run(self.loop.time() + 1.0)
+            expected = [node for node in expected if node.name not in self._cut_off or node.code is None]
+            ended = [node.name for node in expected if node.code is not None]
+            assert not ended, self.explain(f"{ended} ended, though nothing was wrong with them")
+            where = [(node.name, node.generation, node.committed) for node in expected]
+            assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
+            assert self.loop.time() < deadline, self.explain(f"the job does not go on: {where}")
+        assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _start(self, node: Node) -> None:
+        async def main() -> None:
+            of = SimulatedSupervisor(self, node)
+            self.supervisors.append(of)
+            where = Address("10.0.0.1", 29501, "")
+            if node.rank == 0:
+                await of.found(where, SETTINGS, None)  # type: ignore[arg-type]
+            try:
+                node.code = await of.run(where)
+            except Exception as error:
+                self.loop.errors.append(error)
+                raise
+            of.close()
+            self.says(f"{node.name} ended with {node.code}")
+            self.network.lost(node.name)
+            self.loop.kill(node.name)
+
+        self.loop.create_task(main())
+
+    def _strike(self, fault: Fault) -> None:
+        self.says(f"{fault.kind} {' '.join(fault.whom)} {fault.seconds or ''}")
+        match fault.kind:
+            case "kill":
+                for name in fault.whom:
+                    self._dead.add(name)
+                    self.loop.kill(name)
+                    self.network.lost(name)
+                self._count()
+            case "pause":
+                for name in fault.whom:
+                    self.loop.pause(name, fault.seconds)
+            case "reset":
+                self.network.reset()
+            case "cut":
+                others = [node.name for node in self.nodes if node.name not in fault.whom]
+                self.network.cut(*((one, other) for one in fault.whom for other in others))
+                self._cut_off |= set(fault.whom)
+                self._count()
+            case "heal":
+                self.network.heal()
+
+    def _count(self) -> None:
+        """Whether a majority of every membership that may count is left."""
+        dead = {node.rank for node in self.nodes if node.name in self._dead}
+        left = {node.rank for node in self.nodes if node.name not in self._dead | self._cut_off}
+        for of in self.supervisors:
+            known = of._leadership.agreement._memberships if of._node.rank in left else []  # type: ignore[union-attr]
+            for membership in known:
+                self.lost |= not majority(left, membership.roster, dead if self.order.one_machine else ())
+
+    def _maybe_pause(self, process: str | None) -> None:
+        """Anywhere: before any callback."""
+        self._ran += 1
+        if self._pauses and self.chance.random() < 0.01 and process is not None:
+            self.loop.pause(process, 2.0 * self._pauses.pop())
+
+    def _delay(self) -> float:
+        """Most messages are quick; any may be late."""
+        if self.chance.random() < 0.9 or not self.order.latest:
+            return self.chance.uniform(0.0001, 0.01)
+        return self.chance.uniform(0.0, self.order.latest)
+
+    def _gone(self) -> list[list[str]]:
+        return [[name] for name in self._dead] + [[node.name] for node in self.nodes if node.code is not None]

@@ -1,0 +1,94 @@
+"""Whoever dies, whatever breaks and however late anything is: one leader a term acts, and the job goes on if it may.
+
+The supervisors, their elections and the reunion under a new coordinator are the product's own classes, on a simulated
+clock and network: 100,000 random orders with --full. What fails is printed as an `Order` that replays it:
+
+    Simulation(Order(seed=8, ...)).run()
+"""
+
+import random
+
+import pytest
+
+from .simulation import Fault, Order, Simulation
+
+CHUNK = 1_000
+QUICK, FULL = 2, 100
+# Of a process that is killed nothing runs any more, not even what it has just begun.
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+
+
+def random_order(seed):
+    """Deaths, resets, cuts that heal, late messages, pauses; at most so many of them that somebody may go on."""
+    chance = random.Random(seed)
+    size, one_machine = chance.choice([3, 4, 5, 6]), chance.random() < 0.5
+    names = [f"s{k}" for k in range(size)]
+    most = size - 1 if one_machine else (size - 1) // 2  # deaths on one machine are proven, so one is left to go on
+    faults, at = [], 0.5
+    victims = chance.sample(names, chance.randint(0, most))
+    for name in victims:
+        at += chance.choice([0.0, 0.1, 0.5, 2.0, 6.0]) * chance.random()
+        faults.append(Fault(at, "kill", (name,)))
+    faults += [Fault(chance.uniform(0, at + 5), "reset") for _ in range(chance.randint(0, 2))]
+    if not one_machine and len(victims) < most and chance.random() < 0.5:
+        left = [name for name in names if name not in victims]
+        cut_at = chance.uniform(0, 5)
+        faults.append(Fault(cut_at, "cut", tuple(chance.sample(left, chance.randint(1, most - len(victims))))))
+        faults.append(Fault(cut_at + chance.choice([0.5, 3.0, 15.0, 40.0]) * chance.random(), "heal"))
+    return Order(
+        seed,
+        size,
+        one_machine,
+        latest=chance.choice([0.0, 0.1, 1.0, 2.0]),
+        pauses=chance.choice([0, 0, 3, 8]),
+        hosting=chance.choice([0.0, 1.0, 2.0]),
+        faults=tuple(faults),
+    )
+
+
+def run(order):
+    with Simulation(order) as simulation:
+        simulation.run()
+    return simulation
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "chunk", [n if n < QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(FULL)], ids=lambda n: f"{n}"
+)
+def test_in_any_order_of_deaths_cuts_and_delays_one_leader_acts_and_the_job_goes_on(chunk, capsys):
+    lost = sum(run(random_order(seed)).lost for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK))
+    assert lost < CHUNK / 10, "most orders leave a majority, or they would show nothing"
+
+
+def test_an_order_is_always_the_same():
+    first, again = (run(random_order(8)) for _ in range(2))
+    assert first.history == again.history and len(first.history) > 5
+
+
+def test_the_next_leader_may_die_in_its_election_or_while_it_gets_ready():
+    for after in (0.0, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0):
+        deaths = (Fault(1.0, "kill", ("s0",)), Fault(1.0 + after, "kill", ("s1",)))
+        for one_machine in (False, True):
+            simulation = run(Order(5, supervisors=6, one_machine=one_machine, latest=0.0, faults=deaths))
+            assert not simulation.lost
+
+
+def test_without_a_majority_and_without_proof_of_death_all_stop():
+    deaths = (Fault(1.0, "kill", ("s0", "s1")),)
+    simulation = run(Order(1, supervisors=4, one_machine=False, latest=0.1, faults=deaths))
+    assert [node.code for node in simulation.nodes[2:]] == [1, 1]
+
+
+def test_on_one_machine_the_last_one_goes_on():
+    deaths = tuple(Fault(1.0 + 3 * k, "kill", (f"s{k}",)) for k in range(5))
+    simulation = run(Order(1, supervisors=6, one_machine=True, latest=0.1, faults=deaths))
+    assert simulation.nodes[5].code is None and simulation.nodes[5].committed > 10
+
+
+def test_a_leader_that_is_paused_gives_way_and_follows():
+    """Longer than the others have patience: they elect another one, and it comes back as one of them."""
+    pauses = (Fault(1.0, "pause", ("s0",), seconds=25.0),)
+    simulation = run(Order(3, supervisors=4, one_machine=False, latest=0.1, faults=pauses))
+    terms = [line for line in simulation.history if "was elected" in line]
+    assert len(terms) > 1 and simulation.nodes[0].code is None
