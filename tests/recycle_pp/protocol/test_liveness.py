@@ -1,0 +1,159 @@
+"""Who is stuck: never who waits, always who does not get on, never for a machine that is only busy."""
+
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.liveness import BUSY, COORDINATOR, Activity, Patience, Sign, judge
+
+PATIENCE = Patience(suspicion=10.0, lease=600.0)
+A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
+WORKERS = [Worker(d, s) for d in range(3) for s in range(3)]
+LONG = 10.5  # longer than the suspicion
+
+times = st.floats(0, 5000)
+works = st.builds(
+    Activity, st.just("works"), st.sampled_from(["F", "I", "W", "B", "O", "R", "V", "data", "checkpoint"]),
+    st.integers(0, 3), st.just((0, 0)),
+)  # fmt: skip
+waits = st.builds(
+    lambda what, step, peer: Activity("waits", what, step, peer=peer if what == "tensor" else None),
+    st.sampled_from(["tensor", "sum", "copy", "commit", "orders", "plan", "links"]),
+    st.integers(0, 3),
+    st.sampled_from(WORKERS),
+)
+
+
+def frozen(what="F", step=3, seconds=LONG):
+    """Its main thread stands still in an op."""
+    return Sign(Activity("works", what, step, (0, 0)), seconds, quiet=seconds)
+
+
+def waiter(what, step=3, peer=None, seconds=LONG):
+    return Sign(Activity("waits", what, step, peer=peer), seconds, quiet=seconds)
+
+
+@st.composite
+def jobs(draw, of=works | waits):
+    """Signs of nine workers that say what they do, whether that goes together or not; all answer, nothing has come."""
+    return {
+        w: Sign(draw(of), draw(times), quiet=draw(times), profiled=draw(st.sampled_from([None, 0.02, 4.0])))
+        for w in WORKERS
+    }
+
+
+@given(jobs())
+def test_who_waits_is_never_accused_as_long_as_nothing_has_come_for_it(signs):
+    assert all(signs[w].activity.kind != "waits" for w in judge(signs, PATIENCE).stuck)
+
+
+@given(jobs(), st.data())
+def test_the_culprit_is_found_wherever_the_others_wait(signs, data):
+    culprit = data.draw(st.sampled_from(WORKERS))
+    signs = {w: s for w, s in signs.items() if s.activity.kind == "waits"}
+    assert set(judge({**signs, culprit: frozen()}, PATIENCE).stuck) == {culprit}
+
+
+@given(jobs(), st.data())
+def test_on_a_machine_that_is_only_busy_nobody_is_accused(signs, data):
+    """Its threads run, or want to; ops take up to ten times what would be too long for one that stands still."""
+    for worker, sign in signs.items():
+        limit = max(PATIENCE.suspicion, BUSY * (sign.profiled or 0.0))
+        signs[worker] = replace(
+            sign,
+            seconds=data.draw(st.floats(0, 0.999)) * BUSY * limit,
+            quiet=data.draw(st.floats(0, PATIENCE.suspicion)),
+            silent=data.draw(st.floats(0, BUSY * PATIENCE.suspicion)),
+            delivered=data.draw(st.none() | st.floats(0, BUSY * PATIENCE.suspicion)),
+            unanswered=data.draw(st.none() | st.floats(0, BUSY * PATIENCE.suspicion)),
+        )
+    assert not judge(signs, PATIENCE).stuck
+
+
+@given(jobs())
+def test_a_job_is_renewed_only_for_those_from_whom_nobody_who_works_can_be_reached(signs):
+    verdict = judge(signs, PATIENCE)
+    for worker in verdict.deadlock:
+        reached = {worker, *nx.descendants(verdict.graph, worker)}
+        assert all(signs[w].activity.kind == "waits" and signs[w].seconds > PATIENCE.suspicion for w in reached)
+        assert not verdict.stuck
+
+
+@given(jobs(of=waits))
+def test_where_everybody_has_waited_for_too_long_the_job_is_renewed(signs):
+    signs = {w: replace(s, seconds=LONG + s.seconds) for w, s in signs.items()}
+    assert set(judge(signs, PATIENCE).deadlock) == set(WORKERS)
+    assert not judge(signs, PATIENCE).stuck
+
+
+def test_a_chain_of_waits_leads_to_its_root():
+    signs = {A: waiter("commit"), B: waiter("tensor", peer=A), C: frozen("W"), D: waiter("commit")}
+    verdict = judge(signs, PATIENCE)
+    assert verdict.stuck == {C: ("W of micro-batch 0.0 in step 3", LONG)}
+    assert set(verdict.graph.edges) == {(A, B), (A, C), (D, B), (D, C), (B, A)}
+
+
+def test_whoever_does_not_take_what_has_come_for_it_is_stuck_and_not_its_giver():
+    signs = {A: waiter("commit"), B: replace(waiter("tensor", peer=A, seconds=30.0), delivered=LONG)}
+    (found,) = judge(signs, PATIENCE).stuck.items()
+    assert found == (B, ("the wait for the tensor in step 3 from 0.0, which has come", LONG))
+
+
+def test_an_all_reduce_that_nobody_ends_is_nobodys_fault():
+    signs = {A: waiter("sum"), C: waiter("sum"), B: waiter("commit"), D: waiter("commit")}
+    verdict = judge(signs, PATIENCE)
+    assert not verdict.stuck and set(verdict.deadlock) == {A, B, C, D}
+
+
+def test_a_peer_that_has_not_begun_its_sum_is_waited_for():
+    signs = {A: waiter("sum"), C: frozen("B"), B: waiter("commit"), D: waiter("commit")}
+    assert set(judge(signs, PATIENCE).stuck) == {C}
+
+
+def test_who_does_not_answer_a_new_generation_is_stuck_whatever_it_says_that_it_does():
+    silent_line = replace(waiter("tensor", peer=B), unanswered=LONG)
+    signs = {A: silent_line, B: replace(frozen(seconds=2.0), quiet=0.0), C: waiter("orders"), D: waiter("orders")}
+    assert set(judge(signs, PATIENCE).stuck) == {A}
+
+
+def test_a_process_that_stands_still_as_a_whole_is_found_where_it_only_waits():
+    stopped = replace(waiter("tensor", peer=A), silent=LONG)
+    assert set(judge({A: waiter("commit"), B: stopped}, PATIENCE).stuck) == {B}
+
+
+def test_while_the_coordinator_plans_nobody_is_renewed():
+    signs = {w: waiter("plan") for w in (A, B, C, D)}
+    assert judge(signs, PATIENCE).deadlock
+    verdict = judge(signs, PATIENCE, coordinator_works=True)
+    assert not verdict.deadlock and (A, COORDINATOR) in verdict.graph.edges
+
+
+@pytest.mark.parametrize(
+    ("sign", "limit"),
+    [
+        (Sign(Activity(), 0.0), PATIENCE.lease),
+        (Sign(Activity("works", "F", 0, (0, 0), first=True), 0.0), PATIENCE.lease),
+        (Sign(Activity("works", "F", 7, (0, 0)), 0.0, profiled=0.02), PATIENCE.suspicion),
+        (Sign(Activity("works", "F", 7, (0, 0)), 0.0, profiled=4.0), 40.0),
+        (Sign(Activity("device", "F", 7, (0, 0)), 0.0, profiled=4.0), 40.0),
+    ],
+)
+def test_the_limit_is_the_lease_the_suspicion_or_ten_times_the_profile(sign, limit):
+    def is_stuck(seconds, quiet):
+        return bool(judge({A: replace(sign, seconds=seconds, quiet=quiet)}, PATIENCE).stuck)
+
+    assert not is_stuck(limit, limit) and is_stuck(limit + 1, limit + 1)
+    spins = sign.activity.kind == "device"
+    assert is_stuck(limit + 1, 0.0) == spins, "time of a processor that waits for its device is no progress"
+    assert not is_stuck(BUSY * limit, 0.0) or spins
+    assert is_stuck(BUSY * limit + 1, 0.0), "a loop without an end takes processor time, too"
+
+
+def test_a_joiner_that_waits_for_its_turn_holds_nobody_up():
+    joiner = replace(waiter("orders", seconds=100.0), member=False)
+    verdict = judge({A: frozen(seconds=1.0), B: waiter("tensor", peer=A), C: joiner}, PATIENCE)
+    assert not verdict.stuck and not verdict.deadlock
