@@ -156,7 +156,14 @@ class GroupTransport:
 
     def _run(self, generation: Generation, start: Callable[[], list[Any]]) -> Pending:
         works = generation.attempt(start)
-        return Pending(partial(self._finish, generation, works))
+        return Pending(partial(self._finish, generation, works), partial(self._arrived, generation, works))
+
+    @staticmethod
+    def _arrived(generation: Generation, works: list[Any]) -> bool:
+        try:
+            return generation.over or all(work.is_completed() for work in works)
+        except RuntimeError:  # it has failed, and so will the wait for it
+            return True
 
     def _finish(self, generation: Generation, works: list[Any]) -> None:
         """Waits in the caller's thread: with NCCL the caller's stream waits as well."""

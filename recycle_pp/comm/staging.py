@@ -55,4 +55,4 @@ def _then_copy(pending: Pending, tensors: Sequence[Tensor], hosts: Sequence[Tens
         for tensor, host in zip(tensors, hosts, strict=True):
             tensor.copy_(host)
 
-    return Pending(finish)
+    return Pending(finish, pending.arrived)

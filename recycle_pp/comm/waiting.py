@@ -73,6 +73,10 @@ class Job:
             self.release()
         return over
 
+    @property
+    def over(self) -> bool:
+        return not self._gate.locked()
+
     def release(self) -> None:
         with contextlib.suppress(RuntimeError):  # open already
             self._gate.release()
@@ -141,6 +145,9 @@ class Generation:
             raise self.broken(job.error) from job.error
         return done
 
+    def pending(self, job: Job) -> Pending:
+        return Pending(lambda: self.wait(job), lambda: self.over or job.over)
+
     def attempt(self, operation: Callable[[], T]) -> T:
         """Runs an operation of Gloo or NCCL here; LinkBroken if it fails, or if the generation has ended."""
         self.check()
@@ -162,10 +169,11 @@ class Generation:
 class Pending:
     """An operation under way. Waiting for it twice is waiting once; one thread waits."""
 
-    __slots__ = ("_finish",)
+    __slots__ = ("_finish", "arrived")
 
-    def __init__(self, finish: Callable[[], object] | None):
-        self._finish = finish
+    def __init__(self, finish: Callable[[], object] | None, arrived: Callable[[], bool] = lambda: False):
+        """arrived: whether waiting for it would end at once, as far as is known; for any thread."""
+        self._finish, self.arrived = finish, arrived
 
     def wait(self) -> None:
         """Blocks until done. LinkBroken when the generation ends first, or when a peer's connection breaks."""

@@ -122,8 +122,8 @@ class Control:
     address: str | None = None  # HOST:PORT of the first coordinator; null: one node, found by itself
     interface: str | None = None  # where workers listen for data; null: the one that reaches the coordinator
     heartbeat: float = 0.5  # seconds between heartbeats
-    suspicion: float = 10.0  # seconds without one until a worker counts as hung
-    lease: float = 600.0  # seconds a worker may take for its start and its first step
+    suspicion: float = 10.0  # seconds without progress, or without a heartbeat, until a worker counts as hung
+    lease: float = 600.0  # seconds that a worker's start, its first ops and the run's last checkpoint may take
 
 
 @dataclass

@@ -35,6 +35,11 @@ class Gate:
         self._generation: int | None = None
         self._agreeing: asyncio.Task[None] | None = None
 
+    @property
+    def busy(self) -> bool:
+        """It waits for the agreement."""
+        return self._agreeing is not None
+
     def announce(self, generation: int, places: Mapping[int, Place]) -> None:
         """Any older one is void, whether it was agreed or not."""
         if generation != self._generation:

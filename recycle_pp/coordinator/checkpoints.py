@@ -44,6 +44,11 @@ class Saving:
     def busy(self) -> bool:
         return bool(self._missing) or self._assembler is not None
 
+    def slow(self) -> str:
+        """Who has not done its part of the save that is under way, in words."""
+        missing = [self._assembler] if self._assembler is not None else sorted(self._missing.values())
+        return f"worker{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
+
     def steps_done(self) -> int:
         """Of the newest finished checkpoint that is whole; 0 without one."""
         found = {int(p.name.removeprefix("step-")): p for p in self._folder.glob("step-*") if p.suffix != ".tmp"}

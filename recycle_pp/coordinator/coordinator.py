@@ -24,6 +24,7 @@ from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send, StageLost
+from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.partition_resolution import give_up
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.telemetry.events import Events
@@ -43,6 +44,7 @@ from recycle_pp.wire.messages.supervisors import (
     Present,
     Redirect,
     Spawned,
+    Stacks,
     Stopping,
     SupervisorHeartbeat,
     SupervisorWelcome,
@@ -84,6 +86,7 @@ from .ranks import NODE_LOSS, Rank
 from .restart_policy import RestartPolicy
 from .roster import Roster
 from .timers import Timers
+from .watch import Standing, Watch
 
 _TERM_SECONDS = 0.3  # within which a SIGTERM to the whole job reaches all of it
 _BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
@@ -102,7 +105,6 @@ class Coordinator:
         self._settings, self._run, self._agreement, self._leader = settings, run, agreement, leader
         self._roster, self._timers = Roster(settings), Timers()
         self._restarts = RestartPolicy(settings)
-        self._lease = settings.control.lease
         self._gate = Gate(agreement, self._deliver, self.stop, self.give_way)
         self._changed = asyncio.Event()
         self._code: int | None = None
@@ -115,16 +117,18 @@ class Coordinator:
         self._job = new_job(settings, self._saving.steps_done() if settings.run.resume else 0)
         self._recorder = Recorder(settings, run, events, progress, self._job)
         self._planning = Planning(settings, run, lambda: self._job, self._drive, self.stop)
-        self._deaths = Deaths(self._roster, self._restarts, self._recorder, self._timers, self._lease, self)
+        self._deaths = Deaths(self._roster, self._restarts, self._recorder, self._timers, self)
+        self._watch = Watch(settings, self._roster, self, run.hangs)
         self._supervisor_handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
-            SupervisorHeartbeat: lambda rank, message: None,  # that it came is all
+            SupervisorHeartbeat: self._watch.supervisor_beats,
+            Stacks: self._watch.stacks,
             Spawned: self._spawned,
             Stopping: self._stopping,
             Dying: lambda rank, message: self._deaths.dead(rank, message.incarnation, DYING_SECONDS),
             Died: self._died,
         }
         self._worker_handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
-            WorkerHeartbeat: lambda rank, message: self._recorder.heartbeat(rank.role, message),
+            WorkerHeartbeat: self._beats,
             StoreValue: lambda rank, message: self._roster.publish(message.key, message.value),
             Measured: lambda rank, message: self._recorder.measured(rank.role, message),
             OpProgress: lambda rank, message: self._recorder.progress(rank.role, message),
@@ -149,7 +153,7 @@ class Coordinator:
 
     async def run(self) -> int:
         """Until the job is finished or has to stop."""
-        watch = asyncio.create_task(self._roster.watch(self._hung))
+        watch = asyncio.create_task(self._watch_workers())
         while self._code is None:
             await self._changed.wait()
             self._changed.clear()
@@ -240,6 +244,8 @@ class Coordinator:
         """The node is gone, or its agent: nobody watches the worker."""
         if number in self._roster and (rank := self._roster[number]).supervisor is peer:
             rank.supervisor = None
+            if rank.worker is not None:
+                rank.worker.send(Exit())  # where it can still hear us, and its supervisor cannot end it
             rank.causes.setdefault(rank.incarnation, NODE_LOSS)
             self._deaths.dead(rank, rank.incarnation)
 
@@ -251,11 +257,11 @@ class Coordinator:
             self._returned(rank, message.spawn.incarnation, message.deaths)
         elif rank.incarnation >= 0:  # a newcomer, in the place of a node that was lost
             self._recorder.event("node_joined", rank.role, rank=number, host=rank.host)
-            rank.spawn(self._lease)
+            rank.spawn()
         elif self._roster.complete:
             self._gate.announce(-1, self._roster.places())  # from now on the job survives the loss of this coordinator
             for each in self._roster:
-                each.spawn(self._lease)
+                each.spawn()
 
     def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
         """A supervisor that had lost its connection; where it was missed, its worker has been given up."""
@@ -265,7 +271,7 @@ class Coordinator:
                 self._died(rank, died)
         rank.incarnation = max(rank.incarnation, incarnation)
         if not rank.alive and self._restarts.comes_back(rank):
-            rank.spawn(self._lease)
+            rank.spawn()
 
     def _obey(self, number: int, message: Message, peer: Peer) -> None:
         if number in self._roster:  # it may beat while it waits for the welcome
@@ -329,13 +335,16 @@ class Coordinator:
     def _receive(self, rank: Rank, message: Message) -> None:
         self._drive(self._job.receive, rank.role, message)
 
+    def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
+        self._recorder.heartbeat(rank.role, message)
+        self._watch.worker_beats(rank, message)
+
     def _broken(self, rank: Rank, message: Broken) -> None:
         self._unreachable[rank.role] = message.unreachable
         self._timers.after(_BROKEN_SECONDS, self._mend, message.generation)
 
     def _ready(self, rank: Rank, message: Ready) -> None:
         self._recorder.ready(rank.role, message)
-        rank.patience = self._settings.control.suspicion
         self._planning.introduced(rank.role, message)
         if self._fits(rank, message.platform) and rank.role not in self._job.live:
             earliest = 0 if self._job.phase == "starting" else self._restarts.earliest(rank.role)
@@ -353,7 +362,7 @@ class Coordinator:
     def _saved(self, rank: Rank, message: Saved) -> None:
         self._send(self._saving.saved(rank.role, message))
 
-    def _save_failed(self, rank: Rank, message: SaveFailed) -> None:
+    def _save_failed(self, rank: Rank | None, message: SaveFailed) -> None:
         if self._saving.save_failed(message):
             self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
         self._finish_if_done()
@@ -383,6 +392,7 @@ class Coordinator:
         """One event into the job, its messages out; afterwards the recorder reads the job's notes."""
         if self.over:
             return
+        self._job.saving = self._saving.busy
         try:
             out = event(*arguments)
         except StageLost as lost:
@@ -405,9 +415,19 @@ class Coordinator:
                 commit = note["commit"]
                 for worker, factor in self._planning.measured(self._recorder.spans(commit.step)):
                     self._recorder.speed_changed(worker, factor)
+                if note["skipped"]:
+                    self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self._saving.slow())
                 if commit.savers and not self._settings.emulate.mode:
                     self._saving.begin(commit.step + 1, commit.savers, note["last"])
+                    if note["last"]:
+                        self._timers.after(self._settings.control.lease, self._save_no_longer, commit.step + 1)
         self._finish_if_done()
+
+    def _save_no_longer(self, step: int) -> None:
+        """A file system that does not answer holds up the next checkpoints, and must not hold up the end."""
+        slow, seconds = self._saving.slow(), self._settings.control.lease
+        if self._saving.busy:
+            self._save_failed(None, SaveFailed(step, f"{slow} did not get it onto the disk in {seconds:g} s"))
 
     def _finish_if_done(self) -> None:
         if self._job.phase == "finished" and not self._saving.busy and not self.over:
@@ -457,7 +477,7 @@ class Coordinator:
         self._job = new_job(self._settings, step, self._job.generation, [rank.role for rank in present])
         self._recorder.restored(self._job)
         for rank in present:
-            rank.spawn(self._lease)
+            rank.spawn()
 
     def _report_damage(self) -> None:
         for step, damage in self._saving.damaged.items():
@@ -470,9 +490,29 @@ class Coordinator:
     def spare_memory(self, worker: Worker) -> None:
         self._job.replan(with_less_memory(self._job.problem, worker))
 
-    def _hung(self, rank: Rank, seconds: float) -> None:
-        self._recorder.event("hang_suspected", rank.role)
-        self._deaths.end(rank, "hang", f"silent for {seconds:.1f} s")
+    # -- the watch ---------------------------------------------------------------------------------------------
+
+    async def _watch_workers(self) -> None:
+        try:
+            await self._watch.run()
+        except Exception:
+            self.stop(f"the coordinator failed:\n{traceback.format_exc()}")
+
+    def standing(self) -> Standing:
+        job = self._job
+        works = self._planning.busy or self._gate.busy or job.phase not in ("reporting", "running")
+        return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
+
+    def profiled(self, worker: Worker, kind: str) -> float | None:
+        return self._planning.profiled(worker, kind)
+
+    def hung(self, rank: Rank, stuck: Stuck) -> None:
+        self._recorder.event("hang_suspected", rank.role, where=stuck.where, seconds=stuck.seconds)
+        self._deaths.end_stuck(rank, stuck)
+
+    def renew(self, waiting: list[Worker]) -> None:
+        self._recorder.event("renewed", None, waiting=[str(worker) for worker in waiting])
+        self._drive(self._job.regroup)
 
     def _mend(self, generation: int) -> None:
         """A link broke and still nobody has died: the same members build their links anew, or, where that was tried in

@@ -1,9 +1,10 @@
 """What a death means: the job goes on at once, the cause follows, and with it whether the worker is started again.
 
-deaths = Deaths(roster, restarts, recorder, timers, lease, coordinator)
+deaths = Deaths(roster, restarts, recorder, timers, coordinator)
 deaths.dead(rank, incarnation)                # whoever saw it first: its connection, its supervisor, the watch
 deaths.explain(rank, incarnation)             # when the cause is known, or is not awaited any longer
-deaths.end(rank, cause, detail)               # it is not dead, and has to be: it hangs, nobody can reach it
+deaths.end(rank, cause, detail)               # it is not dead, and has to be: nobody can reach it
+deaths.end_stuck(rank, stuck)                 # likewise: it does not get on
 deaths.respawn_due()                          # after a commit: those that `+rejoin_at` brings back
 deaths.close()                                # the job ends: nobody is left without an event
 """
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from recycle_schedules import Worker
 
+from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.wire.messages.supervisors import Death
 
@@ -24,6 +26,7 @@ from .roster import Roster
 from .timers import Timers
 
 CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
+HUNG_SECONDS = 3.0  # the same of one that is killed because it is stuck: it says where first
 DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel, or a GPU's driver, has cleaned up
 
 
@@ -40,28 +43,28 @@ class Survivor(Protocol):
 
 
 class Deaths:
-    """lease: seconds that a new worker may be silent."""
-
     def __init__(
         self,
         roster: Roster,
         restarts: RestartPolicy,
         recorder: Recorder,
         timers: Timers,
-        lease: float,
         survivor: Survivor,
     ) -> None:
         self._roster, self._restarts, self._recorder, self._timers = roster, restarts, recorder, timers
-        self._lease, self._survivor = lease, survivor
+        self._survivor = survivor
 
-    def dead(self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS) -> None:
+    def dead(
+        self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS, stood: float | None = None
+    ) -> None:
+        """stood: for so long it had made no progress."""
         if incarnation != rank.incarnation or not rank.alive:
             return
         now = time.monotonic()
         rank.alive, rank.worker, rank.died = False, None, incarnation
         if self._survivor.over:
             return
-        self._recorder.death(rank.role, now)
+        self._recorder.death(rank.role, now, stood)
         self._restarts.died(rank.role, self._survivor.committed)
         self._survivor.go_on_without(rank.role)
         self._timers.after(cause_seconds, self.explain, rank, incarnation)
@@ -70,6 +73,12 @@ class Deaths:
         rank.causes[rank.incarnation] = Death(cause, detail)
         rank.kill()
         self.dead(rank, rank.incarnation)
+
+    def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
+        """It is told to say where its threads stand, and killed; nobody waits for either."""
+        rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
+        rank.kill(stacks=True)
+        self.dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
 
     def explain(self, rank: Rank, incarnation: int, recorded: bool = False) -> None:
         """A death's event, unless it is recorded; and what follows from its cause. Once a death."""
@@ -95,7 +104,7 @@ class Deaths:
         if self._restarts.is_respawned(rank, death):
             rank.respawns += 1
             self._recorder.event("respawned", rank.role, respawns=rank.respawns)
-            rank.spawn(self._lease)
+            rank.spawn()
         elif self._restarts.is_given_up(rank, death) and not recorded:
             self._recorder.event("given_up", rank.role, respawns=rank.respawns)
 
@@ -103,7 +112,7 @@ class Deaths:
         """A worker that is to rejoin is started when it is dead, and waits for its step."""
         for rank in self._roster:
             if self._restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
-                rank.spawn(self._lease)
+                rank.spawn()
 
     def close(self) -> None:
         for rank in self._roster:

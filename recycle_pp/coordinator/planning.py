@@ -47,6 +47,10 @@ class Planning:
         """What a worker says of its part of the model."""
         self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share)
 
+    def profiled(self, worker: Worker, kind: str) -> float | None:
+        """See Profile.seconds."""
+        return self._profile.seconds(worker, kind)
+
     def measured(self, spans: Mapping[Worker, np.ndarray]) -> list[Speed]:
         """The spans of a committed step. Where durations or speeds are other ones now, the coming steps are planned
         anew; returns whose speed has changed."""

@@ -72,6 +72,12 @@ class Profile:
                 self._durations = self._medians()
         return []
 
+    def seconds(self, worker: Worker, kind: str) -> float | None:
+        """How long an op of this kind takes there; None as long as it is not measured."""
+        if kind not in self._durations:
+            return None
+        return self._durations[kind][worker.stage] * self._factors.get(worker, 1.0)
+
     def problem(self, problem: Problem) -> Problem:
         """`problem` as the next step should be planned."""
         s = self._settings

@@ -34,7 +34,6 @@ class Rank:
     stopping: bool = False  # its supervisor was told to end
     respawns: int = 0
     heard: float = 0.0  # when its worker gave the last sign of life
-    patience: float = 0.0  # seconds of silence after which it counts as hung
     causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> why it died
 
     @property
@@ -53,12 +52,13 @@ class Rank:
         if self.supervisor is not None:
             self.supervisor.send(message)
 
-    def spawn(self, lease: float) -> None:
-        """A new worker process, also where one still lives; it may be silent for `lease` seconds."""
+    def spawn(self) -> None:
+        """A new worker process, also where one still lives."""
         self.incarnation += 1
         self.alive, self.worker = True, None
-        self.heard, self.patience = time.monotonic(), lease
+        self.heard = time.monotonic()
         self.tell(Spawn(self.incarnation, self.role, self.respawns))
 
-    def kill(self) -> None:
-        self.tell(Kill(self.incarnation))
+    def kill(self, stacks: bool = False) -> None:
+        """stacks: where its threads stand is said first."""
+        self.tell(Kill(self.incarnation, stacks))

@@ -1,4 +1,4 @@
-"""All launched processes of a job, by rank: who is there, who is free, who is silent.
+"""All launched processes of a job, by rank: who is there, who is free.
 
 roster = Roster(settings)
 rank = roster.enter(3)                    # its supervisor is here for the first time, or again
@@ -6,15 +6,13 @@ roster.deliver(out)                       # what the protocol says to its worker
 roster.publish(key, value)                # to all workers, soon
 roster.complete, roster.places()          # all have come once; where those listen that are there
 rank = roster.free(live)                  # whose node is lost: a newcomer takes its place
-await roster.watch(hung)                  # for ever: heartbeats; hung(rank, seconds) of a worker that is silent
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from recycle_schedules import Worker
 
@@ -22,7 +20,6 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.job import Send
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Place
-from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import StoreValues
 
@@ -33,7 +30,7 @@ _TOGETHER_SECONDS = 0.001
 
 class Roster:
     def __init__(self, settings: Settings) -> None:
-        self._control, self._parallel = settings.control, settings.parallel
+        self._parallel = settings.parallel
         self._ranks: dict[int, Rank] = {}
         self._published: list[tuple[str, bytes]] = []  # and not sent yet
 
@@ -94,23 +91,3 @@ class Roster:
     def _publish(self) -> None:
         values, self._published = self._published, []
         self.tell_workers(StoreValues(values))
-
-    async def watch(self, hung: Callable[[Rank, float], None]) -> None:
-        """Heartbeats: `hung` is told of a worker that gives no sign of life; a supervisor that gives none is cut off,
-        as its node may be: then it counts as lost with its worker."""
-        beat, suspicion = self._control.heartbeat, self._control.suspicion
-        before = time.monotonic()
-        while True:
-            await asyncio.sleep(beat)
-            now = time.monotonic()
-            # Whoever slept itself (a closed laptop, a machine that swaps) has no right to call the others silent.
-            slept, before = max(0.0, now - before - beat), now
-            for rank in self:
-                rank.tell(CoordinatorHeartbeat())
-                rank.unheard += 1
-                if rank.supervisor is not None and rank.unheard * beat > suspicion:
-                    rank.supervisor.abort()
-                    continue
-                rank.heard += slept
-                if rank.alive and now - rank.heard > rank.patience:
-                    hung(rank, now - rank.heard)

@@ -86,7 +86,7 @@ class Successor(Coordinator):
             self._go_on_saving(found)
             self._drive(self._job.take_over, found)
         for rank in self._roster:
-            rank.heard, rank.patience = time.monotonic(), control.suspicion if begun else control.lease
+            rank.heard = time.monotonic()
             self._bring_in(rank, found)
         self._reunion.over.set()
         said = self._reunion.said()
@@ -113,7 +113,7 @@ class Successor(Coordinator):
         if rank.role in found.live or (rank.alive and not begun):
             return
         if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
-            rank.spawn(self._lease)
+            rank.spawn()
             return
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))

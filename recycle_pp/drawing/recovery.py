@@ -24,14 +24,15 @@ class Recovery:
     @classmethod
     def of(cls, trace: Trace, origin: float) -> Recovery | None:
         """None where no phases were measured. A trace that does not say when its worker `died` has that at the last end
-        of the dead workers' ops."""
+        of the dead workers' ops; one that does not say who, has those of the dead that ran something in it."""
         if not trace.phases:
             return None
         a, P = trace.arrays, trace.problem.stages
         worker = a.pipeline.astype(np.int64) * P + a.stage
         cut = set(worker[np.array([s == "cut" for s in trace.status], bool)].tolist())
         dead = {w.pipeline * P + w.stage for w in trace.problem.dead}
-        gone = sorted((cut & dead or cut) | (dead & set(worker.tolist())) or dead)
+        ran = (cut & dead or cut) | (dead & set(worker.tolist())) or dead
+        gone = sorted({w.pipeline * P + w.stage for w in trace.died} or ran)
         died = trace.phases.get("died", float(a.end[np.isin(worker, gone)].max(initial=origin))) - origin
         phases = {name: t - origin for name, t in trace.phases.items() if name != "died"}
         workers = tuple(Worker(*divmod(row, P)) for row in gone)

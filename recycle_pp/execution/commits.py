@@ -50,11 +50,15 @@ class Commits:
 
     def reduce(self, orders: Orders, step: int) -> None:
         """Out of place: an aborted all-reduce leaves its buffers partly summed; the accumulators must survive it."""
+        doing = self._session.doing
+        doing.works("R", step)
         payload = self._stage.gradients.payload()
         with self._spans.span(step, "R"), named("recycle/reduce"):
             pending = self._session.links.all_reduce(payload)
             self._faults.fire("allreduce", step)
+            doing.waits("sum", step, arrived=pending.arrived)
             pending.wait()
+        doing.works("R", step)
         self._hold(orders, step, self._stage.gradients.reduced(payload))
 
     def copy(self, orders: Orders, step: int, source: Worker) -> None:
@@ -63,7 +67,10 @@ class Commits:
         tensors = (
             mine.to_tensors() if mine else self._stage.gradients.reduced(self._stage.gradients.payload()).to_tensors()
         )
-        self._session.links.broadcast(tensors, source).wait()
+        pending = self._session.links.broadcast(tensors, source)
+        self._session.doing.waits("copy", step, arrived=pending.arrived)
+        pending.wait()
+        self._session.doing.works("R", step)
         if mine is None:
             self._hold(orders, step, Reduced.from_tensors(tensors))
 
@@ -115,6 +122,7 @@ class Commits:
                 return False
             participant.speculate(step)  # first: whoever revokes it from now on finds it to be undone
         self._faults.fire("optimizer", step)
+        self._session.doing.works("O", step)
         with self._spans.span(step + 1, "O"), named("recycle/O"):
             self._optimizer.speculate(self.reduced[step], step)
         return True
@@ -135,6 +143,7 @@ class Commits:
                 self._optimizer.undo()
                 undone(step)
             if commit is not None:
+                self._session.doing.works("O", commit.step)
                 self._apply(commit, speculated)
                 self._stage.gradients.clear()
                 applied(commit, self.reduced.pop(commit.step))

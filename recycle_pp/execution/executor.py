@@ -91,6 +91,7 @@ class Executor:
 
     def _run_step(self, orders: Orders, step: int, actions: list[Action]) -> None:
         self.faults.arm(step, actions)
+        self.session.doing.waits("links", step)
         self.mailbox.connect(actions)
         for action in actions:
             self._settle(orders)
@@ -124,6 +125,9 @@ class Executor:
         takes, makes = consumed_by(kind, mb, stage, stages), made_by(kind, mb, stage, stages)
         source: Sequence[torch.Tensor] = ()
         if takes:
+            if awaited := self.mailbox.awaited(step, takes):
+                giver, pending = awaited
+                self.session.doing.waits("tensor", step, mb, giver, pending.arrived)
             with named("recycle/wait"):
                 source = self.mailbox.take(step, takes)
         with self.session.lock:
@@ -146,8 +150,12 @@ class Executor:
 
     def _apply(self, kind: str, step: int, mb: MicroBatch, source: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         g, stage = mb[0] * self.settings.parallel.microbatches + mb[1], self.stage
+        batch = None
+        if kind == "F" and stage.module.reads:
+            self.session.doing.works("data", step, mb)
+            batch = self._batch(step, g)
+        self.session.doing.works(kind, step, mb)
         if kind == "F":
-            batch = self._batch(step, g) if stage.module.reads else None
             return stage.forward(step, g, batch, source)
         if kind == "I":
             return stage.backward_input(g, source)
@@ -196,6 +204,8 @@ class Executor:
 
         def applied(commit: Commit, reduced: Reduced) -> None:
             self.mailbox.close(commit.step)
+            if commit.savers:
+                self.session.doing.works("checkpoint", commit.step)
             for hook in self.on_commit:
                 hook(commit, reduced)
             self.faults.strike("commit", commit.step)

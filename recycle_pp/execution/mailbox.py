@@ -36,7 +36,7 @@ class Mailbox:
     ) -> None:
         self.log = ReplayLog()
         self._links, self._comes, self._device, self._shape = links, comes, device, shape
-        self._posted: dict[Key, tuple[Pending, torch.Tensor]] = {}
+        self._posted: dict[Key, tuple[Worker, Pending, torch.Tensor]] = {}
         self._received: dict[Key, Sequence[torch.Tensor]] = {}
 
     def connect(self, actions: Iterable[Action]) -> None:
@@ -44,7 +44,7 @@ class Mailbox:
         self._links.connect({action.peer for action in actions if action.peer is not None})
 
     def post(self, step: int, tensor: Tensor, peer: Worker) -> None:
-        self._posted[step, tensor] = self.request(step, tensor, peer)
+        self._posted[step, tensor] = peer, *self.request(step, tensor, peer)
 
     def request(
         self, step: int, tensor: Tensor, peer: Worker, validation: bool = False
@@ -56,10 +56,15 @@ class Mailbox:
     def open(self, tensor: Tensor, buffer: torch.Tensor) -> list[torch.Tensor]:
         return unpack(buffer, self._comes[tensor[0]])
 
+    def awaited(self, step: int, tensor: Tensor) -> tuple[Worker, Pending] | None:
+        """From whom `take` will have to wait for it; None if it is here."""
+        posted = self._posted.get((step, tensor))
+        return None if posted is None or posted[1].arrived() else (posted[0], posted[1])
+
     def take(self, step: int, tensor: Tensor) -> Sequence[torch.Tensor]:
         """Blocks until the tensors are here; they stay here until `consume`. Raises LinkBroken."""
         if (step, tensor) not in self._received:
-            pending, buffer = self._posted.pop((step, tensor))
+            _, pending, buffer = self._posted.pop((step, tensor))
             pending.wait()
             self._received[step, tensor] = self.open(tensor, buffer)
         return self._received[step, tensor]

@@ -41,6 +41,7 @@ from recycle_pp.wire.messages.workers import (
     StoreValues,
 )
 
+from .activity import Doing
 from .coordinator_client import Line
 from .diary import Diary
 
@@ -52,9 +53,12 @@ class Superseded(Exception):
 class Session:
     """`lock` guards `participant`; every change of it that the executor may wait for notifies `changed`."""
 
-    def __init__(self, line: Line, participant: Participant, links: Links, store: ControlStore) -> None:
+    def __init__(
+        self, line: Line, participant: Participant, links: Links, store: ControlStore, doing: Doing | None = None
+    ) -> None:
         self.participant = participant
         self.links = links
+        self.doing = doing or Doing()
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.times: dict[str, float] = {}  # of the present generation: announced, unblocked, grouped, adopted
@@ -93,8 +97,12 @@ class Session:
     # -- for the executor --------------------------------------------------------------------------------------
 
     def orders(self) -> Orders | None:
+        def given() -> bool:
+            return self._over is not None or bool(self.participant.commits) or self._ready()
+
+        self.doing.waits("orders", arrived=given)
         with self.changed:
-            self.changed.wait_for(lambda: self._over is not None or self.participant.commits or self._ready())
+            self.changed.wait_for(given)
             return None if self._over is not None else self.participant.orders
 
     def pending(self) -> bool:
@@ -102,8 +110,11 @@ class Session:
         return bool(self.participant.commits) or self.participant.undo
 
     def check(self, orders: Orders) -> None:
-        if self.participant.orders is not orders or self._over is not None:
+        if self._void(orders):
             raise Superseded
+
+    def _void(self, orders: Orders) -> bool:
+        return self.participant.orders is not orders or self._over is not None
 
     def actions(self, orders: Orders, step: int) -> list[Action]:
         """What this worker runs in a step; blocks until the plan is here."""
@@ -116,6 +127,7 @@ class Session:
         with self.changed:
             while orders.steady is None or orders.forward is None:
                 self.check(orders)
+                self.doing.waits("plan", arrived=lambda: orders.forward is not None or self._void(orders))
                 self.changed.wait()
             return orders.steady, orders.forward
 
@@ -124,6 +136,8 @@ class Session:
         with self.changed:
             while not self.participant.commits:
                 self.check(orders)
+                step = self.participant.committed + 1
+                self.doing.waits("commit", step, arrived=lambda: self.pending() or self._void(orders))
                 self.changed.wait()
             return self.participant.commits[0]
 

@@ -6,7 +6,7 @@ Nothing of it is kept, so a death in it repeats it; no parameter changes while i
 from __future__ import annotations
 
 import torch
-from recycle_schedules import Tensor
+from recycle_schedules import Tensor, Worker
 from torch.profiler import record_function
 
 from recycle_pp.comm.links import Pending
@@ -26,7 +26,7 @@ def validate(
     session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, faults: Injector, step: int
 ) -> None:
     """Runs the plan's forwards; the last stage sends its losses to the coordinator. Raises Superseded, LinkBroken."""
-    posted: dict[Tensor, tuple[Pending, torch.Tensor]] = {}
+    posted: dict[Tensor, tuple[Worker, Pending, torch.Tensor]] = {}
     made: dict[Tensor, list[torch.Tensor]] = {}
     losses: dict[int, float] = {}
     last = stage.settings.parallel.stages
@@ -42,9 +42,11 @@ def validate(
             source: list[torch.Tensor] = []
             takes, makes = consumed_by("F", mb, stage.stage, last), made_by("F", mb, stage.stage, last)
             if takes:
-                pending, buffer = posted.pop(takes)
+                giver, pending, buffer = posted.pop(takes)
+                session.doing.waits("tensor", step, mb, giver, pending.arrived)
                 pending.wait()
                 source = mailbox.open(takes, buffer)
+            session.doing.works("V", step, mb)
             with record_function("recycle/validate"):
                 output = stage.evaluate(batch, source)
             faults.strike("validation", step)
@@ -53,7 +55,7 @@ def validate(
             else:
                 losses[g] = float(output[0])
         elif action.kind == "RECV_F":
-            posted[carried_by(action)] = mailbox.request(step, carried_by(action), peer, validation=True)
+            posted[carried_by(action)] = peer, *mailbox.request(step, carried_by(action), peer, validation=True)
         else:
             mailbox.push(step, carried_by(action), made[carried_by(action)], peer, validation=True)
     if losses:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from recycle_pp.state import checkpoint
 from recycle_pp.state.rejoin import Donations, Joining
 from recycle_pp.state.saving import StageSaving
 from recycle_pp.supervisor.lifeline import Lifeline
+from recycle_pp.supervisor.vital_signs import Board
 from recycle_pp.telemetry.clocks import boot_id
 from recycle_pp.wire.messages.workers import (
     CannotRun,
@@ -48,6 +50,7 @@ from recycle_pp.wire.messages.workers import (
 )
 from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 
+from .activity import Doing
 from .commits import Commits
 from .coordinator_client import Line
 from .device import backend_for, choose, finisher, platform
@@ -64,12 +67,13 @@ NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages
 
 def main(spec: WorkerSpec) -> int:
     """Until the job is over. Returns the exit code: 0 when the coordinator said so."""
-    Lifeline(spec.lifeline).hold()
+    lifeline = Lifeline(spec.lifeline)
+    lifeline.hold()
     threading.excepthook = lambda failed: _die(spec, failed)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for _watch_for_eviction
     try:
-        return Process(spec).run()
+        return Process(spec, Doing(Board(lifeline.memory))).run()
     except BaseException as error:
         where = getattr(error, "recycle_where", "")
         last_words(spec, cause=_cause(error), detail=traceback.format_exc(), where=where)
@@ -95,7 +99,8 @@ def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
 
 
 class Process:
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, doing: Doing) -> None:
+        self._doing = doing
         self._started = time.monotonic()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._spec = spec
@@ -123,7 +128,7 @@ class Process:
         links = Links(transport_for(backend, store, device, self._interface, workers=everybody, silence=silence))
         participant = Participant(worker, stages)
         participant.committed = participant.applied = welcome.resume - 1
-        session = Session(self._line, participant, links, store)
+        session = Session(self._line, participant, links, store, self._doing)
         about = f"rank {self._spec.rank}, process {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
         session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} of {about}")
         session.start()  # before all that takes long: the coordinator may be lost meanwhile
@@ -141,7 +146,7 @@ class Process:
             except ValueError as error:
                 return self._refuse(error)
 
-        spans = Spans(NEWS_SECONDS * pipelines * stages, finisher(device))
+        spans = Spans(NEWS_SECONDS * pipelines * stages, self._finisher(device))
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         shape = (pipelines, stages, settings.parallel.microbatches)
         comes = {"F": stage.module.takes, "B": [tensor for tensor in stage.module.gives if tensor.differentiable]}
@@ -188,6 +193,10 @@ class Process:
         """The parameters are final."""
         session.send(Finished(stage.digests()))
 
+    def _finisher(self, device: torch.device) -> Callable[[], None]:
+        finish = finisher(device)
+        return finish if device.type == "cpu" else self._doing.on_device(finish)
+
     def _publish(self, key: str, value: bytes) -> None:
         self._line.send(StoreValue(key, value))
 
@@ -198,7 +207,7 @@ class Process:
 
         def beat() -> None:
             while True:
-                self._line.send(WorkerHeartbeat(time.monotonic(), boot))
+                self._line.send(WorkerHeartbeat(time.monotonic(), boot, self._doing.delivered()))
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()

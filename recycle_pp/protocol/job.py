@@ -77,6 +77,7 @@ class Job:
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # per pipeline
     save_every: int = 0
+    saving: bool = False  # a checkpoint is under way: another one is skipped, but for the last of the run
 
     generation: int = -1
     committed: int = -1
@@ -111,6 +112,11 @@ class Job:
     def started(self) -> bool:
         """Everybody that it waited for has come."""
         return self._base is not None
+
+    @property
+    def unanswered(self) -> set[Worker]:
+        """Members whose report on the present generation is missing."""
+        return self.live - self._reports.keys() if self.phase == "reporting" else set()
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -303,6 +309,8 @@ class Job:
         hold = not last and (took_back or bool(leavers) or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step)
         self.steady.due = self.steady.due or fresh
+        save = last or self._due(self.save_every, decision.step)
+        skipped = save and self.saving and not last
         message = Commit(
             generation=self.generation,
             step=decision.step,
@@ -313,11 +321,11 @@ class Job:
             replan=self.steady.due,
             void=took_back,
             evaluate=evaluate,
-            savers=self._savers() if last or self._due(self.save_every, decision.step) else [],
+            savers=self._savers() if save and not skipped else [],
             stagger=self._staggers(),
         )
         self._evaluation, self._losses = (decision.step if evaluate else None), {}
-        self._note("committed", commit=message, last=last)
+        self._note("committed", commit=message, last=last, skipped=skipped)
         out = [Send(w, message) for w in voters]
         out += [Send(w, Leave()) for w in sorted(leavers)]
         if hold and joining:

@@ -29,52 +29,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import networkx as nx
-from recycle_schedules import MicroBatch, Worker
+from recycle_schedules import Worker
 
-BUSY = 10  # times a limit, for who gets processor time; times an op's profiled duration, for its limit
+from recycle_pp.wire.messages.activity import BUSY, Activity
+
+PROFILED = 10  # times an op's profiled duration, for its limit
 COORDINATOR = "coordinator"
-
-
-class Activity(NamedTuple):
-    """What a worker's main thread does.
-
-    kind    starts | works | device (an op waits for the device) | waits
-    what    the op: F, I, W, B, O (optimizer), R (the stage's sum, of its own part), V (validation), data, checkpoint;
-            or what it waits for: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
-    peer    whom it waits for, where that is one worker
-    first   it has not completed such an op yet
-    """
-
-    kind: str = "starts"
-    what: str = ""
-    step: int = -1
-    microbatch: MicroBatch | None = None
-    peer: Worker | None = None
-    first: bool = False
-
-    def __str__(self) -> str:
-        if self.kind == "starts":
-            return "its start"
-        text = _WORDS.get(self.what, self.what)
-        text += f" of micro-batch {self.microbatch[0]}.{self.microbatch[1]}" if self.microbatch else ""
-        text += f" in step {self.step}" if self.step >= 0 else ""
-        text += f" from {self.peer}" if self.peer else ""
-        return f"the wait for {text}" if self.kind == "waits" else text
-
-
-_WORDS = {
-    "R": "the sum of its gradients",
-    "O": "the optimizer",
-    "V": "the validation",
-    "data": "reading the data",
-    "checkpoint": "copying the state for a checkpoint",
-    "tensor": "the tensor",
-    "sum": "the all-reduce",
-    "copy": "the copy of the sums",
-    "links": "the links",
-    "commit": "the commit",
-    "plan": "the plan",
-}
 
 
 class Patience(NamedTuple):
@@ -149,7 +109,7 @@ def waiting(signs: Mapping[Worker, Sign], suspicion: float, coordinator_works: b
 def _givers(worker: Worker, awaited: Activity, signs: Mapping[Worker, Sign]) -> Iterable[Worker]:
     members = {w: s for w, s in signs.items() if s.member and w != worker}
     if awaited.peer is not None:
-        return [awaited.peer] if awaited.peer in members else []
+        return [w for w in members if w == awaited.peer]
     return [w for w, sign in members.items() if _OWES[awaited.what](worker, awaited.step, w, sign)]
 
 
@@ -209,7 +169,7 @@ def _limit(sign: Sign, patience: Patience) -> float:
         return patience.lease
     if sign.activity.kind == "waits":
         return patience.suspicion
-    return max(patience.suspicion, BUSY * (sign.profiled or 0.0))
+    return max(patience.suspicion, PROFILED * (sign.profiled or 0.0))
 
 
 def _deadlock(graph: nx.DiGraph, signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:

@@ -45,7 +45,7 @@ def _dcp() -> Any:
 
 
 class Saver:
-    """Writes one stage's parts of checkpoints; at most one save is under way."""
+    """Writes one stage's parts of checkpoints, one after the other."""
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
@@ -53,21 +53,26 @@ class Saver:
         self._saving.set_result(None)
 
     def save(self, step: int, stage: int, state: Mapping[str, Tensor]) -> Future[None]:
-        """Copies `state` (after the last save has ended) and returns; a thread writes the copy to
-        step-STEP.tmp/stage-STAGE. The future ends when it is on disk, or with RuntimeError if it cannot be written."""
-        futures.wait([self._saving])
+        """Copies `state` and returns; a thread writes the copy to step-STEP.tmp/stage-STAGE, once the last save has
+        ended. The future ends when it is on disk, or with RuntimeError if it cannot be written."""
         copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-        self._saving = Future()
-        arguments = (self._saving, temporary(self._folder, step) / f"stage-{stage}", copy)
+        before, self._saving = self._saving, Future()
+        arguments = (self._saving, before, temporary(self._folder, step) / f"stage-{stage}", copy)
         threading.Thread(target=_write_part, args=arguments, name="checkpoint", daemon=True).start()
         return self._saving
+
+    @property
+    def busy(self) -> bool:
+        """The last part is not written yet: on a disk that is slow, or a file system that does not answer."""
+        return not self._saving.done()
 
     def wait(self) -> None:
         """Until the last part is on disk; RuntimeError if it could not be written."""
         self._saving.result()
 
 
-def _write_part(saving: Future[None], part: Path, state: dict[str, Tensor]) -> None:
+def _write_part(saving: Future[None], before: Future[None], part: Path, state: dict[str, Tensor]) -> None:
+    futures.wait([before])
     try:
         dcp = _dcp()
         shutil.rmtree(part, ignore_errors=True)  # of a save that was killed

@@ -70,6 +70,10 @@ class StageSaving:
         threading.Thread(target=self._assemble, args=(message.step,), name="assemble", daemon=True).start()
 
     def _save(self, step: int) -> None:
+        if self._saver.busy and step < self._settings.run.steps:  # only the last one of a run is worth a second copy
+            detail = f"worker {self._worker} still writes its part of the one before"
+            self._send(SaveFailed(step, detail))
+            return
         state = self._optimizer.state().items()
         mine = {key: tensor for key, tensor in state if not self._stage.borrows(key.partition(".")[2])}
         saving = self._saver.save(step, self._stage.stage, mine)

@@ -17,10 +17,12 @@ process has imported torch (tests) forks the worker; a real one, which never doe
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -37,7 +39,9 @@ from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
 from recycle_pp.wire.worker_spec import LastWords, WorkerSpec
 
 from .lifeline import Lifeline
+from .vital_signs import Board, VitalSigns
 
+STACKS = 1 << 16  # bytes of a hung worker's stacks
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +54,7 @@ class Child:
         self._ears, self._log, self._lifeline = ears, log, lifeline
         self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
+        self.signs = VitalSigns(pid, Board(lifeline.memory))
         self._words = words
         self._oom_kills = _oom_kills()
 
@@ -90,16 +95,29 @@ class Child:
             self._died_at = time.monotonic()
         return self._died_at
 
-    def reap(self) -> Death:
-        """How it ended, once `pidfd` is readable; releases everything of the worker and ends what it started itself."""
+    async def stacks(self, seconds: float) -> str:
+        """Where its threads stand, from its log, within `seconds`; empty if it does not say."""
+        with suppress(OSError), open(self._log, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            self.send_signal(signal.SIGUSR1)
+            await asyncio.sleep(seconds)
+            return log.read(STACKS).decode(errors="replace")
+        return ""
+
+    def reap(self, seconds: float = 0.0) -> Death:
+        """How it ended, once `pidfd` is readable, or `seconds` later; releases everything of the worker and ends what
+        it started itself. A killed process whose end the kernel holds up (a dead file system) is left behind."""
         seen = self._died_at or time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # its session; before waitpid, while the number is still ours
-        _, status = os.waitpid(self.pid, 0)
+        select.select([self.pidfd], [], [], seconds)
+        gone, status = os.waitpid(self.pid, os.WNOHANG)
+        status = status if gone else signal.SIGKILL
         words = _read_words(self._words)
         for descriptor in (self._words, self._ears, self.pidfd):
             os.close(descriptor)
         self._lifeline.close()
+        del self.signs  # holds the lifeline's memory
         self.pidfd = -1
         return self._classify(status, words, seen)
 

@@ -33,6 +33,12 @@ class Lifeline:
         self._memory: mmap.mmap | None = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._mutex = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
 
+    @property
+    def memory(self) -> mmap.mmap:
+        """A page; what is behind its first quarter is free for others."""
+        assert self._memory is not None
+        return self._memory
+
     @classmethod
     def create(cls) -> Lifeline:
         descriptor = os.memfd_create("recycle-lifeline")

@@ -3,6 +3,8 @@
 keeper = ProcessMonitor(module, say)       # say(message): to the coordinator, if there is one
 keeper.spawn(order, make_spec, log)        # the coordinator's order; a worker that still lives is ended first
 keeper.kill(incarnation); keeper.evict()   # by SIGKILL; by SIGTERM, to hand over
+keeper.kill(incarnation, stacks=True)      # the same, once it has said where its threads stand
+keeper.signs(most)                         # of the worker, for a heartbeat
 await keeper.end(gently=True)              # none is started any more, and the last one has a while to end by itself
 keeper.close()                             # nothing is left of it, whatever happened
 """
@@ -17,14 +19,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Died, Dying, Spawn, Spawned
+from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Died, Dying, Signs, Spawn, Spawned, Stacks
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
 from .child import Child
 
 END_SECONDS = 30.0  # for a worker to end by itself when the job is done
+STACKS_SECONDS = 0.2  # for a hung worker to write its stacks: well within what its death waits for its cause
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
+REAP_SECONDS = 2.0  # for the kernel to clean up, at the very end; then that is left to init
 DEATHS = 20  # that are remembered
 
 MakeSpec = Callable[[int], WorkerSpec]  # of an incarnation
@@ -41,6 +45,7 @@ class ProcessMonitor:
         self._next: Callable[[], None] | None = None  # starts one as soon as the present worker is gone
         self._killed_by_request = False
         self._ending = False
+        self._autopsy: asyncio.Task[None] | None = None
 
     @property
     def alive(self) -> bool:
@@ -58,10 +63,25 @@ class ProcessMonitor:
         if self._child is not None:
             self._child.tell(message)
 
-    def kill(self, incarnation: int) -> None:
-        if self._child is not None and self._child.incarnation == incarnation:
-            self._killed_by_request = True
-            self._child.send_signal(signal.SIGKILL)
+    def signs(self, most: float) -> Signs | None:
+        """Of the worker, if one lives. most: see VitalSigns.look."""
+        return None if self._child is None else self._child.signs.look(self._child.incarnation, most)
+
+    def kill(self, incarnation: int, stacks: bool = False) -> None:
+        child = self._child
+        if child is None or child.incarnation != incarnation:
+            return
+        self._killed_by_request = True
+        if stacks:
+            self._autopsy = asyncio.create_task(self._dissect(child))
+        else:
+            child.send_signal(signal.SIGKILL)
+
+    async def _dissect(self, child: Child) -> None:
+        """SIGUSR1 makes it write the stacks of all its threads to its log, if one of them can still run."""
+        said = await child.stacks(STACKS_SECONDS)
+        child.send_signal(signal.SIGKILL)
+        self._say(Stacks(child.incarnation, said))
 
     def evict(self) -> None:
         if self._child is not None:
@@ -83,7 +103,7 @@ class ProcessMonitor:
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
             asyncio.get_running_loop().remove_reader(self._child.pidfd)
-            self._child.reap()
+            self._child.reap(REAP_SECONDS)
             self._child = None
 
     def _start_next(self) -> None:

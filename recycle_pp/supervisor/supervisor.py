@@ -10,8 +10,8 @@ sees nothing of a worker's death. `wire.messages.supervisors` has what it says t
 
 It listens from its first welcome on, for the agreement's connections, and for everybody's once it coordinates itself.
 When the coordinator is lost the agreement says who is the next one; without a majority the supervisor ends its worker
-and itself. The job's exit code is that of each node's first rank; the others return 0, so that the launcher reports one
-failure instead of all.
+and itself. The job's exit code is that of each node's first rank and of who coordinates; the others return 0, so that
+the launcher reports one failure instead of all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.settings import Control, Settings
 from recycle_pp.consensus.agreement import PLANNING, LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
@@ -59,6 +59,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec
 from .exit_barrier import release
 from .leadership import Leadership
 from .process_monitor import END_SECONDS, ProcessMonitor
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from recycle_pp.coordinator.host import Host
@@ -122,13 +123,14 @@ class Supervisor:
         self._server: asyncio.Server | None = None
         self._place = Place("", 0)  # where it listens
         self._leadership = Leadership(self._start_host, self._leave)
+        self._watched: asyncio.Task[None] | None = None  # beats the watchdog
         self._silence = 0  # heartbeats of its own since the coordinator's last message
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Spawn: self._spawn,
-            Kill: lambda message: self._keeper.kill(message.incarnation),
+            Kill: lambda message: self._keeper.kill(message.incarnation, message.stacks),
             Evict: self._evict,
             CoordinatorHeartbeat: _heard,
             Redirect: self._redirected,
@@ -255,6 +257,8 @@ class Supervisor:
     async def _welcomed(self, message: SupervisorWelcome, peer: Peer) -> None:
         if self._settings is None:
             self._settings, self._run = message.settings, RunFolder(message.run_dir)
+        if self._watched is None:
+            self._watched = asyncio.create_task(self._beat_watchdog(self._settings.control))
         peer.end_after_silence(self._settings.control.suspicion)
         if self._leadership.leader is None:
             await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
@@ -267,11 +271,21 @@ class Supervisor:
         """Heartbeats, counted rather than timed: a pause of this very process is no silence of the coordinator."""
         while True:
             control = self._settings.control if self._settings else None
-            await asyncio.sleep(control.heartbeat if control else 1.0)
-            self._say(SupervisorHeartbeat())
+            beat = control.heartbeat if control else 1.0
+            await asyncio.sleep(beat)
+            self._say(SupervisorHeartbeat(self._keeper.signs(2 * beat)))
             self._silence += 1
             if control and self._silence * control.heartbeat > control.suspicion + PLANNING:
                 peer.abort()
+
+    async def _beat_watchdog(self, control: Control) -> None:
+        watchdog = Watchdog(control.suspicion, f"rank {self._launch.rank}")
+        try:
+            while True:
+                watchdog.beat()
+                await asyncio.sleep(min(control.heartbeat, control.suspicion / 4))
+        finally:
+            watchdog.close()
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
         """The worker hears it too."""

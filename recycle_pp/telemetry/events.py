@@ -88,7 +88,7 @@ def cause_in_words(record: Mapping[str, Any]) -> str:
         "signal": f"killed by {last}",
         "exception": last or "an exception",
         "out_of_memory": "out of memory",
-        "hang": "no sign of life, so it was killed",
+        "hang": f"stuck in {last}, so it was killed",
         "eviction": "its node was taken away",
         "node_loss": "its node was lost",
         "exit": f"it ended by itself: {last}",
@@ -111,7 +111,13 @@ def _resumed(e: Mapping[str, Any]) -> str:
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": lambda e: f"{_plural(e.get('workers', '?'), 'worker')} ready, the run begins at step {e['step']}",
     "death_detected": lambda e: f"step {e['step']}: worker {e['worker']} died ({cause_in_words(e)})",
-    "hang_suspected": lambda e: f"step {e['step']}: worker {e['worker']} gives no sign of life; it is killed",
+    "hang_suspected": lambda e: (
+        f"step {e['step']}: worker {e['worker']} is stuck in {e.get('where')}, for {e.get('seconds', 0.0):.1f} s"
+    ),
+    "renewed": lambda e: (
+        f"step {e['step']}: everybody waits and nobody works (first {(e.get('waiting') or ['?'])[0]}); the links are "
+        "renewed"
+    ),
     "resumed": _resumed,
     "respawned": lambda e: f"step {e['step']}: worker {e['worker']} is started again",
     "rejoined": lambda e: f"step {e['step']}: worker {e['worker']} is back",
@@ -138,6 +144,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} is damaged and left out: {e.get('detail')}"
     ),
     "checkpoint_saved": lambda e: f"step {e['step']}: checkpoint of step {e.get('checkpoint', e['step'])} saved",
+    "checkpoint_skipped": lambda e: (
+        f"step {e['step']}: no checkpoint of step {e.get('checkpoint')}: {e.get('by')} still wrote the one before"
+    ),
     "checkpoint_failed": lambda e: (
         f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} was not saved: {e.get('detail')}"
     ),

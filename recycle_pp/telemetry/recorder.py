@@ -113,13 +113,16 @@ class Recorder:
         step = self._job.committed + 1
         self._events.record(name, step=step, generation=self._job.generation, worker=worker, **details)
 
-    def death(self, worker: Worker, now: float) -> None:
-        """At once, before the job plans around it; the cause follows."""
+    def death(self, worker: Worker, now: float, stood: float | None = None) -> None:
+        """At once, before the job plans around it; the cause follows. stood: seconds since its last progress, from
+        which the stall of a hang counts."""
         self._struck[worker] = self._job.committed + 1
         self._cpu.pop(worker, None)
         if worker in self._job.live and self._job.phase != "starting":
             self._recovery = self._recovery or Recovery(self._job.committed + 1)
             self._recovery.death(worker, now)
+            if stood is not None:
+                self._recovery.died(worker, now - stood)
             self._traces.mark(self._recovery.step, self._recovery)
         self._traces.died(worker, now)
 

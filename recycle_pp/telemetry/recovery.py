@@ -1,6 +1,6 @@
 """The phases of one recovery, on one clock: from the death to the last worker that had to wait for it.
 
-died        the worker died (its supervisor's or its own word), else when it was first noticed
+died        the worker died (its supervisor's or its own word), or made its last progress; else when it was noticed
 detected    the coordinator knew
 elected     it coordinates in the place of one that died (only then)
 announced   it announced the new generation

@@ -9,7 +9,7 @@ metrics.jsonl    one line a step                     summary.json     the run in
 events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
 samples.jsonl    with run.sample_log=true: the samples that each step was trained on
 logs/            worker-1.2.log: what it did         checkpoints/     step-000020/
-heartbeat.json   the coordinator's sign of life
+heartbeat.json   the coordinator's sign of life       hangs/           what everybody did when somebody was stuck
 
 docs/run-folder.md explains every field.
 """
@@ -64,6 +64,7 @@ class RunFolder:
         self.heartbeat = self.path / "heartbeat.json"
         self.logs = self.path / "logs"
         self.traces = self.path / "traces"
+        self.hangs = self.path / "hangs"
         self.checkpoints = self.path / "checkpoints"
 
     @classmethod

@@ -135,11 +135,12 @@ class Traces:
         lost, cut = dict(self._lost.get(step, {})), dict(self._cut.get(step, {}))
         phases = dict(recovery.phases) if recovery else {}
         again = self._again(step)
+        died = tuple(sorted(recovery.dead)) if recovery else ()
 
         def write(spans: Mapping[Worker, np.ndarray], after: Mapping[Worker, np.ndarray]) -> None:
             rows = _rows(step, {w: listed(t) for w, t in spans.items()}, lost, cut, again)
             rows += [(w, span, "done") for w, t in after.items() for span in listed(t) if span[0] == "O"]
-            trace = _trace(problem, generation, rows, phases)
+            trace = _trace(problem, generation, rows, phases, died)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
 
         self._check()
@@ -164,7 +165,9 @@ def _rows(
     return [row for row in rows if row[1][0] in COMPUTE]
 
 
-def _trace(problem: Problem, generation: int, rows: list[Row], phases: Mapping[str, float]) -> Trace:
+def _trace(
+    problem: Problem, generation: int, rows: list[Row], phases: Mapping[str, float], died: tuple[Worker, ...]
+) -> Trace:
     """Times from the first op on."""
     origin = min(span[3] for _, span, _ in rows)
     ops = [
@@ -178,6 +181,7 @@ def _trace(problem: Problem, generation: int, rows: list[Row], phases: Mapping[s
         generation=generation,
         status=tuple(status for _, _, status in rows),
         phases={name: at - origin for name, at in phases.items()},
+        died=died,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from .ops import Worker
 from .plans import Json, OpArrays, Plan, read_problem_and_ops
 
 STATUSES = ("done", "cut", "redone")
@@ -28,11 +29,13 @@ class Trace(Plan):
     status   one of STATUSES for every op
     phases   the instants of a recovery (detected, announced, unblocked, regrouped, planned, resumed), in `time_unit`,
              from the same origin as the ops
+    died     who died in this step, of those that are dead by its end
     generation   that of the membership at the end of the step"""
 
     generation: int = 0
     status: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
+    died: tuple[Worker, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.status:
@@ -43,6 +46,7 @@ class Trace(Plan):
     def to_json(self) -> Json:
         """The trace's file as JSON values."""
         out = super().to_json() | {"generation": self.generation, "phases": dict(self.phases)}
+        out["died"] = [str(worker) for worker in self.died]
         for entry, status in zip(out["ops"], self.status, strict=True):
             entry["status"] = status
         return out
@@ -59,6 +63,7 @@ class Trace(Plan):
             generation=int(data.get("generation", 0)),
             status=tuple(entry.get("status", "done") for entry in data["ops"]),
             phases={str(k): float(t) for k, t in data.get("phases", {}).items()},
+            died=tuple(Worker.parse(text) for text in data.get("died", [])),
         )
 
 

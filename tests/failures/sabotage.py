@@ -5,6 +5,11 @@ RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker 
 RECYCLE_SABOTAGE='{"compile": 2.5}'    # so many seconds in C++, with Python's lock, before a worker is ready
 RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps that far to and fro, everywhere
 
+RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
+    forward: sleep (nobody holds Python's lock), lock (it does, and waits), spin (it does, and computes)
+    data: read (a file system that does not answer); checkpoint: save (the same, `seconds` long); copy (the main thread)
+    sum: reduce (the thread that exchanges the gradients)
+
 `once`: a file that the first failure makes; where it is there already, nothing fails. Without it, every peer fails.
 """
 
@@ -15,10 +20,20 @@ import time
 
 import torch
 
+from recycle_pp.comm import collectives
+from recycle_pp.data.batches import Batches
 from recycle_pp.execution import worker
 from recycle_pp.model.stage import Stage
+from recycle_pp.state import checkpoint
 
 _forward, _platform, _time = Stage.forward, worker.platform, time.time
+_batch, _all_reduce, _write_part, _save = (
+    Batches.batch,
+    collectives.all_reduce,
+    checkpoint._write_part,
+    checkpoint.Saver.save,
+)
+_step = -1  # of this worker's last forward
 
 
 def sabotage():
@@ -26,10 +41,48 @@ def sabotage():
 
 
 def forward(self, step, g, *arguments):
-    now = sabotage()
+    global _step
+    now, _step = sabotage(), step
+    if (now.get("stage"), now.get("step"), now.get("g")) == (self.stage, step, g):
+        hang("sleep", "lock", "spin")
     if "raise" in now and (now["stage"], now["step"], now["g"]) == (self.stage, step, g) and _first(now.get("once")):
         raise {"ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}[now["raise"]]("sabotaged")
     return _forward(self, step, g, *arguments)
+
+
+def hang(*kinds, seconds=1e6):
+    now = sabotage()
+    if now.get("hang") in kinds and _first(now.get("once")):
+        if now["hang"] == "lock":
+            ctypes.PyDLL(None).sleep(int(seconds))
+        elif now["hang"] == "spin":
+            sum(range(1 << 60))  # one call of C, which never looks up
+        else:
+            ctypes.CDLL(None).usleep(int(1e6 * min(seconds, 1000.0)))
+
+
+def batch(self, step, g):
+    now = sabotage()
+    if (now.get("step"), now.get("g")) == (step, g):
+        hang("read")
+    return _batch(self, step, g)
+
+
+def all_reduce(*arguments):
+    if _step == sabotage().get("step"):
+        hang("reduce")
+    return _all_reduce(*arguments)
+
+
+def write_part(*arguments):
+    hang("save", seconds=sabotage().get("seconds", 1e6))
+    return _write_part(*arguments)
+
+
+def save(self, step, *arguments):
+    if step == sabotage().get("step"):
+        hang("copy")
+    return _save(self, step, *arguments)
 
 
 def _first(flag):
@@ -54,3 +107,9 @@ def jumping_time():
 
 
 Stage.forward, worker.platform, time.time = forward, platform, jumping_time
+Batches.batch, collectives.all_reduce, checkpoint._write_part, checkpoint.Saver.save = (
+    batch,
+    all_reduce,
+    write_part,
+    save,
+)

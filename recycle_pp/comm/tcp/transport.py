@@ -22,7 +22,7 @@ from torch import Tensor
 from recycle_pp.comm import collectives
 from recycle_pp.comm.addresses import address_of
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.comm.waiting import Generation, Job, LinkBroken, Pending, Pool
+from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
 
 from .connection import Connection
 from .mesh import Mesh
@@ -128,7 +128,7 @@ class TcpTransport:
         tag = MAX_TAG + next(routes.collectives)
         if len(routes.peers) == 1:
             return Pending(None)
-        return Pending(partial(generation.wait, self._pool.start(lambda: run(tag))))
+        return generation.pending(self._pool.start(lambda: run(tag)))
 
     def _mesh_of(self, generation: Generation, number: int, rank: int, size: int) -> Mesh:
         with self._lock:
@@ -155,17 +155,14 @@ class Way(NamedTuple):
     connection: Connection
 
     def send(self, tensor: Tensor, tag: int) -> Pending:
-        return self._pending(self.connection.send(tensor, self._now(), tag))
+        return self.generation.pending(self.connection.send(tensor, self._now(), tag))
 
     def receive(self, tensor: Tensor, tag: int) -> Pending:
-        return self._pending(self.connection.receive(tensor, self._now(), tag))
+        return self.generation.pending(self.connection.receive(tensor, self._now(), tag))
 
     def _now(self) -> int:
         self.generation.check()
         return self.generation.number
-
-    def _pending(self, job: Job) -> Pending:
-        return Pending(partial(self.generation.wait, job))
 
 
 class Routes:

@@ -9,6 +9,7 @@ import msgspec
 
 from recycle_pp.config.settings import Settings
 
+from .activity import Activity
 from .agreement import Leader, Place
 from .table import COORDINATOR, SUPERVISOR, WORKER, Message, Vocabulary, sent
 
@@ -68,9 +69,10 @@ class Spawn(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Kill(Message, frozen=True):
-    """SIGKILL for this incarnation; its death is reported."""
+    """SIGKILL for this incarnation; its death is reported. stacks: where its threads stand is said first."""
 
     incarnation: int
+    stacks: bool = False
 
 
 @sent(COORDINATOR, SUPERVISOR)
@@ -131,9 +133,34 @@ class Stopping(Message, frozen=True):
     signal: str  # SIGINT | SIGTERM
 
 
+class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a worker's main thread.
+
+    number   counts its activities
+    seconds  since it began this one
+    quiet    since it last ran on a processor, or wanted to
+    """
+
+    incarnation: int
+    number: int
+    activity: Activity
+    seconds: float
+    quiet: float
+
+
 @sent(SUPERVISOR, COORDINATOR)
 class SupervisorHeartbeat(Message, frozen=True):
-    pass
+    """signs: None where no worker lives."""
+
+    signs: Signs | None = None
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Stacks(Message, frozen=True):
+    """Of all threads of a worker that was found stuck; "" if it could not say."""
+
+    incarnation: int
+    text: str
 
 
 # ---------------------------------------------------------------------------------------- supervisor -> worker

@@ -145,10 +145,14 @@ class Exit(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class WorkerHeartbeat(Message, frozen=True):
-    """now: its monotonic clock; boot: whose clock that is (`telemetry.clocks`)."""
+    """now: its monotonic clock; boot: whose clock that is (`telemetry.clocks`).
+
+    delivered: the number of its main thread's activity (`supervisors.Signs`), if that is a wait that could end now.
+    """
 
     now: float
     boot: str
+    delivered: int | None = None
 
 
 @sent(WORKER, COORDINATOR)

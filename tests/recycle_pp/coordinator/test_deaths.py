@@ -28,7 +28,7 @@ class Recorder:
     def __init__(self):
         self.causes, self.events = [], []
 
-    def death(self, worker, now):
+    def death(self, worker, now, stood=None):
         pass
 
     def explain_death(self, worker, death):
@@ -58,7 +58,7 @@ def of():
         roster = Roster(settings)
         rank = roster.enter(0)
         rank.supervisor, rank.incarnation, rank.alive = supervisor, 0, True
-        deaths = Deaths(roster, RestartPolicy(settings), recorder, Timers(), 1.0, Job())
+        deaths = Deaths(roster, RestartPolicy(settings), recorder, Timers(), Job())
 
     return Of
 

@@ -60,6 +60,16 @@ def test_without_the_instant_of_the_death_it_is_the_last_end_on_the_dead_worker(
     assert r and r.died == 213.0
 
 
+def test_only_who_died_in_this_step_is_marked_though_others_are_dead_too() -> None:
+    """Also where it had run nothing yet, and who was dead before had."""
+    trace = recovered(death=213.0)
+    both = trace.problem.replace(failed=[Worker(1, 2), Worker(0, 1)])
+    died = Trace(both, trace.arrays, 0.0, "ms", 1, trace.status, trace.phases, died=(Worker(0, 1),))
+    again = Trace.from_json(died.to_json())
+    assert again.died == (Worker(0, 1),)
+    assert Chart.of(again).recovery.workers == (Worker(0, 1),)
+
+
 def test_seconds_are_shown_as_milliseconds_in_every_figure() -> None:
     slots = one_f_one_b(shape())
     a = slots.arrays

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.liveness import BUSY, COORDINATOR, Activity, Patience, Sign, judge
+from recycle_pp.protocol.liveness import COORDINATOR, PROFILED, Patience, Sign, judge
+from recycle_pp.wire.messages.activity import BUSY, Activity
 
 PATIENCE = Patience(suspicion=10.0, lease=600.0)
 A, B, C, D = Worker(0, 0), Worker(0, 1), Worker(1, 0), Worker(1, 1)
@@ -62,7 +63,7 @@ def test_the_culprit_is_found_wherever_the_others_wait(signs, data):
 def test_on_a_machine_that_is_only_busy_nobody_is_accused(signs, data):
     """Its threads run, or want to; ops take up to ten times what would be too long for one that stands still."""
     for worker, sign in signs.items():
-        limit = max(PATIENCE.suspicion, BUSY * (sign.profiled or 0.0))
+        limit = max(PATIENCE.suspicion, PROFILED * (sign.profiled or 0.0))
         signs[worker] = replace(
             sign,
             seconds=data.draw(st.floats(0, 0.999)) * BUSY * limit,

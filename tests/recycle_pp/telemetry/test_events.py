@@ -30,7 +30,7 @@ def test_an_event_is_on_disk_as_soon_as_it_is_recorded(tmp_path):
         ({"cause": "signal", "detail": "SIGKILL", "injected": True}, "killed by SIGKILL, as asked"),
         ({"cause": "exception", "detail": "Traceback ...\nValueError: no such token\n"}, "ValueError: no such token"),
         ({"cause": "out_of_memory", "detail": "SIGKILL by the kernel"}, "out of memory"),
-        ({"cause": "hang", "detail": "silent for 10.2 s"}, "no sign of life"),
+        ({"cause": "hang", "detail": "F of micro-batch 1.3 in step 20, for 10.2 s"}, "stuck in F of micro-batch 1.3"),
         ({"cause": "node_loss", "detail": "its supervisor is gone"}, "its node was lost"),
         ({"cause": "exit", "detail": "exit code 7"}, "it ended by itself: exit code 7"),
         ({"cause": "something new", "detail": "x"}, "something new x"),

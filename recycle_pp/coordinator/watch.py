@@ -1,0 +1,185 @@
+"""Watches that every worker gets on, as `protocol.liveness` judges it, and that every supervisor is there.
+
+watch = Watch(settings, roster, coordinator, run.hangs)
+watch.supervisor_beats(rank, message)     # with its worker's vital signs
+watch.worker_beats(rank, message)         # whether what it waits for has come
+watch.stacks(rank, message)               # of a worker that was found stuck, before it was killed
+await watch.run()                         # for ever
+
+A verdict goes to the coordinator: a stuck worker is killed, and is dead from that moment on; where everybody waits and
+nobody works the generation is renewed. Either leaves its reasons in the run folder: `hangs/step-000020.json` has what
+every worker did and who waited for whom, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.protocol.liveness import Patience, Sign, Stuck, Verdict, judge
+from recycle_pp.telemetry.events import report_once
+from recycle_pp.wire.messages.activity import Activity
+from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
+from recycle_pp.wire.messages.workers import WorkerHeartbeat
+
+from .ranks import Rank
+from .roster import Roster
+
+RENEWALS = 3  # of the generation in one step, where everybody waits: then the job stops
+
+
+class Watched(Protocol):
+    """The coordinator, as far as its watch asks it."""
+
+    def standing(self) -> Standing: ...
+    def hung(self, rank: Rank, stuck: Stuck) -> None: ...
+    def renew(self, waiting: list[Worker]) -> None: ...
+    def stop(self, reason: str, code: int = 1) -> None: ...
+    def profiled(self, worker: Worker, kind: str) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the job stands. works: the coordinator itself has something to do first, for which workers wait."""
+
+    step: int
+    generation: int
+    members: frozenset[Worker]
+    unanswered: frozenset[Worker]
+    works: bool
+
+
+@dataclass
+class _Known:
+    """Of one worker process, from its supervisor's last heartbeat and its own."""
+
+    signs: Signs
+    delivered: tuple[int, float] = (-1, 0.0)  # number of a wait that could have ended, and when that was said first
+
+
+class Watch:
+    def __init__(self, settings: Settings, roster: Roster, watched: Watched, folder: Path) -> None:
+        control = settings.control
+        self._beat, self._patience = control.heartbeat, Patience(control.suspicion, control.lease)
+        self._roster, self._watched, self._folder = roster, watched, folder
+        self._known: dict[int, _Known] = {}
+        self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
+        self._renewed = (-1, 0)  # step, how often in it
+        self._reports: tuple[int, list[Any]] = (-1, [])  # step, and what happened in it
+
+    def supervisor_beats(self, rank: Rank, message: SupervisorHeartbeat) -> None:
+        if message.signs is not None and message.signs.incarnation == rank.incarnation:
+            before = self._known.get(rank.number)
+            delivered = before.delivered if before and before.signs.incarnation == rank.incarnation else (-1, 0.0)
+            self._known[rank.number] = _Known(message.signs, delivered)
+
+    def worker_beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
+        known, number = self._known.get(rank.number), message.delivered
+        if known is not None and number is not None and known.delivered[0] != number:
+            known.delivered = number, time.monotonic()
+
+    def stacks(self, rank: Rank, message: Stacks) -> None:
+        step, _ = self._reports
+        self._write(f"{_name(step)}-{rank.role}.txt", message.text)
+
+    async def run(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(self._beat)
+            now = time.monotonic()
+            # Whoever slept itself (a closed laptop, a machine that swaps) has no right to call the others silent.
+            slept, before = max(0.0, now - before - self._beat), now
+            self._begun += slept
+            for rank in self._roster:
+                rank.tell(CoordinatorHeartbeat())
+                rank.unheard += 1
+                rank.heard += slept
+                if rank.supervisor is not None and rank.unheard * self._beat > self._patience.suspicion:
+                    rank.supervisor.abort()  # its node may be gone: then it counts as lost with its worker
+            self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        standing = self._watched.standing()
+        if standing.generation != self._generation:
+            self._generation, self._begun = standing.generation, now
+        present = {rank.role: rank for rank in self._roster if rank.alive and rank.supervisor is not None}
+        signs = {worker: self._sign(rank, standing, now) for worker, rank in present.items()}
+        verdict = judge(signs, self._patience, standing.works)
+        if not verdict.stuck and not verdict.deadlock:
+            return
+        self._report(standing, signs, verdict)
+        for worker, stuck in verdict.stuck.items():
+            self._watched.hung(present[worker], stuck)
+        if verdict.deadlock:
+            self._renew(standing, verdict.deadlock)
+
+    def _sign(self, rank: Rank, standing: Standing, now: float) -> Sign:
+        silent, since = now - rank.heard, now - self._begun
+        unanswered = since if rank.role in standing.unanswered else None
+        member = rank.role in standing.members
+        known = self._known.get(rank.number)
+        if known is None or known.signs.incarnation != rank.incarnation:
+            return Sign(Activity(), silent, silent, None, silent, unanswered, member=member)
+        (number, at), signs = known.delivered, known.signs
+        activity = signs.activity
+        return Sign(
+            activity,
+            # A wait for the word of a generation begins with it: a joiner's began long before.
+            min(signs.seconds, since) if activity.kind == "waits" else signs.seconds,
+            signs.quiet,
+            now - at if activity.kind == "waits" and number == signs.number else None,
+            silent,
+            unanswered,
+            self._watched.profiled(rank.role, activity.what),
+            member,
+        )
+
+    def _renew(self, standing: Standing, waiting: list[Worker]) -> None:
+        step, times = self._renewed
+        self._renewed = standing.step, times + 1 if step == standing.step else 1
+        if self._renewed[1] > RENEWALS:
+            report = self._folder / f"{_name(standing.step)}.json"
+            self._watched.stop(
+                f"everybody waits in step {standing.step} and nobody works, also after the links were renewed "
+                f"{RENEWALS} times; who waits for whom is in {report}"
+            )
+            return
+        self._watched.renew(waiting)
+
+    # -- the run folder ----------------------------------------------------------------------------------------
+
+    def _report(self, standing: Standing, signs: dict[Worker, Sign], verdict: Verdict) -> None:
+        """All that was found in one step is in one file."""
+        step, reports = self._reports
+        reports = reports if step == standing.step else []
+        reports.append({
+            "time": time.time(),
+            "generation": standing.generation,
+            "stuck": {
+                str(w): {**stuck._asdict(), "stacks": f"{_name(standing.step)}-{w}.txt"}
+                for w, stuck in verdict.stuck.items()
+            },
+            "deadlock": [str(w) for w in verdict.deadlock],
+            "workers": {str(w): sign.to_json() for w, sign in sorted(signs.items())},
+            "waits": [[str(a), str(b)] for a, b in verdict.graph.edges],
+        })  # fmt: skip
+        self._reports = standing.step, reports
+        self._write(f"{_name(standing.step)}.json", json.dumps(reports, indent=1) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            self._folder.mkdir(exist_ok=True)
+            (self._folder / name).write_text(text)
+        except OSError as error:
+            report_once(f"{self._folder} cannot be written: {error.strerror}")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"

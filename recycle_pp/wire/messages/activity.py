@@ -1,0 +1,54 @@
+"""What a worker's main thread does, in words and as data: Activity("works", "F", 20, (1, 3)).
+
+    str(activity)        # "F of micro-batch 1.3 in step 20"
+
+Imports nothing: supervisors read it, and they stay light.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+BUSY = 10  # times as long as who stands still has who gets processor time: a machine that is only busy is no hang
+
+
+class Activity(NamedTuple):
+    """What a worker's main thread does.
+
+    kind    starts | works | device (an op waits for the device) | waits
+    what    the op: F, I, W, B, O (optimizer), R (the stage's sum, of its own part), V (validation), data, checkpoint;
+            or what it waits for: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
+    peer    whom it waits for, where that is one worker
+    first   it has not completed such an op yet, and may have to compile it
+    """
+
+    kind: str = "starts"
+    what: str = ""
+    step: int = -1
+    microbatch: tuple[int, int] | None = None
+    peer: tuple[int, int] | None = None  # the worker W(d, s)
+    first: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "starts":
+            return "its start"
+        text = _WORDS.get(self.what, self.what)
+        text += f" of micro-batch {self.microbatch[0]}.{self.microbatch[1]}" if self.microbatch else ""
+        text += f" in step {self.step}" if self.step >= 0 else ""
+        text += f" from {self.peer[0]}.{self.peer[1]}" if self.peer else ""
+        return f"the wait for {text}" if self.kind == "waits" else text
+
+
+_WORDS = {
+    "R": "the sum of its gradients",
+    "O": "the optimizer",
+    "V": "the validation",
+    "data": "reading the data",
+    "checkpoint": "copying the state for a checkpoint",
+    "tensor": "the tensor",
+    "sum": "the all-reduce",
+    "copy": "the copy of the sums",
+    "links": "the links",
+    "commit": "the commit",
+    "plan": "the plan",
+}

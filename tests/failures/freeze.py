@@ -1,0 +1,69 @@
+"""Stops one thread of another process, from outside: what a kernel that never ends looks like to everybody else.
+
+    with Frozen(pid):              # its main thread; all its other threads go on, and so does whoever watches it
+        ...
+    with Frozen(pid, held=2.0):    # killed, the process cannot be reaped for two seconds more
+
+By ptrace(2), as a debugger does; what `PTRACE_SEIZE` and `PTRACE_INTERRUPT` are given is a thread, not a process.
+"""
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_WALL = 0x40000000  # also threads that are no children (waitpid(2))
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.ptrace.restype = ctypes.c_long
+
+
+class Frozen(contextlib.AbstractContextManager):
+    """thread: its number; by default the main one. `at`: time.monotonic() since when it stands still."""
+
+    def __init__(self, pid: int, thread: int | None = None, held: float = 0.0) -> None:
+        self._thread, self._held = thread or pid, held
+        self._stands, self._over = threading.Event(), threading.Event()
+        self._error: OSError | None = None
+        self._tracer = threading.Thread(target=self._trace, name="tracer", daemon=True)  # only it may ask anything
+        self.at = 0.0
+
+    def __enter__(self) -> "Frozen":
+        self._tracer.start()
+        self._stands.wait(10)
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._tracer.join(10)
+
+    def _trace(self) -> None:
+        try:
+            self._ask(_SEIZE)
+            self._ask(_INTERRUPT)
+            os.waitpid(self._thread, _WALL)
+            self.at = time.monotonic()
+        except OSError as error:
+            self._error = error
+            return
+        finally:
+            self._stands.set()
+        with contextlib.suppress(OSError):
+            while not self._over.wait(0.02):
+                if self._is_dead():
+                    self._over.wait(self._held)
+                    os.waitpid(self._thread, _WALL)  # until now nobody else could
+                    return
+            self._ask(_DETACH)
+
+    def _is_dead(self) -> bool:
+        with open(f"/proc/{self._thread}/task/{self._thread}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+
+    def _ask(self, request: int) -> None:
+        if _libc.ptrace(request, self._thread, None, None) != 0:
+            raise OSError(ctypes.get_errno(), f"ptrace({request:#x}) of thread {self._thread}")

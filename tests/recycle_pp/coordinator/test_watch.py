@@ -1,0 +1,158 @@
+"""The watch: what supervisors and workers say becomes a verdict, and the verdict a file."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Control, Settings
+from recycle_pp.coordinator.roster import Roster
+from recycle_pp.coordinator.watch import RENEWALS, Standing, Watch
+from recycle_pp.wire.messages.activity import Activity
+from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
+from recycle_pp.wire.messages.workers import WorkerHeartbeat
+
+BEAT, SUSPICION = 0.01, 0.15
+F = Activity("works", "F", 7, (1, 3))
+
+
+class Supervisor:
+    """A connection that keeps what is sent."""
+
+    def __init__(self):
+        self.heard, self.aborted = [], False
+
+    def send(self, message):
+        self.heard.append(type(message))
+
+    def abort(self):
+        self.aborted = True
+
+
+class Job:
+    """Twelve workers, in step 7. `say[number]` is what that worker does; those that are not in it compute."""
+
+    def __init__(self, folder, alive=12, suspicion=SUSPICION):
+        self.settings = Settings(control=Control(heartbeat=BEAT, suspicion=suspicion))
+        self.roster, self.folder = Roster(self.settings), folder / "hangs"
+        self.watch = Watch(self.settings, self.roster, self, self.folder)
+        self.found, self.renewals, self.stopped = {}, [], None
+        self.generation, self.say, self.since, self.silent, self.deaf = 3, {}, time.monotonic(), set(), set()
+        for number in range(12):
+            rank = self.roster.enter(number)
+            rank.incarnation, rank.place, rank.supervisor = 0, ("127.0.0.1", number), Supervisor()
+            rank.alive, rank.heard = number < alive, time.monotonic()
+
+    def standing(self):
+        live = frozenset(rank.role for rank in self.roster if rank.alive)
+        return Standing(7, self.generation, live, frozenset(), False)
+
+    def hung(self, rank, stuck):
+        rank.alive = False
+        self.generation += 1
+        self.found[rank.number] = stuck
+
+    def renew(self, waiting):
+        self.generation += 1
+        self.renewals.append(waiting)
+
+    def stop(self, reason, code=1):
+        self.stopped = reason
+
+    def profiled(self, worker, kind):
+        return None
+
+    def beat(self):
+        now = time.monotonic()
+        for rank in self.roster:
+            if rank.number not in self.silent:
+                rank.heard = now
+            if rank.number not in self.deaf:
+                rank.unheard = 0
+            activity = self.say.get(rank.number)
+            age = now - self.since if activity else 0.0
+            self.watch.supervisor_beats(rank, SupervisorHeartbeat(Signs(0, 1, activity or F, age, age)))
+
+    async def watched(self, seconds):
+        watching = asyncio.create_task(self.watch.run())
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            await asyncio.sleep(0.002)
+            self.beat()
+        watching.cancel()
+
+    def reports(self):
+        return json.loads((self.folder / "step-000007.json").read_text())
+
+
+def test_a_worker_that_stands_still_in_an_op_is_found_once_and_the_file_says_what_all_did(tmp_path):
+    job = Job(tmp_path)
+    job.say[6] = F
+    job.say[2] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 2))
+    asyncio.run(job.watched(0.5))
+    assert list(job.found) == [6] and job.found[6].where == "F of micro-batch 1.3 in step 7"
+    assert SUSPICION < job.found[6].seconds < 3 * SUSPICION
+    (report,) = job.reports()
+    assert report["waits"] == [["0.2", "1.2"]] and report["workers"]["1.2"]["does"] == job.found[6].where
+    job.watch.stacks(job.roster[6], Stacks(0, "Thread 0x1"))
+    assert (job.folder / report["stuck"]["1.2"]["stacks"]).read_text() == "Thread 0x1"
+
+
+def test_a_worker_that_is_silent_is_found_once_and_one_that_beats_is_not(tmp_path):
+    job = Job(tmp_path, alive=2)
+    job.silent.add(1)
+    job.say = {0: Activity("waits", "commit", 7), 1: Activity("waits", "commit", 7)}
+    job.roster[1].heard = time.monotonic()
+    asyncio.run(job.watched(0.3))
+    assert list(job.found) == [1] and "without a sign of life" in job.found[1].where
+
+
+def test_what_has_come_and_is_not_taken_is_found(tmp_path):
+    job = Job(tmp_path)
+    job.say[6] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 1))
+    job.beat()
+    job.watch.worker_beats(job.roster[6], WorkerHeartbeat(0.0, "boot", delivered=1))
+    asyncio.run(job.watched(0.5))
+    assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, which has come")
+
+
+def test_a_worker_before_this_one_in_the_same_place_says_nothing_of_it(tmp_path):
+    job = Job(tmp_path)
+    job.say[6] = F
+    job.roster[6].incarnation = 1  # a new one, which starts: signs of the one before are still on their way
+    asyncio.run(job.watched(0.4))
+    assert not job.found
+
+
+def test_where_everybody_waits_the_generation_is_renewed_and_at_last_the_job_stops(tmp_path):
+    job = Job(tmp_path, suspicion=0.05)
+    job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
+    asyncio.run(job.watched(0.6))
+    assert len(job.renewals) == RENEWALS and len(job.renewals[0]) == 12
+    assert "everybody waits in step 7" in job.stopped and str(job.folder) in job.stopped
+    assert not job.found
+
+
+def test_a_supervisor_that_is_silent_is_cut_off(tmp_path):
+    job = Job(tmp_path)
+    job.deaf.add(4)
+    asyncio.run(job.watched(0.5))
+    assert [rank.number for rank in job.roster if rank.supervisor.aborted] == [4]
+    assert CoordinatorHeartbeat in job.roster[4].supervisor.heard
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_who_slept_itself_calls_nobody_silent(number, tmp_path):
+    job = Job(tmp_path, suspicion=0.2)
+    job.silent.add(number)
+
+    async def sleep_for_a_while():
+        watch = asyncio.create_task(job.watched(0.05))
+        await asyncio.sleep(0.02)
+        time.sleep(0.5)  # the whole process stands still
+        await watch
+
+    asyncio.run(sleep_for_a_while())
+    assert not job.found

@@ -1,0 +1,105 @@
+"""What a supervisor sees of a worker's main thread: the activity, its age, whether it runs."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from recycle_schedules import Worker
+
+from recycle_pp.execution.activity import Doing
+from recycle_pp.supervisor.vital_signs import Board, VitalSigns
+from recycle_pp.wire.messages.activity import Activity
+
+TENSOR = Activity("waits", "tensor", 20, (1, 3), Worker(2, 0))
+
+
+def test_every_activity_is_read_as_it_was_written():
+    board = Board(bytearray(4096))
+    assert board.read()[0] == 0
+    written = [Activity("works", "F", 20, (0, 0), None, True), TENSOR, Activity("waits", "orders"), Activity()]
+    for number, activity in enumerate(written, 1):
+        before = time.monotonic()
+        board.write(number, activity)
+        found, since, read = board.read()
+        assert (found, read) == (number, activity) and before <= since <= time.monotonic()
+
+
+def test_an_entry_that_is_half_written_is_none():
+    memory = bytearray(4096)
+    Board(memory).write(7, TENSOR)
+    memory[1024] = 8
+    assert Board(memory).read() is None
+
+
+def watched(code):
+    process = subprocess.Popen([sys.executable, "-c", code])
+    time.sleep(0.5)
+    return process, VitalSigns(process.pid, Board(bytearray(4096)))
+
+
+@pytest.mark.parametrize(("code", "runs"), [("while True: pass", True), ("import time; time.sleep(60)", False)])
+def test_a_thread_that_gets_processor_time_is_told_from_one_that_does_not(code, runs):
+    process, signs = watched(code)
+    try:
+        for _ in range(10):
+            time.sleep(0.05)
+            quiet = signs.look(0, 1.0).quiet
+        assert quiet == 0.0 if runs else quiet > 0.4
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_pause_of_the_supervisor_makes_nobody_older():
+    board = Board(bytearray(4096))
+    signs = VitalSigns(os.getpid(), board)
+    board.write(1, TENSOR)
+    signs.look(0, 0.2)
+    time.sleep(1.0)
+    assert signs.look(0, 0.2).seconds < 0.4
+
+
+def test_an_activity_that_is_new_is_as_old_as_it_says():
+    board = Board(bytearray(4096))
+    signs = VitalSigns(os.getpid(), board)
+    time.sleep(0.2)
+    board.write(1, TENSOR)
+    time.sleep(0.1)
+    assert 0.1 <= signs.look(0, 1.0).seconds < 0.2
+    time.sleep(0.1)
+    assert 0.2 <= signs.look(0, 1.0).seconds < 0.4
+
+
+def test_an_op_is_the_first_of_its_kind_until_one_of_them_is_done():
+    board = Board(bytearray(4096))
+    doing, firsts = Doing(board), []
+    for what in ("data", "F", "data", "F", "I"):
+        doing.works(what, 0)
+        firsts.append(board.read()[2].first)
+    assert firsts == [False, True, False, False, True], "and reading data compiles nothing"
+
+
+def test_another_thread_can_ask_whether_the_wait_could_end():
+    doing, here = Doing(), threading.Event()
+    doing.waits("tensor", 3, (0, 1), Worker(0, 0), here.is_set)
+    assert doing.delivered() is None
+    here.set()
+    assert doing.delivered() == 1
+    doing.works("F", 3)
+    assert doing.delivered() is None
+
+
+def test_saying_it_costs_a_few_microseconds():
+    doing, count = Doing(), 5000
+    best = min(_seconds(lambda: doing.works("F", 3, (1, 2)), count) for _ in range(5))
+    assert best / count < 10e-6
+
+
+def _seconds(function, count):
+    begun = time.thread_time()
+    for _ in range(count):
+        function()
+    return time.thread_time() - begun
