@@ -186,6 +186,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Nothing stays behind, whatever happened."""
+        if self._watched is not None:
+            self._watched.cancel()
         if self._leadership.host is not None:
             withdraw(self._launch)
         self._leadership.close()

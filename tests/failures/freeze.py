@@ -21,10 +21,11 @@ _libc.ptrace.restype = ctypes.c_long
 
 
 class Frozen(contextlib.AbstractContextManager):
-    """thread: its number; by default the main one. `at`: time.monotonic() since when it stands still."""
+    """`at`: time.monotonic() since when it stands still. idle: it is caught asleep in a system call, and so without
+    Python's lock; elsewhere it may stand still with it."""
 
-    def __init__(self, pid: int, thread: int | None = None, held: float = 0.0) -> None:
-        self._thread, self._held = thread or pid, held
+    def __init__(self, pid: int, held: float = 0.0, idle: bool = False) -> None:
+        self._thread, self._held, self._idle = pid, held, idle
         self._stands, self._over = threading.Event(), threading.Event()
         self._error: OSError | None = None
         self._tracer = threading.Thread(target=self._trace, name="tracer", daemon=True)  # only it may ask anything
@@ -43,6 +44,8 @@ class Frozen(contextlib.AbstractContextManager):
 
     def _trace(self) -> None:
         try:
+            while self._idle and self._state() != "S":
+                pass
             self._ask(_SEIZE)
             self._ask(_INTERRUPT)
             os.waitpid(self._thread, _WALL)
@@ -54,15 +57,15 @@ class Frozen(contextlib.AbstractContextManager):
             self._stands.set()
         with contextlib.suppress(OSError):
             while not self._over.wait(0.02):
-                if self._is_dead():
+                if self._state() in "ZX":
                     self._over.wait(self._held)
                     os.waitpid(self._thread, _WALL)  # until now nobody else could
                     return
             self._ask(_DETACH)
 
-    def _is_dead(self) -> bool:
+    def _state(self) -> str:
         with open(f"/proc/{self._thread}/task/{self._thread}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+            return stat.read().rpartition(")")[2].split()[0]
 
     def _ask(self, request: int) -> None:
         if _libc.ptrace(request, self._thread, None, None) != 0:

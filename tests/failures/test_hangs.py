@@ -60,9 +60,7 @@ def freezing(worker, steps, after=0.0, held=0.0):
     found = {}
 
     def freeze(job):
-        metrics = Follower(job.run.metrics)
-        while steps not in [line["step"] for line in metrics.new()]:
-            time.sleep(0.005)
+        wait_for_step(job, steps)
         time.sleep(after)
         pid = pid_of(worker, job.run.lines(job.run.events))
         with Frozen(pid, held=held) as frozen:
@@ -80,6 +78,12 @@ def freezing(worker, steps, after=0.0, held=0.0):
             found["stacks"] = stacks.read_text()
 
     yield freeze, found
+
+
+def wait_for_step(job, step):
+    metrics = Follower(job.run.metrics)
+    while step not in [line["step"] for line in metrics.new()]:
+        time.sleep(0.005)
 
 
 def report_of(job, event):
@@ -194,11 +198,11 @@ def test_a_supervisor_whose_loop_stands_still_leaves_and_the_others_go_on(rank, 
     """Also that of the coordinator, on one node, under one launcher."""
 
     def freeze(job):
-        job.wait_for_event("started", 60)
-        with Frozen(job.supervisors()[rank]):
+        wait_for_step(job, 6)
+        with Frozen(job.supervisors()[rank], idle=True):
             job.wait(100)
 
-    case = Case(f"the loop of rank {rank}'s supervisor stands still", "2x2", QUICK, steps=40, bound=120)
+    case = Case(f"the loop of rank {rank}'s supervisor stands still", "2x2", QUICK, steps=30, bound=120)
     outcome = runs.of(case, "one thread stops", meanwhile=freeze)
     runs.check_exact(outcome)
     assert f"rank {rank} ends: its event loop has stood still" in outcome.output
@@ -209,7 +213,7 @@ def test_a_supervisor_whose_loop_stands_still_leaves_and_the_others_go_on(rank, 
 def test_a_supervisor_that_is_stopped_is_given_up_and_its_worker_told_to_go(runs):
     """And when it is there again, so is its worker."""
     stopped = Strike("started", "1.1", number=signal.SIGSTOP, resume=4.0, above=True)
-    case = Case("a supervisor is stopped for 4 s", "2x2", QUICK, (stopped,), steps=150, bound=120)
+    case = Case("a supervisor is stopped for 4 s", "2x2", QUICK, (stopped,), steps=100, bound=200)
     outcome = runs.of(case, "one thread stops")
     runs.check_exact(outcome)
     assert outcome.all("death_detected")[0]["cause"] == "node_loss"

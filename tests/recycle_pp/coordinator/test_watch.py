@@ -52,6 +52,7 @@ class Job:
     def hung(self, rank, stuck):
         rank.alive = False
         self.generation += 1
+        self.say.clear()  # the others get another plan
         self.found[rank.number] = stuck
 
     def renew(self, waiting):
