@@ -6,7 +6,8 @@ RECYCLE_SABOTAGE='{"compile": 2.5}'    # so many seconds in C++, with Python's l
 RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps that far to and fro, everywhere
 
 RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
-    forward: sleep (nobody holds Python's lock), lock (it does, and waits), spin (it does, and computes)
+    forward: sleep (nobody holds Python's lock), lock (it does, and waits), spin (it does, and computes),
+    burn (no hang: it computes for so many `seconds` of processor time)
     data: read (a file system that does not answer); checkpoint: save (the same, `seconds` long); copy (the main thread)
     sum: reduce (the thread that exchanges the gradients)
 
@@ -44,7 +45,7 @@ def forward(self, step, g, *arguments):
     global _step
     now, _step = sabotage(), step
     if (now.get("stage"), now.get("step"), now.get("g")) == (self.stage, step, g):
-        hang("sleep", "lock", "spin")
+        hang("sleep", "lock", "spin", "burn", seconds=now.get("seconds", 1e6))
     if "raise" in now and (now["stage"], now["step"], now["g"]) == (self.stage, step, g) and _first(now.get("once")):
         raise {"ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}[now["raise"]]("sabotaged")
     return _forward(self, step, g, *arguments)
@@ -57,6 +58,10 @@ def hang(*kinds, seconds=1e6):
             ctypes.PyDLL(None).sleep(int(seconds))
         elif now["hang"] == "spin":
             sum(range(1 << 60))  # one call of C, which never looks up
+        elif now["hang"] == "burn":
+            end = time.thread_time() + seconds
+            while time.thread_time() < end:
+                pass
         else:
             ctypes.CDLL(None).usleep(int(1e6 * min(seconds, 1000.0)))
 

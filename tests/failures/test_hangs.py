@@ -155,6 +155,17 @@ def test_an_op_that_does_not_end_is_found_with_and_without_the_interpreters_lock
     assert times * SUSPICION < found["seconds"] < times * SUSPICION + 2
 
 
+def test_an_op_that_takes_five_hundred_times_as_long_and_computes_is_no_hang(sabotaged, tmp_path):
+    """Far longer than the suspicion and ten times its profile: but its thread runs, or waits for a processor."""
+    seconds = SUSPICION + 0.5
+    plan = {"hang": "burn", "seconds": seconds, "stage": 1, "step": 5, "g": 5, "once": str(tmp_path / "slow")}
+    case = Case("an op takes very long", "2x2", QUICK, steps=12, deaths=0)
+    outcome = sabotaged.of(case, "false alarms", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    sabotaged.check_exact(outcome)
+    assert max(line["step_seconds"] for line in outcome.metrics) > seconds
+    assert not outcome.all("hang_suspected") and not outcome.all("renewed"), explain(outcome)
+
+
 def test_a_main_thread_that_does_not_get_on_with_a_checkpoint_is_found(sabotaged, tmp_path):
     plan = {"hang": "copy", "step": 6, "once": str(tmp_path / "hung")}
     case = Case("hangs as it copies its state", "2x2", (*QUICK, "checkpoint.every=3"), steps=12)
