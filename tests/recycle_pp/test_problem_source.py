@@ -107,3 +107,17 @@ def test_both_refuse_in_the_same_words(
     assert plan_command.main(arguments) == 2 and visualize.main(arguments) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert sentence.format(folder=folder) in first and first.partition(": ")[2] == second.partition(": ")[2]
+
+
+def test_where_links_are_given_a_plan_is_compared_with_one_that_ignores_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"pipelines": 2, "stages": 2, "microbatches": 4, "failed": [[1, 0]]}
+    links = {"hosts": [["a", "b"], ["b", "a"]], "between_hosts": {"latency": 0.5, "bandwidth": 4.0}, "bytes": 2.0}
+    (folder / "links.json").write_text(json.dumps(keys | {"links": links}))
+    printed = []
+    for unit in ("slots", "s"):  # seconds are drawn as milliseconds, links too
+        assert plan_command.main([str(folder / "links.json"), "--unit", unit, "--seconds", "0"]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        printed.append({" ".join(row[:-2]): row[-2] for row in rows if row[:2] == ["against", "ignoring"]})
+    assert len(printed[0]) == 1 and printed[0].keys() == printed[1].keys()
