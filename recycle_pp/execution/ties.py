@@ -36,7 +36,7 @@ def exchange(
     links.connect({*sources.values(), *takers})
     rooms = {stage: ties.room(stage) for stage in sources}
     pending = []
-    # Both sides of a pair ask for their two messages in one order: with NCCL who waits first for the other waits for ever.
+    # Both sides of a pair ask for their two messages in one order: else each would wait, with NCCL, for the other.
     messages = [(source, me) for source in sources.values()] + [(me, taker) for taker in takers]
     for frm, to in sorted(messages, key=lambda message: (sorted(message), message)):
         if to == me:
