@@ -69,7 +69,7 @@ def test_a_model_that_cannot_be_cut_ends_the_job_with_its_sentence_and_code_2(tr
 
 @full
 @pytest.mark.parametrize("optimizer", ["adamw", "staggered"])
-@pytest.mark.parametrize("victim", ["0.0", "1.2"])
+@pytest.mark.parametrize("victim", ["0.0", "0.2"])  # they save, too
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, moment, victim, optimizer):
     fault = f"+fail_at=2:{victim}@{moment}"
