@@ -35,9 +35,14 @@ def exchange(
     ]
     links.connect({*sources.values(), *takers})
     rooms = {stage: ties.room(stage) for stage in sources}
-    pending = [links.receive(rooms[stage], source, tag) for stage, source in sources.items()]
-    for taker in takers:
-        links.send(ties.parcel(reduced, taker.stage), taker, tag)
+    pending = []
+    # Both sides of a pair ask for their two messages in one order: else each would wait, with NCCL, for the other.
+    messages = [(source, me) for source in sources.values()] + [(me, taker) for taker in takers]
+    for frm, to in sorted(messages, key=lambda message: (sorted(message), message)):
+        if to == me:
+            pending.append(links.receive(rooms[frm.stage], frm, tag))
+        else:
+            links.send(ties.parcel(reduced, to.stage), to, tag)
     for each in pending:
         each.wait()
     return rooms

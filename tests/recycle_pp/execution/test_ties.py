@@ -18,16 +18,19 @@ class Wire:
 
     def __init__(self):
         self.sent, self.awaited, self.connected = [], [], set()
+        self.order = {}  # by the other worker: what is sent and awaited, in this order
 
     def connect(self, workers):
         self.connected |= workers
 
     def send(self, tensor, to, tag):
         assert to in self.connected
+        self.order.setdefault(to, []).append("send")
         self.sent.append((to, int(tensor[0]), tag))
 
     def receive(self, buffer, frm, tag):
         assert frm in self.connected
+        self.order.setdefault(frm, []).append("receive")
         self.awaited.append((frm, tag))
         return SimpleNamespace(wait=lambda: None)
 
@@ -60,5 +63,9 @@ def test_every_worker_gets_one_parcel_of_every_other_stage_and_nobody_else_sends
     assert sent == awaited
     for worker, wire in wires.items():
         assert sorted(frm.stage for frm, _ in wire.awaited) == [stage for stage in TIED if stage != worker.stage]
+    for me, wire in wires.items():
+        for other, order in wire.order.items():
+            turned = ["receive" if what == "send" else "send" for what in wires[other].order[me]]
+            assert order == turned, "on one ordered stream, each message meets its other end"
     loads = [len(wire.sent) for wire in wires.values()]
     assert max(loads) <= 2 * 5, "spread over the peers"
