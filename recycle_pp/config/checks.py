@@ -24,6 +24,7 @@ _CHOICES = {
     "schedule.backward": ("decoupled", "coupled", "mixed"),
     "schedule.reroute": ("failed_only", "any"),
     "numerics.precision": ("fp32", "bf16"),
+    "run.standby": ("auto", "on", "off"),
     "run.device": ("auto", "cpu", "cuda"),
     "control.coordinator": ("embedded", "etcd"),
     "emulate.mode": (None, "sleep"),

@@ -97,6 +97,7 @@ class Run:
     steps: int = 60  # optimizer steps of the whole run, over all resumes
     dir: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"  # everything that the run leaves
     resume: bool = False  # go on from the newest checkpoint in run.dir
+    standby: str = "auto"  # auto (where 400 MB a worker are free) | on | off: the next worker's process waits, imported
     respawns: int = 3  # times a worker that died by itself is started again
     seed: int = 0  # of the initial weights, the order of the samples and the dropout
     device: str = "auto"  # auto | cpu | cuda

@@ -10,6 +10,7 @@ the stacks of all its threads to its log.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import signal
@@ -234,5 +235,13 @@ def _stage(settings: Settings, stage: int, device: torch.device, run_dir: str) -
     return real, optimizer
 
 
+def _call(name: str) -> None:
+    """What `ps` and `top` show (prctl(2), PR_SET_NAME: 15 letters)."""
+    ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
+
+
 if __name__ == "__main__":
-    sys.exit(main(WorkerSpec.read()))
+    _call("recycle-standby")  # until its supervisor has a place for it
+    spec = WorkerSpec.read()
+    _call("recycle-worker")
+    sys.exit(main(spec))

@@ -1,6 +1,7 @@
 """A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
 
-    child = Child.spawn(spec, log=run.log("1.2"))    # in the supervisor
+    child = Child.spawn(settings, log=run.log("1.2"))    # in the supervisor: imports everything, and waits
+    child.begin(spec)                             # now it is this worker
     child.tell(CoordinatorAt(host, port))         # where the coordinator is now
     child.wait()                                  # in a thread: returns within a millisecond of the death
     child.pidfd                                   # readable when the kernel has cleaned up behind it: then
@@ -49,36 +50,47 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Child:
     """A running worker process."""
 
-    def __init__(self, pid: int, incarnation: int, ears: int, words: int, lifeline: Lifeline, log: Path):
-        self.pid, self.incarnation = pid, incarnation
-        self._ears, self._log, self._lifeline = ears, log, lifeline
+    incarnation = -1  # until it begins
+
+    def __init__(self, pid: int, ears: int, words: tuple[int, int], lifeline: Lifeline, log: Path):
+        self.pid, self.log = pid, log
+        self._ears, self._lifeline = ears, lifeline
         self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
         self.signs = VitalSigns(pid, Board(lifeline.memory))
-        self._words = words
+        self._words, self._words_there = words
         self._oom_kills = _oom_kills()
 
     @classmethod
-    def spawn(cls, spec: WorkerSpec, log: Path, module: str = "recycle_pp.execution.worker") -> Child:
-        """Starts `module` as a worker whose standard output and error are appended to `log`.
+    def spawn(cls, settings: Mapping[str, Any], log: Path, module: str = "recycle_pp.execution.worker") -> Child:
+        """Starts `module` as a process whose standard output and error are appended to `log`; it imports all that a
+        worker needs, and waits for `begin`.
 
         Executed, it runs as `__main__` and calls main(WorkerSpec.read()); forked, the same is called.
         """
-        words_end, spec.last_words = os.pipe()
+        words_end, words_there = os.pipe()
         lifeline = Lifeline.create()
-        spec.lifeline = lifeline.descriptor
         stdin, spec_end = os.pipe()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         parent = os.getpid()
         sys.stdout.flush(), sys.stderr.flush()  # else a forked child would print our buffers again
         pid = os.fork()
         if pid == 0:
-            _become_worker(spec, module, parent, stdin, output)
-        for descriptor in (stdin, output, spec.last_words):
+            _become_worker(settings, module, parent, stdin, output, (words_there, lifeline.descriptor))
+        for descriptor in (stdin, output, words_there):
             os.close(descriptor)
-        child = cls(pid, spec.incarnation, spec_end, words_end, lifeline, log)
-        child.tell(spec)
-        return child
+        return cls(pid, spec_end, (words_end, words_there), lifeline, log)
+
+    def begin(self, spec: WorkerSpec) -> None:
+        """From now on it is this worker."""
+        self.incarnation = spec.incarnation
+        spec.last_words, spec.lifeline = self._words_there, self._lifeline.descriptor  # its numbers of what it inherits
+        self.tell(spec)
+
+    @property
+    def ended(self) -> bool:
+        """It has died, and can be reaped."""
+        return bool(select.select([self.pidfd], [], [], 0.0)[0])
 
     def tell(self, message: WorkerSpec | CoordinatorAt) -> None:
         """One line to its standard input."""
@@ -97,7 +109,7 @@ class Child:
 
     async def stacks(self, seconds: float) -> str:
         """Where its threads stand, from its log, within `seconds`; empty if it does not say."""
-        with suppress(OSError), open(self._log, "rb") as log:
+        with suppress(OSError), open(self.log, "rb") as log:
             log.seek(0, os.SEEK_END)
             self.send_signal(signal.SIGUSR1)
             await asyncio.sleep(seconds)
@@ -137,7 +149,7 @@ class Child:
 
     def _end_of_log(self) -> str:
         """A worker that fails before its main function leaves no words, but its log may tell."""
-        with suppress(OSError, IndexError), open(self._log, "rb") as file:
+        with suppress(OSError, IndexError), open(self.log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
             return f"; its log ends: {file.read().decode(errors='replace').rstrip().splitlines()[-1][:500]}"
         return ""
@@ -159,7 +171,9 @@ def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
     return environment
 
 
-def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, output: int) -> NoReturn:
+def _become_worker(
+    settings: Mapping[str, Any], module: str, parent: int, stdin: int, output: int, inherited: tuple[int, int]
+) -> NoReturn:
     """From fork to the worker's main function; never returns to the supervisor's code."""
     status = 1
     try:
@@ -172,12 +186,12 @@ def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, outpu
         os.dup2(output, 1)
         os.dup2(output, 2)
         if "torch" not in sys.modules:
-            for name, value in defaults(spec.settings).items():
+            for name, value in defaults(settings).items():
                 os.environ.setdefault(name, value)
-            os.set_inheritable(spec.last_words, True)
-            os.set_inheritable(spec.lifeline, True)
+            for descriptor in inherited:
+                os.set_inheritable(descriptor, True)
             os.execv(sys.executable, [sys.executable, "-m", module])
-        status = _run_forked(spec, module)
+        status = _run_forked(module, inherited)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -186,12 +200,12 @@ def _become_worker(spec: WorkerSpec, module: str, parent: int, stdin: int, outpu
         os._exit(status)
 
 
-def _run_forked(spec: WorkerSpec, module: str) -> int:
+def _run_forked(module: str, inherited: tuple[int, int]) -> int:
     # The supervisor's sockets and its event loop are not ours. They become /dev/null rather than being closed, so that
     # a number cannot be used anew and then be closed when a stale Python object goes.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if descriptor > 2 and descriptor not in (spec.last_words, spec.lifeline, null):
+        if descriptor > 2 and descriptor not in (*inherited, null):
             with suppress(OSError):  # the listing's own
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)

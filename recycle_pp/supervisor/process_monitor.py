@@ -5,6 +5,7 @@ keeper.spawn(order, make_spec, log)        # the coordinator's order; a worker t
 keeper.kill(incarnation); keeper.evict()   # by SIGKILL; by SIGTERM, to hand over
 keeper.kill(incarnation, stacks=True)      # the same, once it has said where its threads stand
 keeper.signs(most)                         # of the worker, for a heartbeat
+keeper.stand_by()                          # the next worker's process starts now, imports everything and waits
 await keeper.end(gently=True)              # none is started any more, and the last one has a while to end by itself
 keeper.close()                             # nothing is left of it, whatever happened
 """
@@ -14,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Died, Dying, Signs, Spawn, Spawned, Stacks
 from recycle_pp.wire.messages.table import Message
@@ -42,6 +44,7 @@ class ProcessMonitor:
         self.gone = asyncio.Event()  # no worker lives
         self.gone.set()
         self._child: Child | None = None
+        self._standby: Child | None = None
         self._next: Callable[[], None] | None = None  # starts one as soon as the present worker is gone
         self._killed_by_request = False
         self._ending = False
@@ -58,6 +61,14 @@ class ProcessMonitor:
             self._start_next()
         else:
             self._child.send_signal(signal.SIGKILL)
+
+    def stand_by(self, settings: Mapping[str, Any]) -> bool:
+        """The next worker need not import anything any more; True if its process has been started just now."""
+        if self._child is None or self._standby is not None or self._ending:
+            return False
+        with suppress(OSError):
+            self._standby = Child.spawn(settings, self._child.log, self._module)
+        return self._standby is not None
 
     def tell(self, message: CoordinatorAt) -> None:
         if self._child is not None:
@@ -89,6 +100,7 @@ class ProcessMonitor:
 
     def start_no_more(self) -> None:
         self._ending, self._next = True, None
+        self._dismiss()
 
     async def end(self, gently: bool) -> None:
         self.start_no_more()
@@ -100,6 +112,7 @@ class ProcessMonitor:
                 return
 
     def close(self) -> None:
+        self._dismiss()
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
             asyncio.get_running_loop().remove_reader(self._child.pidfd)
@@ -116,7 +129,9 @@ class ProcessMonitor:
         self._killed_by_request = False
         try:
             log.parent.mkdir(parents=True, exist_ok=True)  # on another node's disk
-            self._child = Child.spawn(make_spec(incarnation), log, self._module)
+            spec = make_spec(incarnation)
+            self._child = self._ready(log) or Child.spawn(spec.settings, log, self._module)
+            self._child.begin(spec)
         except OSError as error:
             self._report(Death("exit", f"could not be started: {error}", loop.time()), incarnation)
             return
@@ -125,6 +140,19 @@ class ProcessMonitor:
         watch = partial(self._await_death, self._child, loop)
         threading.Thread(target=watch, name="lifeline", daemon=True).start()
         self._say(Spawned(incarnation, self._child.pid))
+
+    def _ready(self, log: Path) -> Child | None:
+        """Who stands by, if it lives and writes to this log: after the loss of a stage a rank has another place."""
+        if self._standby is not None and (self._standby.ended or self._standby.log != log):
+            self._dismiss()
+        child, self._standby = self._standby, None
+        return child
+
+    def _dismiss(self) -> None:
+        child, self._standby = self._standby, None
+        if child is not None:
+            child.send_signal(signal.SIGKILL)
+            child.reap(REAP_SECONDS)
 
     def _await_death(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
         at = child.wait()

@@ -59,6 +59,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec
 from .exit_barrier import release
 from .leadership import Leadership
 from .process_monitor import END_SECONDS, ProcessMonitor
+from .standby import Standby
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class Supervisor:
         self._place = Place("", 0)  # where it listens
         self._leadership = Leadership(self._start_host, self._leave)
         self._watched: asyncio.Task[None] | None = None  # beats the watchdog
+        self._standby: Standby | None = None
         self._silence = 0  # heartbeats of its own since the coordinator's last message
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
@@ -259,6 +261,7 @@ class Supervisor:
     async def _welcomed(self, message: SupervisorWelcome, peer: Peer) -> None:
         if self._settings is None:
             self._settings, self._run = message.settings, RunFolder(message.run_dir)
+        self._standby = self._standby or Standby(self._launch, self._settings)
         if self._watched is None:
             self._watched = asyncio.create_task(self._beat_watchdog(self._settings.control))
         peer.end_after_silence(self._settings.control.suspicion)
@@ -275,7 +278,10 @@ class Supervisor:
             control = self._settings.control if self._settings else None
             beat = control.heartbeat if control else 1.0
             await asyncio.sleep(beat)
-            self._say(SupervisorHeartbeat(self._keeper.signs(2 * beat)))
+            signs = self._keeper.signs(2 * beat)
+            self._say(SupervisorHeartbeat(signs))
+            if self._standby is not None and self._settings is not None and self._standby.due(signs):
+                self._keeper.stand_by(asdict(self._settings))
             self._silence += 1
             if control and self._silence * control.heartbeat > control.suspicion + PLANNING:
                 peer.abort()

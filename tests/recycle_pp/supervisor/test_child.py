@@ -25,7 +25,8 @@ def spawned(play, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported it would be forked
     spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
-    child = Child.spawn(spec, tmp_path / "log", "fake_worker")
+    child = Child.spawn({}, tmp_path / "log", "fake_worker")
+    child.begin(spec)
     try:
         yield child
     finally:
@@ -69,7 +70,8 @@ def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    child = Child.spawn(WorkerSpec("", 1, "", 0, 0, "", {}), tmp_path / "log", "fake_worker")
+    child = Child.spawn({}, tmp_path / "log", "fake_worker")
+    child.begin(WorkerSpec("", 1, "", 0, 0, "", {}))
     death = wait_for_death(child)
     assert death.cause == "exit"
     assert "No module named 'no_such_module_at_all'" in death.detail
@@ -156,7 +158,8 @@ from recycle_pp.supervisor.child import Child
 from recycle_pp.wire.worker_spec import WorkerSpec
 PARENT = os.getpid()
 pair = socket.socketpair()
-child = Child.spawn(WorkerSpec("", 1, "", 0, 0, "", {{}}), Path({str(tmp_path / "log")!r}), "fork_worker")
+child = Child.spawn({{}}, Path({str(tmp_path / "log")!r}), "fork_worker")
+child.begin(WorkerSpec("", 1, "", 0, 0, "", {{}}))
 select.select([child.pidfd], [], [], 20)
 print(child.reap())
 pair[0].send(b"still whole"), print(pair[1].recv(20))
