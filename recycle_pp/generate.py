@@ -81,7 +81,7 @@ def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
             f"--prompt must have less than {room} tokens, what the model was trained on, not {ids.shape[1]}"
         )
     count = arguments.max_tokens if room is None else min(arguments.max_tokens, room - ids.shape[1])
-    sampling = {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
     if arguments.temperature:
         sampling = {"do_sample": True, "temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": 1.0}
     torch.manual_seed(arguments.seed)
