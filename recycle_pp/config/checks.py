@@ -217,12 +217,14 @@ def _validate_bytes(settings: Settings) -> None:
     """A pretrained folder that brings its tokenizer was not trained on bytes."""
     model, data = settings.model, settings.data
     sources = data.path if isinstance(data.path, list) else [data.path]
-    pretrained = model.kind == "hf" and model.init == "weights" and (Path(model.path or "") / "tokenizer.json").is_file()
+    pretrained = (
+        model.kind == "hf" and model.init == "weights" and (Path(model.path or "") / "tokenizer.json").is_file()
+    )
     text = any(path is None or (not path.endswith(".bin") and not _is_megatron(Path(path))) for path in sources)
     if pretrained and text and data.tokenizer is None:
         raise ValueError(
-            f"data.tokenizer must be model.path={model.path}, or another one: to the weights in that folder the bytes of "
-            "a text mean nothing"
+            f"data.tokenizer must be model.path={model.path}, or another one: to the weights in that folder the bytes "
+            "of a text mean nothing"
         )
 
 

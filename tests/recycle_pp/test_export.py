@@ -230,6 +230,31 @@ def test_the_end_of_a_run_may_write_the_folder(run, monkeypatch):
     assert train.main([]) == 0, "the folder of these steps is there already"
 
 
+@pytest.mark.slow
+def test_a_folder_is_fine_tuned_on_own_text_by_the_command_of_the_docs(tmp_path):
+    config = transformers.AutoConfig.for_model(
+        "llama", vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64,
+    )  # fmt: skip
+    before, folder = transformers.AutoModelForCausalLM.from_config(config), formats.tokenizer(tmp_path / "folder")
+    before.save_pretrained(folder)
+    formats.jsonl(tmp_path / "notes.jsonl", [formats.text(100, seed) for seed in range(50)])
+    documented = (Path(__file__).parents[2] / "docs" / "finetune.md").read_text().split("```")[1]
+    command = documented.replace("\\\n", " ").split("recycle_pp.train")[1].split()
+    small = ["parallel=1x1", "parallel.microbatches=2", "model.sequence=32", "run.steps=3", "optimizer.warmup=1"]
+    arguments = [text.replace("FOLDER", "folder") for text in command] + [*small, "run.validate_every=0"]
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    subprocess.run(
+        [sys.executable, "-m", "recycle_pp.train", *arguments], cwd=tmp_path, check=True, capture_output=True,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    after = loaded(tmp_path / "runs" / "mine" / "hf" / "step-000003")
+    moved = [(p - q).abs().max().item() for p, q in zip(before.parameters(), after.parameters(), strict=True)]
+    assert all(0 < most < 1e-3 for most in moved), "trained from the folder's weights, all of them"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "runs" / "mine" / "hf" / "step-000003")
+    assert tokenizer.eos_token == formats.END
+
+
 def test_generation_is_greedy_or_drawn_by_a_seed(run, capsys):
     def text(*arguments):
         assert generate.main([str(run), "--prompt", "def ", "--max-tokens", "5", *arguments]) == 0
