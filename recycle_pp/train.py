@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import json
 import os
 import signal
+import subprocess
 import sys
+from dataclasses import asdict
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
@@ -24,6 +27,8 @@ from recycle_pp.supervisor.supervisor import supervise
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.join import find_place
 from recycle_pp.wire.launch import Address, Launch
+
+AT_MOST = 256_000_000  # bytes of text that are tokenised while other processes wait: they do for ten minutes
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +47,10 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"recycle_pp: {error}", file=sys.stderr)
         return 2
-    return asyncio.run(supervise(launch, address, settings, run))
+    code = asyncio.run(supervise(launch, address, settings, run))
+    if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
+        return export(run, settings.run.steps)
+    return code
 
 
 def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunFolder | None, Address | None]:
@@ -58,6 +66,7 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
 
         validate(settings, launch.world)
         refuse_missing(settings)
+        prepare_data(settings, launch.world)
     address = None
     if not launch.one_node or settings.control.address is not None:
         address = Address.of_cluster(launch, settings.control.address)
@@ -71,6 +80,45 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
         if done >= settings.run.steps:
             raise ValueError(f"run.steps must be above {done}, the steps that run.dir={run.path} has done already")
     return settings, run, address
+
+
+def prepare_data(settings: Settings, world: int) -> None:
+    """Tokenises what data.path names and is not tokenised yet, shows how far it is, and checks what came out; blocks.
+
+    In a process of its own, so that this one stays small; a signal ends both, and the next start goes on there.
+    """
+    from recycle_pp.data.sources import needs_preparation, untokenised
+
+    if not needs_preparation(settings.data):
+        return
+    if world > 1 and (size := untokenised(settings)) > AT_MOST:
+        raise ValueError(
+            f"data.path holds {size / 1e9:.1f} GB of text, too much to tokenise while {world - 1} processes wait; do "
+            "it once by python -m recycle_pp.tokenize TEXT --tokenizer=... --out=FILE.bin, and set data.path=FILE.bin"
+        )
+    command = [sys.executable, "-m", "recycle_pp.tokenize", "--settings"]
+    done = subprocess.run(command, input=json.dumps(asdict(settings)), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ValueError(done.stdout.strip() or f"data.path could not be tokenised: exit code {done.returncode}")
+    if settings.run.validate_every and int(done.stdout) < settings.parallel.microbatch_size:
+        key = (
+            "data.validation_share must leave"
+            if settings.data.validation_path is None
+            else "data.validation_path must hold"
+        )
+        raise ValueError(
+            f"{key} at least {settings.parallel.microbatch_size} held-out samples, one micro-batch, and there are "
+            f"{int(done.stdout)}; change it, or set run.validate_every=0"
+        )
+
+
+def export(run: RunFolder, step: int) -> int:
+    """Writes the last checkpoint as a Hugging Face folder, in a process of its own; its exit code, or 1 for the job."""
+    out = run.path / "hf" / f"step-{step:06d}"
+    if out.exists():  # of the same steps, before a resume
+        return 0
+    command = [sys.executable, "-m", "recycle_pp.export", str(run.path), str(out), "--step", str(step)]
+    return 1 if subprocess.run(command, check=False).returncode else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ data that must be there and workers that must exist. Reads no data, imports no t
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 from dataclasses import asdict
@@ -23,6 +24,8 @@ _CHOICES = {
     "parallel.backend": ("auto", "tcp", "gloo", "nccl"),
     "schedule.backward": ("decoupled", "coupled", "mixed"),
     "schedule.reroute": ("failed_only", "any"),
+    "data.dtype": ("auto", "uint16", "uint32"),
+    "optimizer.schedule": ("cosine", "linear", "constant", "wsd"),
     "numerics.precision": ("fp32", "bf16"),
     "run.standby": ("auto", "on", "off"),
     "run.device": ("auto", "cpu", "cuda"),
@@ -49,8 +52,10 @@ def validate(settings: Settings, world: int | None = None) -> None:
     world: number of processes that were launched (None: not known, not checked).
     """
     _validate_values(settings)
+    _validate_optimizer(settings)
     _validate_shape(settings, world)
     _validate_data(settings)
+    _validate_sources(settings)
     faults(settings)
 
 
@@ -117,10 +122,6 @@ def _validate_values(settings: Settings) -> None:
     for key in _SHARES:
         if not 0 <= values[key] < 1:
             raise ValueError(f"{key} must be at least 0 and below 1, not {values[key]}")
-    if (settings.optimizer.min_lr or 0.0) > settings.optimizer.lr:
-        raise ValueError(
-            f"optimizer.min_lr must be at most optimizer.lr = {settings.optimizer.lr}, not {settings.optimizer.min_lr}"
-        )
     if settings.control.suspicion <= settings.control.heartbeat:
         raise ValueError(
             f"control.suspicion must be above control.heartbeat = {settings.control.heartbeat}, "
@@ -140,6 +141,20 @@ def _validate_values(settings: Settings) -> None:
             raise ValueError(f"control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not {endpoint!r}")
     if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
         raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto, tcp or gloo")
+
+
+def _validate_optimizer(settings: Settings) -> None:
+    optimizer = settings.optimizer
+    if (optimizer.min_lr or 0.0) > optimizer.lr:
+        raise ValueError(f"optimizer.min_lr must be at most optimizer.lr = {optimizer.lr}, not {optimizer.min_lr}")
+    if not 0 < optimizer.decay <= 1:
+        raise ValueError(f"optimizer.decay must be above 0 and at most 1, not {optimizer.decay}")
+    for group in optimizer.groups or ():
+        if not re.fullmatch(r"[^:\s]+(:([0-9]+([.][0-9]*)?|[.][0-9]+)(e-?[0-9]+)?){1,2}", group):
+            raise ValueError(
+                "optimizer.groups must be PATTERN:LR or PATTERN:LR:DECAY, factors of at least 0, for instance "
+                f"embedding.*:0.1:0, not {group!r}"
+            )
 
 
 def _validate_shape(settings: Settings, world: int | None) -> None:
@@ -175,32 +190,79 @@ def _validate_transformer(model: Model, stages: int) -> None:
         )
 
 
+def _validate_sources(settings: Settings) -> None:
+    """Keys that must fit each other; what the files hold is checked by `recycle_pp.data`."""
+    data = settings.data
+    sources = data.path if isinstance(data.path, list) else [data.path]
+    if not sources:
+        raise ValueError("data.path must name at least one source, not []")
+    if data.weights is not None:
+        if len(data.weights) != len(sources):
+            raise ValueError(
+                f"data.weights must be null or one number for each of the {len(sources)} sources of data.path, "
+                f"not {len(data.weights)}"
+            )
+        if not all(math.isfinite(weight) and weight > 0 for weight in data.weights):
+            raise ValueError(f"data.weights must be finite and above 0, not {data.weights}")
+    if data.separator is not None and data.tokenizer is None:
+        raise ValueError("data.separator needs a data.tokenizer: bytes as they are have no separator")
+    _validate_bytes(settings)
+    if settings.checkpoint.hf_at_end:
+        if settings.emulate.mode:
+            raise ValueError("checkpoint.hf_at_end needs real compute: it must be false with emulate=sleep")
+        if importlib.util.find_spec("safetensors") is None:
+            raise ValueError("checkpoint.hf_at_end needs the package safetensors; pip install 'recycle-pp[hf]'")
+
+
+def _validate_bytes(settings: Settings) -> None:
+    """A pretrained folder that brings its tokenizer was not trained on bytes."""
+    model, data = settings.model, settings.data
+    sources = data.path if isinstance(data.path, list) else [data.path]
+    pretrained = (
+        model.kind == "hf" and model.init == "weights" and (Path(model.path or "") / "tokenizer.json").is_file()
+    )
+    text = any(path is None or (not path.endswith(".bin") and not _is_megatron(Path(path))) for path in sources)
+    if pretrained and text and data.tokenizer is None:
+        raise ValueError(
+            f"data.tokenizer must be model.path={model.path}, or another one: to the weights in that folder the bytes "
+            "of a text mean nothing"
+        )
+
+
 def _validate_data(settings: Settings) -> None:
-    """What the size of the files tells; the tokens themselves are read by the workers."""
-    place = Path(settings.data.path or "") if settings.data.path is not None else None
-    if (place is None or place.suffix != ".bin") and settings.model.vocabulary < 256:
-        raise ValueError(f"model.vocabulary must be at least 256 for text (bytes), not {settings.model.vocabulary}")
+    """Of one path without a tokenizer: what its size tells before anything is read."""
+    data, vocabulary = settings.data, settings.model.vocabulary
+    if isinstance(data.path, list) or data.tokenizer is not None or data.validation_path is not None:
+        return
+    place = Path(data.path) if data.path is not None else None
+    if place is not None and _is_megatron(place):
+        return
+    if (place is None or place.suffix != ".bin") and vocabulary < 256:
+        raise ValueError(f"model.vocabulary must be at least 256 for text (bytes), not {vocabulary}")
     if place is None:
         return
-    if not settings.data.path or not place.exists():
-        raise ValueError(
-            f"data.path must name a text file, a folder of text or a .bin file; {settings.data.path!r} is none"
-        )
+    if not data.path or not place.exists():
+        raise ValueError(f"data.path must name a text file, a folder of text or a .bin file; {data.path!r} is none")
     files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     if size == 0:
-        raise ValueError(f"data.path must hold data; {settings.data.path!r} is empty")
-    tokens = size // 2 if place.suffix == ".bin" else size
-    held_out = int(tokens * settings.data.validation_share)
+        raise ValueError(f"data.path must hold data; {data.path!r} is empty")
+    if place.suffix == ".bin":  # at least so many
+        size //= 4 if data.dtype == "uint32" or (data.dtype == "auto" and vocabulary > 1 << 16) else 2
+    held_out = int(size * data.validation_share)
     sample = settings.model.sequence + 1
-    if tokens - held_out < sample:
+    if size - held_out < sample:
         raise ValueError(
             f"data.path must hold at least one sample of model.sequence + 1 = {sample} tokens beside the held-out "
-            f"part; {settings.data.path!r} holds {tokens - held_out}"
+            f"part; {data.path!r} holds {size - held_out}"
         )
     needed = settings.model.sequence * settings.parallel.microbatch_size + 1
     if settings.run.validate_every and held_out < needed:
         raise ValueError(
             f"data.validation_share must leave at least {needed} held-out tokens, one micro-batch, and of "
-            f"{settings.data.path!r} it leaves {held_out}; raise it, or set run.validate_every=0"
+            f"{data.path!r} it leaves {held_out}; raise it, or set run.validate_every=0"
         )
+
+
+def _is_megatron(place: Path) -> bool:
+    return Path(str(place).removesuffix(".idx").removesuffix(".bin") + ".idx").is_file()

@@ -19,7 +19,7 @@ from typing import Any
 from . import settings as settings_module
 from .settings import FAULTS, Settings, load
 
-_PLAIN = ("data.path", "run.dir", "run.on_event", "model.path")
+_PLAIN = ("data.path", "data.validation_path", "data.tokenizer", "run.dir", "run.on_event", "model.path")
 _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys of several groups
 
 _HELP = """\
@@ -69,8 +69,10 @@ def compose(arguments: list[str]) -> Settings:
     settings.run.dir = (
         str(Path(settings.run.dir).expanduser()) if settings.run.dir else ""
     )  # no shell does it after a =
-    if settings.data.path:
-        settings.data.path = str(Path(settings.data.path).expanduser())
+    data = settings.data
+    data.path, data.validation_path = _expanded(data.path), _expanded(data.validation_path)
+    if data.tokenizer and data.tokenizer != "bytes":
+        data.tokenizer = str(Path(data.tokenizer).expanduser().absolute())  # an export wants it, from anywhere
     if settings.model.path:
         settings.model.path = str(Path(settings.model.path).expanduser().absolute())
     if settings.model.kind == "hf" and settings.model.vocabulary == 0:
@@ -85,6 +87,12 @@ def _vocabulary(folder: str | None) -> int:
         return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
     except (OSError, ValueError, AttributeError, TypeError):
         return 0
+
+
+def _expanded(path: str | list[str] | None) -> str | list[str] | None:
+    if isinstance(path, list):
+        return [str(Path(one).expanduser()) for one in path]
+    return str(Path(path).expanduser()) if path else path
 
 
 def config_dir() -> Path:
@@ -146,7 +154,7 @@ def _override(text: str) -> str:
                 f"{bare} takes the name of a file in configs/{bare}/: {', '.join(_options(bare))}; not {value!r}"
             )
         return f"{bare}={value}"
-    if bare in _PLAIN and value != "null" and value[:1] not in ("'", '"'):
+    if bare in _PLAIN and value != "null" and value[:1] not in ("'", '"') and not re.fullmatch(r"\[.*\]", value):
         value = "'" + value.replace("'", "\\'") + "'"  # Hydra has its own meaning for ~ = ( [ {
     return f"++{bare}={value}"
 

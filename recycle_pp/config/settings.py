@@ -45,8 +45,16 @@ class Model:
 
 @dataclass
 class Data:
-    path: str | None = None  # text file, folder of text, or nanoGPT's .bin (uint16); null: Python's own sources
-    validation_share: float = 0.05  # the last part of the tokens is held out
+    path: str | list[str] | None = (
+        None  # text, folder, .jsonl, .parquet, .bin, Megatron's, or [A,B]; null: Python's own sources
+    )
+    weights: list[float] | None = None  # share of the samples that each of several paths gives; null: by their size
+    tokenizer: str | None = None  # of text: bytes, a tokenizer.json, or a folder with one; null: its bytes as they are
+    separator: str | None = None  # token behind every document; null: the tokenizer's own end of text
+    column: str = "text"  # of .jsonl and .parquet: where the text is
+    dtype: str = "auto"  # of a .bin that does not say it: uint16 | uint32 | auto (uint32 for a vocabulary above 65536)
+    validation_path: str | list[str] | None = None  # as path; null: the last part of every path is held out
+    validation_share: float = 0.05  # how much of it
 
 
 @dataclass
@@ -70,8 +78,11 @@ class Schedule:
 @dataclass
 class Optimizer:
     lr: float = 3e-3  # after the warm-up; large models (model=gpt124m, llama1b) bring a smaller one
-    min_lr: float | None = None  # where the cosine ends; null: a tenth of lr
+    schedule: str = "cosine"  # after the warm-up: cosine | linear (both fall to min_lr) | constant | wsd
+    min_lr: float | None = None  # where it ends; null: a tenth of lr
+    decay: float = 0.2  # of wsd: share of the steps, the last ones, in which it falls linearly from lr to min_lr
     warmup: int = 10  # steps of linear warm-up
+    groups: list[str] | None = None  # PATTERN:LR[:DECAY]: factors of lr and weight_decay for parameters of such a name
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -90,6 +101,7 @@ class Numerics:
 class Checkpoint:
     every: int = 0  # steps between checkpoints; 0: none but the last
     keep: int = 2  # newest checkpoints kept
+    hf_at_end: bool = False  # the last one also as a Hugging Face folder, run.dir/hf/step-...
 
 
 @dataclass
@@ -191,12 +203,15 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if get_origin(kind) is list:
-            if isinstance(value, list) and all(type(part) is get_args(kind)[0] for part in value):
+            part = get_args(kind)[0]
+            if isinstance(value, list) and part is float:
+                value = [float(one) if type(one) is int else one for one in value]
+            if isinstance(value, list) and all(type(one) is part for one in value):
                 return value
         elif type(value) is kind:
             return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
-    words |= {list[int]: "a list of whole numbers", list[str]: "a list of texts"}
+    words |= {list[int]: "a list of whole numbers", list[float]: "a list of numbers", list[str]: "a list of texts"}
     expected = " or ".join(words[kind] for kind in allowed)
     raise ValueError(f"{key} must be {expected}, not {_show(value)}")
 

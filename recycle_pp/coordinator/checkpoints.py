@@ -10,14 +10,13 @@ A checkpoint is named by the steps it contains: `step-000020` holds the state af
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.job import Send
-from recycle_pp.state.checksum import fingerprint
+from recycle_pp.state.checksum import damage
 from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Save, Saved, SaveFailed
 
 
@@ -53,10 +52,10 @@ class Saving:
         """Of the newest finished checkpoint that is whole; 0 without one."""
         found = {int(p.name.removeprefix("step-")): p for p in self._folder.glob("step-*") if p.suffix != ".tmp"}
         for step, path in sorted(found.items(), reverse=True):
-            damage = _damage(path)
-            if damage is None:
+            wrong = damage(path)
+            if wrong is None:
                 return step
-            self.damaged[step] = damage
+            self.damaged[step] = wrong
         return 0
 
     def restore_point(self, started: bool, present: int, stages: int) -> int:
@@ -124,17 +123,3 @@ class Saving:
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler = worker
         return [Send(worker, Assemble(self._step))]
-
-
-def _damage(path: Path) -> str | None:
-    """What is wrong with the files of a finished checkpoint; None if nothing is. Reads all of them."""
-    try:
-        files = json.loads((path / "about.json").read_text())["files"]
-        for name, (size, crc) in files.items():
-            now = fingerprint(path / name)
-            if now != [size, crc]:
-                what = f"its {size} bytes" if now[0] != size else "the bytes that were written"
-                return f"{path / name} does not have {what}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None

@@ -15,7 +15,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +31,23 @@ from .operations import Operations, State
 
 
 def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
-    """Of step `step` (from 0) of `steps`: linear warm-up to lr, then a cosine down to min_lr."""
+    """Of step `step` (from 0) of `steps`: linear warm-up to lr, then as `optimizer.schedule` says.
+
+    cosine, linear: down to min_lr; constant: lr; wsd (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395): lr,
+    and in the last `optimizer.decay` of all steps linearly down to min_lr.
+    """
     if step < optimizer.warmup:
         return optimizer.lr * (step + 1) / optimizer.warmup
-    share = min(1.0, (step - optimizer.warmup) / max(1, steps - optimizer.warmup))
+    if optimizer.schedule == "constant":
+        return optimizer.lr
+    begin = optimizer.warmup
+    if optimizer.schedule == "wsd":
+        begin = max(begin, steps - max(1, round(optimizer.decay * steps)))
     least = optimizer.lr / 10 if optimizer.min_lr is None else optimizer.min_lr
-    return least + 0.5 * (optimizer.lr - least) * (1 + math.cos(math.pi * share))
+    share = min(1.0, max(0, step - begin) / max(1, steps - begin))
+    if optimizer.schedule == "cosine":
+        return least + 0.5 * (optimizer.lr - least) * (1 + math.cos(math.pi * share))
+    return optimizer.lr + (least - optimizer.lr) * share
 
 
 def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, float]:
@@ -44,6 +58,16 @@ def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, flo
     """
     norm = math.sqrt(math.fsum(squares))
     return norm, 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+
+
+def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
+    """(of lr, of weight_decay) for the parameter `name`, a full-model name: the first of `optimizer.groups` that
+    matches it, as `fnmatch` does; 1 and 1 if none does."""
+    for group in optimizer.groups or ():
+        pattern, lr, *decay = group.split(":")
+        if fnmatchcase(name, pattern):
+            return float(lr), float(decay[0]) if decay else 1.0
+    return 1.0, 1.0
 
 
 class Updated(Protocol):
@@ -69,6 +93,7 @@ class StageOptimizer:
         self._settings, self._stage = settings.optimizer, stage
         self._steps = settings.run.steps
         self._live = (stage.flat, torch.zeros_like(stage.flat), torch.zeros_like(stage.flat))
+        self._runs = _runs(self._settings, stage)
         self._undo: State | None = None  # allocated at the first speculation, then reused
         self._lock = threading.Lock()  # held while the state changes, or a part of it is copied
         self._committed = self._speculated = -1  # newest step in the state, and the newest that was tried
@@ -193,9 +218,11 @@ class StageOptimizer:
 
     def _update(self, grad: Tensor, lr: float, step: int, scale: float, undo: State | None) -> None:
         stage = self._stage
-        stage.ops.adamw(
-            self._live, grad, stage.gradients.places, self._settings, lr=lr, step=step, scale=scale, undo=undo
-        )
+        for run in self._runs:
+            state, kept = _parts(self._live, run.part), _parts(undo, run.part) if undo else None
+            stage.ops.adamw(
+                state, grad[run.part], run.places, run.settings, lr=lr * run.lr, step=step, scale=scale, undo=kept
+            )
         self._changed()
 
     def _changed(self) -> None:
@@ -206,3 +233,34 @@ class StageOptimizer:
             param, mean, square = (torch.empty_like(tensor) for tensor in self._live)
             self._undo = (param, mean, square)
         return self._undo
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring tensors of one group: elements `part` of the vector, lr times `lr`."""
+
+    part: slice
+    places: Any
+    settings: Optimizer
+    lr: float
+
+
+def _runs(settings: Optimizer, stage: Updated) -> list[_Run]:
+    """The stage's tensors as few runs as their groups allow; one in all without groups."""
+    if not settings.groups:
+        return [_Run(slice(None), stage.gradients.places, settings, 1.0)]
+    layout, runs, start = stage.layout, [], 0
+    tensors = zip(layout.names, layout.shapes, layout.sizes, strict=True)
+    for (lr, decay), run in groupby(tensors, lambda tensor: factors(settings, tensor[0])):
+        members = list(run)
+        stop = start + sum(size for _, _, size in members)
+        part = Layout({name: shape for name, shape, _ in members})
+        own = replace(settings, weight_decay=settings.weight_decay * decay)
+        runs.append(_Run(slice(start, stop), stage.ops.places(part, stage.flat.device), own, lr))
+        start = stop
+    return runs
+
+
+def _parts(state: State, part: slice) -> State:
+    parameter, mean, square = state
+    return parameter[part], mean[part], square[part]

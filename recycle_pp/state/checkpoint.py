@@ -176,6 +176,11 @@ def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tens
     return state
 
 
+def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in a checkpoint; reads its table of contents only."""
+    return {name: tuple(held.size) for name, held in _metadata(path).state_dict_metadata.items()}
+
+
 def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
     """What must not change between a checkpoint and its resume, by configuration key; `fingerprint` is the data's."""
     model, parallel = settings.model, settings.parallel

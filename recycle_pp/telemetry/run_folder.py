@@ -143,17 +143,16 @@ def _yaml(data: dict[str, Any]) -> str:
 
 def _same_run(before: Mapping[str, Any], settings: Settings) -> None:
     """A resumed run may have other workers, never another model or other batches (the exactness contract)."""
-    now = asdict(settings)
+    now, default = asdict(settings), asdict(Settings())
     for group, key in [
         ("run", "seed"),
-        ("data", "path"),
-        ("data", "validation_share"),
+        *(("data", key) for key in now["data"]),
         ("parallel", "microbatch_size"),
     ] + [("model", key) for key in now["model"] if key not in ("split", "recompute", "kernels")]:
-        if before[group][key] != now[group][key]:
+        was = before[group].get(key, default[group][key])  # a run of an earlier version may lack the key
+        if was != now[group][key]:
             raise ValueError(
-                f"{group}.{key} must stay {before[group][key]} when run.dir={settings.run.dir} is resumed, "
-                f"not {now[group][key]}"
+                f"{group}.{key} must stay {was} when run.dir={settings.run.dir} is resumed, not {now[group][key]}"
             )
     batch = before["parallel"]["pipelines"] * before["parallel"]["microbatches"]
     if settings.parallel.pipelines * settings.parallel.microbatches != batch:

@@ -96,6 +96,22 @@ MISTAKES = [
     (["data.path=EMPTY_FOLDER"], "data.path must hold data"),
     (["data.path=SHORT_FILE"], "data.path must hold at least one sample of model.sequence + 1 = 65 tokens"),
     (["data.path=SHORT_FILE", "model.sequence=16"], "data.validation_share must leave at least 33 held-out tokens"),
+    (["data.path=[]"], "data.path must name at least one source, not []"),
+    (
+        ["data.path=[SHORT_FILE,MISSING]", "data.weights=[1]"],
+        "one number for each of the 2 sources of data.path, not 1",
+    ),
+    (["data.path=[SHORT_FILE,SHORT_FILE]", "data.weights=[1,-1]"], "data.weights must be finite and above 0"),
+    (["data.path=[SHORT_FILE,MISSING]"], "data.path: MISSING does not exist"),
+    (["data.path=SHORT_FILE", "data.tokenizer=MISSING"], "data.tokenizer must be bytes, a tokenizer.json or a folder"),
+    (["data.separator=x"], "data.separator needs a data.tokenizer"),
+    (["data.dtype=float32"], "data.dtype must be one of auto, uint16, uint32, not float32"),
+    (["data.path=BIG_FILE", "data.tokenizer=bytes"], "data.path holds 0.3 GB of text, too much to tokenise while 11"),
+    # the optimizer
+    (["optimizer.schedule=step"], "optimizer.schedule must be one of cosine, linear, constant, wsd"),
+    (["optimizer.decay=0"], "optimizer.decay must be above 0 and at most 1, not 0.0"),
+    (["optimizer.groups=[norm]"], "optimizer.groups must be PATTERN:LR or PATTERN:LR:DECAY"),
+    (["checkpoint.hf_at_end=true", "emulate=sleep"], "checkpoint.hf_at_end needs real compute"),
     # the run folder
     (["run.dir="], "run.dir must name a folder, not nothing"),
     (["run.dir=EMPTY_FILE"], "is a file"),
@@ -116,6 +132,8 @@ def places(tmp_path_factory):
     (folder / "CONFIG_ONLY").mkdir()
     (folder / "CONFIG_ONLY" / "config.json").write_text('{"vocab_size": 300}')
     (folder / "SHORT_FILE").write_text("x" * 40)
+    with (folder / "BIG_FILE").open("wb") as file:
+        file.truncate(300_000_000)  # no block of it is on the disk
     train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
     return folder
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recycle_pp.config.settings import Optimizer
 from recycle_pp.model.stage import Stage
-from recycle_pp.numerics.optimizer import StageOptimizer, clip_scale, learning_rate
+from recycle_pp.numerics.optimizer import StageOptimizer, clip_scale, factors, learning_rate
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
@@ -108,6 +108,67 @@ def test_the_learning_rate_rises_linearly_and_falls_by_a_cosine(warmup, more):
     assert rates[:warmup] == pytest.approx([(step + 1) / warmup for step in range(warmup)])
     assert rates[warmup] == pytest.approx(1.0) and rates[-1] == pytest.approx(0.1)
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+
+
+@given(st.integers(0, 20), st.integers(1, 100), st.floats(0.01, 1.0))
+def test_wsd_stays_at_lr_and_falls_linearly_in_its_last_share(warmup, more, decay):
+    steps = warmup + more
+    optimizer = Optimizer(lr=1.0, min_lr=0.1, warmup=warmup, schedule="wsd", decay=decay)
+    rates = [learning_rate(optimizer, step, steps) for step in range(steps + 1)]
+    begin = max(warmup, steps - max(1, round(decay * steps)))
+    assert rates[warmup:begin] == [1.0] * (begin - warmup)
+    falls = [earlier - later for earlier, later in zip(rates[begin:], rates[begin + 1 :], strict=False)]
+    assert falls == pytest.approx([0.9 / (steps - begin)] * (steps - begin))
+
+
+@given(st.integers(0, 20), st.integers(2, 100))
+def test_linear_falls_by_equal_steps_to_min_lr_and_constant_does_not_fall(warmup, more):
+    steps = warmup + more
+    linear = [
+        learning_rate(Optimizer(lr=1.0, min_lr=0.1, warmup=warmup, schedule="linear"), k, steps) for k in range(steps)
+    ]
+    assert linear[warmup:] == pytest.approx([1.0 - 0.9 * k / more for k in range(more)])
+    constant = [learning_rate(Optimizer(lr=1.0, warmup=warmup, schedule="constant"), k, steps) for k in range(steps)]
+    assert constant[warmup:] == [1.0] * more and constant[:warmup] == linear[:warmup]
+
+
+def test_the_first_pattern_that_matches_a_name_gives_its_factors():
+    optimizer = Optimizer(groups=["embedding.*:0.1", "*norm*:1:0", "layers.?.*:2:0.5"])
+    names = {"embedding.weight": (0.1, 1), "layers.3.ffn_norm.weight": (1, 0), "layers.3.ffn.w_down.weight": (2, 0.5)}
+    assert {name: factors(optimizer, name) for name in names} == names
+    assert factors(optimizer, "head.weight") == factors(Optimizer(), "embedding.weight") == (1.0, 1.0)
+
+
+def test_groups_have_the_bits_of_torchs_adamw_with_param_groups():
+    settings = small(
+        parallel__stages=1,
+        optimizer__groups=["embedding.*:0.1", "*.w_down.*:3:0.5", "head.*:1:0"],
+        optimizer__clip=None,
+    )
+    stage = Stage(settings, 0, CPU)
+    optimizer, model = StageOptimizer(settings, stage), plain.whole(settings)
+    o = settings.optimizer
+    reference = torch.optim.AdamW(
+        [
+            {"params": [parameter], "weight_decay": o.weight_decay * decay * (parameter.dim() >= 2), "factor": lr}
+            for name, parameter in model.named_parameters()
+            for lr, decay in [factors(o, name)]
+        ],
+        betas=(o.beta1, o.beta2), eps=o.eps, fused=True,
+    )  # fmt: skip
+    for step in range(4):
+        reduced = gradient(stage, step)
+        for parameter, grad in zip(model.parameters(), stage.layout.views(reduced.flat), strict=True):
+            parameter.grad = grad
+        for group in reference.param_groups:
+            group["lr"] = optimizer.lr(step) * group["factor"]
+        reference.step()
+        optimizer.speculate(reduced, step)
+        optimizer.undo()
+        optimizer.speculate(reduced, step)
+        optimizer.confirm()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(stage.parameters[name], parameter), name
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(1e-3, 1e3), st.randoms())

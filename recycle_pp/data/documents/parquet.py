@@ -1,0 +1,66 @@
+"""A Parquet file: a document a row, in the column that holds the text. Needs pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .piece import Piece
+
+ROWS = 1024  # read at once
+
+
+def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
+    """From row `offset` on; rows without a text are passed over. Row groups before it are not read."""
+    with _open(file) as table:
+        kinds = {field.name: str(field.type) for field in table.schema_arrow}
+        if "string" not in kinds.get(column, ""):
+            raise ValueError(
+                f"{file} has no text in {column!r}; its columns are "
+                f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}. data.column names the column"
+            )
+        first = 0
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if first + rows > offset:
+                yield from _rows(file, table, group, column, first, offset)
+            first += rows
+
+
+def extent(file: Path) -> int:
+    with _open(file) as table:
+        return table.metadata.num_rows
+
+
+def _rows(file: Path, table: Any, group: int, column: str, row: int, offset: int) -> Iterator[Piece]:
+    batches = table.iter_batches(ROWS, row_groups=[group], columns=[column])
+    while True:
+        try:
+            batch = next(batches, None)
+        except (OSError, ValueError) as error:  # pyarrow's are one of these
+            raise ValueError(f"{file}, row {row}: {_line(error)}") from None
+        if batch is None:
+            return
+        if row + len(batch) > offset:
+            for text in batch.column(0).to_pylist():
+                row += 1
+                if text is not None and row > offset:
+                    yield Piece(text, True, row)
+        else:
+            row += len(batch)
+
+
+def _open(file: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f"{file} needs pyarrow to be read; pip install 'recycle-pp[hf]'") from None
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is no Parquet file: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,77 @@
+"""Megatron-LM's indexed data sets: PREFIX.bin holds the tokens, PREFIX.idx says of which type and how many.
+
+    prefix = find("corpus_text_document")     # also with .bin or .idx behind it; None: no such pair
+    read(prefix)
+
+The index: `MMIDIDX\\0\\0`, version 1, a code for the dtype, the numbers of sequences and of document boundaries, then
+the lengths (int32) and byte positions (int64) of all sequences. Megatron writes the sequences one after the other, so
+the file is one row of tokens; documents end where its tokenizer put an end-of-document token. Its own order of samples
+(three .npy files from numpy's RandomState) is not reproduced.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from .source import TokenSource
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, document boundaries
+DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
+
+
+def find(path: str) -> str | None:
+    """The prefix of the pair of files that `path` means, or None."""
+    prefix = path.removesuffix(".idx").removesuffix(".bin")
+    try:
+        with open(prefix + ".idx", "rb") as file:
+            named = path != prefix + ".bin"  # a .bin alone may be nanoGPT's, with something else of that name beside it
+            return prefix if named or file.read(len(MAGIC)) == MAGIC else None
+    except OSError:
+        return None
+
+
+def read(prefix: str) -> TokenSource:
+    """The memory-mapped tokens; ValueError, a sentence without the key, if the index is none or does not fit."""
+    index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
+    if not data.is_file():
+        raise ValueError(f"{index} has no {data.name} beside it")
+    size = index.stat().st_size
+    with index.open("rb") as file:
+        head = file.read(HEADER.size)
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
+        raise ValueError(f"{index} is not an index of Megatron's")
+    _, version, code, sequences, boundaries = HEADER.unpack(head)
+    if version != 1:
+        raise ValueError(f"{index} has version {version}, and only version 1 is known")
+    if code not in DTYPES:
+        raise ValueError(f"{index} says that its tokens have type {code}, which is no type of whole numbers")
+    needed = HEADER.size + 12 * sequences + 8 * boundaries
+    if size < needed:  # more: a byte a sequence for multimodal data
+        raise ValueError(f"{index} has {size} bytes; {sequences} sequences and {boundaries} boundaries need {needed}")
+    tokens = _count(index, sequences, np.dtype(DTYPES[code]).itemsize)
+    if tokens < 1:
+        raise ValueError(f"{prefix} is empty")
+    held = data.stat().st_size // np.dtype(DTYPES[code]).itemsize
+    if held < tokens:
+        raise ValueError(f"{data} holds {held} tokens and not the {tokens} that {index.name} says")
+    return TokenSource(prefix, np.memmap(data, dtype=DTYPES[code], mode="r", shape=(tokens,)))
+
+
+def _count(index: Path, sequences: int, itemsize: int) -> int:
+    """How many tokens all sequences have; ValueError unless they lie one after the other from the beginning."""
+    if not sequences:
+        return 0
+    lengths = np.memmap(index, "<i4", "r", HEADER.size, (sequences,))
+    pointers = np.memmap(index, "<i8", "r", HEADER.size + 4 * sequences, (sequences,))
+    count, block = 0, 1 << 20
+    for start in range(0, sequences, block):
+        some = lengths[start : start + block].astype(np.int64)
+        ends = count + np.cumsum(some)
+        if some.min() < 0 or not np.array_equal(pointers[start : start + block], (ends - some) * itemsize):
+            raise ValueError(f"{index}: its sequences do not lie one after the other, as Megatron writes them")
+        count = int(ends[-1])
+    return count

@@ -1,0 +1,56 @@
+"""Which sample comes when: from the number of a sample in the run to a window, in microseconds, without history.
+
+    order = Order([1000], None, seed=0)              # sample n is window n of a permutation of all, then of another
+    order = Order([1000, 50], [0.8, 0.2], seed=0)    # 4 of 5 samples from the first source, each in its own epochs
+    order.window(n)                                  # in one numbering of all sources' windows
+
+Without weights every window comes once an epoch, whatever source it is of. With weights the sources take turns by a
+fixed pattern of `PATTERN` turns: in any stretch of samples each has its share, rounded to 1 / PATTERN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from .permutation import permuted
+
+PATTERN = 4096
+
+
+class Order:
+    """counts: windows of each source; weights: shares of the samples, any positive numbers, or None.
+
+    Raises:
+        ValueError: a weight that is too small to have a turn in the pattern.
+    """
+
+    def __init__(self, counts: Sequence[int], weights: Sequence[float] | None, seed: int):
+        self._counts, self._seed = list(counts), seed
+        self._starts = [0, *accumulate(counts)]
+        self._turns = None if weights is None or len(counts) == 1 else _turns(weights)
+
+    def window(self, n: int) -> int:
+        """The window that sample n of the run is, n from 0 without end."""
+        if self._turns is None:
+            total = self._starts[-1]
+            return permuted(n % total, total, (self._seed, n // total))
+        source, before, each = self._turns[n % PATTERN]
+        epoch, i = divmod(n // PATTERN * each + before, self._counts[source])
+        return self._starts[source] + permuted(i, self._counts[source], (self._seed, epoch, source))
+
+
+def _turns(weights: Sequence[float]) -> list[tuple[int, int, int]]:
+    """For every turn: (source, its turns before this one, its turns in all). Each source's lie evenly spread."""
+    shares = np.asarray(weights, dtype=np.float64) / sum(weights) * PATTERN
+    each = np.floor(shares).astype(int)
+    for source in np.argsort(each - shares, kind="stable")[: PATTERN - int(each.sum())]:
+        each[source] += 1
+    if each.min() < 1:
+        raise ValueError(
+            f"data.weights: {weights[int(each.argmin())]} is less than 1/{PATTERN} of all, too little to have a turn"
+        )
+    turns = sorted(((i + 0.5) / count, source, i) for source, count in enumerate(map(int, each)) for i in range(count))
+    return [(source, i, int(each[source])) for _, source, i in turns]

@@ -1,0 +1,39 @@
+"""An order of n things that nobody has to store: where a keyed permutation of range(n) sends a number.
+
+permuted(i, n, (seed, epoch))     # a different one of range(n) for every i of range(n); microseconds, no table
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+ROUNDS = 4  # of the Feistel network: four make a pseudo-random permutation (Luby and Rackoff 1988)
+MASK = (1 << 64) - 1
+
+
+def permuted(i: int, n: int, key: tuple[int, ...]) -> int:
+    """Where a permutation of range(n), drawn by `key`, sends i: a Feistel network, walked until it lands in range."""
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    low = (1 << half) - 1
+    keys = _round_keys(key)
+    while True:
+        left, right = i >> half, i & low
+        for round_key in keys:
+            left, right = right, left ^ (_mixed(right ^ round_key) & low)
+        i = left << half | right
+        if i < n:
+            return i
+
+
+@functools.lru_cache(maxsize=256)  # an epoch has one key, and asking comes in order
+def _round_keys(key: tuple[int, ...]) -> list[int]:
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return [int.from_bytes(digest[8 * r : 8 * r + 8], "little") for r in range(ROUNDS)]
+
+
+def _mixed(x: int) -> int:
+    """The finaliser of splitmix64 (Steele et al. 2014): every output bit depends on every input bit."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return x ^ x >> 31

@@ -1,0 +1,40 @@
+"""Text as it lies on the disk: a token is a byte, files follow each other without a separator.
+
+read("book.txt"), read("folder"), read(None)     # None: Python's own sources, real text without a download
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from .source import TokenSource
+
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # not the library's own text
+
+
+def read(path: str | None) -> TokenSource:
+    """uint8, held in memory; ValueError (without the key) if there is no text."""
+    if path is None:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        return TokenSource("Python's standard library", _bytes(files(root, ".py")))
+    place = Path(path)
+    tokens = _bytes(files(place) if place.is_dir() else [place])
+    if not len(tokens):
+        raise ValueError(f"{path} holds no text")
+    return TokenSource(path, tokens)
+
+
+def files(root: Path, suffix: str = "") -> Iterator[Path]:
+    """The files below `root` in an order that every machine agrees on."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix) and name[0] != ".")
+
+
+def _bytes(paths: Iterable[Path]) -> np.ndarray:
+    return np.frombuffer(b"".join(path.read_bytes() for path in paths), dtype=np.uint8)

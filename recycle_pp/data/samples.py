@@ -1,0 +1,104 @@
+"""The samples of a run by number: T + 1 tokens each, a pure function of (data, seed, number). Needs no torch.
+
+    samples = Samples(settings)
+    samples.ids(first, count); samples.train(window)      # (T + 1,) tokens: inputs and, one on, targets
+    samples.held_out(i)
+
+A source is cut into windows: number w is its tokens [w T, w T + T], so neighbours share one token. The windows of
+several sources are numbered in one row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from recycle_pp.config.settings import Settings
+
+from . import sources
+from .order import Order
+from .source import TokenSource
+
+
+class Samples:
+    """Attributes:
+        name: of the sources, for messages.
+        fingerprint: of the tokens; two workers or runs with equal ones read the same data.
+        windows, held_outs: how many there are.
+
+    Raises:
+        ValueError: a path is missing, empty, too short, or holds a token outside the vocabulary.
+    """
+
+    def __init__(self, settings: Settings, report: sources.Reporter | None = None):
+        data, self._T, self._vocabulary = settings.data, settings.model.sequence, settings.model.vocabulary
+        train, own = sources.training(settings, report), sources.validation(settings, report)
+        self.name = ", ".join(source.name for source in train)
+        self.fingerprint = _fingerprint([source.fingerprint for source in train], data.weights)
+        cuts = [len(source) - (0 if own else int(len(source) * data.validation_share)) for source in train]
+        for source in train + own:
+            if source.tokens.dtype == np.uint8 and not isinstance(source.tokens, np.memmap):
+                self._check(source.tokens, source.name)  # a memory-mapped file is checked as it is read
+        self._train = Windows([s.part(0, cut) for s, cut in zip(train, cuts, strict=True)], self._T)
+        self._held_out = Windows(own or [s.part(cut, len(s)) for s, cut in zip(train, cuts, strict=True)], self._T)
+        for source, count in zip(train, self._train.counts, strict=True):
+            if count < 1:
+                raise ValueError(
+                    f"data.path: {source.name} has {len(source)} tokens, too few for one training sample of "
+                    f"model.sequence={self._T}" + ("" if own else " beside the held-out part")
+                )
+        self._order = Order(self._train.counts, data.weights, settings.run.seed)
+        self.windows, self.held_outs = len(self._train), len(self._held_out)
+
+    def ids(self, first: int, count: int) -> list[int]:
+        """The windows of samples `first` to `first + count - 1` of the run."""
+        return [self._order.window(n) for n in range(first, first + count)]
+
+    def train(self, window: int) -> np.ndarray:
+        return self._checked(self._train, window)
+
+    def held_out(self, window: int) -> np.ndarray:
+        return self._checked(self._held_out, window)
+
+    def _checked(self, windows: Windows, window: int) -> np.ndarray:
+        tokens, name = windows[window]
+        self._check(tokens, name)
+        return tokens
+
+    def _check(self, tokens: np.ndarray, name: str) -> None:
+        if (largest := int(tokens.max())) >= self._vocabulary:
+            raise ValueError(
+                f"data.path: {name} holds token {largest}; model.vocabulary must be at least {largest + 1}, "
+                f"it is {self._vocabulary}"
+            )
+        if tokens.dtype.kind == "i" and int(tokens.min()) < 0:
+            raise ValueError(f"data.path: {name} holds token {int(tokens.min())}, and a token is at least 0")
+
+
+class Windows:
+    """The windows of several sources in one row."""
+
+    def __init__(self, parts: Sequence[TokenSource], T: int):
+        self._parts, self._T = parts, T
+        self.counts = [max(0, (len(part) - 1) // T) for part in parts]
+        self._starts = [0, *accumulate(self.counts)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, window: int) -> tuple[np.ndarray, str]:
+        """(T + 1,) tokens, and the name of their source."""
+        number = 0
+        while window >= self._starts[number + 1]:
+            number += 1
+        start = (window - self._starts[number]) * self._T
+        return self._parts[number].slice(start, start + self._T + 1), self._parts[number].name
+
+
+def _fingerprint(parts: Sequence[str], weights: Sequence[float] | None) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    return hashlib.sha256(repr((list(parts), weights and list(weights))).encode()).hexdigest()[:16]

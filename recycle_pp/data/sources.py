@@ -1,0 +1,124 @@
+"""The token sources that a configuration names, of any format.
+
+    sources = training(settings); sources = validation(settings)      # [] where it has no files of its own
+
+What a path means: None Python's own sources; PREFIX.idx with PREFIX.bin Megatron's; any other .bin bare tokens; else
+text: with data.tokenizer tokenised once into a file in `cache_folder()`, without one the bytes as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from recycle_pp.config.settings import Data, Settings
+
+from . import megatron, raw_text, token_file
+from .documents import Corpus
+from .source import TokenSource
+from .tokenization import Recipe, Report, tokenise
+from .tokenizer import load
+
+Reporter = Callable[[str, Report], None]  # name of the source, how far it is
+
+
+def training(settings: Settings, report: Reporter | None = None) -> list[TokenSource]:
+    """The sources of data.path; ValueError: a sentence that names the key."""
+    named: list[str | None] = [*paths(settings.data.path)]
+    return [_open(settings, "data.path", path, report) for path in named or [None]]
+
+
+def validation(settings: Settings, report: Reporter | None = None) -> list[TokenSource]:
+    """The sources of data.validation_path; ValueError: a sentence that names the key."""
+    key = "data.validation_path"
+    return [_open(settings, key, path, report) for path in paths(settings.data.validation_path)]
+
+
+def paths(value: str | list[str] | None) -> list[str]:
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def untokenised(settings: Settings) -> int:
+    """How many bytes of text would have to be tokenised before the first step."""
+    data, size = settings.data, 0
+    for path in paths(data.path) + paths(data.validation_path):
+        if data.tokenizer is not None and is_text(path):
+            recipe = _recipe(data, path)
+            size += 0 if cached(recipe).exists() else sum(recipe.corpus.sizes)
+    return size
+
+
+def needs_preparation(data: Data) -> bool:
+    """More than one file or folder of bytes, or of bare tokens, of which the size says enough."""
+    if data.path is None:
+        return data.validation_path is not None
+    return (
+        isinstance(data.path, list)
+        or data.validation_path is not None
+        or (data.tokenizer is not None and is_text(data.path))
+        or megatron.find(data.path) is not None
+        or token_file.sidecar(data.path).exists()
+    )
+
+
+def is_text(path: str) -> bool:
+    return megatron.find(path) is None and not path.endswith(".bin")
+
+
+def cached(recipe: Recipe) -> Path:
+    """Where a text that was named in data.path lies when it is tokenised."""
+    return cache_folder() / f"{recipe.digest}.bin"
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/recycle_pp/tokens, by default below ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recycle_pp" / "tokens"
+
+
+def _open(settings: Settings, key: str, path: str | None, report: Reporter | None) -> TokenSource:
+    data, vocabulary = settings.data, settings.model.vocabulary
+    if data.tokenizer is not None and path is not None and is_text(path):
+        return _tokenised(settings, key, path, report)
+    try:
+        if path is None:
+            return raw_text.read(None)
+        if (prefix := megatron.find(path)) is not None:
+            return megatron.read(prefix)
+        place = Path(path)
+        if not place.exists():
+            raise ValueError(f"{path} does not exist")
+        if place.suffix == ".bin":
+            return token_file.read(path, data.dtype, vocabulary)
+        if place.suffix == ".parquet":
+            raise ValueError(f"{path} needs a data.tokenizer: bytes, a tokenizer.json or a folder with one")
+        return raw_text.read(path)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _tokenised(settings: Settings, key: str, path: str, report: Reporter | None) -> TokenSource:
+    recipe = _recipe(settings.data, path, key)
+    vocabulary, needed = settings.model.vocabulary, recipe.tokenizer.vocabulary
+    if needed > vocabulary:
+        raise ValueError(
+            f"data.tokenizer={settings.data.tokenizer} has {needed} tokens; "
+            f"model.vocabulary must be at least {needed}, it is {vocabulary}"
+        )
+    try:
+        out = cached(recipe)
+        tokenise(recipe, out, (lambda now: report(path, now)) if report else lambda now: None)
+        return TokenSource(path, token_file.read(str(out), "auto", vocabulary).tokens)
+    except OSError as error:
+        raise ValueError(f"{key}: {path} cannot be tokenised: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _recipe(data: Data, path: str, key: str = "data.path") -> Recipe:
+    assert data.tokenizer is not None
+    tokenizer = load(data.tokenizer, data.separator)
+    try:
+        return Recipe(Corpus.of([path], data.column), tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None

@@ -1,0 +1,111 @@
+"""Token files: bare numbers, as nanoGPT writes them, and ours, which have a description beside them.
+
+    read("train.bin", dtype="auto", vocabulary=50257)
+    describe("train.bin")                  # what train.bin.json says, checked against the file; None without one
+
+`train.bin` holds little-endian uint16 or uint32 and nothing else. `recycle_pp.tokenize` writes `train.bin.json` beside
+it: dtype, count, vocabulary, checksum. Without it a file says nothing of its type.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .source import TokenSource
+
+DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+BLOCK = 1 << 20  # bytes read at once for a checksum
+
+
+@dataclass(frozen=True)
+class Description:
+    """Of a finished token file."""
+
+    dtype: str  # uint16 | uint32
+    tokens: int
+    documents: int
+    vocabulary: int  # largest token id that the tokenizer has, + 1
+    separator: int  # token behind every document
+    crc32: int  # of the file's bytes
+    recipe: str  # digest of what it was made from
+
+    @property
+    def bytes(self) -> int:
+        return self.tokens * DTYPES[self.dtype].itemsize
+
+
+def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
+    """The memory-mapped tokens of `path`.
+
+    dtype: uint16, uint32, or auto: as described beside the file, else uint32 if `vocabulary` is above 65536.
+
+    Raises:
+        ValueError: empty, not a whole number of tokens, or not as described; a sentence without the key.
+    """
+    place = Path(path)
+    description = describe(place)
+    if description is not None:
+        if dtype not in ("auto", description.dtype):
+            raise ValueError(f"{path} holds {description.dtype}, as {sidecar(place).name} says, and not {dtype}")
+        if description.vocabulary > vocabulary:
+            raise ValueError(
+                f"{path} was made by a tokenizer of {description.vocabulary} tokens; "
+                f"model.vocabulary must be at least {description.vocabulary}, it is {vocabulary}"
+            )
+        dtype = description.dtype
+    elif dtype == "auto":
+        dtype = "uint32" if vocabulary > 1 << 16 else "uint16"
+    size, itemsize = place.stat().st_size, DTYPES[dtype].itemsize
+    if size < itemsize:
+        raise ValueError(f"{path} is empty")
+    if size % itemsize:
+        raise ValueError(f"{path} has {size} bytes, which is no whole number of {dtype}")
+    return TokenSource(path, np.memmap(place, dtype=DTYPES[dtype], mode="r"))
+
+
+def sidecar(path: str | Path) -> Path:
+    """Where the description of a token file lies."""
+    return Path(f"{path}.json")
+
+
+def describe(path: str | Path) -> Description | None:
+    """The description beside a token file, None if there is none; ValueError if the two do not go together."""
+    beside = sidecar(path)
+    try:
+        found = json.loads(beside.read_text())
+        description = Description(**found)
+        numbers = [getattr(description, key) for key in ("tokens", "documents", "vocabulary", "separator", "crc32")]
+        if description.dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in numbers):
+            raise ValueError("a value is impossible")
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(
+            f"{beside} does not describe a token file ({error}); remove it or make the file anew"
+        ) from None
+    if (size := Path(path).stat().st_size) != description.bytes:
+        raise ValueError(f"{path} has {size} bytes and not the {description.bytes} that {beside.name} says")
+    return description
+
+
+def write_description(path: str | Path, description: Description) -> None:
+    """Returns when it is on the disk."""
+    with sidecar(path).open("w") as file:
+        file.write(json.dumps(asdict(description), indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def checksum(path: str | Path, size: int | None = None) -> int:
+    """CRC-32 of the first `size` bytes of a file (all by default)."""
+    crc, left = 0, size
+    with Path(path).open("rb") as file:
+        while block := file.read(BLOCK if left is None else min(BLOCK, left)):
+            crc, left = zlib.crc32(block, crc), None if left is None else left - len(block)
+    return crc

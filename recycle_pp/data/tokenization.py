@@ -1,0 +1,225 @@
+"""Text, tokenised once into a memory-mapped file; whoever interrupts it loses seconds.
+
+    recipe = Recipe(Corpus.of(["corpus.parquet"]), load("models/smollm"))
+    description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; the same call goes on where it stopped
+    description = verify(Path("train.bin"))                              # its checksum
+
+Meanwhile there are `train.bin.partial` and `train.bin.partial.json`, which says how much of it is sure and where in the
+text to go on; the latter is renewed every few seconds. An interrupted and resumed file has the bytes of one that was
+made at once. `train.bin` appears by a rename, after its description and all its bytes have reached the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from .documents import Corpus, Position
+from .token_file import DTYPES, Description, checksum, describe, sidecar, write_description
+from .tokenizer import Tokenizer
+
+TOGETHER = 1 << 19  # characters given to the tokenizer at once: a fraction of a second, which a Ctrl-C may wait
+SURE_SECONDS = 5.0  # between two renewals of the record
+VERSION = 1  # of what a text becomes: another one makes all files anew
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides every token of the file."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+
+    @property
+    def digest(self) -> str:
+        """Of the tokenizer and of the files' names, sizes and times: their contents are not read."""
+        corpus = self.corpus
+        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in corpus.files]
+        words = (VERSION, self.tokenizer.digest, corpus.column, files)
+        return hashlib.sha256(repr(words).encode()).hexdigest()[:32]
+
+    @property
+    def dtype(self) -> str:
+        return "uint32" if self.tokenizer.vocabulary > 1 << 16 else "uint16"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is sure of a file that is being made."""
+
+    recipe: str
+    file: int = 0  # Position
+    offset: int = 0
+    tokens: int = 0
+    documents: int = 0
+    crc32: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far it is: bytes of text, of `total`; `begun` of them were done before this call."""
+
+    done: int
+    total: int
+    begun: int
+    tokens: int
+
+
+def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambda report: None) -> Description:
+    """Makes `out` and its description, or finds them made from the same recipe; blocks until then.
+
+    A KeyboardInterrupt, or any other exception, leaves what a further call needs to go on. A second process that is
+    asked for the same file waits for the first.
+
+    Raises:
+        ValueError: `out` holds something else, or the text cannot be read; OSError: it cannot be written.
+    """
+    digest = recipe.digest
+    if (found := _finished(out, digest)) is not None:
+        return found
+    partial = Path(f"{out}.partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(partial) as file:
+        if (found := _finished(out, digest)) is not None:  # by the process that was waited for
+            partial.unlink()
+            return found
+        progress = _continue(file, partial, digest, recipe)
+        progress = _Writer(recipe, file, partial, progress).run(report)
+        description = Description(
+            recipe.dtype, progress.tokens, progress.documents, recipe.tokenizer.vocabulary,
+            recipe.tokenizer.separator, progress.crc32, digest,
+        )  # fmt: skip
+        write_description(out, description)
+        partial.rename(out)
+        _record(partial).unlink()
+    return description
+
+
+def verify(path: Path) -> Description:
+    """The description of a finished file; ValueError if it has none or does not have the bytes that were written."""
+    description = describe(path) if path.is_file() else None
+    if description is None:
+        raise ValueError(f"{path} is no finished token file with a {sidecar(path).name} beside it")
+    if checksum(path) != description.crc32:
+        raise ValueError(f"{path} does not have the bytes that were written: its checksum differs; make it anew")
+    return description
+
+
+class _Writer:
+    def __init__(self, recipe: Recipe, file: BinaryIO, partial: Path, progress: Progress):
+        self._recipe, self._file, self._partial = recipe, file, partial
+        self._progress, self._renewed = progress, time.monotonic()
+
+    def run(self, report: Callable[[Report], None]) -> Progress:
+        """To the last token, which is on the disk then."""
+        corpus = self._recipe.corpus
+        begun, total = corpus.done(Position(self._progress.file, self._progress.offset)), sum(corpus.sizes)
+        try:
+            for texts, ends, behind in self._batches():
+                self._add(texts, ends, behind)
+                if time.monotonic() > self._renewed + SURE_SECONDS:
+                    self._renew()
+                report(Report(corpus.done(behind), total, begun, self._progress.tokens))
+        finally:
+            self._renew()
+        return self._progress
+
+    def _batches(self) -> Iterator[tuple[list[str], list[bool], Position]]:
+        texts: list[str] = []
+        ends: list[bool] = []
+        start = behind = Position(self._progress.file, self._progress.offset)
+        size = 0
+        for piece, behind in self._recipe.corpus.pieces(start):
+            texts.append(piece.text)
+            ends.append(piece.ends)
+            size += len(piece.text) + 64  # of many tiny documents it is the number that counts
+            if size >= TOGETHER:
+                yield texts, ends, behind
+                texts, ends, size = [], [], 0
+        if texts:
+            yield texts, ends, behind
+
+    def _add(self, texts: list[str], ends: list[bool], behind: Position) -> None:
+        tokenizer, dtype = self._recipe.tokenizer, DTYPES[self._recipe.dtype]
+        separator = np.array([tokenizer.separator], dtype)
+        parts = []
+        for ids, end in zip(tokenizer.encode(texts), ends, strict=True):
+            parts += [ids.astype(dtype), separator] if end else [ids.astype(dtype)]
+        tokens = np.concatenate(parts)
+        content = tokens.tobytes()
+        self._file.write(content)
+        now = self._progress
+        self._progress = replace(
+            now,
+            file=behind.file,
+            offset=behind.offset,
+            tokens=now.tokens + len(tokens),
+            documents=now.documents + sum(ends),
+            crc32=zlib.crc32(content, now.crc32),
+        )
+
+    def _renew(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        record = _record(self._partial)
+        new = record.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self._progress)))
+        new.replace(record)
+        self._renewed = time.monotonic()
+
+
+def _finished(out: Path, digest: str) -> Description | None:
+    """The description of `out` if it is there; ValueError if something else is."""
+    if not out.exists():
+        return None
+    description = describe(out)
+    if description is None:
+        raise ValueError(f"{out} exists and was not made by this command; name another file")
+    if description.recipe != digest:
+        raise ValueError(f"{out} was made from another text or by another tokenizer; remove it or name another file")
+    return description
+
+
+def _continue(file: BinaryIO, partial: Path, digest: str, recipe: Recipe) -> Progress:
+    """What stands of an earlier try, with the file cut behind it; from the beginning if it cannot be used."""
+    itemsize = DTYPES[recipe.dtype].itemsize
+    progress = Progress(digest)
+    try:
+        found = Progress(**json.loads(_record(partial).read_text()))
+        if found.recipe == digest and checksum(partial, found.tokens * itemsize) == found.crc32:
+            progress = found
+    except (OSError, ValueError, TypeError):
+        pass
+    file.truncate(progress.tokens * itemsize)
+    file.seek(0, os.SEEK_END)
+    return progress
+
+
+def _record(partial: Path) -> Path:
+    return partial.with_name(partial.name + ".json")
+
+
+@contextmanager
+def _exclusive(partial: Path) -> Iterator[BinaryIO]:
+    """The partial file, held by this process alone; blocks as long as another one holds it. The dead hold nothing."""
+    while True:
+        file = partial.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if partial.exists() and os.fstat(file.fileno()).st_ino == partial.stat().st_ino:
+                yield file
+                return
+        finally:
+            file.close()
+        # The other one has finished and renamed it; what this one opened is the finished file, or nothing.

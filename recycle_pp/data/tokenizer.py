@@ -1,0 +1,123 @@
+"""From text to tokens: a tokenizer.json of Hugging Face's, a folder that holds one, or bytes.
+
+    tokenizer = load("bytes"); tokenizer = load("models/smollm", separator=None)
+    tokenizer.encode(["a text", "another"])      # one array of ids each; no special tokens are added
+    tokenizer.separator                          # the id to put behind every document
+
+Nothing is downloaded. Reading a tokenizer.json needs the package tokenizers (`recycle-pp[hf]`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BYTES = "bytes"
+ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<end_of_text>",
+    "<｜end▁of▁sentence｜>",
+    "[EOS]",
+)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """digest: of all that decides which tokens a text has; vocabulary: the largest id + 1."""
+
+    encode: Callable[[Sequence[str]], list[np.ndarray]]
+    vocabulary: int
+    separator: int
+    digest: str
+
+
+def load(place: str, separator: str | None = None) -> Tokenizer:
+    """The tokenizer at `place`: bytes, a tokenizer.json or a folder with one.
+
+    separator: the token behind every document; None: the tokenizer's own end of text (of bytes: the byte 0).
+
+    Raises:
+        ValueError: it is none of these, or has no such token; the sentence names the key.
+    """
+    if place == BYTES:
+        if separator is not None:
+            raise ValueError("data.separator must be null for data.tokenizer=bytes, whose separator is the byte 0")
+        return Tokenizer(_bytes, 256, 0, BYTES)
+    file = definition(place)
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError(f"data.tokenizer={place} needs the package tokenizers; pip install 'recycle-pp[hf]'") from None
+    text = file.read_bytes()
+    try:
+        found = tokenizers.Tokenizer.from_buffer(text)
+    except Exception as error:  # whatever the library says of a file that is none
+        raise ValueError(f"data.tokenizer: {file} is no tokenizer ({str(error).splitlines()[0]})") from None
+    found.no_truncation()
+    found.no_padding()
+    ids = found.get_vocab(with_added_tokens=True)
+    name = _end_of_text(file, ids, separator)
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = found.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    digest = hashlib.sha256(text).hexdigest()
+    return Tokenizer(encode, max(ids.values()) + 1, ids[name], f"{digest}-{ids[name]}")
+
+
+def definition(place: str) -> Path:
+    """The tokenizer.json that `place` means; ValueError if there is none."""
+    path = Path(place)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir() and not file.is_file() and (path / "tokenizer.model").is_file():
+        raise ValueError(
+            f"data.tokenizer: {place} has only tokenizer.model; convert it once, in Python: "
+            f"transformers.AutoTokenizer.from_pretrained({place!r}).save_pretrained({place!r})"
+        )
+    if not file.is_file():
+        raise ValueError(
+            f"data.tokenizer must be bytes, a tokenizer.json or a folder that holds one; {place!r} is none"
+        )
+    return file
+
+
+def _bytes(texts: Sequence[str]) -> list[np.ndarray]:
+    return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+
+def end_of_text(definition: Path, separator: str | None) -> str:
+    """The token that ends a text: `separator`, or what the tokenizer's files say; ValueError without one."""
+    found = json.loads(definition.read_text())
+    ids = dict(found["model"]["vocab"]) | {token["content"]: token["id"] for token in found.get("added_tokens", ())}
+    return _end_of_text(definition, ids, separator)
+
+
+def _end_of_text(file: Path, ids: Container[str], separator: str | None) -> str:
+    """What the files beside a tokenizer.json call its end of text, or one of the usual names."""
+    if separator is not None:
+        if separator not in ids:
+            raise ValueError(f"data.separator: {file} has no token {separator!r}")
+        return separator
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            found: Any = json.loads((file.parent / name).read_text())["eos_token"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found = found.get("content") if isinstance(found, dict) else found
+        if isinstance(found, str) and found in ids:
+            return found
+    for name in ENDS:
+        if name in ids:
+            return name
+    raise ValueError(f"data.separator must name the token behind every document: {file} does not say which it is")

@@ -1,0 +1,73 @@
+"""Writes a run's model as a folder that Hugging Face's from_pretrained loads.
+
+    python -m recycle_pp.export runs/mine out                  # the newest complete checkpoint, also while the job runs
+    python -m recycle_pp.export runs/mine out --step 2000 --dtype bfloat16
+
+Safetensors (with an index if there are several files), config.json, the tokenizer. The project's own model becomes a
+Llama; a model that came from a folder (model.path) keeps that folder's config.json, tokenizer and names; a model that
+is your own code is written without a config.json. `out` appears by a rename: it is whole or not there. docs/data.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import torch
+
+from recycle_pp.state.hf_folder import of_run, refuse_existing, write
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0; 2 after one sentence about what is wrong; 130 or 143 where a signal stopped it."""
+    arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        out = Path(arguments.out)
+        refuse_existing(out)
+        model, path = of_run(arguments.run_dir, arguments.step, DTYPES[arguments.dtype])
+        has_tokenizer = write(model, out, report=_report)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; nothing was written", file=sys.stderr)
+        return 130
+    print(f"{out}: {len(model.parts)} tensors of {path.name} in {arguments.dtype}")
+    if model.config is None:
+        print("without a config.json: the model is code of your own; load the weights by name")
+    if not has_tokenizer:
+        print("without a tokenizer: neither data.tokenizer nor model.path says which it was")
+    return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _report(done: int, total: int) -> None:
+    if done < total:
+        print(f"{done / 1e9:.1f} of {total / 1e9:.1f} GB written", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m recycle_pp.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
+    add("out", metavar="OUT", help="a folder that does not exist yet")
+    add("--step", type=int, help="the checkpoint after so many steps (default: the newest)")
+    add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default float32: all their bits)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Samples text from a checkpoint of a run.
+
+    python -m recycle_pp.generate runs/mine --prompt "def "                      # the newest complete checkpoint
+    python -m recycle_pp.generate runs/mine --prompt "def " --temperature 0      # always the likeliest token
+    python -m recycle_pp.generate runs/mine --prompt "def " --top-k 40 --seed 1 --max-tokens 200 --step 2000
+
+The prompt and what the model says go to stdout as they come. The same seed gives the same text on the same machine.
+Needs recycle-pp[hf]: transformers runs the model, as `recycle_pp.export` would write it, on a GPU if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from recycle_pp.state.hf_folder import Exported, of_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0; 2 after one sentence about what is wrong; 130 or 143 where a signal stopped it."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        _check(arguments)
+        model, tokenizer = load(of_run(arguments.run_dir, arguments.step, torch.float32)[0])
+        generate(model, tokenizer, arguments)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    return 0
+
+
+def load(weights: Exported) -> tuple[Any, Any]:
+    """(model, tokenizer) of transformers, ready to generate; ValueError if there is no config.json or tokenizer."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError("this needs the package transformers; pip install 'recycle-pp[hf]'") from None
+    transformers.logging.set_verbosity_error()
+    if weights.config is None:
+        raise ValueError("generate knows models with a config.json; this one is code of your own: sample with that")
+    with tempfile.TemporaryDirectory() as folder:
+        if not weights.write_config(Path(folder)):
+            raise ValueError("nothing says which tokenizer this run used: neither data.tokenizer nor model.path is set")
+        config = transformers.AutoConfig.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    state = weights.load(list(weights.parts))
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or model._tied_weights_keys or ())
+    if unexpected or set(missing) - tied - {name for name, _ in model.named_buffers()}:
+        raise ValueError(f"config.json and the checkpoint do not go together: {sorted({*missing, *unexpected})[0]}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), tokenizer
+
+
+def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
+    """Prints the prompt and up to --max-tokens more."""
+    import transformers
+
+    ids = tokenizer(arguments.prompt, return_tensors="pt", add_special_tokens=False).input_ids.to(model.device)
+    if not ids.shape[1]:
+        raise ValueError("--prompt must have at least one token")
+    room = getattr(model.config, "max_position_embeddings", None)
+    if room is not None and ids.shape[1] >= room:
+        raise ValueError(
+            f"--prompt must have less than {room} tokens, what the model was trained on, not {ids.shape[1]}"
+        )
+    count = arguments.max_tokens if room is None else min(arguments.max_tokens, room - ids.shape[1])
+    sampling: dict[str, Any] = {"do_sample": False}
+    if arguments.temperature:
+        sampling = {"do_sample": True, "temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": 1.0}
+    torch.manual_seed(arguments.seed)
+    end = tokenizer.eos_token_id
+    with torch.inference_mode():
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            pad_token_id=end if end is not None else 0,
+            eos_token_id=end,
+            streamer=transformers.TextStreamer(tokenizer, skip_special_tokens=True),
+            **sampling,
+        )
+    if count < arguments.max_tokens:
+        print(f"(at most {count} tokens: the model was trained on {room} at once)", file=sys.stderr)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name, least in (("max_tokens", 1), ("top_k", 0), ("temperature", 0), ("seed", 0)):
+        if not getattr(arguments, name) >= least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(arguments, name)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m recycle_pp.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
+    add("--prompt", required=True, help="what the text begins with")
+    add("--step", type=int, help="the checkpoint after so many steps (default: the newest)")
+    add("--max-tokens", type=int, default=200, help="how many to add (default 200)")
+    add("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
+    add("--top-k", type=int, default=0, help="draw from the likeliest k tokens (default 0: from all)")
+    add("--seed", type=int, default=0)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

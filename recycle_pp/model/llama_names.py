@@ -1,0 +1,69 @@
+"""The project's Transformer under the names of Hugging Face's Llama.
+
+    for own, parts in to_llama(settings.model).items():      # "layers.0.attention.wqkv.weight"
+        for name, rows in parts:                             # "model.layers.0.self_attn.q_proj.weight", slice(0, 64)
+            ...
+    config = llama_config(settings.model)                    # what config.json says
+
+Both turn half vectors (rotate-half RoPE) and hold q | k | v and gate | up in this order of rows, so a tensor here is
+a concatenation of rows there, and nothing is permuted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recycle_pp.config.settings import Model
+
+
+def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
+    """Own name -> [(Hugging Face's name, its rows of the own tensor)], every parameter, in canonical order."""
+    head = model.width // model.heads
+    everything, q, k = slice(None), model.heads * head, model.kv_heads * head
+    names = {"embedding.weight": [("model.embed_tokens.weight", everything)]}
+    for layer in range(model.layers):
+        own, hf = f"layers.{layer}.", f"model.layers.{layer}."
+        attention, mlp = f"{hf}self_attn.", f"{hf}mlp."
+        names |= {
+            f"{own}attention_norm.weight": [(f"{hf}input_layernorm.weight", everything)],
+            f"{own}attention.wqkv.weight": [
+                (f"{attention}q_proj.weight", slice(0, q)),
+                (f"{attention}k_proj.weight", slice(q, q + k)),
+                (f"{attention}v_proj.weight", slice(q + k, q + 2 * k)),
+            ],
+            f"{own}attention.wo.weight": [(f"{attention}o_proj.weight", everything)],
+            f"{own}ffn_norm.weight": [(f"{hf}post_attention_layernorm.weight", everything)],
+            f"{own}ffn.w_gate_up.weight": [
+                (f"{mlp}gate_proj.weight", slice(0, model.ffn)),
+                (f"{mlp}up_proj.weight", slice(model.ffn, 2 * model.ffn)),
+            ],
+            f"{own}ffn.w_down.weight": [(f"{mlp}down_proj.weight", everything)],
+        }
+    return names | {
+        "norm.weight": [("model.norm.weight", everything)],
+        "head.weight": [("lm_head.weight", everything)],
+    }
+
+
+def llama_config(model: Model) -> dict[str, Any]:
+    """The content of a config.json that makes transformers build this model."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.width,
+        "intermediate_size": model.ffn,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.width // model.heads,
+        "max_position_embeddings": model.sequence,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": None,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.02,
+    }

@@ -1,0 +1,266 @@
+"""A checkpoint as a folder that Hugging Face's `from_pretrained` loads: safetensors, config.json, the tokenizer.
+
+    model, path = of_run("runs/mine", step=None, dtype=torch.float32)    # of the newest whole checkpoint
+    write(model, Path("out"))                                # appears by a rename; blocks until it is on the disk
+    model.config; model.load(["lm_head.weight"])             # or piece by piece
+
+The project's own Transformer becomes a Llama. A model of another folder (`model.path`) keeps its names, its config.json
+and its tokenizer. Any other is written without a config.json. Only the weights are read, a file's worth at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recycle_pp.config.settings import Model
+from recycle_pp.data import tokenizer
+from recycle_pp.data.sources import is_text, paths
+from recycle_pp.model.llama_names import llama_config, to_llama
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from . import checkpoint
+from .checksum import damage
+
+TRIES = 3  # a job that runs deletes checkpoints: then the next one is taken
+SHARD = 4 << 30  # bytes of a file, at most; a larger tensor has one of its own
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the folder: rows of a tensor of the checkpoint."""
+
+    source: str
+    rows: slice
+    shape: tuple[int, ...]
+
+
+class Exported:
+    """The model of a checkpoint under the names that Hugging Face knows.
+
+    Attributes:
+        config: the content of config.json; None for a model that is the user's own code.
+        parts: name -> Part, in the model's order.
+
+    Raises:
+        ValueError: the checkpoint does not hold what the configuration says.
+    """
+
+    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
+        self._path, self.dtype = path, dtype
+        self._run, self._folder = run, run["model"].get("path")
+        held = {
+            name[len("model.") :]: shape for name, shape in checkpoint.shapes(path).items() if name.startswith("model.")
+        }
+        self.own = "layers.0.attention.wqkv.weight" in held
+        if self.own:
+            known = {field.name for field in fields(Model)}
+            model = Model(**{key: value for key, value in run["model"].items() if key in known})
+            names = to_llama(model)
+            if names.keys() != held.keys():
+                other = sorted(names.keys() ^ held.keys())[0]
+                raise ValueError(f"{path} does not hold the model of its run's config.yaml: they differ in {other}")
+            self.parts = {
+                name: Part(own, rows, _rows(held[own], rows)) for own, parts in names.items() for name, rows in parts
+            }
+            self.config: dict[str, Any] | None = llama_config(model)
+        else:
+            self.parts = {name: Part(name, slice(None), shape) for name, shape in held.items()}
+            self.config = None
+        if self._folder is not None and (found := Path(self._folder) / "config.json").is_file():
+            self.config = json.loads(found.read_text())
+        if self.config is not None:
+            self.config.pop("torch_dtype", None)
+            self.config["dtype"] = str(dtype).removeprefix("torch.")
+
+    def size(self, name: str) -> int:
+        return prod(self.parts[name].shape) * self.dtype.itemsize
+
+    def load(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """These tensors, contiguous, in `dtype`, each with a memory of its own."""
+        sources = dict.fromkeys(self.parts[name].source for name in names)
+        whole = checkpoint.load(self._path, [f"model.{source}" for source in sources])
+        out = {}
+        for name in names:
+            part = self.parts[name]
+            out[name] = whole[f"model.{part.source}"][part.rows].to(self.dtype, copy=True).contiguous()
+        return out
+
+    def write_config(self, folder: Path) -> bool:
+        """config.json and the tokenizer; False if nothing says what the tokenizer was."""
+        if self._folder is not None:
+            _copy(Path(self._folder), ("generation_config.json",), folder)
+        if self.config is not None:
+            _write_json(folder / "config.json", self.config)
+        data = self._run["data"]
+        place = data.get("tokenizer")
+        if place is None and self._folder is not None:
+            return _copy(Path(self._folder), TOKENIZER, folder)
+        if place == tokenizer.BYTES or (place is None and all(map(is_text, paths(data.get("path"))))):
+            _write_bytes_tokenizer(folder)
+            return True
+        if place is None:  # a file of bare tokens
+            return False
+        _copy_tokenizer(tokenizer.definition(place), data.get("separator"), folder)
+        return True
+
+
+def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[Exported, Path]:
+    """The model of a checkpoint of a run, and the checkpoint; the newest whole one if `step` is None.
+
+    Raises:
+        ValueError: no run, no such checkpoint, or a damaged one.
+    """
+    run = RunFolder(run_dir)
+    if not run.config.is_file():
+        raise ValueError(f"{run_dir} holds no run: there is no {run.config.name} in it")
+    for last in (False,) * (TRIES - 1) + (True,):
+        path = _checkpoint(run, step)
+        try:
+            if (wrong := damage(path)) is not None:
+                raise ValueError(f"the checkpoint {path} is damaged: {wrong}")
+            return Exported(run.read_config(), path, dtype), path
+        except (ValueError, OSError):
+            if last or path.exists():
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _checkpoint(run: RunFolder, step: int | None) -> Path:
+    found = checkpoint.complete(run.checkpoints)
+    if not found:
+        raise ValueError(f"{run.path} holds no complete checkpoint yet; checkpoint.every makes some on the way")
+    if step is None:
+        return found[-1]
+    path = run.checkpoints / checkpoint.name(step)
+    if path not in found:
+        there = ", ".join(place.name.removeprefix("step-").lstrip("0") for place in found)
+        raise ValueError(f"--step must be one of {there}, the checkpoints in {run.path}, not {step}")
+    return path
+
+
+def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
+    """Makes the folder `out`, all or nothing; False if it holds no tokenizer, as nothing says what it was.
+
+    shard: bytes of a file of weights, at most; report(done, total) in bytes, after every file.
+
+    Raises:
+        ValueError: `out` exists; OSError: it cannot be written.
+    """
+    refuse_existing(out)
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir(parents=True)
+    try:
+        has_tokenizer = model.write_config(temporary)
+        _write_weights(model, temporary, shard, report or (lambda done, total: None))
+        for file in temporary.iterdir():
+            _sync(file)
+        _sync(temporary)
+        temporary.rename(out)
+        _sync(out.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return has_tokenizer
+
+
+def refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise ValueError(f"{out} exists; name a new folder")
+
+
+def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[int, int], None]) -> None:
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise ValueError("this needs the package safetensors; pip install 'recycle-pp[hf]'") from None
+    shards: list[list[str]] = [[]]
+    for name in model.parts:
+        if shards[-1] and sum(map(model.size, shards[-1])) + model.size(name) > shard:
+            shards.append([])
+        shards[-1].append(name)
+    total, done = sum(map(model.size, model.parts)), 0
+    index: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(model.load(names), folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors makes it for this user alone
+        index |= dict.fromkeys(names, file)
+        done += sum(map(model.size, names))
+        report(done, total)
+    if len(shards) > 1:
+        _write_json(
+            folder / "model.safetensors.index.json",
+            {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))},
+        )
+
+
+def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
+    return (len(range(shape[0])[rows]), *shape[1:])
+
+
+def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
+    """Whether there was any of them."""
+    there = [name for name in names if (source / name).is_file()]
+    for name in there:
+        shutil.copyfile(source / name, folder / name)
+    return bool(there)
+
+
+def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> None:
+    """A tokenizer.json with what lies beside it, or with the little that `from_pretrained` needs beside it."""
+    if definition.name == "tokenizer.json":
+        _copy(definition.parent, TOKENIZER, folder)
+    shutil.copyfile(definition, folder / "tokenizer.json")
+    if not (folder / "tokenizer_config.json").exists():
+        end = tokenizer.end_of_text(definition, separator)
+        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
+
+
+def _write_bytes_tokenizer(folder: Path) -> None:
+    """A byte-level BPE without merges: the id of a byte is its value, and the end of a text is the byte 0."""
+    symbols = _byte_symbols()
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(symbols)}, "merges": []}
+    _write_json(
+        folder / "tokenizer.json",
+        {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model},
+    )
+    _write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
+    )
+
+
+def _byte_symbols() -> list[str]:
+    """GPT-2's printable stand-in of every byte: itself, or one from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _sync(path: Path) -> None:
+    """Returns when the file, or the names in the folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

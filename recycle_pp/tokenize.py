@@ -1,0 +1,158 @@
+"""Tokenises text once, into a memory-mapped file that data.path takes.
+
+    python -m recycle_pp.tokenize corpus.parquet --tokenizer models/smollm --out train.bin
+    python -m recycle_pp.tokenize notes/ more.jsonl --tokenizer tokenizer.json --column body --out train.bin
+    python -m recycle_pp.tokenize --verify train.bin
+
+Text files, folders, .jsonl and .parquet; a separator token goes behind every document. The file holds bare uint16
+(uint32 for more than 65536 tokens), as nanoGPT's; train.bin.json beside it says so, with a checksum. Ctrl-C, SIGTERM
+and even SIGKILL lose a few seconds: the same command goes on where it stopped. docs/data.md has more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from recycle_pp.config.settings import Settings, load
+from recycle_pp.data.documents import Corpus
+from recycle_pp.data.samples import Samples
+from recycle_pp.data.token_file import Description
+from recycle_pp.data.tokenization import Recipe, Report, tokenise, verify
+from recycle_pp.data.tokenizer import load as load_tokenizer
+from recycle_pp.supervisor.child import die_with_parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0; 2 after one sentence about what is wrong; 130 or 143 where a signal stopped it."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        if arguments.settings:
+            return _for_run()
+        if arguments.verify:
+            print(_sentence(arguments.verify, verify(Path(arguments.verify))) + "; its checksum is right")
+        elif arguments.text and arguments.tokenizer and arguments.out:
+            return _tokenise(arguments)
+        else:
+            parser.error("it takes TEXT, --tokenizer and --out; or --verify")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _tokenise(arguments: argparse.Namespace) -> int:
+    recipe = Recipe(
+        Corpus.of(arguments.text, arguments.column), load_tokenizer(arguments.tokenizer, arguments.separator)
+    )
+    out, progress = Path(arguments.out), ProgressLine(sys.stderr.isatty())
+    if out.suffix != ".bin":
+        raise ValueError(f"--out must end in .bin, as data.path knows token files by it; not {arguments.out}")
+    description = tokenise(recipe, out, lambda report: progress.show("", report))
+    progress.close()
+    print(_sentence(out, description))
+    return 0
+
+
+def _for_run() -> int:
+    """What the training's first process starts: makes and checks the data of the settings on stdin, and says on
+    stdout what is wrong with them."""
+    die_with_parent(os.getppid(), signal.SIGINT)
+    progress = ProgressLine(sys.stderr.isatty())
+    try:
+        samples = Samples(load(json.load(sys.stdin), Settings), progress.show)
+    except (ValueError, OSError) as error:
+        print(error)
+        return 2
+    finally:
+        progress.close()
+    print(samples.held_outs)
+    return 0
+
+
+class ProgressLine:
+    """A line on stderr that is written over on a terminal, else a line every ten seconds."""
+
+    def __init__(self, terminal: bool):
+        self._terminal, self._seconds = terminal, 0.5 if terminal else 10.0
+        self._begun = self._next = time.monotonic()
+        self._shown = False
+
+    def show(self, name: str, report: Report) -> None:
+        now = time.monotonic()
+        if now < self._next or now < self._begun + 1.0:
+            return
+        self._next, self._shown = now + self._seconds, True
+        speed = (report.done - report.begun) / (now - self._begun)
+        left = (report.total - report.done) / speed if speed else 0.0
+        line = (
+            f"tokenising {name or 'text'}: {100 * report.done / report.total:.1f} % of {_bytes(report.total)}, "
+            f"{report.tokens:,} tokens, {_bytes(speed)}/s, {_time(left)} left"
+        )
+        print(
+            f"\r{line}\x1b[K" if self._terminal else line,
+            end="" if self._terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        if self._terminal and self._shown:
+            print(file=sys.stderr)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _sentence(out: Path, description: Description) -> str:
+    return (
+        f"{out}: {description.tokens:,} tokens ({description.dtype}), {description.documents:,} documents; "
+        f"model.vocabulary must be at least {description.vocabulary}"
+    )
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB" if number < 1000 else f"{number:.0f} GB"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m recycle_pp.tokenize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("text", nargs="*", metavar="TEXT", help="text file, folder, .jsonl or .parquet")
+    add("--tokenizer", help="a folder that holds a tokenizer.json, the file itself, or bytes")
+    add("--out", metavar="FILE.bin", help="the token file; FILE.bin.json is written beside it")
+    add("--column", default="text", help="of .jsonl and .parquet: where the text is (default text)")
+    add("--separator", help="token behind every document (default: the tokenizer's own end of text)")
+    add("--verify", metavar="FILE.bin", help="read a finished file and check its checksum")
+    add("--settings", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""From the number of a sample to a window."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.data.order import PATTERN, Order
+from recycle_pp.data.permutation import permuted
+
+COUNTS = st.lists(st.integers(1, 300), min_size=1, max_size=5)
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 5))
+@settings(max_examples=30)
+def test_a_permutation_hits_every_number_once(n, seed, epoch):
+    assert sorted(permuted(i, n, (seed, epoch)) for i in range(n)) == list(range(n))
+
+
+def test_epochs_and_seeds_are_permuted_differently():
+    orders = {tuple(permuted(i, 100, key) for i in range(100)) for key in [(0, 0), (0, 1), (1, 0)]}
+    assert len(orders) == 3 and tuple(range(100)) not in orders
+
+
+@given(COUNTS, st.integers(0, 9))
+@settings(max_examples=30)
+def test_without_weights_all_windows_of_all_sources_come_once_an_epoch(counts, seed):
+    order, total = Order(counts, None, seed), sum(counts)
+    for epoch in range(2):
+        assert sorted(order.window(epoch * total + n) for n in range(total)) == list(range(total))
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.05, 1.0)), min_size=2, max_size=4), st.integers(0, 9))
+@settings(max_examples=15)
+def test_with_weights_each_source_has_its_share_of_any_stretch_and_epochs_of_its_own(sources, seed):
+    counts, weights = [count for count, _ in sources], [weight for _, weight in sources]
+    order = Order(counts, weights, seed)
+    starts = [sum(counts[:s]) for s in range(len(counts) + 1)]
+    windows = [order.window(n) for n in range(PATTERN)]
+    for source, weight in enumerate(weights):
+        inside = [starts[source] <= window < starts[source + 1] for window in windows]
+        share = weight / sum(weights)
+        assert sum(inside) / len(windows) == pytest.approx(share, abs=1 / PATTERN)
+        for begin in range(0, PATTERN - 500, 500):
+            assert sum(inside[begin : begin + 500]) == pytest.approx(500 * share, abs=2.5)
+        own = [window for window, here in zip(windows, inside, strict=True) if here]
+        for epoch in range(len(own) // counts[source]):
+            part = own[epoch * counts[source] : (epoch + 1) * counts[source]]
+            assert sorted(part) == list(range(starts[source], starts[source + 1]))
+
+
+def test_one_source_has_the_same_order_with_a_weight():
+    assert [Order([50], [3.0], 1).window(n) for n in range(120)] == [Order([50], None, 1).window(n) for n in range(120)]
+
+
+def test_the_billionth_sample_is_found_without_those_before_it():
+    order = Order([10**7, 10**5], [0.9, 0.1], 0)
+    windows = [order.window(10**9 + n) for n in range(1000)]
+    assert Counter(window < 10**7 for window in windows)[True] == pytest.approx(900, abs=2)
+
+
+def test_a_weight_without_a_turn_is_refused():
+    with pytest.raises(ValueError, match=r"^data\.weights: 0\.0001 is less than 1/4096 of all"):
+        Order([10, 10], [1.0, 0.0001], 0)

@@ -1,0 +1,184 @@
+"""Tokens of every format behind one interface, and what a file that lies about itself is told."""
+
+import itertools
+import json
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recycle_pp.config.settings import Data, Settings
+from recycle_pp.data import megatron, sources, token_file
+from recycle_pp.data.samples import Samples
+from tests.recycle_pp.data import formats
+
+
+def opened(path: object, vocabulary: int = 60000, **data: object) -> list[np.ndarray]:
+    settings = Settings(data=Data(path=path, **data))  # type: ignore[arg-type]
+    settings.model.vocabulary = vocabulary
+    return [np.asarray(source.slice(0, len(source))) for source in sources.training(settings)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+DOCUMENTS = [[5, 6, 7], [8], list(range(100, 900)), []]
+
+
+@pytest.mark.parametrize("code, dtype", [(8, "<u2"), (4, "<i4"), (5, "<i8"), (1, "<u1")])
+def test_megatrons_files_are_one_row_of_all_documents(tmp_path, code, dtype):
+    documents = [[token % 200 for token in document] for document in DOCUMENTS]
+    prefix = formats.megatron(tmp_path / "corpus", documents, code, dtype)
+    for path in (prefix, prefix + ".bin", prefix + ".idx"):
+        (tokens,) = opened(path)
+        assert tokens.tolist() == list(itertools.chain(*documents))
+    assert isinstance(megatron.read(prefix).tokens, np.memmap)
+
+
+@pytest.mark.parametrize(
+    "offset, content, sentence",
+    [
+        (0, b"NOTANIDX!", "is not an index of Megatron's"),
+        (9, struct.pack("<Q", 2), "has version 2, and only version 1 is known"),
+        (17, b"\x07", "have type 7, which is no type of whole numbers"),
+        (18, struct.pack("<Q", 10**15), "1000000000000000 sequences and 5 boundaries need"),
+        (34, struct.pack("<i", -3), "do not lie one after the other"),
+        (34, struct.pack("<i", 4), "do not lie one after the other"),
+        (34 + 16 + 8, struct.pack("<q", -8), "do not lie one after the other"),
+        (34 + 12, struct.pack("<i", 10**9), "holds 804 tokens and not the 1000000804 that"),
+    ],
+)
+def test_an_index_that_lies_is_refused_in_one_sentence(tmp_path, offset, content, sentence):
+    prefix = formats.megatron(tmp_path / "corpus", DOCUMENTS)
+    index = Path(prefix + ".idx")
+    before = index.read_bytes()
+    index.write_bytes(before[:offset] + content + before[offset + len(content) :])
+    with pytest.raises(ValueError, match=rf"^data\.path: {prefix}.*{sentence}") as error:
+        opened(prefix)
+    assert "\n" not in str(error.value)
+
+
+@given(st.binary(max_size=120), st.booleans())
+def test_no_index_does_more_than_be_refused(tmp_path_factory, content, magic):
+    prefix = str(tmp_path_factory.mktemp("hostile") / "x")
+    Path(prefix + ".idx").write_bytes(megatron.MAGIC * magic + content)
+    Path(prefix + ".bin").write_bytes(b"\x01\x00" * 20)
+    with suppress(ValueError):
+        assert len(megatron.read(prefix)) <= 40
+
+
+def test_the_type_of_a_bin_is_that_beside_it_or_that_of_the_vocabulary_or_as_said(tmp_path):
+    tokens, path = np.array([1, 70000, 3, 4]), str(tmp_path / "x.bin")
+    tokens.astype("<u4").tofile(path)
+    assert opened(path, 100_000)[0].tolist() == tokens.tolist()
+    assert opened(path, 60_000, dtype="uint32")[0].tolist() == tokens.tolist()
+    assert len(opened(path, 60_000)[0]) == len(opened(path, 100_000, dtype="uint16")[0]) == 8
+    crc = token_file.checksum(path)
+    token_file.write_description(path, token_file.Description("uint32", 4, 1, 80_000, 0, crc, ""))
+    assert opened(path, 80_000)[0].tolist() == tokens.tolist()
+    with pytest.raises(
+        ValueError, match=r"made by a tokenizer of 80000 tokens; model\.vocabulary must be at least 80000"
+    ):
+        opened(path, 79_999)
+    with pytest.raises(ValueError, match=r"holds uint32, as x\.bin\.json says, and not uint16"):
+        opened(path, 80_000, dtype="uint16")
+    Path(path).write_bytes(b"\0" * 12)
+    with pytest.raises(ValueError, match=r"has 12 bytes and not the 16 that x\.bin\.json says"):
+        opened(path, 80_000)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        json.dumps({"dtype": "uint16"}),
+        json.dumps(dict.fromkeys(token_file.Description.__dataclass_fields__, "x")),
+    ],
+)
+def test_a_description_that_is_none_is_refused_in_one_sentence(tmp_path, content):
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"\0" * 12)
+    token_file.sidecar(path).write_text(content)
+    with pytest.raises(ValueError, match=r"x\.bin\.json does not describe a token file .*; remove it") as error:
+        opened(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_bin_of_half_a_token_is_refused(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"\0" * 13)
+    with pytest.raises(ValueError, match="has 13 bytes, which is no whole number of uint16"):
+        opened(str(tmp_path / "x.bin"))
+
+
+def test_text_of_any_format_is_tokenised_once_with_a_separator_behind_every_document(tmp_path, monkeypatch):
+    folder = formats.tokenizer(tmp_path / "tokenizer")
+    documents = [formats.text(20, seed) for seed in range(20)]
+    expected = opened(formats.jsonl(tmp_path / "a.jsonl", documents), tokenizer=str(folder))[0]
+    assert (expected == 0).sum() == 20 and expected[-1] == 0  # formats.END has the id 0
+    other = formats.parquet(tmp_path / "a.parquet", documents, "body")
+    for tokenizer in (folder, folder / "tokenizer.json"):
+        assert np.array_equal(opened(other, tokenizer=str(tokenizer), column="body")[0], expected)
+    (tmp_path / "texts").mkdir()
+    for i, document in enumerate(documents):
+        (tmp_path / "texts" / f"{i:02}.txt").write_bytes(document.encode())
+    assert np.array_equal(opened(str(tmp_path / "texts"), tokenizer=str(folder))[0], expected)
+    monkeypatch.setattr(sources, "tokenise", lambda *_: None)  # from here on nothing may need to be made
+    assert np.array_equal(opened(str(tmp_path / "texts"), tokenizer=str(folder))[0], expected)
+    as_bytes = tmp_path / "bytes.jsonl"
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    formats.jsonl(as_bytes, ["ab", "c"])
+    assert opened(str(as_bytes), tokenizer="bytes")[0].tolist() == [97, 98, 0, 99, 0]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_before_anything_is_tokenised(tmp_path):
+    folder = formats.tokenizer(tmp_path / "tokenizer")
+    path = formats.jsonl(tmp_path / "a.jsonl", ["x"])
+    with pytest.raises(ValueError, match=r"has 320 tokens; model\.vocabulary must be at least 320, it is 256"):
+        opened(path, 256, tokenizer=str(folder))
+    assert not sources.cache_folder().exists()
+
+
+def samples(**data: object) -> Samples:
+    settings = Settings(data=Data(**data))  # type: ignore[arg-type]
+    settings.model.sequence = 8
+    return Samples(settings)
+
+
+def test_several_sources_are_numbered_in_one_row_and_hold_out_the_end_of_each(tmp_path):
+    (tmp_path / "a").write_bytes(b"a" * 900 + b"A" * 100)
+    (tmp_path / "b").write_bytes(b"b" * 450 + b"B" * 50)
+    both = samples(path=[str(tmp_path / "a"), str(tmp_path / "b")], validation_share=0.1)
+    assert (both.windows, both.held_outs) == (899 // 8 + 449 // 8, 99 // 8 + 49 // 8)
+    letters = [bytes(both.train(window)).decode() for window in range(both.windows)]
+    assert letters == ["a" * 9] * 112 + ["b" * 9] * 56
+    assert [bytes(both.held_out(window)).decode() for window in range(18)] == ["A" * 9] * 12 + ["B" * 9] * 6
+    assert sorted(both.ids(0, both.windows)) == list(range(both.windows))
+    weighted = samples(path=[str(tmp_path / "a"), str(tmp_path / "b")], weights=[1.0, 3.0], validation_share=0.1)
+    drawn = "".join(chr(weighted.train(window)[0]) for window in weighted.ids(0, 400))
+    assert (drawn.count("a"), drawn.count("b")) == (100, 300)
+    assert weighted.fingerprint != both.fingerprint
+
+
+def test_validation_from_files_of_its_own_leaves_all_the_rest_to_training(tmp_path):
+    (tmp_path / "a").write_bytes(b"a" * 801)
+    (tmp_path / "v").write_bytes(b"v" * 81)
+    own = samples(path=str(tmp_path / "a"), validation_path=str(tmp_path / "v"))
+    assert (own.windows, own.held_outs) == (100, 10)
+    assert bytes(own.held_out(9)) == b"v" * 9
+    with pytest.raises(ValueError, match=r"^data\.validation_path: .*none does not exist"):
+        samples(path=str(tmp_path / "a"), validation_path=str(tmp_path / "none"))
+
+
+def test_a_negative_token_is_refused(tmp_path):
+    prefix = formats.megatron(tmp_path / "corpus", [[1, -2] * 100], 4, "<i4")
+    with pytest.raises(ValueError, match="holds token -2, and a token is at least 0"):
+        samples(path=prefix).train(0)

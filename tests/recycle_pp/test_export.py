@@ -1,0 +1,285 @@
+"""Out of a run: folders that transformers loads, whole or not there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from recycle_pp import export, generate, train
+from recycle_pp.config.settings import Settings
+from recycle_pp.state import checkpoint, hf_folder
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.testing import reference_trainer as plain
+from tests.recycle_pp.data import formats
+from tests.recycle_pp.in_process import small
+from tests.recycle_pp.state.test_checkpoint import job, save
+
+transformers = pytest.importorskip("transformers")
+TOKENS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+def settings_of(run_dir, **changes) -> Settings:
+    return small(run__dir=str(run_dir), parallel__stages=3, numerics__reproducible=True, **changes)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A run with a checkpoint of three stages after two steps."""
+    run = RunFolder.create(settings_of(tmp_path_factory.mktemp("runs") / "run"))
+    save(run.checkpoints, 2, job(3, steps=2))
+    return run.path
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return Path(shutil.copytree(original, tmp_path / "run"))
+
+
+def own_logits(run: Path) -> torch.Tensor:
+    """Of the project's Transformer with the weights of the newest checkpoint."""
+    model = plain.whole(settings_of(run))
+    state = checkpoint.load(checkpoint.newest(run / "checkpoints"))
+    model.load_state_dict({name[len("model.") :]: t for name, t in state.items() if name.startswith("model.")})
+    seen = []
+    model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    with torch.no_grad():
+        model(TOKENS, TOKENS)
+        return (seen[0] @ model.head.weight.T).view(*TOKENS.shape, -1)
+
+
+def loaded(folder: Path):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model
+
+
+def test_from_pretrained_gives_the_logits_of_the_own_transformer(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert export.main([str(run), str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 30 tensors of step-000002 in float32\n"
+    model = loaded(out)
+    assert type(model).__name__ == "LlamaForCausalLM" and model.dtype == torch.float32
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, own_logits(run), rtol=1e-5, atol=2e-6)
+    assert sorted(os.listdir(out)) == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_weights_in_several_files_have_an_index(run, tmp_path):
+    model, _ = hf_folder.of_run(run, None, torch.float32)
+    for shard, files in ((20_000, 5), (1, 30)):
+        out = tmp_path / str(shard)
+        hf_folder.write(model, out, shard)
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert len(set(index["weight_map"].values())) == len(list(out.glob("*.safetensors"))) > files - 3
+        assert index["metadata"]["total_size"] == sum(p.numel() * 4 for p in loaded(out).parameters())
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(out)(TOKENS).logits, own_logits(run), rtol=1e-5, atol=2e-6)
+
+
+def test_another_dtype_is_that_of_the_files_and_of_the_model(run, tmp_path):
+    assert export.main([str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    assert loaded(tmp_path / "out").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "kind, more", [("qwen3", {"tie_word_embeddings": True}), ("gpt2", {"n_layer": 2, "n_head": 2, "n_embd": 32})]
+)
+def test_a_model_of_another_folder_keeps_its_names_config_and_tokenizer(run, tmp_path, kind, more):
+    sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **sizes | more))
+    source, out = formats.tokenizer(tmp_path / "source"), tmp_path / "out"
+    model.config.save_pretrained(source)
+    with_path(run, source)
+    state = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    saver = checkpoint.Saver(run / "checkpoints")
+    saver.save(4, 0, state | {f"exp_avg.{name}": torch.zeros(1) for name in state})
+    saver.wait()
+    checkpoint.finish(run / "checkpoints", 4, 1, {})
+    assert export.main([str(run), str(out)]) == 0
+    again = dict(loaded(out).named_parameters())
+    assert again.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(p, again[name]) for name, p in model.named_parameters())
+    assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    restored, _ = generate.load(hf_folder.of_run(run, None, torch.float32)[0])
+    ids = torch.arange(10).view(1, 10)
+    with torch.no_grad():
+        assert torch.equal(restored(ids).logits, model.eval()(ids).logits)
+
+
+def with_path(run: Path, folder: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["path"] = str(folder)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_a_model_of_own_code_is_written_without_a_config(run, tmp_path, capsys):
+    saver = checkpoint.Saver(run / "checkpoints")
+    saver.save(4, 0, {"model.blocks.0.weight": torch.ones(3, 4)})
+    saver.wait()
+    checkpoint.finish(run / "checkpoints", 4, 1, {})
+    assert export.main([str(run), str(tmp_path / "out")]) == 0
+    assert "without a config.json: the model is code of your own" in capsys.readouterr().out
+    from safetensors.torch import load_file
+
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["blocks.0.weight"], torch.ones(3, 4))
+    assert generate.main([str(run), "--prompt", "a"]) == 2
+    assert "this one is code of your own" in capsys.readouterr().err
+
+
+def test_bytes_have_a_tokenizer_too(run, tmp_path):
+    assert export.main([str(run), str(tmp_path / "out")]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    everything = "".join(map(chr, range(1, 300))) + "héllo 😀\n\n  x"
+    assert tokenizer(everything, add_special_tokens=False).input_ids == list(everything.encode())
+    assert tokenizer.decode(list(everything.encode())) == everything
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_the_tokenizer_of_the_data_goes_along(run, tmp_path, bare):
+    folder = formats.tokenizer(tmp_path / "tokenizer")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["tokenizer"] = str(folder / "tokenizer.json" if bare else folder)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert export.main([str(run), str(tmp_path / "out")]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.eos_token == formats.END and tokenizer.decode(tokenizer("fox lazy").input_ids) == "fox lazy"
+
+
+def test_the_newest_checkpoint_is_taken_or_the_one_that_is_asked_for(run, tmp_path, capsys):
+    save(run / "checkpoints", 4, job(3, steps=4))
+    (run / "checkpoints" / "step-000006.tmp").mkdir()  # a save that is under way
+    assert export.main([str(run), str(tmp_path / "new")]) == 0
+    assert "step-000004" in capsys.readouterr().out
+    assert export.main([str(run), str(tmp_path / "old"), "--step", "2"]) == 0
+    assert "step-000002" in capsys.readouterr().out
+    assert export.main([str(run), str(tmp_path / "none"), "--step", "3"]) == 2
+    assert f"--step must be one of 2, 4, the checkpoints in {run}, not 3" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_the_job_deletes_meanwhile_is_replaced_by_the_next(run, tmp_path, monkeypatch, capsys):
+    real, later = hf_folder.damage, job(3, steps=4)
+
+    def prune(path):
+        if path.name == "step-000002":
+            save(run / "checkpoints", 4, later)
+            shutil.rmtree(path)
+        return real(path)
+
+    monkeypatch.setattr(hf_folder, "damage", prune)
+    assert export.main([str(run), str(tmp_path / "out")]) == 0
+    assert "step-000004" in capsys.readouterr().out
+
+
+def test_what_cannot_be_exported_is_told_in_one_sentence_and_leaves_nothing(run, tmp_path, capsys):
+    (tmp_path / "there").mkdir()
+    RunFolder.create(settings_of(tmp_path / "young"))
+    damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
+    part = next((damaged / "checkpoints" / "step-000002" / "stage-1").iterdir())
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    before = sorted(tmp_path.iterdir())
+    for arguments, sentence in [
+        ([tmp_path / "nowhere", tmp_path / "out"], "holds no run"),
+        ([tmp_path / "young", tmp_path / "out"], "holds no complete checkpoint yet"),
+        ([damaged, tmp_path / "out"], "is damaged: "),
+        ([run, tmp_path / "there"], "exists; name a new folder"),
+    ]:
+        assert export.main([*map(str, arguments)]) == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith("error: ") and printed.count("\n") == 1 and sentence in printed
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_export_that_fails_leaves_nothing_and_one_that_is_killed_is_made_again(run, tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_folder, "_write_weights", fail)
+        assert export.main([str(run), str(tmp_path / "out")]) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    program = (
+        "import os, sys; from recycle_pp import export; from recycle_pp.state import hf_folder as h; "
+        "h._write_weights = lambda *_: os.kill(os.getpid(), 9); export.main(sys.argv[1:])"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(run), str(tmp_path / "out")], check=False)
+    assert killed.returncode == -9
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.tmp", "run"]
+    assert export.main([str(run), str(tmp_path / "out")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+def test_the_end_of_a_run_may_write_the_folder(run, monkeypatch):
+    async def supervise(*_):
+        return 0
+
+    monkeypatch.setattr(train, "supervise", supervise)
+    settings = settings_of(run, checkpoint__hf_at_end=True, run__steps=2)
+    monkeypatch.setattr(train, "prepare", lambda *_: (settings, RunFolder(run), None))
+    assert train.main([]) == 0
+    assert (run / "hf" / "step-000002" / "model.safetensors").is_file()
+    assert train.main([]) == 0, "the folder of these steps is there already"
+
+
+@pytest.mark.slow
+def test_a_folder_is_fine_tuned_on_own_text_by_the_command_of_the_docs(tmp_path):
+    config = transformers.AutoConfig.for_model(
+        "llama", vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64,
+    )  # fmt: skip
+    before, folder = transformers.AutoModelForCausalLM.from_config(config), formats.tokenizer(tmp_path / "folder")
+    before.save_pretrained(folder)
+    formats.jsonl(tmp_path / "notes.jsonl", [formats.text(100, seed) for seed in range(50)])
+    documented = (Path(__file__).parents[2] / "docs" / "finetune.md").read_text().split("```")[1]
+    command = documented.replace("\\\n", " ").split("recycle_pp.train")[1].split()
+    small = ["parallel=1x1", "parallel.microbatches=2", "model.sequence=32", "run.steps=3", "optimizer.warmup=1"]
+    arguments = [text.replace("FOLDER", "folder") for text in command] + [*small, "run.validate_every=0"]
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    subprocess.run(
+        [sys.executable, "-m", "recycle_pp.train", *arguments], cwd=tmp_path, check=True, capture_output=True,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    after = loaded(tmp_path / "runs" / "mine" / "hf" / "step-000003")
+    moved = [(p - q).abs().max().item() for p, q in zip(before.parameters(), after.parameters(), strict=True)]
+    assert all(0 < most < 1e-3 for most in moved), "trained from the folder's weights, all of them"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "runs" / "mine" / "hf" / "step-000003")
+    assert tokenizer.eos_token == formats.END
+
+
+def test_generation_is_greedy_or_drawn_by_a_seed(run, capsys):
+    def text(*arguments):
+        assert generate.main([str(run), "--prompt", "def ", "--max-tokens", "5", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert text("--seed", "1") == text("--seed", "1")
+    assert len({text("--seed", str(seed)) for seed in range(3)}) > 1
+    assert text("--temperature", "0") == text("--temperature", "0", "--seed", "1") == text("--top-k", "1")
+    model, tokenizer = generate.load(hf_folder.of_run(run, None, torch.float32)[0])
+    ids = list(b"def ")
+    with torch.no_grad():
+        for _ in range(5):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert text("--temperature", "0").rstrip("\n") == tokenizer.decode(ids, skip_special_tokens=True).rstrip("\n")
+
+
+def test_generation_ends_where_the_model_was_trained_to_and_refuses_what_it_cannot(run, capsys):
+    assert generate.main([str(run), "--prompt", "def ", "--temperature", "0"]) == 0
+    assert "(at most 12 tokens: the model was trained on 16 at once)" in capsys.readouterr().err
+    for arguments, sentence in [
+        (["--prompt", "x" * 16], "--prompt must have less than 16 tokens"),
+        (["--prompt", ""], "--prompt must have at least one token"),
+        (["--prompt", "x", "--max-tokens", "0"], "--max-tokens must be at least 1, not 0"),
+        (["--prompt", "x", "--temperature", "nan"], "--temperature must be at least 0, not nan"),
+    ]:
+        assert generate.main([str(run), *arguments]) == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith("error: ") and printed.count("\n") == 1 and sentence in printed
