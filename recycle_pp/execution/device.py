@@ -59,4 +59,4 @@ def platform(device: torch.device, backend: str) -> str:
     else:
         chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
-    return f"{chip}, torch {torch.__version__}{models}, {backend}"
+    return f"{chip}{models}, torch {torch.__version__}, {backend}"
