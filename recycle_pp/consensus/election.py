@@ -205,7 +205,7 @@ class Election:
 
     async def _stand(self) -> None:
         """Until it leads; LostMajority where it cannot."""
-        if self._rank not in self._newest.roster:
+        if self._rank not in self._members():
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(self._patience, UNCOUNTED)):
                     await self._ask_who_leads()
