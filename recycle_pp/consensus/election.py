@@ -55,6 +55,7 @@ VOTED = 5.0  # seconds that whoever was voted for may take to say that it leads
 ANSWER = 6.0  # seconds for an answer from a supervisor that may be cut off
 CONNECT = 10.0  # seconds for a connection to it
 AGAIN, LONGEST = 0.02, 0.5  # seconds between two times of asking, at first and at last
+UNCOUNTED = 8.0  # seconds that a supervisor without a vote waits for somebody to say who leads
 SLOW = 15.0  # seconds that an election may take, beyond those until everybody has noticed the loss
 
 Roster = dict[int, Place]
@@ -204,11 +205,12 @@ class Election:
 
     async def _stand(self) -> None:
         """Until it leads; LostMajority where it cannot."""
-        if self._rank not in self._newest.roster:
+        if self._rank not in self._members():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(min(self._patience, UNCOUNTED)):
                     await self._ask_who_leads()
-            raise LostMajority("those who go on do not count this supervisor in")
+            known = _names(self._newest.roster)
+            raise LostMajority(f"no majority of supervisors {known}, of whom this is none, has answered in time")
         gone: set[int] = set()
         await self._wait_for_turn(gone)
         while self._leader is None:

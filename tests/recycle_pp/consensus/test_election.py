@@ -126,6 +126,19 @@ def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(hav
     asyncio.run(main())
 
 
+def test_who_alone_knows_a_membership_without_itself_leads_if_the_others_need_its_vote():
+    async def main():
+        async with agreed(6) as supervisors:
+            leader = supervisors.elections[0]
+            newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 2, 3, 4, 5)})
+            proposal = Propose(leader._leader, [*leader._memberships, newest])
+            await leader._line(supervisors.places[1]).ask(encode(proposal))
+            supervisors.die(0, 2)
+            assert {leader.rank for leader in await supervisors.all_notice(0)} == {1}
+
+    asyncio.run(main())
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
