@@ -18,6 +18,7 @@ from recycle_pp.config.settings import Model
 
 def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
     """Own name -> [(Hugging Face's name, its rows of the own tensor)], every parameter, in canonical order."""
+    assert isinstance(model.layers, int)  # of the own Transformer
     head = model.width // model.heads
     everything, q, k = slice(None), model.heads * head, model.kv_heads * head
     names = {"embedding.weight": [("model.embed_tokens.weight", everything)]}
