@@ -35,7 +35,7 @@ _CHOICES = {
 _AT_LEAST = (
     {f"model.{key}": 1 for key in ("width", "heads", "kv_heads", "ffn", "sequence", "vocabulary")}
     | {f"parallel.{key}": 1 for key in ("pipelines", "stages", "microbatches", "microbatch_size")}
-    | {"schedule.memory_extra": 0, "schedule.profile_steps": 0, "schedule.search_seconds": 0}
+    | {"schedule.memory_extra": 0, "schedule.profile_steps": 0}
     | {f"optimizer.{key}": 0 for key in ("min_lr", "warmup", "weight_decay")}
     | {"checkpoint.every": 0, "checkpoint.keep": 1, "run.steps": 1, "run.respawns": 0, "run.seed": 0}
     | {"run.validate_every": 0, "run.validate_microbatches": 1}

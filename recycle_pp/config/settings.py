@@ -72,7 +72,6 @@ class Schedule:
     reroute: str = "failed_only"  # failed_only | any
     memory_extra: int | None = 2  # micro-batches in flight beyond 1F1B's stages - stage; null: no limit
     profile_steps: int = 3  # first steps that measure F, I, W, O for the planner
-    search_seconds: float = 0.0  # extra time for a better steady plan after a change
 
 
 @dataclass

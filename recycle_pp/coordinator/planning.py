@@ -38,6 +38,7 @@ class Planning:
         self._run, self._job, self._drive, self._stop = run, job, drive, stop
         self._profile = Profile(settings)
         self._task: asyncio.Task[None] | None = None
+        self._prepared = -1  # the step in which it last planned for a death that may come
 
     @property
     def busy(self) -> bool:
@@ -79,6 +80,20 @@ class Planning:
         job = self._job()
         if not self.busy and job.wants_plan:
             self._task = asyncio.create_task(self._plan(job, job.problem_now()))
+        elif not self.busy and job.committed > self._prepared and job.phase == "running":
+            self._prepared = job.committed
+            self._task = asyncio.create_task(self._plan_ahead(job))
+
+    async def _plan_ahead(self, job: Job) -> None:
+        """One of the next deaths a step, as long as one is not planned: what a death then waits for is a look-up."""
+        try:
+            for problem in job.steady.ahead():
+                await asyncio.to_thread(job.steady.plan, problem)
+                break
+            self._task = None
+            self.look()
+        except Exception:
+            self._stop(f"the planner failed:\n{traceback.format_exc()}")
 
     async def _plan(self, job: Job, problem: Problem) -> None:
         try:

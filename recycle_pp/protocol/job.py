@@ -43,7 +43,7 @@ from recycle_pp.wire.messages.workers import (
 from .commit import Ballot
 from .joining import Joiners
 from .ledger import Record, Remainder, remainder
-from .steady_state_plan import Deriver, Planner, Steady, Steps
+from .steady_state_plan import Planner, Steady, Steps
 from .takeover import Found
 
 Json = dict[str, Any]
@@ -70,7 +70,7 @@ class Job:
     problem: Problem
     steps: int
     planner: Planner
-    derive: Deriver
+    derive: Callable[[Plan], Actions]
     clip: float | None = None
     stagger: bool = False
     first_step: int = 0
@@ -94,7 +94,7 @@ class Job:
         self.committed = self.first_step - 1
         self.waiting = self.waiting or self._everybody()
         self._reports: dict[Worker, Report] = {}
-        self.steady = Steady(self.planner, self.derive, self.evaluate_microbatches)
+        self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
         self._evaluation: int | None = None  # the validation that is not complete

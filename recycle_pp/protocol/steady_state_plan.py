@@ -1,8 +1,9 @@
 """The plan of the steps that nothing has broken: when a new one is wanted, when it is sent.
 
-    steady = Steady(planner, derive, validation=2)
+    steady = Steady(planner, validation=2)
     steady.adopted(problem)                       # the workers wait for it now
-    steps = steady.plan(problem)                  # may take its time, in a thread of its own
+    steps = steady.plan(problem)                  # may take its time, in a thread of its own; kept for later
+    for problem in steady.ahead(): steady.plan(problem)     # the same for the deaths that may come next
     steady.made(steps, problem)                   # the problem may be another one by now
     if steady.ready: for worker, message in steady.send(live, generation): ...
 
@@ -13,38 +14,33 @@ followed from the first commit on after their plan is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
-from recycle_schedules import Actions, Plan, Problem, Worker
+from recycle_schedules import Plan, Problem, Worker
+from recycle_schedules.planner.store import PlanStore, Prepared
 
 from recycle_pp.wire.messages.workers import SteadyPlan
 
 Planner = Callable[[Problem], Plan]
-Deriver = Callable[..., Actions]  # recycle_schedules.actions
-
-
-class Steps(NamedTuple):
-    """What is run in every step, and in a validation."""
-
-    plan: Plan
-    actions: Actions
-    validation: Actions
+Steps = Prepared  # what is run in every step, and in a validation
 
 
 class Steady:
     """validation: micro-batches of a validation, per pipeline."""
 
-    def __init__(self, planner: Planner, derive: Deriver, validation: int) -> None:
-        self._planner, self._derive, self._validation = planner, derive, validation
+    def __init__(self, planner: Planner, validation: int) -> None:
+        self._store = PlanStore(validation, planner=planner)
         self.wanted = False  # somebody should plan
         self.due = False  # the workers wait
         self._newest: Steps | None = None
         self._sent: Steps | None = None
 
     def plan(self, problem: Problem) -> Steps:
-        """Changes nothing here."""
-        plan = self._planner(problem)
-        return Steps(plan, self._derive(plan), self._derive(plan, forwards=self._validation))
+        """At once if an equal problem was planned before; else it is made, and kept. One thread at a time."""
+        return self._store.plan(problem)
+
+    def ahead(self) -> Iterator[Problem]:
+        """The problems that the next deaths would lead to and that are not planned yet."""
+        return iter(()) if self._newest is None else self._store.ahead(self._newest.plan.problem)
 
     def made(self, steps: Steps, problem: Problem) -> None:
         if steps.plan.problem == problem:

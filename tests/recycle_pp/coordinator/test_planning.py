@@ -127,3 +127,34 @@ def test_a_planner_that_fails_ends_the_job_with_its_traceback():
         return coordinator
 
     assert "ZeroDivisionError: no time at all" in asyncio.run(run()).stopped[0]
+
+
+def test_the_plan_after_a_death_was_made_before_it():
+    """In the time that steps leave: one of the next deaths a step."""
+    asked = []
+
+    def planner(problem):
+        asked.append(problem)
+        return plan(problem)
+
+    async def run():
+        coordinator = Coordinator(job(planner))
+        coordinator.planning.look()
+        while not coordinator.sent:
+            await asyncio.sleep(0.01)
+        for step in range(4):
+            coordinator.job.committed = step
+            coordinator.planning.look()
+            while coordinator.planning.busy:
+                await asyncio.sleep(0.01)
+        known = [p for p in asked if p.dead]
+        coordinator.job.committed = -1
+        coordinator.job.died(Worker(1, 0))
+        everybody_reports(coordinator.job)
+        made, after = len(asked), coordinator.job.problem_now()
+        assert coordinator.job.steady.plan(after).plan.problem == after
+        return known, asked[made:]
+
+    known, later = asyncio.run(run())
+    assert [len(problem.dead) for problem in known] == [1, 1], "pipelines that are alike share them"
+    assert later == []

@@ -9,7 +9,7 @@ SLOWER = PROBLEM.replace(durations={"F": 2.0})
 
 
 def begun():
-    steady = Steady(plan, actions, validation=1)
+    steady = Steady(plan, validation=1)
     steady.adopted(PROBLEM)
     return steady
 
