@@ -240,7 +240,7 @@ class Coordinator:
             for number in self._members:
                 self._present[number][0].send(begin)
             self._anew -= self._members
-            self._simulation.agreed(self._agreement, self._generation, self._members)
+            self._simulation.agreed(self._agreement, self._generation, self._members | {self._leader.rank})
             self._ask()
 
     def _ask(self) -> None:
