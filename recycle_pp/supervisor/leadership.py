@@ -49,6 +49,7 @@ class Leadership:
         self.sent_away = False  # by the leader itself: it coordinates no more, or not yet
         self._start_host, self._leave = start_host, leave
         self._rank = -1
+        self._begins = False  # it leads, and gets ready to host
         self._hosts = asyncio.Event()
         self._guests: set[Peer] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,9 +91,9 @@ class Leadership:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + HEARSAY_SECONDS
         while self.host is None:
-            if self.leader is not None and self.leader.rank != self._rank and loop.time() > deadline:
+            if self.leader is not None and not self._begins and loop.time() > deadline:
                 if isinstance(peer.hello, SupervisorHello):  # who tells its worker
-                    peer.send(Redirect(self.leader))
+                    peer.send(Redirect(self.leader if self.leader.rank != self._rank else None))
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._hosts.wait(), BEAT_SECONDS)
@@ -113,7 +114,11 @@ class Leadership:
             self.agreement.close()
 
     async def _begin(self, leader: Leader, succession: Succession | None) -> None:
-        self.host = await self._start_host(leader, succession)
+        self._begins = True
+        try:
+            self.host = await self._start_host(leader, succession)
+        finally:
+            self._begins = False
         self._hosts.set()
         self._tasks.append(asyncio.create_task(self._until_deposed(self.host)))
 

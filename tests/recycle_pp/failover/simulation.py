@@ -240,7 +240,7 @@ class Coordinator:
             for number in self._members:
                 self._present[number][0].send(begin)
             self._anew -= self._members
-            self._simulation.agreed(self._agreement, self._generation, self._members)
+            self._simulation.agreed(self._agreement, self._generation, self._members | {self._leader.rank})
             self._ask()
 
     def _ask(self) -> None:
@@ -341,9 +341,9 @@ class Simulation(ExitStack):
     def agreed(self, agreement: Any, generation: int, members: set[int]) -> None:
         term, rank = agreement._leader.term, agreement._rank
         self.says(f"rank {rank} leads term {term}: generation {generation} of {sorted(members)}")
-        other = self._agreed.setdefault(term, (rank, generation))
-        if other[0] != rank:
-            self.errors.append(f"ranks {other[0]} and {rank} both act in term {term}")
+        other, _ = self._agreed.setdefault(term, (rank, generation))
+        if other != rank and self.nodes[other].name not in self._dead:  # else it does nothing any more
+            self.errors.append(f"ranks {other} and {rank} both act in term {term}")
         for earlier in self._memberships.setdefault(generation, []):
             alive = {node.rank for node in self.nodes if node.name not in self._dead}
             if not earlier & members and earlier & alive:  # the dead do nothing any more, and are proven so
