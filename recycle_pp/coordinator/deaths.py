@@ -1,60 +1,98 @@
-"""What a death means: the job goes on at once, the cause follows, and with it whether the worker is started again.
+"""The path of a death, from whoever sees it first to the worker's restart: the job goes on at once, the cause follows.
 
-deaths = Deaths(roster, restarts, recorder, timers, coordinator)
-deaths.dead(rank, incarnation)                # whoever saw it first: its connection, its supervisor, the watch
-deaths.explain(rank, incarnation)             # when the cause is known, or is not awaited any longer
+deaths = Deaths(context, driver)
+deaths.reported(rank, message)                # by its supervisor, when it is reaped; dying(...): moments before
+deaths.disconnected(rank, incarnation)        # its connection broke
+deaths.node_lost(rank)                        # its supervisor's connection broke
 deaths.end(rank, cause, detail)               # it is not dead, and has to be: nobody can reach it
 deaths.end_stuck(rank, stuck)                 # likewise: it does not get on
-deaths.respawn_due()                          # after a commit: those that `+rejoin_at` brings back
-deaths.close()                                # the job ends: nobody is left without an event
+
+1. `_dead`: the first sight counts. The others go on without it (`Job.died`: the next generation), in the same moment.
+2. `_stage_lost`, where no peer of its stage is left: everybody begins anew at the newest checkpoint, in other roles.
+3. `_explain`: when the cause is known, or is not awaited any longer, the death gets its event, and `restart_policy.py`
+   says whether the worker is started again. One that `+rejoin_at` brings back is started by the next commit.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
-from recycle_schedules import Worker
+import msgspec
 
+from recycle_pp.protocol.job import StageLost
 from recycle_pp.protocol.liveness import Stuck
-from recycle_pp.telemetry.recorder import Recorder
-from recycle_pp.wire.messages.supervisors import Death
+from recycle_pp.protocol.roles import fill_stages
+from recycle_pp.protocol.takeover import Found
+from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
-from .ranks import Rank
-from .restart_policy import RestartPolicy
-from .roster import Roster
-from .timers import Timers
+from .checkpoints import CannotRestore
+from .context import Context
+from .driver import Driver
+from .problem import new_job, with_less_memory
+from .ranks import NODE_LOSS, Rank
 
 CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
 HUNG_SECONDS = 3.0  # the same of one that is killed because it is stuck: it says where first
 DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel, or a GPU's driver, has cleaned up
 
 
-class Survivor(Protocol):
-    """The coordinator, as far as a death concerns it."""
-
-    @property
-    def over(self) -> bool: ...
-    @property
-    def committed(self) -> int: ...
-    def go_on_without(self, worker: Worker) -> None: ...
-    def spare_memory(self, worker: Worker) -> None: ...
-    def stop(self, reason: str, code: int = 1) -> None: ...
-
-
 class Deaths:
-    def __init__(
-        self,
-        roster: Roster,
-        restarts: RestartPolicy,
-        recorder: Recorder,
-        timers: Timers,
-        survivor: Survivor,
-    ) -> None:
-        self._roster, self._restarts, self._recorder, self._timers = roster, restarts, recorder, timers
-        self._survivor = survivor
+    def __init__(self, context: Context, driver: Driver) -> None:
+        self._settings, self._run, self._driver = context.settings, context.run, driver
+        self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
+        self._recorder, self._lifecycle = context.recorder, context.lifecycle
 
-    def dead(
+    # -- who sees it -------------------------------------------------------------------------------------------
+
+    def dying(self, rank: Rank, message: Dying) -> None:
+        """Its supervisor saw it end, and cannot say yet why."""
+        self._dead(rank, message.incarnation, DYING_SECONDS)
+
+    def reported(self, rank: Rank, message: Died) -> None:
+        """Its supervisor has reaped it."""
+        seen, death = rank.causes.get(message.incarnation), message.death
+        if seen is not None:  # a hang that we have ended ourselves
+            death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
+        elif message.asked and message.incarnation == rank.ended:
+            death = msgspec.structs.replace(death, detail=f"{death.detail}: its connection had broken")
+        rank.causes[message.incarnation] = death
+        self._dead(rank, message.incarnation)
+        self._explain(rank, message.incarnation)
+
+    def disconnected(self, rank: Rank, incarnation: int) -> None:
+        self._dead(rank, incarnation)
+
+    def node_lost(self, rank: Rank) -> None:
+        """Or only its agent: nobody watches the worker."""
+        rank.causes.setdefault(rank.incarnation, NODE_LOSS)
+        self._dead(rank, rank.incarnation)
+
+    def end(self, rank: Rank, cause: str, detail: str) -> None:
+        rank.causes[rank.incarnation] = Death(cause, detail)
+        rank.kill()
+        self._dead(rank, rank.incarnation)
+
+    def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
+        """It is told to say where its threads stand, and killed; nobody waits for either."""
+        self._recorder.event("hang_suspected", rank.role, where=stuck.where, seconds=stuck.seconds)
+        rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
+        rank.kill(stacks=True)
+        self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
+
+    def found(self, rank: Rank, begun: bool) -> None:
+        """A successor found it dead, or out of reach: the coordinator before may have recorded its death.
+        begun: the membership that was found is without it."""
+        if rank.alive:
+            rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
+            rank.kill()
+        rank.alive, rank.worker, rank.died = False, None, rank.incarnation
+        if not begun:
+            self._go_on_without(rank)
+        self._explain(rank, rank.incarnation, recorded=self._recorder.knows_death(rank.role))
+
+    # -- the job goes on ---------------------------------------------------------------------------------------
+
+    def _dead(
         self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS, stood: float | None = None
     ) -> None:
         """stood: for so long it had made no progress."""
@@ -62,33 +100,67 @@ class Deaths:
             return
         now = time.monotonic()
         rank.alive, rank.worker, rank.died = False, None, incarnation
-        if self._survivor.over:
+        if self._lifecycle.over:
             return
         self._recorder.death(rank.role, now, stood)
-        self._restarts.died(rank.role, self._survivor.committed)
-        self._survivor.go_on_without(rank.role)
-        self._timers.after(cause_seconds, self.explain, rank, incarnation)
+        self._restarts.died(rank.role, self._driver.job.committed)
+        self._go_on_without(rank)
+        self._driver.send(self._driver.saving.died(rank.role, self._driver.job.live))
+        self._timers.after(cause_seconds, self._explain, rank, incarnation)
 
-    def end(self, rank: Rank, cause: str, detail: str) -> None:
-        rank.causes[rank.incarnation] = Death(cause, detail)
-        rank.kill()
-        self.dead(rank, rank.incarnation)
+    def _go_on_without(self, rank: Rank) -> None:
+        try:
+            self._driver.drive(self._driver.job.died, rank.role)
+        except StageLost as lost:
+            self._stage_lost(lost.stage)
 
-    def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
-        """It is told to say where its threads stand, and killed; nobody waits for either."""
-        rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
-        rank.kill(stacks=True)
-        self.dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
+    def take_over(self, found: Found) -> None:
+        """Whoever died with the last coordinator may have been the last of a stage."""
+        try:
+            self._driver.drive(self._driver.job.take_over, found)
+        except StageLost as lost:
+            self._stage_lost(lost.stage)
 
-    def explain(self, rank: Rank, incarnation: int, recorded: bool = False) -> None:
+    # -- a stage is lost ---------------------------------------------------------------------------------------
+
+    def _stage_lost(self, stage: int) -> None:
+        self._recorder.event("stage_lost", None, stage=stage)
+        self._timers.after(CAUSE_SECONDS, self._restore, stage)  # who has died by itself can be started again
+
+    def _restore(self, stage: int) -> None:
+        """Fills the stage with other workers, and lets everybody begin at the newest checkpoint."""
+        present = [rank for rank in self._roster if rank.alive]
+        driver, stages = self._driver, self._settings.parallel.stages
+        try:
+            step = driver.saving.restore_point(driver.job.started, len(present), stages)
+        except CannotRestore as cannot:
+            self._lifecycle.stop(
+                f"stage {stage} has no live worker left, {cannot}. Start the run again with enough workers and "
+                f"run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}"
+            )
+            return
+        finally:
+            driver.report_damage()
+        roles = fill_stages({r.number: r.role for r in self._roster}, [r.number for r in present], stages)
+        for number, role in roles.items():
+            self._roster[number].role = role
+        driver.saving.abandon()
+        driver.job = new_job(self._settings, step, driver.job.generation, [rank.role for rank in present])
+        self._recorder.restored(driver.job)
+        for rank in present:
+            rank.spawn()
+
+    # -- its cause, and its return -----------------------------------------------------------------------------
+
+    def _explain(self, rank: Rank, incarnation: int, recorded: bool = False) -> None:
         """A death's event, unless it is recorded; and what follows from its cause. Once a death."""
-        if incarnation != rank.died or rank.explained >= incarnation or self._survivor.over:
+        if incarnation != rank.died or rank.explained >= incarnation or self._lifecycle.over:
             return
         if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation and not recorded:
             # Only its connection broke, or its supervisor would have seen it die: it is ended, and begins anew.
             rank.ended = incarnation
             rank.kill()
-            self._timers.after(DYING_SECONDS, self.explain, rank, incarnation)
+            self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
             return
         rank.explained = incarnation
         death = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
@@ -97,10 +169,10 @@ class Deaths:
         if death.where:
             first = self._restarts.failed(death.where, rank.role)
             if first is not None:
-                self._survivor.stop(f"workers {first} and {rank.role} both failed in {death.where}:\n{death.detail}")
+                self._lifecycle.stop(f"workers {first} and {rank.role} both failed in {death.where}:\n{death.detail}")
                 return
         if death.cause == "out_of_memory":
-            self._survivor.spare_memory(rank.role)
+            self._driver.job.replan(with_less_memory(self._driver.job.problem, rank.role))
         if self._restarts.is_respawned(rank, death):
             rank.respawns += 1
             self._recorder.event("respawned", rank.role, respawns=rank.respawns)
@@ -115,6 +187,7 @@ class Deaths:
                 rank.spawn()
 
     def close(self) -> None:
+        """The job ends: nobody is left without an event."""
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died

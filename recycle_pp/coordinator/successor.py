@@ -18,7 +18,7 @@ from recycle_pp.telemetry.succession import Succession
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
 from recycle_pp.wire.messages.handshake import WorkerHello
-from recycle_pp.wire.messages.supervisors import Death, Died, Present
+from recycle_pp.wire.messages.supervisors import Died, Present
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, Assembled, Assembling, Measured, State
 
@@ -37,21 +37,17 @@ class Successor(Coordinator):
         await self._take_over()
         return await super().run()
 
-    def _present(self, number: int, message: Present, peer: Peer) -> None:
+    def _hear_supervisor(self, number: int, message: Message, peer: Peer) -> None:
         if self._reunion.over.is_set():
-            super()._present(number, message, peer)
-        else:
+            super()._hear_supervisor(number, message, peer)
+        elif isinstance(message, Present):
             self._reunion.supervisor(number, message, peer)
-
-    def _obey(self, number: int, message: Message, peer: Peer) -> None:
-        if self._reunion.over.is_set():
-            super()._obey(number, message, peer)
         elif isinstance(message, Died):
             self._reunion.died(number, message)
 
-    def _supervisor_lost(self, number: int, peer: Peer) -> None:
+    def _lose_supervisor(self, number: int, peer: Peer) -> None:
         if self._reunion.over.is_set():
-            super()._supervisor_lost(number, peer)
+            super()._lose_supervisor(number, peer)
         else:
             self._reunion.supervisors.pop(number, None)
 
@@ -74,17 +70,17 @@ class Successor(Coordinator):
         states = self._reunion.states()
         found = find(states)
         begun = found.generation >= 0
-        committed = max((state.committed for state in states.values()), default=self._job.committed)
+        committed = max((state.committed for state in states.values()), default=self._driver.job.committed)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
-        self._job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
-        self._job.committed = committed
+        job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
+        job.committed = committed
         self._roster.update(self._reunion.ranks(parallel.pipelines, parallel.stages))
-        self._recorder.took_over(self._job, self._succession, found.members - found.live)
-        self._planning.take_up()
+        self._recorder.took_over(job, self._succession, found.members - found.live)
+        self._driver.planning.take_up()
         if begun:
             self._restarts.taken_over(found.live, found.committed)
             self._go_on_saving(found)
-            self._drive(self._job.take_over, found)
+            self._deaths.take_over(found)
         for rank in self._roster:
             rank.heard = time.monotonic()
             self._bring_in(rank, found)
@@ -96,13 +92,14 @@ class Successor(Coordinator):
         # Who assembles a checkpoint comes before who has saved a part of it: or it would be assembled once more.
         self._hear_again(said, (Assembling, Assembled))
         self._hear_again(said, set(LASTING) - {Measured, Assembling, Assembled})
-        self._send(self._saving.only(self._job.live))  # who should save may have died before the newest membership
+        # Who should save may have died before the newest membership.
+        self._driver.send(self._driver.saving.only(self._driver.job.live))
         self._deaths.respawn_due()
 
     def _hear_again(self, said: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
         for number, message in said:
             if type(message) in kinds:
-                self._hear(self._roster[number], message)
+                self._workers.handle(self._roster[number], message)
 
     def _bring_in(self, rank: Rank, found: Found) -> None:
         """The dead get their event; who lives and is no member begins anew."""
@@ -114,17 +111,11 @@ class Successor(Coordinator):
             return
         if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
             rank.spawn()
-            return
-        if rank.alive:
-            rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
-            rank.kill()
-        rank.alive, rank.worker, rank.died = False, None, rank.incarnation
-        if not begun:
-            self._drive(self._job.died, rank.role)
-        self._deaths.explain(rank, rank.incarnation, recorded=self._recorder.knows_death(rank.role))
+        else:
+            self._deaths.found(rank, begun)
 
     def _go_on_saving(self, found: Found) -> None:
         """A checkpoint that was under way: what is done of it will be said again."""
         savers, done = found.commit.savers if found.commit else [], found.committed + 1
-        if savers and not self._settings.emulate.mode and self._saving.steps_done() != done:
-            self._saving.begin(done, savers, done == self._settings.run.steps)
+        if savers and not self._settings.emulate.mode and self._driver.saving.steps_done() != done:
+            self._driver.saving.begin(done, savers, done == self._settings.run.steps)

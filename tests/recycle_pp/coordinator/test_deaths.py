@@ -1,15 +1,19 @@
 """What follows from a death, and that it is recorded once."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from recycle_pp.config.settings import Run, Settings
+from recycle_pp.coordinator.context import Context
 from recycle_pp.coordinator.deaths import Deaths
+from recycle_pp.coordinator.lifecycle import Lifecycle
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
-from recycle_pp.wire.messages.supervisors import Death, Spawn
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 
 SEGFAULT = Death("signal", "SIGSEGV")
 
@@ -26,10 +30,13 @@ class Recorder:
     """Keeps what would be written."""
 
     def __init__(self):
-        self.causes, self.events = [], []
+        self.causes, self.events, self.known = [], [], False
 
     def death(self, worker, now, stood=None):
         pass
+
+    def knows_death(self, worker):
+        return self.known
 
     def explain_death(self, worker, death):
         self.causes.append(death.cause)
@@ -38,14 +45,16 @@ class Recorder:
         self.events.append(name)
 
 
-class Job:
-    over, committed = False, 3
+class Driver:
+    """The job goes on without anybody."""
 
-    def go_on_without(self, worker):
+    job, saving = SimpleNamespace(committed=3, live=set(), died=None), SimpleNamespace(died=lambda worker, live: [])
+
+    def drive(self, event, *arguments):
         pass
 
-    def stop(self, reason, code=1):
-        self.over = True
+    def send(self, out):
+        pass
 
 
 @pytest.fixture
@@ -55,18 +64,18 @@ def of():
     class Of:
         settings = Settings(run=Run(respawns=1))
         recorder, supervisor = Recorder(), Supervisor()
-        roster = Roster(settings)
+        roster, restarts, timers = Roster(settings), RestartPolicy(settings), Timers()
+        lifecycle = Lifecycle(recorder, lambda: None)
         rank = roster.enter(0)
         rank.supervisor, rank.incarnation, rank.alive = supervisor, 0, True
-        deaths = Deaths(roster, RestartPolicy(settings), recorder, Timers(), Job())
+        context = Context(settings, RunFolder("nowhere"), roster, restarts, timers, recorder, lifecycle)
+        deaths = Deaths(context, Driver())
 
     return Of
 
 
 async def _dies(of, cause):
-    of.rank.causes[0] = cause
-    of.deaths.dead(of.rank, 0)
-    of.deaths.explain(of.rank, 0)
+    of.deaths.reported(of.rank, Died(0, cause, asked=False))
 
 
 def test_who_dies_by_itself_is_started_again(of):
@@ -88,9 +97,10 @@ def test_a_death_that_was_asked_for_is_not_mended(of):
 
 def test_a_death_is_recorded_once_whoever_saw_it_first(of):
     async def seen_twice():
-        of.deaths.dead(of.rank, 0)  # its connection broke,
+        of.deaths.disconnected(of.rank, 0)
+        of.deaths.dying(of.rank, Dying(0, at=1.0))
         await _dies(of, SEGFAULT)  # then its supervisor says why
-        of.deaths.explain(of.rank, 0)
+        await _dies(of, SEGFAULT)
         of.deaths.close()
 
     asyncio.run(seen_twice())
@@ -98,14 +108,14 @@ def test_a_death_is_recorded_once_whoever_saw_it_first(of):
 
 
 def test_what_another_coordinator_has_recorded_is_mended_but_not_recorded_again(of):
-    of.rank.alive, of.rank.died, of.rank.causes[0] = False, 0, SEGFAULT
-    of.deaths.explain(of.rank, 0, recorded=True)
+    of.rank.alive, of.rank.causes[0], of.recorder.known = False, SEGFAULT, True
+    of.deaths.found(of.rank, begun=True)
     assert of.recorder.causes == [] and of.recorder.events == ["respawned"]
 
 
 def test_who_dies_in_the_jobs_last_moment_has_its_event_all_the_same(of):
     async def ends():
-        of.deaths.dead(of.rank, 0)
+        of.deaths.disconnected(of.rank, 0)
         of.deaths.close()
         of.deaths.close()
 

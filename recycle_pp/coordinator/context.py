@@ -1,0 +1,25 @@
+"""What all parts of one coordinator share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.recorder import Recorder
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .lifecycle import Lifecycle
+from .restart_policy import RestartPolicy
+from .roster import Roster
+from .timers import Timers
+
+
+@dataclass(frozen=True)
+class Context:
+    settings: Settings
+    run: RunFolder
+    roster: Roster
+    restarts: RestartPolicy
+    timers: Timers
+    recorder: Recorder
+    lifecycle: Lifecycle

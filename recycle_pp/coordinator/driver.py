@@ -1,0 +1,130 @@
+"""Drives `protocol.Job` on real connections: an event in, its messages out, and what follows from a commit.
+
+driver = Driver(context, agreement, saving, job, committed, deposed)
+driver.drive(driver.job.ready, worker)     # raises StageLost, where the event is a death: see deaths.py
+driver.send(out)                           # messages that no event of the job has caused
+driver.finish_if_done()                    # after whatever the end may have waited for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from recycle_schedules import Worker
+
+from recycle_pp.consensus.agreement import Agreement
+from recycle_pp.consensus.agreement_gate import Gate
+from recycle_pp.protocol.commit import ProtocolViolation
+from recycle_pp.protocol.job import Job, Send
+from recycle_pp.wire.messages.workers import Announce, Donate, SaveFailed
+
+from .checkpoints import Saving
+from .context import Context
+from .planning import Planning
+from .watch import Standing
+
+
+class Driver:
+    """committed(): called after every commit. deposed(): called when another supervisor coordinates."""
+
+    def __init__(
+        self,
+        context: Context,
+        agreement: Agreement,
+        saving: Saving,
+        job: Job,
+        committed: Callable[[], None],
+        deposed: Callable[[], None],
+    ) -> None:
+        self.job, self.saving = job, saving
+        self._settings, self._roster, self._timers = context.settings, context.roster, context.timers
+        self._recorder, self._lifecycle, self._committed = context.recorder, context.lifecycle, committed
+        self.gate = Gate(agreement, self._deliver, self._lifecycle.stop, deposed)
+        self.planning = Planning(self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop)
+        self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
+
+    def drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
+        """One event into the job, its messages out; afterwards the recorder reads the job's notes."""
+        if self._lifecycle.over:
+            return
+        self.job.saving = self.saving.busy
+        try:
+            out = event(*arguments)
+        except ProtocolViolation as violation:
+            self._lifecycle.stop(str(violation))
+            return
+        self.send(out)
+        if self.job.phase == "holding":
+            suspicion = self._settings.control.suspicion
+            self._timers.after(suspicion, self._hold_no_longer, self.job, self.job.committed)
+        notes = self._recorder.read_notes()
+        self.send(self.job.follow_up())
+        self.planning.look()
+        for note in notes:
+            if note["event"] == "committed":
+                self._follow_commit(note)
+        self.finish_if_done()
+
+    def send(self, out: list[Send]) -> None:
+        if not out:  # as after most votes: nothing here may cost a look at every worker then
+            return
+        # Not always first: whoever takes over tells a commit to those that have missed it, and then the generation.
+        announced = next((message for _, message in out if isinstance(message, Announce)), None)
+        if announced is not None:
+            self.gate.announce(announced.generation, self._roster.places())
+        self.gate.send(out)
+
+    def standing(self) -> Standing:
+        """For the watch."""
+        job = self.job
+        works = self.planning.busy or self.gate.busy or job.phase not in ("reporting", "running")
+        return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
+
+    def finish_if_done(self) -> None:
+        if self.job.phase == "finished" and not self.saving.busy:
+            self._lifecycle.finish(self.digests, int(self.saving.failed))
+
+    def save_failed(self, message: SaveFailed) -> None:
+        if self.saving.save_failed(message):
+            self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
+        self.finish_if_done()
+
+    def report_damage(self) -> None:
+        """Of the checkpoints that were read."""
+        for step, damage in self.saving.damaged.items():
+            self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
+
+    def _follow_commit(self, note: Mapping[str, Any]) -> None:
+        self._committed()
+        commit = note["commit"]
+        for worker, factor in self.planning.measured(self._recorder.spans(commit.step)):
+            self._recorder.speed_changed(worker, factor)
+        if note["skipped"]:
+            self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self.saving.slow())
+        if commit.savers and not self._settings.emulate.mode:
+            self.saving.begin(commit.step + 1, commit.savers, note["last"])
+            if note["last"]:
+                self._timers.after(self._settings.control.lease, self._save_no_longer, commit.step + 1)
+
+    def _save_no_longer(self, step: int) -> None:
+        """A file system that does not answer holds up the next checkpoints, and must not hold up the end."""
+        slow, seconds = self.saving.slow(), self._settings.control.lease
+        if self.saving.busy:
+            self.save_failed(SaveFailed(step, f"{slow} did not get it onto the disk in {seconds:g} s"))
+
+    def _hold_no_longer(self, job: Job, committed: int) -> None:
+        """A joiner for which the others hold has its donor or its network lost, and nobody saw it."""
+        if job is self.job and committed == job.committed:
+            self.drive(job.wait_no_longer)
+
+    def _deliver(self, out: Sequence[Send]) -> None:
+        self._roster.deliver([self._addressed(send) for send in out])
+
+    def _addressed(self, send: Send) -> Send:
+        """A donation says where the joiner takes the state."""
+        if not isinstance(donation := send.message, Donate):
+            return send
+        self._recorder.event("joining", donation.to, donor=str(send.to))
+        return Send(send.to, msgspec.structs.replace(donation, address=self._recorder.address(donation.to)))

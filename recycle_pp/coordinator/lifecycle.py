@@ -1,0 +1,57 @@
+"""Whether the job goes on, and how it ends: once.
+
+lifecycle = Lifecycle(recorder, closing)
+lifecycle.stop("why it cannot go on", code=2)      # or finish(digests, code), or end(code) without a record
+code = await lifecycle.ended()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from recycle_schedules import Worker
+
+from recycle_pp.telemetry.recorder import Recorder
+
+
+class Lifecycle:
+    """closing(): called before the last record, so that whatever still waits for its event gets it first."""
+
+    def __init__(self, recorder: Recorder, closing: Callable[[], None]) -> None:
+        self._recorder, self._closing = recorder, closing
+        self._code: int | None = None
+        self._over = asyncio.Event()
+
+    @property
+    def code(self) -> int | None:
+        """The job's exit code; None while it goes on."""
+        return self._code
+
+    @property
+    def over(self) -> bool:
+        return self._code is not None
+
+    def stop(self, reason: str, code: int = 1) -> None:
+        """The first reason counts: what comes later follows from it."""
+        if not self.over:
+            self._closing()
+            self._recorder.stopped(reason)
+            self.end(code)
+
+    def finish(self, digests: Mapping[Worker, Mapping[str, str]], code: int) -> None:
+        """All steps are committed. digests: of each worker's parameters."""
+        if not self.over:
+            self._closing()
+            self._recorder.finished(digests)
+            self.end(code)
+
+    def end(self, code: int) -> None:
+        self._code = code if self._code is None else self._code
+        self._over.set()
+
+    async def ended(self) -> int:
+        """The exit code; blocks until the job is over."""
+        await self._over.wait()
+        assert self._code is not None
+        return self._code

@@ -1,0 +1,132 @@
+"""The coordinator's conversation with supervisors: who is there, whose worker has died, whose machine is taken away.
+
+number = supervisors.welcome(peer, hello)       # its rank; None: it has been told to go elsewhere
+supervisors.hear(number, message, peer)         # everything that it says from then on
+supervisors.lost(number, peer)                  # the connection ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import (
+    Died,
+    Dying,
+    Evict,
+    Finish,
+    NoPlace,
+    Present,
+    Redirect,
+    Spawned,
+    Stacks,
+    Stopping,
+    SupervisorHeartbeat,
+    SupervisorWelcome,
+)
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import Exit
+
+from .context import Context
+from .deaths import Deaths
+from .driver import Driver
+from .ranks import Rank
+from .watch import Watch
+
+_TERM_SECONDS = 0.3  # within which a SIGTERM to the whole job reaches all of it
+
+
+class Supervisors:
+    def __init__(self, context: Context, leader: Leader, driver: Driver, deaths: Deaths, watch: Watch) -> None:
+        self._settings, self._run, self._leader = context.settings, context.run, leader
+        self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
+        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._driver, self._deaths = driver, deaths
+        self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
+            SupervisorHeartbeat: watch.supervisor_beats,
+            Stacks: watch.stacks,
+            Spawned: self._spawned,
+            Stopping: self._stopping,
+            Dying: deaths.dying,
+            Died: deaths.reported,
+        }
+
+    def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
+        number = hello.rank
+        if number < 0:
+            if not any(self._roster):  # nobody has come yet: the newcomer is to ask again
+                peer.send(Redirect(self._leader))
+                return None
+            free = self._roster.free(self._driver.job.live)
+            if free is None:
+                peer.send(NoPlace("no node of the job is lost, so there is no place for another one"))
+                return None
+            free.supervisor, free.respawns, number = peer, 0, free.number
+        peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
+        if self._lifecycle.code is not None:  # it had to stop before anybody came
+            peer.send(Finish(self._lifecycle.code))
+        return number
+
+    def hear(self, number: int, message: Message, peer: Peer) -> None:
+        if isinstance(message, Present):
+            self._present(number, message, peer)
+        elif number in self._roster:  # it may beat while it waits for the welcome
+            rank = self._roster[number]
+            rank.unheard = 0
+            self._handlers[type(message)](rank, message)
+
+    def lost(self, number: int, peer: Peer) -> None:
+        """The node is gone, or its agent."""
+        if number in self._roster and (rank := self._roster[number]).supervisor is peer:
+            rank.supervisor = None
+            if rank.worker is not None:
+                rank.worker.send(Exit())  # where it can still hear us, and its supervisor cannot end it
+            self._deaths.node_lost(rank)
+
+    def _present(self, number: int, message: Present, peer: Peer) -> None:
+        """A supervisor listens, and says what it knows of its worker."""
+        rank = self._roster.enter(number)
+        rank.supervisor, rank.place, rank.unheard = peer, message.place, 0
+        if message.spawn is not None:
+            self._returned(rank, message.spawn.incarnation, message.deaths)
+        elif rank.incarnation >= 0:  # a newcomer, in the place of a node that was lost
+            self._recorder.event("node_joined", rank.role, rank=number, host=rank.host)
+            rank.spawn()
+        elif self._roster.complete:
+            # From now on the job survives the loss of this coordinator.
+            self._driver.gate.announce(-1, self._roster.places())
+            for each in self._roster:
+                each.spawn()
+
+    def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
+        """A supervisor that had lost its connection; where it was missed, its worker has been given up."""
+        self._recorder.event("supervisor_back", rank.role, rank=rank.number)
+        for died in deaths:
+            if rank.alive and died.incarnation == rank.incarnation:
+                self._deaths.reported(rank, died)
+        rank.incarnation = max(rank.incarnation, incarnation)
+        if not rank.alive and self._restarts.comes_back(rank):
+            rank.spawn()
+
+    def _spawned(self, rank: Rank, message: Spawned) -> None:
+        self._recorder.event("spawned", rank.role, rank=rank.number, pid=message.pid, host=rank.host)
+
+    def _stopping(self, rank: Rank, message: Stopping) -> None:
+        rank.stopping = True
+        if message.signal == "SIGINT":
+            self._lifecycle.stop("SIGINT", 130)
+        else:
+            self._timers.after(_TERM_SECONDS, self._evict)
+
+    def _evict(self) -> None:
+        """SIGTERM: the end of the job where all have got it, else of those machines, and the others go on."""
+        present = [rank for rank in self._roster if rank.supervisor is not None]
+        going = [rank for rank in present if rank.stopping]
+        if going == present:
+            self._lifecycle.stop("SIGTERM", 143)
+            return
+        for rank in going:
+            rank.tell(Evict())

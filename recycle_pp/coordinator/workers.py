@@ -1,0 +1,169 @@
+"""The coordinator's conversation with workers: who may take part, what they say of steps, checkpoints and broken links.
+
+rank = workers.welcome(peer, hello)             # None: nobody expects it any more, the connection ends
+workers.hear(rank, incarnation, message)        # everything that it says from then on
+workers.lost(rank, incarnation)                 # the connection ended
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.partition_resolution import give_up
+from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.table import Message, is_void
+from recycle_pp.wire.messages.workers import (
+    Assembled,
+    Assembling,
+    Broken,
+    CannotRun,
+    Evaluated,
+    Finished,
+    Leave,
+    Leaving,
+    Measured,
+    OpProgress,
+    Ready,
+    Report,
+    Resumed,
+    Saved,
+    SaveFailed,
+    State,
+    StoreValue,
+    Synced,
+    Vote,
+    WorkerHeartbeat,
+    WorkerWelcome,
+)
+
+from .context import Context
+from .deaths import Deaths
+from .driver import Driver
+from .ranks import Rank
+from .watch import Watch
+
+_BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
+
+
+class Workers:
+    def __init__(self, context: Context, driver: Driver, deaths: Deaths, watch: Watch) -> None:
+        self._settings, self._run, self._timers = context.settings, context.run, context.timers
+        self._roster, self._restarts = context.roster, context.restarts
+        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
+        self._unreachable: dict[Worker, list[Worker]] = {}  # by who says so, since the last time that it was mended
+        self._platform: str | None = None  # of the first worker: see execution.device
+        self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
+            WorkerHeartbeat: self._beats,
+            StoreValue: lambda rank, message: self._roster.publish(message.key, message.value),
+            Measured: lambda rank, message: self._recorder.measured(rank.role, message),
+            OpProgress: lambda rank, message: self._recorder.progress(rank.role, message),
+            Resumed: lambda rank, message: self._recorder.resumed(rank.role, message),
+            Broken: self._broken,
+            Ready: self._ready,
+            CannotRun: lambda rank, message: self._lifecycle.stop(message.reason, code=2),
+            Leaving: self._leaving,
+            Finished: self._finished,
+            Saved: lambda rank, message: self._driver.send(self._saving.saved(rank.role, message)),
+            SaveFailed: lambda rank, message: self._driver.save_failed(message),
+            Assembling: lambda rank, message: self._saving.assembling(rank.role, message),
+            Assembled: self._assembled,
+            State: lambda rank, message: None,  # only a successor wants it, see there
+            **dict.fromkeys((Report, Vote, Evaluated, Synced), self._receive),
+        }
+
+    def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:
+        if hello.rank not in self._roster:
+            return None  # nobody has told it to come
+        rank = self._roster[hello.rank]
+        if hello.incarnation != rank.incarnation or not rank.alive:
+            return None  # given up before it came: its generation is void
+        if hello.moved and rank.worker is not peer:
+            return None  # it comes from another coordinator, too late: likewise
+        rank.worker, rank.heard = peer, time.monotonic()
+        if not hello.moved:
+            first_step, faults = self._driver.job.first_step, self._restarts.faults_of(rank.role)
+            peer.send(WorkerWelcome(self._settings, rank.role, str(self._run.path), first_step, faults))
+        return rank
+
+    def hear(self, rank: Rank, incarnation: int, message: Message) -> None:
+        rank.heard = time.monotonic()
+        if incarnation == rank.incarnation and rank.alive:
+            self.handle(rank, message)
+
+    def handle(self, rank: Rank, message: Message) -> None:
+        """What it says now, or has said to a coordinator that was lost."""
+        if not is_void(message, self._driver.job.generation):
+            self._handlers[type(message)](rank, message)
+
+    def lost(self, rank: Rank, incarnation: int) -> None:
+        if not self._lifecycle.over:
+            self._deaths.disconnected(rank, incarnation)
+
+    def _receive(self, rank: Rank, message: Message) -> None:
+        self._driver.drive(self._driver.job.receive, rank.role, message)
+
+    def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
+        self._recorder.heartbeat(rank.role, message)
+        self._watch.worker_beats(rank, message)
+
+    def _ready(self, rank: Rank, message: Ready) -> None:
+        self._recorder.ready(rank.role, message)
+        self._driver.planning.introduced(rank.role, message)
+        job = self._driver.job
+        if self._fits(rank, message.platform) and rank.role not in job.live:
+            earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)
+            self._driver.drive(job.ready, rank.role, earliest)
+
+    def _fits(self, rank: Rank, platform: str) -> bool:
+        """Peers must compute the same bits, so all workers have the platform of the first. At the start another one
+        stops the job; who comes later is sent away."""
+        self._platform = self._platform or platform
+        if platform == self._platform:
+            return True
+        if self._driver.job.phase == "starting":
+            reason = f"all workers must run on the same: {rank.role} has {platform}, not {self._platform}"
+            self._lifecycle.stop(reason, code=2)
+        else:
+            self._recorder.event("refused", rank.role, platform=platform, expected=self._platform)
+            self._restarts.earliest(rank.role)  # it need not come again
+            rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
+        return False
+
+    def _leaving(self, rank: Rank, message: Leaving) -> None:
+        if not self._lifecycle.over:
+            self._recorder.event("evicted", rank.role)
+            self._driver.drive(self._driver.job.leave, rank.role)
+
+    def _finished(self, rank: Rank, message: Finished) -> None:
+        self._driver.digests[rank.role] = message.digests
+        self._receive(rank, message)
+
+    def _assembled(self, rank: Rank, message: Assembled) -> None:
+        self._saving.assembled(message)
+        self._recorder.event("checkpoint_saved", None, checkpoint=message.step)
+        self._driver.finish_if_done()
+
+    def _broken(self, rank: Rank, message: Broken) -> None:
+        self._unreachable[rank.role] = message.unreachable
+        self._timers.after(_BROKEN_SECONDS, self._mend, message.generation)
+
+    def _mend(self, generation: int) -> None:
+        """A link broke and still nobody has died: the same members build their links anew, or, where that was tried in
+        vain, without those whom others cannot reach."""
+        job = self._driver.job
+        if generation != job.generation:
+            return
+        complaints = {w: others for w, others in self._unreachable.items() if w in job.live}
+        self._unreachable.clear()
+        lost = give_up(complaints)
+        for rank in self._roster:
+            if rank.role in lost and rank.alive:
+                self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
+        if not lost:
+            self._driver.drive(job.regroup)
