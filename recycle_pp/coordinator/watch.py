@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ class Watch:
         self._roster, self._watched, self._folder = roster, watched, folder
         self._known: dict[int, _Known] = {}
         self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
+        self._judged = self._not_before = -math.inf  # the last time; the last one before the newest generation was seen
         self._renewed = (-1, 0)  # step, how often in it
         self._reports: tuple[int, list[Any]] = (-1, [])  # step, and what happened in it
 
@@ -108,7 +110,8 @@ class Watch:
     def _judge(self, now: float) -> None:
         standing = self._watched.standing()
         if standing.generation != self._generation:
-            self._generation, self._begun = standing.generation, now
+            self._generation, self._begun, self._not_before = standing.generation, now, self._judged
+        self._judged = now
         present = {rank.role: rank for rank in self._roster if rank.alive and rank.supervisor is not None}
         signs = {worker: self._sign(rank, standing, now) for worker, rank in present.items()}
         verdict = judge(signs, self._patience, standing.works)
@@ -128,13 +131,17 @@ class Watch:
         if known is None or known.signs.incarnation != rank.incarnation:
             return Sign(Activity(), silent, silent, None, silent, unanswered, member=member)
         (number, at), signs = known.delivered, known.signs
-        activity = signs.activity
+        activity, delivered = signs.activity, None
+        if activity.kind == "waits" and number == signs.number:
+            delivered = now - at
+        elif activity.kind == "waits" and activity.what != "orders" and signs.seconds > now - self._not_before:
+            delivered = since  # it began in a generation that is void now, which should have ended it
         return Sign(
             activity,
             # A wait for the word of a generation begins with it: a joiner's began long before.
             min(signs.seconds, since) if activity.kind == "waits" else signs.seconds,
             signs.quiet,
-            now - at if activity.kind == "waits" and number == signs.number else None,
+            delivered,
             silent,
             unanswered,
             self._watched.profiled(rank.role, activity.what),

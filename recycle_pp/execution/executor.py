@@ -91,8 +91,10 @@ class Executor:
 
     def _run_step(self, orders: Orders, step: int, actions: list[Action]) -> None:
         self.faults.arm(step, actions)
-        self.session.doing.waits("links", step)
+        doing = self.session.doing
+        doing.waits("links", step)
         self.mailbox.connect(actions)
+        doing.works("turn", step)
         for action in actions:
             self._settle(orders)
             if action.kind in COMPUTE:
@@ -105,6 +107,7 @@ class Executor:
                 if action.kind.startswith("RECV"):
                     self.mailbox.post(step, carried_by(action), action.peer)
                 else:
+                    doing.works("send", step, action.microbatch)
                     self.mailbox.ship(step, carried_by(action), action.peer)
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
@@ -141,6 +144,7 @@ class Executor:
             output = self._apply(kind, step, mb, source)
             self.faults.drag(self.spans.spent())
             self.faults.fire(kind, step)
+        self.session.doing.works("turn", step, mb)
         with self.session.lock:
             if makes:
                 self.mailbox.keep(step, makes, output)

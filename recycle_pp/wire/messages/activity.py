@@ -16,7 +16,8 @@ class Activity(NamedTuple):
     """What a worker's main thread does.
 
     kind    starts | works | device (an op waits for the device) | waits
-    what    the op: F, I, W, B, O (optimizer), R (the stage's sum, of its own part), V (validation), data, checkpoint;
+    what    the op: F, I, W, B, O (optimizer), R (the stage's sum, of its own part), V (validation), data, checkpoint,
+            send, turn (from one op to the next);
             or what it waits for: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
     peer    whom it waits for, where that is one worker
     first   it has not completed such an op yet, and may have to compile it
@@ -44,6 +45,8 @@ _WORDS = {
     "O": "the optimizer",
     "V": "the validation",
     "data": "reading the data",
+    "send": "sending the tensor",
+    "turn": "the turn to the next op",
     "checkpoint": "copying the state for a checkpoint",
     "tensor": "the tensor",
     "sum": "the all-reduce",

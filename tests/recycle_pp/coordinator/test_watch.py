@@ -58,6 +58,11 @@ class Job:
     def renew(self, waiting):
         self.generation += 1
         self.renewals.append(waiting)
+        self.renewed()
+
+    def renewed(self):
+        """Who waited does so anew."""
+        self.since = time.monotonic()
 
     def stop(self, reason, code=1):
         self.stopped = reason
@@ -134,6 +139,15 @@ def test_where_everybody_waits_the_generation_is_renewed_and_at_last_the_job_sto
     assert len(job.renewals) == RENEWALS and len(job.renewals[0]) == 12
     assert "everybody waits in step 7" in job.stopped and str(job.folder) in job.stopped
     assert not job.found
+
+
+def test_whoever_still_waits_in_a_generation_that_is_void_is_found_once_the_new_one_is_announced(tmp_path):
+    """Though nobody could say that what it waits for has come."""
+    job = Job(tmp_path)
+    job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
+    job.renewed = lambda: [job.say.pop(number) for number in range(12) if number != 6]
+    asyncio.run(job.watched(0.8))
+    assert len(job.renewals) == 1 and list(job.found) == [6]
 
 
 def test_a_supervisor_that_is_silent_is_cut_off(tmp_path):
