@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from recycle_pp.config.settings import Run, Settings
+from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.context import Context
-from recycle_pp.coordinator.deaths import Deaths
+from recycle_pp.coordinator.deaths import CAUSE_SECONDS, Deaths
 from recycle_pp.coordinator.lifecycle import Lifecycle
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
+from recycle_pp.protocol.job import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 
@@ -34,6 +35,9 @@ class Recorder:
 
     def death(self, worker, now, stood=None):
         pass
+
+    def restored(self, job):
+        self.restored_to = job
 
     def knows_death(self, worker):
         return self.known
@@ -121,3 +125,42 @@ def test_who_dies_in_the_jobs_last_moment_has_its_event_all_the_same(of):
 
     asyncio.run(ends())
     assert of.recorder.causes == ["unknown"] and of.supervisor.told == []
+
+
+class LosesStage1(Driver):
+    """Its newest checkpoint holds five steps."""
+
+    def __init__(self):
+        self.job = SimpleNamespace(started=True, committed=7, generation=3, live=set(), died=None)
+        self.saving = SimpleNamespace(
+            died=lambda worker, live: [], restore_point=lambda started, present, stages: 5, abandon=lambda: None
+        )
+
+    def drive(self, event, *arguments):
+        raise StageLost(1)
+
+    def report_damage(self):
+        pass
+
+
+def test_the_last_death_of_a_stage_sends_the_others_back_to_the_checkpoint_in_new_roles():
+    settings = Settings(parallel=Parallel(pipelines=2, stages=2))
+    recorder, roster, driver = Recorder(), Roster(settings), LosesStage1()
+    lifecycle = Lifecycle(recorder, lambda: None)
+    context = Context(settings, RunFolder("nowhere"), roster, RestartPolicy(settings), Timers(), recorder, lifecycle)
+    ranks = [roster.enter(number) for number in range(4)]
+    for rank in ranks:
+        rank.incarnation, rank.alive = 0, rank.number != 1
+    for rank in (ranks[0], ranks[2]):
+        rank.supervisor = Supervisor()
+
+    async def dies():
+        Deaths(context, driver).disconnected(ranks[3], 0)
+        await asyncio.sleep(2 * CAUSE_SECONDS)
+
+    asyncio.run(dies())
+    assert {ranks[0].role.stage, ranks[2].role.stage} == {0, 1}
+    assert ranks[0].supervisor.told == ranks[2].supervisor.told == [Spawn]
+    assert driver.job.first_step == 5 and driver.job.generation == 3
+    assert driver.job.waiting == {ranks[0].role, ranks[2].role}
+    assert recorder.events == ["stage_lost"] and recorder.restored_to is driver.job and not lifecycle.over
