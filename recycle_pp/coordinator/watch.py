@@ -26,6 +26,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.liveness import Patience, Sign, Stuck, Verdict, judge
 from recycle_pp.telemetry.events import report_once
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
 from recycle_pp.wire.messages.workers import WorkerHeartbeat
@@ -183,7 +184,7 @@ class Watch:
     def _write(self, name: str, text: str) -> None:
         try:
             self._folder.mkdir(exist_ok=True)
-            (self._folder / name).write_text(text)
+            RunFolder.write_text(self._folder / name, text)
         except OSError as error:
             report_once(f"{self._folder} cannot be written: {error.strerror}")
 

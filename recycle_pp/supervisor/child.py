@@ -108,13 +108,19 @@ class Child:
         return self._died_at
 
     async def stacks(self, seconds: float) -> str:
-        """Where its threads stand, from its log, within `seconds`; empty if it does not say."""
+        """Where its threads stand, from its log, as soon as it has said all; "" if it says nothing in `seconds`."""
+        said = b""
         with suppress(OSError), open(self.log, "rb") as log:
             log.seek(0, os.SEEK_END)
             self.send_signal(signal.SIGUSR1)
-            await asyncio.sleep(seconds)
-            return log.read(STACKS).decode(errors="replace")
-        return ""
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+                more = log.read(STACKS - len(said))
+                if said and not more:
+                    break
+                said += more
+        return said.decode(errors="replace")
 
     def reap(self, seconds: float = 0.0) -> Death:
         """How it ended, once `pidfd` is readable, or `seconds` later; releases everything of the worker and ends what

@@ -28,7 +28,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec
 from .child import Child
 
 END_SECONDS = 30.0  # for a worker to end by itself when the job is done
-STACKS_SECONDS = 0.2  # for a hung worker to write its stacks: well within what its death waits for its cause
+STACKS_SECONDS = 1.0  # for a hung worker to write its stacks: within what its death's event waits for its cause
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 REAP_SECONDS = 2.0  # for the kernel to clean up, at the very end; then that is left to init
 DEATHS = 20  # that are remembered

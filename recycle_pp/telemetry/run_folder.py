@@ -113,7 +113,8 @@ class RunFolder:
         except OSError as error:
             report_once(f"{path.parent} cannot be written: {error.strerror}")
 
-    def write_text(self, path: Path, text: str) -> None:
+    @staticmethod
+    def write_text(path: Path, text: str) -> None:
         """All or nothing: a reader never sees half a file."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text)
