@@ -212,9 +212,9 @@ def test_a_supervisor_whose_loop_stands_still_leaves_and_the_others_go_on(rank, 
     def freeze(job):
         wait_for_step(job, 6)
         with Frozen(job.supervisors()[rank], idle=True):
-            job.wait(100)
+            job.wait(280)
 
-    case = Case(f"the loop of rank {rank}'s supervisor stands still", "2x2", QUICK, steps=30, bound=120)
+    case = Case(f"the loop of rank {rank}'s supervisor stands still", "2x2", QUICK, steps=150, bound=300)
     outcome = runs.of(case, "one thread stops", meanwhile=freeze)
     runs.check_exact(outcome)
     assert f"rank {rank} ends: its event loop has stood still" in outcome.output
@@ -225,7 +225,7 @@ def test_a_supervisor_whose_loop_stands_still_leaves_and_the_others_go_on(rank, 
 def test_a_supervisor_that_is_stopped_is_given_up_and_its_worker_told_to_go(runs):
     """And when it is there again, so is its worker."""
     stopped = Strike("started", "1.1", number=signal.SIGSTOP, resume=4.0, above=True)
-    case = Case("a supervisor is stopped for 4 s", "2x2", QUICK, (stopped,), steps=100, bound=200)
+    case = Case("a supervisor is stopped for 4 s", "2x2", QUICK, (stopped,), steps=250, bound=300)
     outcome = runs.of(case, "one thread stops")
     runs.check_exact(outcome)
     assert outcome.all("death_detected")[0]["cause"] == "node_loss"
