@@ -1,4 +1,4 @@
-"""A run that goes on has its own configuration, but for what the command line says and the exactness contract allows."""
+"""A run that goes on has its own configuration, but for what the command line may change."""
 
 from dataclasses import asdict
 
@@ -36,11 +36,18 @@ def test_a_group_replaces_the_whole_group():
 
 @pytest.mark.parametrize(
     "change",
-    ["run.seed=1", "model.width=128", "data.path=other", "numerics.precision=bf16", "numerics.reproducible=true"]
-    + ["parallel.microbatch_size=3", "parallel.microbatches=5", "data.validation_share=0.2", "model.dropout=0.1"],
+    [
+        "parallel.microbatches=5",
+        "data.validation_share=0.2",
+        "run.seed=1",
+        "model.width=128",
+        "data.path=other",
+        "numerics.precision=bf16",
+        "numerics.reproducible=true",
+    ],
 )
 def test_what_would_compute_something_else_is_refused(change):
-    with pytest.raises(ValueError, match="must stay .* when run.dir"):
+    with pytest.raises(ValueError, match=r"must stay .* when run\.dir"):
         take_up(["run.resume=true", "run.dir=runs/mine", change], before())
 
 
@@ -52,5 +59,5 @@ def test_keys_that_are_new_or_gone_since_then_are_no_traceback():
     assert (settings.optimizer.lr, settings.checkpoint.minutes) == (0.001, 10.0)
     assert said == ["model.fish is no key any more: left out", "pond.depth is no key any more: left out"]
     old["run"]["steps"] = "many"
-    with pytest.raises(ValueError, match="run.steps must be a whole number"):
+    with pytest.raises(ValueError, match=r"run\.steps must be a whole number"):
         take_up(["run.resume=true"], old)
