@@ -9,6 +9,7 @@ counts of activations are those of the reference kernels (a test measures them).
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -27,7 +28,7 @@ PROCESS = 280_000_000  # bytes of a worker on a CPU before it holds anything: Py
 
 
 def footprint(settings: Settings, workers_here: int) -> list[str]:
-    """Up to three sentences. workers_here: on this machine. What a model that is not our own holds only its workers
+    """Up to four sentences. workers_here: on this machine. What a model that is not our own holds only its workers
     know."""
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
@@ -49,7 +50,16 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     where = "its GPU has" if gpu is not None else here
     if have is not None:
         lines.append(f"{where} {format_size(have)}" + (": that is not enough" if need > have else ""))
-    return lines
+    crowded = crowd(workers_here) if gpu is None else None
+    return [*lines, crowded] if crowded else lines
+
+
+def crowd(workers_here: int) -> str | None:
+    """A sentence where workers on CPUs have fewer cores than they are."""
+    cores = os.cpu_count() or 1
+    if workers_here <= cores:
+        return None
+    return f"{workers_here} workers share {'1 core' if cores == 1 else f'{cores} cores'}: times are measured on the CPU"
 
 
 def _layers(settings: Settings) -> list[range]:

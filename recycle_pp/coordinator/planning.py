@@ -21,7 +21,8 @@ from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import Ready
 
-from .profile import Profile, Speed
+from .profile import Profile
+from .slowness import Speed
 
 
 class Planning:
@@ -47,6 +48,7 @@ class Planning:
     def introduced(self, worker: Worker, message: Ready) -> None:
         """What a worker says of its part of the model."""
         self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share)
+        self._profile.place(worker, message.machine, message.cores)
 
     def profiled(self, worker: Worker, kind: str) -> float | None:
         """See Profile.seconds."""
@@ -54,7 +56,7 @@ class Planning:
 
     def measured(self, spans: Mapping[Worker, np.ndarray]) -> list[Speed]:
         """The spans of a committed step. Where durations or speeds are other ones now, the coming steps are planned
-        anew; returns whose speed has changed."""
+        anew; returns who has become slow, or is so no more."""
         was_complete = self._profile.complete
         changed = self._profile.add(spans)
         if self._profile.complete and not was_complete:

@@ -5,35 +5,28 @@
     problem = profile.problem(problem)       # measured times, and a smaller share for workers that are slow
 
 The first steps run I and W apart, the last of them runs B, so that all are measured; the very first is warm-up. From
-then on plans use the medians, and every step is compared with them: a worker whose ops take `SLOW` times longer than
-before in most of the last three steps, when the job as a whole does not, is planned with that speed, until it is as
-fast as the others again. One bad step changes no plan, nor does a machine on which everybody slows down alike.
+then on plans use the medians of what ops took on their device (a span's `own`: without what its thread waited for a
+core, so that a busy machine changes no plan), and every step is compared with them, worker by worker. `slowness` says
+who is slow; it is planned with that speed until it is as fast as the others again.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from recycle_schedules import Problem, Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.packing import KINDS as SPANS
-from recycle_pp.telemetry.packing import listed
+from recycle_pp.telemetry.packing import OWN, listed
 
 from .latency_breakdown import Spans, gaps_of
+from .slowness import Slowness, Speed
 
 KINDS = "FIWBO"
-SLOW, NORMAL = 1.8, 1.3  # slow from this factor on, until it is below that one; 12 busy workers on 2 cores reach 1.7
-AGAIN = 1.25  # a factor that changes less than this changes no plan
-
-
-class Speed(NamedTuple):
-    worker: Worker
-    factor: float  # how many times longer its ops take than those of its peers; 1.0 when it is slow no more
 
 
 class Profile:
@@ -49,8 +42,9 @@ class Profile:
         self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
         self._durations: dict[str, list[float]] = {}  # once the profile is complete
-        self._lately: dict[Worker, deque[float]] = {}  # by how much its ops took longer in the last three steps
-        self._factors: dict[Worker, float] = {}  # of the slow ones
+        self._here: dict[Worker, dict[str, list[float]]] = {}  # the same seconds, by worker
+        self._usual: dict[Worker, dict[str, float]] = {}  # and their medians
+        self._slowness = Slowness()
         self._model: dict[int, tuple[int, float]] = {}  # what each stage's workers say of it
 
     @property
@@ -61,22 +55,28 @@ class Profile:
         """What a worker says of its stage of the model: bytes over the boundary behind it, share of it that has a W."""
         self._model[stage] = boundary_bytes, deferred_share
 
+    def place(self, worker: Worker, machine: str, cores: int) -> None:
+        """A process takes this place. machine: its name, the same for all that share its cores."""
+        self._usual.pop(worker, None)  # measured on another one, perhaps
+        self._slowness.place(worker, machine, cores)
+
     def add(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
         """The spans of a committed step, as `packing.unpack` gives them."""
         if self.complete:
             return self._compare(tables)
         if self._steps:
-            self._collect({worker: listed(table) for worker, table in tables.items()})
+            self._collect({worker: listed(table) for worker, table in tables.items()}, tables)
             self._seen += 1
             if self._seen == self._steps:
                 self._durations = self._medians()
+                self._usual = {w: {k: median(x) for k, x in of.items()} for w, of in self._here.items()}
         return []
 
     def seconds(self, worker: Worker, kind: str) -> float | None:
         """How long an op of this kind takes there; None as long as it is not measured."""
         if kind not in self._durations:
             return None
-        return self._durations[kind][worker.stage] * self._factors.get(worker, 1.0)
+        return self._durations[kind][worker.stage] * self._slowness.factors.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
         """`problem` as the next step should be planned."""
@@ -87,8 +87,10 @@ class Profile:
                 durations=self._durations,
                 send=_median(self._messages),
                 allreduce=[_median(x) for x in self._sums],
-                speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self._factors.items())},
-                reroute="any" if self._factors else s.schedule.reroute,  # a slow worker's share goes to its peers
+                speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self._slowness.factors.items())},
+                reroute="any"
+                if self._slowness.factors
+                else s.schedule.reroute,  # a slow worker's share goes to its peers
             )
         if s.emulate.mode or not self._steps:
             return problem
@@ -114,13 +116,14 @@ class Profile:
         self._sums = [[seconds] for seconds in data["sum_seconds"]]
         self._first_forward = {Worker.parse(w): seconds for w, seconds in data["first_forward_seconds"].items()}
 
-    def _collect(self, spans: Spans) -> None:
+    def _collect(self, spans: Spans, tables: Mapping[Worker, np.ndarray]) -> None:
         for worker, of in spans.items():
-            for kind, _, _, start, end in of:
+            for (kind, _, _, start, end), own in zip(of, tables[worker][:, OWN].tolist(), strict=True):
                 if kind == "F" and worker not in self._first_forward:
                     self._first_forward[worker] = end - start
                 elif kind in KINDS:
-                    self._seconds[kind][worker.stage].append(end - start)
+                    self._seconds[kind][worker.stage].append(own)
+                    self._here.setdefault(worker, {}).setdefault(kind, []).append(own)
         if self._before:
             gaps = gaps_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
             self._turns += gaps.turns
@@ -141,29 +144,19 @@ class Profile:
         return medians
 
     def _compare(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
-        """Against the profile, and against the job's median: what all machines have in common is no worker's fault."""
         longer = {w: x for w, of in tables.items() if (x := self._longer(w, of)) is not None}
-        usual = median(longer.values()) if longer else 1.0
-        changed = []
-        for worker, factor in longer.items():
-            lately = self._lately.setdefault(worker, deque([1.0, 1.0], maxlen=3))
-            lately.append(factor / usual)
-            factor, known = median(lately), self._factors.get(worker, 1.0)
-            if factor < (NORMAL if worker in self._factors else SLOW):
-                factor = 1.0
-            if not 1 / AGAIN < factor / known < AGAIN:
-                changed.append(Speed(worker, factor))
-        for worker, factor in changed:
-            self._factors.pop(worker, None)
-            if factor > 1.0:
-                self._factors[worker] = factor
-        return changed
+        return self._slowness.add(longer)
 
-    def _longer(self, worker: Worker, table: np.ndarray) -> float | None:
-        known = np.array([self._durations[kind][worker.stage] if kind in "FIWB" else 0.0 for kind in SPANS])
-        usual = known[table[:, 0].astype(int)]
-        ops = usual > 0
-        return float(np.median((table[ops, 4] - table[ops, 3]) / usual[ops])) if ops.any() else None
+    def _longer(self, worker: Worker, table: np.ndarray) -> tuple[float, float] | None:
+        """Own and wall time of its ops in a step, by what they took in the first steps: here, else on its stage."""
+        here = self._usual.get(worker, {})
+        known = [here.get(k) or self._durations[k][worker.stage] if k in "FIWB" else 0.0 for k in SPANS]
+        usual = np.array(known)[table[:, 0].astype(int)]
+        ops = table[usual > 0]
+        if not len(ops):
+            return None
+        total = usual.sum()
+        return float(ops[:, OWN].sum() / total), float((ops[:, 4] - ops[:, 3]).sum() / total)
 
 
 def _median(values: list[float]) -> float:

@@ -67,6 +67,7 @@ class Injector:
             self._strike(fault)
 
     def drag(self, seconds: float) -> None:
+        """seconds: the op's own. The sleep counts as its own time too (`spans`)."""
         factor = max((f.factor for f in self._slow if f.step <= self._step), default=1.0)
         if factor > 1:
             time.sleep(seconds * (factor - 1))

@@ -163,7 +163,15 @@ class Process:
         session.donate, session.save, session.assemble = donations.asked, saving.asked, saving.assemble
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
         session.diary.note(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
-        session.send(Ready(joining.address, platform(device, backend), *_described(stage)))
+        session.send(
+            Ready(
+                joining.address,
+                platform(device, backend),
+                *_described(stage),
+                socket.gethostname(),
+                os.cpu_count() or 1,
+            )
+        )
         # Also where this is no joiner yet: it becomes one if the others begin without it.
         joining.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)

@@ -124,9 +124,10 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "evicted": lambda e: f"step {e['step']}: worker {e['worker']} was told to go; it stays until the step is done",
     "left": lambda e: f"step {e['step']}: worker {e['worker']} has handed over and leaves",
     "slow": lambda e: (
-        f"step {e['step']}: worker {e['worker']} takes {e.get('factor')} times as long as before; its peers take over"
+        f"step {e['step']}: worker {e['worker']} is slow: its ops take {e.get('factor')} times as long as its peers'; "
+        "they take over a part of its work"
     ),
-    "slow_no_more": lambda e: f"step {e['step']}: worker {e['worker']} is as fast as before",
+    "slow_no_more": lambda e: f"step {e['step']}: worker {e['worker']} is as fast as its peers again",
     "given_up": lambda e: f"step {e['step']}: worker {e['worker']} is given up after {e.get('respawns', '?')} respawns",
     "refused": lambda e: (
         f"step {e['step']}: worker {e['worker']} is sent away: it has {e.get('platform')}, the job {e.get('expected')}"

@@ -1,8 +1,10 @@
 """A worker's spans of a step as bytes: the coordinator gets those of all at once, while the job waits for it.
 
-data = pack(spans)                  # [[kind, pipeline, index, start, end], ...]
-table = unpack(data, later=0.5)     # float64 (n, 5), kinds as positions in KINDS; here by a clock that says 0.5 s more
-spans = listed(table)
+data = pack(spans)                  # [[kind, pipeline, index, start, end, own], ...]
+table = unpack(data, later=0.5)     # float64 (n, 6), kinds as positions in KINDS; here by a clock that says 0.5 s more
+spans = listed(table)               # [[kind, pipeline, index, start, end], ...]
+
+own: seconds of the span in which its thread did not wait for a core (`execution.spans`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,11 @@ import numpy as np
 KINDS = "FIWBOR"
 """Of spans: ops, and R for the stage's sum."""
 
+Span = tuple[str, int, int, float, float, float]
+"""kind, pipeline, index, start, end, own: seconds of the worker's monotonic clock"""
+
+OWN = 5  # the column
+
 _ROW = np.dtype("<f8")  # whole numbers too: those of a span are exact in it
 
 
@@ -23,18 +30,18 @@ def pack(spans: Iterable[Any]) -> bytes:
 
 
 def table_of(spans: Iterable[Any]) -> np.ndarray:
-    """The opposite of `listed`."""
-    rows = [(KINDS.index(kind), d, i, start, end) for kind, d, i, start, end in spans]
-    return np.array(rows, _ROW).reshape(-1, 5)
+    """The opposite of `listed`. Spans without `own`: as if nothing had waited."""
+    rows = [(KINDS.index(k), d, i, start, end, *(own or [end - start])) for k, d, i, start, end, *own in spans]
+    return np.array(rows, _ROW).reshape(-1, 6)
 
 
 def unpack(data: bytes, later: float = 0.0) -> np.ndarray:
-    table = np.frombuffer(data, _ROW).reshape(-1, 5).copy()
-    table[:, 3:] += later
+    table = np.frombuffer(data, _ROW).reshape(-1, 6).copy()
+    table[:, 3:OWN] += later
     return table
 
 
 def listed(table: np.ndarray) -> list[list[Any]]:
     kinds, pipelines, indices = table[:, :3].astype(int).T.tolist()
-    starts, ends = table[:, 3:].T.tolist()
+    starts, ends = table[:, 3:OWN].T.tolist()
     return [list(row) for row in zip([KINDS[k] for k in kinds], pipelines, indices, starts, ends, strict=True)]

@@ -190,8 +190,8 @@ def _bubbles(problem: Problem, ops: Sequence[tuple[Worker, np.ndarray]]) -> floa
     table = np.concatenate([of for _, of in ops])
     workers = np.repeat([w for w, _ in ops], [len(of) for _, of in ops], axis=0)
     compute = table[:, 0] < KINDS.index("R")
-    (start, end), (pipeline, stage) = table[compute, 3:].T, workers[compute].T
-    origin, length = start.min(initial=np.inf), float(np.ptp(table[compute, 3:])) if compute.any() else 0.0
+    (start, end), (pipeline, stage) = table[compute, 3:5].T, workers[compute].T
+    origin, length = start.min(initial=np.inf), float(np.ptp(table[compute, 3:5])) if compute.any() else 0.0
     of = (pipeline, stage, start - origin, end - origin)
     return bubbles_of(*of, problem.live, problem.pipelines, length).share
 

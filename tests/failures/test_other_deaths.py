@@ -59,7 +59,7 @@ def test_a_worker_that_was_given_up_and_wakes_again_does_no_harm(runs):
 
 
 def test_a_worker_that_gets_slow_gets_a_smaller_share(runs):
-    outcome = runs.of(Case("is slow", "2x2", ("+slow_at=5:0.1@5",), steps=12, deaths=0), "not SIGKILL")
+    outcome = runs.of(Case("is slow", "2x2", ("+slow_at=5:0.1@5",), steps=20, deaths=0), "not SIGKILL")
     runs.check_exact(outcome)
     assert "0.1" in [e["worker"] for e in outcome.all("slow")], explain(outcome)
     last = outcome.traces[max(outcome.traces)]

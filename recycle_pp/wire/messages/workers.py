@@ -168,12 +168,15 @@ class StoreValue(Message, frozen=True):
 @sent(WORKER, COORDINATOR, lasting=True)
 class Ready(Message, frozen=True):
     """It has its model. address: where it takes a donor's state; platform: see `execution.device`; boundary_bytes: what
-    its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with gradients from W."""
+    its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with gradients from W;
+    machine: its name, the same for all workers that share its cores."""
 
     address: Address
     platform: str
     boundary_bytes: int = 0
     deferred_share: float = 0.0
+    machine: str = ""
+    cores: int = 0
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

@@ -8,6 +8,7 @@ import torch
 from recycle_pp.coordinator.footprint import activations, bytes_of, footprint, parameters
 from recycle_pp.model.split import layers_of
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
 
 from ..in_process import CPU, small
 
@@ -35,11 +36,11 @@ def _kept(stage: Stage) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    shape, _ = stage.boundary
-    tokens = torch.randint(0, stage.settings.model.vocabulary, shape[:2])
-    source = tokens if stage.first else torch.randn(shape)
+    model, size = stage.settings.model, stage.settings.parallel.microbatch_size
+    tokens = torch.randint(0, model.vocabulary, (size, model.sequence))
+    boundary = [] if stage.first else [torch.randn(size, model.sequence, model.width)]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        stage.forward(0, 0, source, tokens if stage.last else None)
+        stage.forward(0, 0, Batch(tokens, tokens), boundary)
     return sum(seen.values())
 
 

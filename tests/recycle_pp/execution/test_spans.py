@@ -1,7 +1,11 @@
 """How long an op took, and on whose clock."""
 
+import os
+import subprocess
+import sys
 import time
 
+import pytest
 import torch
 
 from recycle_pp.execution.device import finisher
@@ -12,8 +16,37 @@ def test_a_span_lasts_until_the_device_is_done_not_until_the_host_has_asked():
     spans = Spans(finish=lambda: time.sleep(0.02))
     with spans.span(3, "F", (1, 0)):
         pass
-    ((kind, pipeline, index, start, end),) = spans.take(3)
-    assert (kind, pipeline, index) == ("F", 1, 0) and end - start >= 0.02
+    ((kind, pipeline, index, start, end, own),) = spans.take(3)
+    assert (kind, pipeline, index) == ("F", 1, 0) and end - start >= own >= 0.02
+
+
+def test_a_busy_core_lengthens_a_span_and_not_its_own_time():
+    """Two processes that compute share one core with this one: it waits for about two thirds of the time."""
+    cores = os.sched_getaffinity(0)
+    spin = f"import os\nos.sched_setaffinity(0, {{{min(cores)}}})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        time.sleep(0.5)
+        spans = Spans()
+        with spans.span(0, "F"):
+            begun = time.thread_time()
+            while time.thread_time() - begun < 0.3:
+                pass
+    finally:
+        os.sched_setaffinity(0, cores)
+        for other in others:
+            other.kill()
+            other.wait()
+    ((*_, start, end, own),) = spans.take(0)
+    assert own == pytest.approx(0.3, rel=0.2) and end - start > 1.5 * own
+
+
+def test_a_sleep_is_own_time():
+    spans = Spans()
+    with spans.span(0, "F"):
+        time.sleep(0.05)
+    assert spans.take(0)[0][5] >= 0.05
 
 
 def test_what_a_slow_worker_stretches_is_the_work_of_the_device():
