@@ -24,6 +24,7 @@ from dataclasses import asdict
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.supervisor.supervisor import supervise
+from recycle_pp.telemetry.heartbeat import refuse_running
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.join import find_place
 from recycle_pp.wire.launch import Address, Launch
@@ -60,25 +61,29 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     from recycle_pp.config.compose import compose
 
     settings = compose(arguments)
-    if launch.rank == 0:
-        from recycle_pp.config.checks import validate
-        from recycle_pp.telemetry.exporters.exporter import refuse_missing
-
-        validate(settings, launch.world)
-        refuse_missing(settings)
-        prepare_data(settings, launch.world)
     address = None
     if not launch.one_node or settings.control.address is not None:
         address = Address.of_cluster(launch, settings.control.address)
     if launch.rank > 0:
         return None, None, address
-    run = RunFolder.create(settings)
-    if settings.run.resume:
-        from recycle_pp.coordinator.checkpoints import Saving
+    from recycle_pp.config.checks import validate
+    from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
-        done = Saving(run.checkpoints, settings.parallel.stages).steps_done()
-        if done >= settings.run.steps:
-            raise ValueError(f"run.steps must be above {done}, the steps that run.dir={run.path} has done already")
+    said: list[str] = []
+    folder = RunFolder(settings.run.dir)
+    if settings.run.resume in (True, "auto") and folder.config.exists() and any(folder.checkpoints.glob("step-*")):
+        from recycle_pp.config.resume import take_up
+
+        settings, said = take_up(arguments, folder.read_config())
+    validate(settings, launch.world)
+    refuse_missing(settings)
+    refuse_running(folder)
+    prepare_data(settings, launch.world)
+    done = _steps_done(settings, folder) if settings.run.resume else 0
+    settings.run.resume = settings.run.resume is True or done > 0
+    run = RunFolder.create(settings, done)
+    if settings.run.resume:
+        print("\n".join([f"goes on after step {done - 1}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return settings, run, address
 
 
@@ -119,6 +124,20 @@ def export(run: RunFolder, step: int) -> int:
         return 0
     command = [sys.executable, "-m", "recycle_pp.export", str(run.path), str(out), "--step", str(step)]
     return 1 if subprocess.run(command, check=False).returncode else 0
+
+
+def _steps_done(settings: Settings, run: RunFolder) -> int:
+    """Of the newest whole checkpoint. ValueError where there is none that is whole, or nothing is left to do."""
+    from recycle_pp.coordinator.checkpoints import Saving
+
+    saving = Saving(run.checkpoints, settings.parallel.stages)
+    done = saving.steps_done()
+    if saving.damaged and not done:
+        damage = next(iter(saving.damaged.values()))
+        raise ValueError(f"run.resume: none of the checkpoints in {run.checkpoints} is whole: {damage}")
+    if done >= settings.run.steps:
+        raise ValueError(f"run.steps must be above {done}, the steps that run.dir={run.path} has done already")
+    return done
 
 
 if __name__ == "__main__":

@@ -37,7 +37,14 @@ _AT_LEAST = (
     | {f"parallel.{key}": 1 for key in ("pipelines", "stages", "microbatches", "microbatch_size")}
     | {"schedule.memory_extra": 0, "schedule.profile_steps": 0}
     | {f"optimizer.{key}": 0 for key in ("min_lr", "warmup", "weight_decay")}
-    | {"checkpoint.every": 0, "checkpoint.keep": 1, "run.steps": 1, "run.respawns": 0, "run.seed": 0}
+    | {
+        "checkpoint.every": 0,
+        "checkpoint.minutes": 0,
+        "checkpoint.keep": 1,
+        "run.steps": 1,
+        "run.respawns": 0,
+        "run.seed": 0,
+    }
     | {"run.validate_every": 0, "run.validate_microbatches": 1}
     | {f"emulate.{kind}": 0 for kind in "FIWO"}
 )
@@ -112,6 +119,8 @@ def _validate_values(settings: Settings) -> None:
             raise ValueError(
                 f"{key} must be one of {', '.join(map(str, choices))}, not {values[key]}".replace("None", "null")
             )
+    if settings.run.resume not in (True, False, "auto"):
+        raise ValueError(f"run.resume must be true, false or auto, not {settings.run.resume}")
     _validate_model(settings.model)
     for key, least in _AT_LEAST.items():
         if values[key] is not None and values[key] < least:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 
@@ -98,7 +98,8 @@ class Numerics:
 
 @dataclass
 class Checkpoint:
-    every: int = 0  # steps between checkpoints; 0: none but the last
+    every: int = 0  # steps between checkpoints; 0: as checkpoint.minutes says
+    minutes: float = 10.0  # after which the next step brings one; 0: never. The end and a signal always bring one
     keep: int = 2  # newest checkpoints kept
     hf_at_end: bool = False  # the last one also as a Hugging Face folder, run.dir/hf/step-...
 
@@ -107,7 +108,7 @@ class Checkpoint:
 class Run:
     steps: int = 60  # optimizer steps of the whole run, over all resumes
     dir: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"  # everything that the run leaves
-    resume: bool = False  # go on from the newest checkpoint in run.dir
+    resume: bool | str = False  # true: go on from the newest checkpoint in run.dir; auto: if there is one | false
     standby: str = "auto"  # auto (where 400 MB a worker are free) | on | off: the next worker's process waits, imported
     respawns: int = 3  # times a worker that died by itself is started again
     seed: int = 0  # of the initial weights, the order of the samples and the dropout
@@ -197,7 +198,7 @@ def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "")
 
 
 def _typed(key: str, value: Any, hint: Any) -> Any:
-    allowed = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     for kind in allowed:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)

@@ -58,6 +58,11 @@ class Saving:
             self.damaged[step] = wrong
         return 0
 
+    def newest(self) -> Path | None:
+        """The newest finished checkpoint, without a look at what is in it."""
+        found = [path for path in self._folder.glob("step-*") if path.suffix != ".tmp"]
+        return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+
     def restore_point(self, started: bool, present: int, stages: int) -> int:
         """Steps done of the checkpoint at which everybody begins anew; never twice the same one."""
         step = self.steps_done()

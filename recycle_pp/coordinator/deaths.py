@@ -131,6 +131,9 @@ class Deaths:
         """Fills the stage with other workers, and lets everybody begin at the newest checkpoint."""
         present = [rank for rank in self._roster if rank.alive]
         driver, stages = self._driver, self._settings.parallel.stages
+        if driver.ending.signal is not None:
+            driver.end_early()
+            return
         try:
             step = driver.saving.restore_point(driver.job.started, len(present), stages)
         except CannotRestore as cannot:

@@ -18,10 +18,12 @@ from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send
+from recycle_pp.wire.messages.supervisors import EndsSoon
 from recycle_pp.wire.messages.workers import Announce, Donate, SaveFailed
 
 from .checkpoints import Saving
 from .context import Context
+from .ending import END_SECONDS, Ending
 from .planning import Planning
 from .watch import Standing
 
@@ -43,13 +45,14 @@ class Driver:
         self._recorder, self._lifecycle, self._committed = context.recorder, context.lifecycle, committed
         self.gate = Gate(agreement, self._deliver, self._lifecycle.stop, deposed)
         self.planning = Planning(self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop)
+        self.ending = Ending(self._settings, self._recorder.say)
         self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
 
     def drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
         """One event into the job, its messages out; afterwards the recorder reads the job's notes."""
         if self._lifecycle.over:
             return
-        self.job.saving = self.saving.busy
+        self.job.saving, self.job.save_now = self.saving.busy, self.ending.save_due
         try:
             out = event(*arguments)
         except ProtocolViolation as violation:
@@ -83,8 +86,27 @@ class Driver:
         return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
 
     def finish_if_done(self) -> None:
+        if self.job.phase == "ended" and not self.saving.busy:
+            self.end_early()
         if self.job.phase == "finished" and not self.saving.busy:
             self._lifecycle.finish(self.digests, int(self.saving.failed))
+
+    def finish_early(self, name: str, code: int) -> None:
+        """A signal: the step is finished and saved, as far as there is one and the launcher leaves the time."""
+        if self._lifecycle.over or not self.ending.told(name, code):
+            return
+        if self.job.phase in ("starting", "lost") or self._settings.emulate.mode:
+            self.end_early()
+            return
+        self._recorder.event("ending", None, signal=name)
+        for rank in self._roster:
+            rank.tell(EndsSoon())
+        self.job.finish_after_this_step()
+        self._timers.after(END_SECONDS, self.end_early)
+
+    def end_early(self) -> None:
+        if not self._lifecycle.over:
+            self._lifecycle.stop(self.ending.reason(self.saving.newest()), self.ending.code)
 
     def save_failed(self, message: SaveFailed) -> None:
         if self.saving.save_failed(message):
@@ -99,13 +121,14 @@ class Driver:
     def _follow_commit(self, note: Mapping[str, Any]) -> None:
         self._committed()
         commit = note["commit"]
+        self.ending.committed(bool(commit.savers))
         for worker, factor in self.planning.measured(self._recorder.spans(commit.step)):
             self._recorder.speed_changed(worker, factor)
         if note["skipped"]:
             self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self.saving.slow())
         if commit.savers and not self._settings.emulate.mode:
-            self.saving.begin(commit.step + 1, commit.savers, note["last"])
-            if note["last"]:
+            self.saving.begin(commit.step + 1, commit.savers, commit.last)
+            if commit.last:
                 self._timers.after(self._settings.control.lease, self._save_no_longer, commit.step + 1)
 
     def _save_no_longer(self, step: int) -> None:

@@ -116,17 +116,19 @@ class Supervisors:
 
     def _stopping(self, rank: Rank, message: Stopping) -> None:
         rank.stopping = True
-        if message.signal == "SIGINT":
-            self._lifecycle.stop("SIGINT", 130)
+        if message.again and self._driver.ending.signal is not None:
+            self._driver.end_early()
+        elif message.signal == "SIGINT":
+            self._driver.finish_early("SIGINT", 130)
         else:
             self._timers.after(_TERM_SECONDS, self._evict)
 
     def _evict(self) -> None:
-        """SIGTERM: the end of the job where all have got it, else of those machines, and the others go on."""
+        """SIGTERM: the end of the job where too few would stay, else of those machines, and the others go on."""
         present = [rank for rank in self._roster if rank.supervisor is not None]
         going = [rank for rank in present if rank.stopping]
-        if going == present:
-            self._lifecycle.stop("SIGTERM", 143)
+        if len(present) - len(going) < self._settings.parallel.stages:
+            self._driver.finish_early("SIGTERM", 143)
             return
         for rank in going:
             rank.tell(Evict())

@@ -146,6 +146,7 @@ class Workers:
 
     def _assembled(self, rank: Rank, message: Assembled) -> None:
         self._saving.assembled(message)
+        self._driver.ending.saved()
         self._recorder.event("checkpoint_saved", None, checkpoint=message.step)
         self._driver.finish_if_done()
 

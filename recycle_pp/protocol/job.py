@@ -78,6 +78,8 @@ class Job:
     evaluate_microbatches: int = 1  # per pipeline
     save_every: int = 0
     saving: bool = False  # a checkpoint is under way: another one is skipped, but for the last of the run
+    save_now: bool = False  # the next commit brings a checkpoint
+    ending: bool = False  # the next commit is the last one
 
     generation: int = -1
     committed: int = -1
@@ -88,7 +90,7 @@ class Job:
     notes: list[Json] = field(default_factory=list)
     remainder_plans: dict[int, Plan] = field(default_factory=dict)  # step -> of what the last adoption found left of it
     finished: set[Worker] = field(default_factory=set)
-    phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | finished | lost
+    phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | ended | finished | lost
 
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
@@ -212,6 +214,11 @@ class Job:
         """The same members build their links anew: a connection broke and nobody is dead."""
         return self._regroup(anew=True) if self.phase in ("reporting", "running") else []
 
+    def finish_after_this_step(self) -> None:
+        """The next commit is the last one: it brings a checkpoint, its members wait, and the phase is `ended`. Nothing
+        changes where the last step of the run is under way."""
+        self.ending = True
+
     def wait_no_longer(self) -> list[Send]:
         """To be called when the job has been `holding` for too long: its donor may have died unseen, or the network."""
         if self.phase != "holding":
@@ -301,16 +308,17 @@ class Job:
         self.committed = decision.step
         self._new_ballot()
         voters, last = sorted(self.live), decision.step == self.steps - 1
-        leavers = set() if last else self._leave_now()
+        early = self.ending and not last
+        leavers = set() if last or early else self._leave_now()
         fresh = self.steady.fresh  # whoever is a step ahead has begun it by the old plan
         took_back = self._staggers() and decision.scale != 1.0
         self._stagger_pause = STAGGER_PAUSE if took_back else max(0, self._stagger_pause - 1)
         joining = self.joiners.about_to_join(self.committed)
-        hold = not last and (took_back or bool(leavers) or joining or (fresh and self._staggers()))
-        evaluate = self._due(self.evaluate_every, decision.step)
+        hold = not last and (early or took_back or bool(leavers) or joining or (fresh and self._staggers()))
+        evaluate = self._due(self.evaluate_every, decision.step) and not early
         self.steady.due = self.steady.due or fresh
-        save = last or self._due(self.save_every, decision.step)
-        skipped = save and self.saving and not last
+        save = last or early or self.save_now or self._due(self.save_every, decision.step)
+        skipped = save and self.saving and not (last or early)
         message = Commit(
             generation=self.generation,
             step=decision.step,
@@ -322,11 +330,15 @@ class Job:
             void=took_back,
             evaluate=evaluate,
             savers=self._savers() if save and not skipped else [],
+            last=last or early,
             stagger=self._staggers(),
         )
         self._evaluation, self._losses = (decision.step if evaluate else None), {}
-        self._note("committed", commit=message, last=last, skipped=skipped)
+        self._note("committed", commit=message, skipped=skipped)
         out = [Send(w, message) for w in voters]
+        if early:
+            self.phase = "ended"
+            return out
         out += [Send(w, Leave()) for w in sorted(leavers)]
         if hold and joining:
             self.phase = "holding"

@@ -54,23 +54,23 @@ class StageSaving:
             wanted = self._wanted == self._done
         named = self._worker in commit.savers
         if (named or wanted) and not self._settings.emulate.mode:
-            self._save(commit.step + 1)
+            self._save(commit.step + 1, commit.last or wanted)
 
     def asked(self, message: Save) -> None:
-        """The end of the run: a saver died, this worker takes its part over. No step follows that changes the state,
+        """The end of the job: a saver died, this worker takes its part over. No step follows that changes the state,
         but the executor may still have to apply the last one."""
         with self._lock:
             self._wanted = message.step
             if self._done < self._wanted:
                 return
-        self._save(message.step)
+        self._save(message.step, last=True)
 
     def assemble(self, message: Assemble) -> None:
         self._send(Assembling(message.step))
         threading.Thread(target=self._assemble, args=(message.step,), name="assemble", daemon=True).start()
 
-    def _save(self, step: int) -> None:
-        if self._saver.busy and step < self._settings.run.steps:  # only the last one of a run is worth a second copy
+    def _save(self, step: int, last: bool) -> None:
+        if self._saver.busy and not last:  # only the last one of a job is worth a second copy
             detail = f"worker {self._worker} still writes its part of the one before"
             self._send(SaveFailed(step, detail))
             return

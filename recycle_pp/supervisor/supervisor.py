@@ -42,6 +42,7 @@ from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
     CoordinatorAt,
     CoordinatorHeartbeat,
+    EndsSoon,
     Evict,
     Finish,
     Kill,
@@ -68,7 +69,9 @@ if TYPE_CHECKING:
 JOIN_SECONDS = 600.0  # for the coordinator to appear: nodes of a cluster do not start together
 PREPARE_SECONDS = 10.0  # after which what it takes to coordinate is imported: the start is over, most of the time
 LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun grants 30
-ASK_SECONDS = 3.0  # after a signal, for the coordinator to end the job in its order
+ASK_SECONDS = 3.0  # after a signal, for the coordinator to say what follows from it
+SAVE_SECONDS = 24.0  # after a signal, for the job to finish its step and save; torchrun grants 30
+TOGETHER_SECONDS = 2.0  # within which signals count as one: the terminal's, and torchrun's for it
 
 
 async def supervise(
@@ -94,6 +97,7 @@ async def supervise(
             try:
                 address = await supervisor.found(address, settings, run)
             except ValueError as error:
+                run.unmake()
                 print(f"recycle_pp: {error}", file=sys.stderr)
                 return 2
         return await supervisor.run(address)
@@ -130,10 +134,15 @@ class Supervisor:
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._again: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a later one
+        self._stopping: Stopping | None = None  # what the coordinator was told of it
+        self._signalled_at = 0.0
+        self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()  # EndsSoon or Evict
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Spawn: self._spawn,
             Kill: lambda message: self._keeper.kill(message.incarnation, message.stacks),
             Evict: self._evict,
+            EndsSoon: self._answered,
             CoordinatorHeartbeat: _heard,
             Redirect: self._redirected,
             NoPlace: _heard,  # likewise; a newcomer has heard it in `enter`
@@ -175,7 +184,7 @@ class Supervisor:
         if self._peer is not None:
             self._peer.close()  # by this the coordinator knows that nothing of this rank is left
         host = self._leadership.host
-        if host is not None and not self._evicted:
+        if host is not None and (self._finished or not self._evicted):
             with suppress(TimeoutError):
                 ended = await asyncio.wait_for(host.ended, END_SECONDS)
                 code = code or ended
@@ -271,6 +280,8 @@ class Supervisor:
             self._leadership.join(self._launch.rank, agreement, message.leader)
         keeper = self._keeper
         self._say(Present(self._place, keeper.order, keeper.alive, keeper.deaths))
+        if self._stopping is not None:  # the coordinator that it was said to is lost
+            self._say(self._stopping)
 
     async def _beat(self, peer: Peer) -> None:
         """Heartbeats, counted rather than timed: a pause of this very process is no silence of the coordinator."""
@@ -319,6 +330,12 @@ class Supervisor:
     def _evict(self, message: Evict) -> None:
         self._evicted = True
         self._keeper.evict()
+        self._answered(message)
+
+    def _answered(self, message: Message) -> None:
+        """To a signal that has come here, or elsewhere."""
+        if not self._answer.done():
+            self._answer.set_result(message)
 
     def _spec(self, incarnation: int) -> WorkerSpec:
         leader = self._leadership.leader
@@ -358,25 +375,44 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------- end
 
     def _on_signal(self, number: int) -> None:
-        # A Ctrl-C reaches us from the terminal and again from torchrun: only the first counts.
+        # A Ctrl-C reaches us from the terminal and again from torchrun: they count as one.
+        now = asyncio.get_running_loop().time()
         if not self._signal.done():
+            self._signalled_at = now
             self._signal.set_result(number)
+        elif now > self._signalled_at + TOGETHER_SECONDS and not self._again.done():
+            self._again.set_result(None)
+            self._say(Stopping(signal.Signals(number).name, again=True))
 
     async def _told_to_go(self, serving: asyncio.Task[int]) -> int:
         """The coordinator ends the job in its own order; or, where others stay, our worker hands over and leaves."""
         number = self._signal.result()
         self._keeper.start_no_more()
         name = signal.Signals(number).name
-        self._say(Stopping(name))
+        self._stopping = Stopping(name)
+        self._say(self._stopping)
+        host = self._leadership.host
         if self._peer is not None:
-            await asyncio.wait({serving}, timeout=ASK_SECONDS)
-        elif self._leadership.host is not None:
-            self._leadership.host.stop(name, 128 + number)
+            await _first(serving, self._answer, seconds=ASK_SECONDS)
+        elif host is not None:
+            host.stop(name, 128 + number)
         if self._evicted:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._keeper.gone.wait(), LEAVE_SECONDS)
+            if host is not None:  # the notices of other nodes may follow, and nobody else could end the job in order
+                left = self._signalled_at + LEAVE_SECONDS - asyncio.get_running_loop().time()
+                await _first(serving, seconds=max(0.0, left))
             return 0  # else the launcher would end the others of this node
-        return 128 + number
+        if self._answer.done() and not serving.done():
+            await _first(serving, self._again, seconds=SAVE_SECONDS)
+            if not serving.done():
+                await _first(serving, seconds=ASK_SECONDS)
+        done = self._finished and serving.done() and serving.result() == 0  # the last step was under way
+        return 0 if done else 128 + number
+
+
+async def _first(*awaited: asyncio.Future[Any], seconds: float) -> None:
+    await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _heard(message: Message) -> None:

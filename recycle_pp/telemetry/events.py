@@ -151,6 +151,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "checkpoint_failed": lambda e: (
         f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} was not saved: {e.get('detail')}"
     ),
+    "ending": lambda e: f"step {e['step']}: {e.get('signal')}; the job finishes this step, saves a checkpoint and ends",
     "stopped": lambda e: f"step {e['step']}: stopped: {e.get('reason')}",
     "finished": lambda e: f"finished after {_plural(e['step'], 'step')}",
 }

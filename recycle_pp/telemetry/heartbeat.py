@@ -96,6 +96,13 @@ class Heartbeat:
         self.write(live, over=True, code=code)
 
 
+def refuse_running(run: RunFolder) -> None:
+    """ValueError where a job in that folder gives signs of life."""
+    sign = Sign.read(run)
+    if sign is not None and (verdict := sign.verdict())[0] == "alive":
+        raise ValueError(f"run.dir={run.path} belongs to a job that still runs: {verdict[1]}")
+
+
 def _started(pid: int) -> int | None:
     """Clock ticks from boot to the process's start; None where there is no such process, or only its remains."""
     with suppress(OSError, ValueError, IndexError):

@@ -113,6 +113,10 @@ class Recorder:
         step = self._job.committed + 1
         self._events.record(name, step=step, generation=self._job.generation, worker=worker, **details)
 
+    def say(self, sentence: str) -> None:
+        """To the user, without an event."""
+        self._progress.say(sentence)
+
     def death(self, worker: Worker, now: float, stood: float | None = None) -> None:
         """At once, before the job plans around it; the cause follows. stood: seconds since its last progress, from
         which the stall of a hang counts."""

@@ -16,9 +16,11 @@ docs/run-folder.md explains every field.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ class Summary:
 
 
 class RunFolder:
-    """Names and small files of a run's folder; holds no open file."""
+    """Names and small files of a run's folder; holds no open file, but for its lock where this process made it."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -66,28 +68,68 @@ class RunFolder:
         self.traces = self.path / "traces"
         self.hangs = self.path / "hangs"
         self.checkpoints = self.path / "checkpoints"
+        self.made: list[Path] = []  # by `create`
+        self._lock = -1
 
     @classmethod
-    def create(cls, settings: Settings) -> RunFolder:
-        """Makes the folder, or takes up the run in it where run.resume says so; ValueError where that cannot be."""
+    def create(cls, settings: Settings, done: int = 0) -> RunFolder:
+        """Makes the folder, or takes up the run in it, which has a checkpoint of `done` steps: its metrics are cut back
+        to them. ValueError, with nothing written, where that cannot be. Holds the folder's lock from then on."""
         run = cls(Path(settings.run.dir).absolute())
         if run.path.exists() and not run.path.is_dir():
             raise ValueError(f"run.dir must name a folder; {str(run.path)!r} is a file")
-        if run.config.exists():
-            if not settings.run.resume:
-                raise ValueError(
-                    f"run.dir={settings.run.dir} holds another run; go on with it by run.resume=true, "
-                    "or name a new folder"
-                )
-            _same_run(run.read_config(), settings)
-        elif settings.run.resume:
-            raise ValueError(f"run.resume=true needs a run to go on with, and run.dir={settings.run.dir} holds none")
+        if settings.run.resume and not done:
+            raise ValueError(
+                f"run.resume=true needs a checkpoint to go on from, and run.dir={settings.run.dir} holds none; "
+                "run.resume=auto would start the run"
+            )
+        if run.begun and not settings.run.resume:
+            raise ValueError(
+                f"run.dir={settings.run.dir} holds another run; go on with it by run.resume=true, or name a new folder"
+            )
+        made = [path for path in (run.path, *run.path.parents) if not path.exists()]
         try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.lock()
             run.make()
             run.write_text(run.config, _yaml(asdict(settings)))
+            for path in (run.metrics, run.samples):
+                _cut(path, done)
         except OSError as error:
             raise ValueError(f"run.dir={settings.run.dir} cannot be written: {error.strerror}") from error
+        run.made = made
         return run
+
+    @property
+    def begun(self) -> bool:
+        """A run has left something here: a step, or a checkpoint. What failed at its start has not."""
+        steps = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return steps or any(self.checkpoints.glob("step-*"))
+
+    def lock(self) -> None:
+        """ValueError where a job of this machine holds the folder; until this process ends, or `unlock`."""
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            raise ValueError(f"run.dir={self.path} belongs to a job that still runs; end it first") from None
+        except OSError:  # a file system without locks: the coordinator's sign of life is all there is
+            pass
+
+    def unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def unmake(self) -> None:
+        """A start that failed leaves nothing of a new folder."""
+        self.unlock()
+        for path in self.made[:1]:
+            shutil.rmtree(path, ignore_errors=True)
+        for path in self.made[1:]:
+            with suppress(OSError):
+                path.rmdir()
 
     def make(self) -> None:
         """The folder and those in it, also on another node's disk."""
@@ -142,22 +184,12 @@ def _yaml(data: dict[str, Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
-def _same_run(before: Mapping[str, Any], settings: Settings) -> None:
-    """A resumed run may have other workers, never another model or other batches (the exactness contract)."""
-    now, default = asdict(settings), asdict(Settings())
-    for group, key in [
-        ("run", "seed"),
-        *(("data", key) for key in now["data"]),
-        ("parallel", "microbatch_size"),
-    ] + [("model", key) for key in now["model"] if key not in ("split", "recompute", "kernels")]:
-        was = before[group].get(key, default[group][key])  # a run of an earlier version may lack the key
-        if was != now[group][key]:
-            raise ValueError(
-                f"{group}.{key} must stay {was} when run.dir={settings.run.dir} is resumed, not {now[group][key]}"
-            )
-    batch = before["parallel"]["pipelines"] * before["parallel"]["microbatches"]
-    if settings.parallel.pipelines * settings.parallel.microbatches != batch:
-        raise ValueError(
-            f"parallel.pipelines * parallel.microbatches must stay {batch} when run.dir={settings.run.dir} is resumed, "
-            f"not {settings.parallel.pipelines} * {settings.parallel.microbatches}"
-        )
+def _cut(path: Path, steps: int) -> None:
+    """Leaves the lines of the steps before `steps`, each once: the last that was written of it."""
+    if not path.exists():
+        return
+    lines = {record["step"]: record for record in Follower(path).new() if record["step"] < steps}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    text = (json.dumps(lines[step], separators=(",", ":")) + "\n" for step in sorted(lines))
+    temporary.write_text("".join(text))
+    temporary.replace(path)

@@ -13,7 +13,7 @@ from .harness import Case, Strike, explain, fails
 SAVING = ("checkpoint.every=2",)
 
 
-def interrupted(runs, folder, shape="2x2", steps=12, event="checkpoint_saved", nth=3, **options):
+def interrupted(runs, folder, shape="2x2", steps=60, event="checkpoint_saved", nth=3, **options):
     """A run in `folder` that is ended by SIGTERM once it has saved some checkpoints."""
     stop = Strike(event, "0.0", nth=nth, number=signal.SIGTERM, launcher=True)
     overrides = (*SAVING, f"run.dir={folder}", *options.pop("overrides", ()))
@@ -21,7 +21,7 @@ def interrupted(runs, folder, shape="2x2", steps=12, event="checkpoint_saved", n
     return runs.of(case, "resumes")
 
 
-def resumed(shape, folder, steps=12, overrides=()):
+def resumed(shape, folder, steps=60, overrides=()):
     common = (*SAVING, f"run.dir={folder}", "run.resume=true", *overrides)
     return Case("goes on", shape, common, steps=steps, deaths=0)
 
@@ -44,8 +44,8 @@ def test_a_resume_under_any_shape_ends_with_the_weights_of_a_run_that_was_never_
     interrupted(runs, tmp_path / "run")
     case = resumed("2x2", tmp_path / "run", overrides=SAME_BATCH[shape])
     outcome = runs.of(case, "resumes")
-    assert min(outcome.losses) == 0 and max(outcome.losses) == 11
-    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=12))
+    assert min(outcome.losses) == 0 and max(outcome.losses) == 59
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
 
 
 def test_a_resume_leaves_out_a_damaged_checkpoint_and_says_so(runs, tmp_path):
@@ -54,7 +54,7 @@ def test_a_resume_leaves_out_a_damaged_checkpoint_and_says_so(runs, tmp_path):
     part = next(newest.glob("stage-1/*.distcp"))
     part.write_bytes(part.read_bytes()[:-100])
     outcome = runs.of(resumed("2x2", tmp_path / "run"), "resumes")
-    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=12))
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
     (damaged,) = outcome.all("checkpoint_damaged")
     assert f"step-{damaged['checkpoint']:06d}" == newest.name
     assert "is damaged and left out" in outcome.output
@@ -68,7 +68,7 @@ def test_a_resume_finds_a_single_flipped_bit(runs, tmp_path):
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
     outcome = runs.of(resumed("2x2", tmp_path / "run"), "resumes")
-    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=12))
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
     (damaged,) = outcome.all("checkpoint_damaged")
     assert "does not have the bytes that were written" in damaged["detail"]
 

@@ -31,7 +31,8 @@ MISTAKES = [
     (["run.steps=1.5"], "run.steps must be a whole number, not 1.5"),
     (["run.steps=null"], "run.steps must be a whole number, not null"),
     (["run.steps=1,2"], "run.steps=1,2 has several values; a list goes in brackets"),
-    (["run.resume=3"], "run.resume must be true or false, not 3"),
+    (["run.resume=3"], "run.resume must be true or false or a text, not 3"),
+    (["run.resume=maybe"], "run.resume must be true, false or auto, not maybe"),
     (["optimizer.lr=fast"], "optimizer.lr must be a number, not 'fast'"),
     (["model.split=[1,a]"], "model.split must be a list of whole numbers or null"),
     (["model.split=[2,2"], "model.split=[2,2: no such value"),
@@ -116,7 +117,7 @@ MISTAKES = [
     (["run.dir="], "run.dir must name a folder, not nothing"),
     (["run.dir=EMPTY_FILE"], "is a file"),
     (["run.dir=OTHER_RUN"], "holds another run; go on with it by run.resume=true"),
-    (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a run to go on with"),
+    (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a checkpoint to go on from"),
     (["run.dir=OTHER_RUN", "run.resume=true", "run.seed=1"], "run.seed must stay 0 when"),
     (["run.dir=OTHER_RUN", "run.resume=true", "model.width=128"], "model.width must stay 64 when"),
     (["run.dir=OTHER_RUN", "run.resume=true", "parallel.microbatches=5"], "microbatches must stay 18 when"),
@@ -134,7 +135,9 @@ def places(tmp_path_factory):
     (folder / "SHORT_FILE").write_text("x" * 40)
     with (folder / "BIG_FILE").open("wb") as file:
         file.truncate(300_000_000)  # no block of it is on the disk
-    train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
+    _, run, _ = train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
+    run.metrics.write_text('{"step": 0}\n')
+    run.unlock()
     return folder
 
 

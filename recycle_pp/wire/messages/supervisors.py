@@ -81,6 +81,11 @@ class Evict(Message, frozen=True):
 
 
 @sent(COORDINATOR, SUPERVISOR)
+class EndsSoon(Message, frozen=True):
+    """The job ends when its step is done and saved: `Finish` follows."""
+
+
+@sent(COORDINATOR, SUPERVISOR)
 class Finish(Message, frozen=True):
     """Ends the supervisor. code: the job's exit code."""
 
@@ -131,6 +136,7 @@ class Present(Message, frozen=True):
 @sent(SUPERVISOR, COORDINATOR)
 class Stopping(Message, frozen=True):
     signal: str  # SIGINT | SIGTERM
+    again: bool = False  # it has come twice: nothing is worth waiting for
 
 
 class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

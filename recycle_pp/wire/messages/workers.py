@@ -91,6 +91,7 @@ class Commit(Message, frozen=True):
     void        the update is not what the speculation had assumed
     evaluate    a validation follows
     savers      who saves a checkpoint, one worker a stage
+    last        no step follows it in this job
     stagger     the next step may be applied before it is agreed
     """
 
@@ -104,6 +105,7 @@ class Commit(Message, frozen=True):
     void: bool = False
     evaluate: bool = False
     savers: list[Worker] = msgspec.field(default_factory=list)
+    last: bool = False
     stagger: bool = False
 
 

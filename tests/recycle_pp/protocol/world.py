@@ -258,7 +258,7 @@ class World:
         self._send(self.job.follow_up())
         for note in notes:
             if note["event"] == "committed" and note["commit"].savers and self.save_every:
-                self.saving.begin(note["commit"].step + 1, note["commit"].savers, note["last"])
+                self.saving.begin(note["commit"].step + 1, note["commit"].savers, note["commit"].last)
 
     def _send(self, out: list[Send]) -> None:
         nodes = {node.me.worker: node for node in self._alive.values()}

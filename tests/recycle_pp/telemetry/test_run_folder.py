@@ -26,27 +26,31 @@ def test_the_resolved_configuration_can_be_read_back_as_it_was(tmp_path):
     )
 
 
-def test_another_run_is_refused_and_a_resume_takes_it_up(tmp_path):
-    RunFolder.create(settings_for(tmp_path))
+def test_another_run_is_refused_and_a_resume_takes_it_up_from_its_checkpoint(tmp_path):
+    before = RunFolder.create(settings_for(tmp_path))
+    before.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (0, 1, 2, 1, 2, 3)))
+    before.unlock()
     with pytest.raises(ValueError, match=r"holds another run; go on with it by run\.resume=true"):
         RunFolder.create(settings_for(tmp_path))
     resumed = settings_for(tmp_path, run={"resume": True, "steps": 100})
-    assert load(RunFolder.create(resumed).read_config()) == resumed
+    with pytest.raises(ValueError, match="needs a checkpoint to go on from"):
+        RunFolder.create(resumed, done=0)
+    run = RunFolder.create(resumed, done=3)
+    assert load(run.read_config()) == resumed
+    assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
-def test_a_resume_may_change_the_workers_but_not_what_is_computed(tmp_path):
-    RunFolder.create(settings_for(tmp_path))  # 3 x 4 workers, 18 micro-batches
-    again = {"run": {"resume": True}}
-    RunFolder.create(settings_for(tmp_path, **again, parallel={"pipelines": 2, "stages": 8, "microbatches": 9}))
-    RunFolder.create(settings_for(tmp_path, **again, model={"split": [2, 2, 2, 2], "recompute": True}))
-    for change in (
-        {"parallel": {"microbatches": 5}}, {"parallel": {"microbatch_size": 3}}, {"model": {"layers": 9}},
-        {"model": {"dropout": 0.1}}, {"data": {"path": "/another"}},
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match="must stay"):
-            RunFolder.create(settings_for(tmp_path, **again, **change))
-    with pytest.raises(ValueError, match=r"run.seed must stay 0"):
-        RunFolder.create(settings_for(tmp_path, run={"resume": True, "seed": 1}))
+def test_a_second_job_is_refused_as_long_as_the_first_lives(tmp_path):
+    first = RunFolder.create(settings_for(tmp_path))
+    with pytest.raises(ValueError, match="belongs to a job that still runs"):
+        RunFolder.create(settings_for(tmp_path))
+    first.unlock()
+    RunFolder.create(settings_for(tmp_path)).unlock()
+
+
+def test_a_start_that_failed_leaves_nothing_of_a_new_folder(tmp_path):
+    RunFolder.create(settings_for(tmp_path / "runs" / "mine")).unmake()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_files_that_are_no_run_may_be_used(tmp_path):

@@ -1,0 +1,88 @@
+"""The configuration of a run that goes on: its folder's own, but for what the command line says.
+
+    settings, said = take_up(arguments, before)     # before: config.yaml; ValueError where a run may not change so
+    said                                            # ["optimizer.lr 0.001 -> 0.003"]: what is other than it was
+
+A group that the command line chooses (`parallel=2x2`) replaces the folder's whole group. Faults, run.resume and
+control.address belong to a start, not to the run. Keys that the folder's configuration lacks have their defaults; those
+that are gone since then are named and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .compose import compose
+from .settings import FAULTS, Settings, load
+
+_OF_A_START = ("run.resume", "run.dir", "control.address", *FAULTS)
+_MAY_CHANGE = ("model.split", "model.recompute", "model.kernels")
+_MUST_STAY = ("model.", "data.", "numerics.", "run.seed", "parallel.microbatch_size", "emulate.mode")
+
+
+def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    if not isinstance(before, Mapping):
+        raise ValueError("the run's config.yaml cannot be read: it holds no keys")
+    known, defaults = flat(asdict(Settings())), flat(asdict(compose([])))
+    old = {key: value for key, value in flat(before).items() if key in known and key not in _OF_A_START}
+    said = [f"{key} is no key any more: left out" for key in flat(before) if key not in known]
+    now = flat(asdict(compose(list(arguments))))
+    asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
+    values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
+    settings = load(_nested(values))
+    refuse_changes(old, settings)
+    said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
+    return settings, said
+
+
+def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
+    """ValueError where the run would compute something else. old: flat."""
+    now, default, where = (
+        flat(asdict(settings)),
+        flat(asdict(Settings())),
+        f"when run.dir={settings.run.dir} is resumed",
+    )
+    for key, value in now.items():
+        stays = key.startswith(_MUST_STAY) and key not in _MAY_CHANGE
+        was = old.get(key, default[key])  # a run of an earlier version may lack the key
+        if stays and was != value:
+            raise ValueError(f"{key} must stay {was} {where}, not {value}".replace("None", "null"))
+    batch = [old.get(f"parallel.{key}") for key in ("pipelines", "microbatches")]
+    if None not in batch and batch[0] * batch[1] != settings.parallel.pipelines * settings.parallel.microbatches:
+        raise ValueError(
+            f"parallel.pipelines * parallel.microbatches must stay {batch[0] * batch[1]} {where}, "
+            f"not {settings.parallel.pipelines} * {settings.parallel.microbatches}"
+        )
+
+
+def flat(data: Mapping[str, Any]) -> dict[str, Any]:
+    """{"run": {"steps": 3}} as {"run.steps": 3}."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+    return found
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, value in values.items():
+        group, dot, name = key.partition(".")
+        if dot:
+            data.setdefault(group, {})[name] = value
+        else:
+            data[key] = value
+    return data
+
+
+def _chosen(arguments: Sequence[str], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
+    """The keys that the command line sets, by themselves or with a group."""
+    found: set[str] = set()
+    named = [text.lstrip("+").partition("=")[0] for text in arguments if not text.startswith("-")]
+    for name in named:
+        if "." in name:
+            found.add(name)
+        else:  # a group: all of it, and what its file sets elsewhere
+            found |= {key for key in now if key.startswith(f"{name}.") or now[key] != defaults[key]}
+    return found

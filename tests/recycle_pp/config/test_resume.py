@@ -1,0 +1,63 @@
+"""A run that goes on has its own configuration, but for what the command line may change."""
+
+from dataclasses import asdict
+
+import pytest
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.resume import take_up
+
+
+def before(*arguments):
+    return asdict(compose([*arguments, "run.dir=runs/mine"]))
+
+
+def test_what_the_command_line_does_not_say_stays_as_it_was():
+    old = before("parallel=2x2", "model=tiny", "optimizer.lr=0.001", "+fail_at=20:1.1")
+    settings, said = take_up(["run.dir=runs/mine", "run.resume=true"], old)
+    assert (settings.parallel.stages, settings.optimizer.lr, settings.fail_at) == (2, 0.001, [])
+    assert said == []
+
+
+def test_what_it_says_is_listed_also_where_it_is_the_default():
+    old = before("parallel=2x2", "optimizer.lr=0.001", "run.steps=10")
+    settings, said = take_up(["run.resume=auto", "optimizer.lr=0.003", "run.steps=60"], old)
+    assert said == ["optimizer.lr 0.001 -> 0.003", "run.steps 10 -> 60"]
+    assert settings.run.steps == 60
+
+
+def test_a_group_replaces_the_whole_group():
+    old = before("parallel=2x4")
+    settings, said = take_up(["run.resume=true", "parallel=3x4"], before("parallel=2x4", "parallel.microbatches=9"))
+    assert settings.parallel == compose(["parallel=3x4"]).parallel
+    assert "parallel.pipelines 2 -> 3" in said
+    assert old["parallel"]["pipelines"] == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "parallel.microbatches=5",
+        "data.validation_share=0.2",
+        "run.seed=1",
+        "model.width=128",
+        "data.path=other",
+        "numerics.precision=bf16",
+        "numerics.reproducible=true",
+    ],
+)
+def test_what_would_compute_something_else_is_refused(change):
+    with pytest.raises(ValueError, match=r"must stay .* when run\.dir"):
+        take_up(["run.resume=true", "run.dir=runs/mine", change], before())
+
+
+def test_keys_that_are_new_or_gone_since_then_are_no_traceback():
+    old = before("optimizer.lr=0.001")
+    del old["checkpoint"]["minutes"], old["log"]
+    old["model"]["fish"], old["pond"] = 3, {"depth": 2}
+    settings, said = take_up(["run.resume=true"], old)
+    assert (settings.optimizer.lr, settings.checkpoint.minutes) == (0.001, 10.0)
+    assert said == ["model.fish is no key any more: left out", "pond.depth is no key any more: left out"]
+    old["run"]["steps"] = "many"
+    with pytest.raises(ValueError, match=r"run\.steps must be a whole number"):
+        take_up(["run.resume=true"], old)

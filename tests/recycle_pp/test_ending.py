@@ -1,0 +1,94 @@
+"""A job that is told to end loses nothing: the step, a checkpoint, a sentence, and 128 + the signal."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+SMALL = ["model=tiny", "run.validate_every=0", "numerics=reproducible"]
+ENDLESS = [*SMALL, "run.steps=1000000"]
+
+
+def steps(job) -> list[int]:
+    return [line["step"] for line in job.run.lines(job.run.metrics)]
+
+
+def saved(job) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in job.run.checkpoints.glob("step-??????"))
+
+
+def summary(job) -> dict:
+    return json.loads(job.run.summary.read_text())
+
+
+def wait_for_step(job, step) -> None:
+    deadline = time.monotonic() + 60
+    while max(steps(job), default=-1) < step:
+        assert time.monotonic() < deadline, job.output
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("more", [[], ["optimizer.stagger=true"], ["checkpoint.every=1"]], ids=str)
+def test_a_signal_ends_the_job_after_its_step_with_a_checkpoint_of_it(number, code, more, zygote):
+    with zygote.run(["parallel=2x2", *ENDLESS, *more]) as job:
+        wait_for_step(job, 2)
+        job.signal(number)
+        assert job.wait(60) == code, job.output
+        newest = saved(job)[-1]
+        assert newest == steps(job)[-1] + 1
+        assert f"the newest checkpoint is {job.run.checkpoints}/step-{newest:06d}" in job.output.splitlines()[-1]
+
+
+def test_what_a_signal_has_ended_goes_on_to_the_weights_of_a_run_that_nothing_has(zygote, tmp_path):
+    whole = ["parallel=2x2", *SMALL, "run.steps=30"]
+    with zygote.run(whole) as job:
+        assert job.wait(60) == 0, job.output
+        expected = summary(job)
+    folder = [f"run.dir={tmp_path / 'run'}"]
+    with zygote.run([*whole, *folder]) as job:
+        wait_for_step(job, 3)
+        job.signal(signal.SIGTERM)
+        assert job.wait(60) == 143, job.output
+    with zygote.run([*whole, *folder, "run.resume=true"]) as job:
+        assert job.wait(60) == 0, job.output
+        assert summary(job)["weights_sha256"] == expected["weights_sha256"]
+        assert steps(job) == list(range(30)), "each step stands there once"
+
+
+def test_a_second_signal_after_two_seconds_ends_a_job_at_once_that_cannot_finish_its_step(zygote):
+    with zygote.run(["parallel=2x2", *ENDLESS, "control.suspicion=60"]) as job:
+        wait_for_step(job, 1)
+        os.kill(job.workers()[3], signal.SIGSTOP)
+        job.signal(signal.SIGINT)
+        with pytest.raises(TimeoutError):
+            job.wait(3)
+        begun = time.monotonic()
+        job.signal(signal.SIGINT)
+        assert job.wait(30) == 130, job.output
+        assert time.monotonic() - begun < 8
+        assert "there is no checkpoint yet" in job.output
+
+
+def test_sigterms_that_reach_the_nodes_one_after_the_other_end_the_job_with_a_checkpoint(zygote):
+    with zygote.run_nodes(["parallel=2x2", *ENDLESS], nodes=2) as job:
+        wait_for_step(job, 1)
+        for node in job.nodes:  # the coordinator's first
+            node.signal(signal.SIGTERM)
+            time.sleep(2.0)
+        assert 143 in [node.wait(60) for node in job.nodes], job.output
+        assert saved(job)[-1] == steps(job)[-1] + 1, job.output
+
+
+def test_a_checkpoint_comes_by_the_clock_too(zygote):
+    with zygote.run(["parallel=2x2", *ENDLESS, "checkpoint.minutes=0.02"]) as job:
+        job.wait_for_event("checkpoint_saved", 60)
+        first = saved(job)[-1]
+        wait_for_step(job, first + 2)
+        deadline = time.monotonic() + 60
+        while saved(job)[-1] == first:
+            assert time.monotonic() < deadline, job.output
+            time.sleep(0.1)
