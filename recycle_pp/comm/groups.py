@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .addresses import address_of
 from .store import ControlStore
-from .waiting import Generation, LinkBroken, Pending, Pool
+from .waiting import Generation, Job, LinkBroken, Pending, Pool
 
 
 class Group(Protocol):
@@ -161,7 +161,7 @@ class GroupTransport:
     @staticmethod
     def _arrived(generation: Generation, works: list[Any]) -> bool:
         try:
-            return generation.over or all(work.is_completed() for work in works)
+            return generation.over or all(work.over if isinstance(work, Job) else work.is_completed() for work in works)
         except RuntimeError:  # it has failed, and so will the wait for it
             return True
 

@@ -31,7 +31,7 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
-    settings = load(_nested(values))
+    settings: Settings = load(_nested(values))
     refuse_changes(old, settings)
     said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
     return settings, said
@@ -49,10 +49,12 @@ def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
         was = old.get(key, default[key])  # a run of an earlier version may lack the key
         if stays and was != value:
             raise ValueError(f"{key} must stay {was} {where}, not {value}".replace("None", "null"))
-    batch = [old.get(f"parallel.{key}") for key in ("pipelines", "microbatches")]
-    if None not in batch and batch[0] * batch[1] != settings.parallel.pipelines * settings.parallel.microbatches:
+    pipelines, microbatches = old.get("parallel.pipelines"), old.get("parallel.microbatches")
+    if not isinstance(pipelines, int) or not isinstance(microbatches, int):
+        return  # of a version that named them otherwise
+    if pipelines * microbatches != settings.parallel.pipelines * settings.parallel.microbatches:
         raise ValueError(
-            f"parallel.pipelines * parallel.microbatches must stay {batch[0] * batch[1]} {where}, "
+            f"parallel.pipelines * parallel.microbatches must stay {pipelines * microbatches} {where}, "
             f"not {settings.parallel.pipelines} * {settings.parallel.microbatches}"
         )
 
