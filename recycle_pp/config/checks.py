@@ -140,9 +140,6 @@ def _validate_values(settings: Settings) -> None:
         raise ValueError("run.dir must name a folder, not nothing")
     if settings.log.prometheus is not None and not 1 <= settings.log.prometheus <= 65535:
         raise ValueError(f"log.prometheus must be a port from 1 to 65535 or null, not {settings.log.prometheus}")
-    address = settings.control.address
-    if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
-        raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
     if settings.control.coordinator == "etcd" and not settings.control.endpoints:
         raise ValueError("control.endpoints must be a list of HOST:PORT with control.coordinator=etcd")
     for endpoint in settings.control.endpoints or ():

@@ -20,11 +20,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-from recycle_schedules import Worker
+from typing import TYPE_CHECKING
 
 from .clocks import boot_id
 from .run_folder import RunFolder
+
+if TYPE_CHECKING:  # a supervisor reads this module, and has no room for numpy
+    from recycle_schedules import Worker
 
 SECONDS = 1.0  # between two signs
 SILENT_SECONDS = 15.0  # without one: as long as a machine may swap, and clocks of two machines may differ

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -78,7 +79,9 @@ class Address:
 
     @classmethod
     def of_cluster(cls, launch: Launch, address: str | None, environment: Mapping[str, str] = os.environ) -> Address:
-        """The address of a job on several nodes; ValueError without a token."""
+        """The address of a job on several nodes; ValueError where `address` is no HOST:PORT or there is no token."""
+        if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
+            raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
         token = environment.get(TOKEN_VARIABLE, "")
         if len(token) < 16:
             raise ValueError(

@@ -137,6 +137,7 @@ def places(tmp_path_factory):
         file.truncate(300_000_000)  # no block of it is on the disk
     _, run, _ = train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
     run.metrics.write_text('{"step": 0}\n')
+    (run.checkpoints / "step-000001").mkdir()
     run.unlock()
     return folder
 

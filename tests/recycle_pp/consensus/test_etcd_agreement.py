@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from recycle_pp.consensus import etcd_agreement
-from recycle_pp.consensus.agreement import LostMajority
+from recycle_pp.consensus.agreement import Deposed, LostMajority
 from recycle_pp.consensus.etcd import Etcd
 from recycle_pp.consensus.etcd_agreement import EtcdAgreement
+from recycle_pp.wire.messages.agreement import Place
 from tests.etcd import EtcdServer, needs_etcd
 
 pytestmark = [pytest.mark.timeout(90), needs_etcd]
@@ -29,7 +30,7 @@ class Supervisors:
         self.places = {}
 
     def add(self, rank, leader=None, port=None):
-        self.places[rank] = ("127.0.0.1", port or 5000 + rank)
+        self.places[rank] = Place("127.0.0.1", port or 5000 + rank)
         etcd = Etcd([self._server.endpoint])
         self.those[rank] = EtcdAgreement(etcd, rank, self.places[rank], self._token, leader, PATIENCE)
         return self.those[rank]
@@ -102,7 +103,7 @@ def test_a_deposed_leader_gets_nothing_agreed(server):
         async with agreed(server, "deposed", 4) as supervisors:
             leaders = await supervisors.all_notice(0, 1, 2, 3)
             assert len(set(leaders)) == 1 and leaders[0].rank != 0
-            with pytest.raises(LostMajority, match="another supervisor coordinates now"):
+            with pytest.raises(Deposed, match="another supervisor coordinates now"):
                 await supervisors.those[0].agree(1, {0: supervisors.places[0]})
 
     asyncio.run(main())
@@ -123,7 +124,7 @@ def test_of_two_sides_only_one_gets_the_next_membership(server):
                     await supervisors.those[rank].agree(1, {r: supervisors.places[r] for r in (1, 2)})
 
             ends = await asyncio.gather(leader_side(), other_side(1), other_side(2), return_exceptions=True)
-            assert all(end is None or isinstance(end, LostMajority) for end in ends), ends
+            assert all(end is None or isinstance(end, LostMajority | Deposed) for end in ends), ends
             assert (ends[0] is None) != (ends[1] is None), ends
 
     asyncio.run(main())
