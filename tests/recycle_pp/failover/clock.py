@@ -16,7 +16,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -67,10 +67,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._paused[process] = max(self._paused.get(process, 0.0), self._now + seconds)
 
     def close(self) -> None:
-        """Whoever still waits has no say any more."""
-        for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._tasks.clear()
+        """Whoever still waits has no say any more.
+
+        Coroutines are closed here, one after the other: left to the garbage collector, in the midst of a later
+        simulation, one in some ten thousand crashed CPython 3.11.7 (a segmentation fault in its finaliser).
+        """
+        asyncio._set_running_loop(self)
+        try:
+            while self._tasks:
+                task = self._tasks.pop()
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with suppress(RuntimeError):  # it would wait for something before it ends
+                    task.get_coro().close()  # type: ignore[union-attr]
+        finally:
+            asyncio._set_running_loop(None)
         self._due.clear()
 
     def kill(self, process: str) -> None:
