@@ -120,8 +120,9 @@ class Launched(contextlib.AbstractContextManager):
         """Of these nodes, in the order of their ranks."""
         return [child for node in nodes for child in self._children(self.agents[node].pid)]
 
-    def workers(self, nodes: Sequence[int]) -> list[psutil.Process]:
-        return [child for supervisor in self.supervisors(nodes) for child in self._children(supervisor.pid)]
+    def worker(self, name: str) -> psutil.Process:
+        """The newest process of that worker, and never the one that stands by to take its place."""
+        return psutil.Process([event["pid"] for event in self.events("spawned") if event["worker"] == name][-1])
 
     def _children(self, pid: int) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -106,7 +106,7 @@ def test_the_coordinator_is_lost_while_workers_still_import_what_they_need(expec
 def test_a_worker_dies_under_one_agent_and_comes_back(expected, tmp_path):
     with Launched(tmp_path, 1, 6, [*ARGUMENTS, *SHAPE]) as job:
         job.wait_for_step(10)
-        job.workers([0])[3].kill()
+        job.worker("1.1").kill()
         survives(job, [0], expected)
         assert [e["cause"] for e in job.events("death_detected")] == ["signal"], job.explain()
         assert [e["worker"] for e in job.events("respawned")] == ["1.1"], job.explain()
