@@ -19,6 +19,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 pytestmark = [pytest.mark.timeout(400), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 TINY = ["model=tiny", "run.validate_every=0"]
+TWO = ["parallel.pipelines=1", "parallel.stages=2"]
 RANK = """
 import os, pathlib, runpy, sys
 code = 0
@@ -73,7 +74,7 @@ def summary(text: str) -> list[tuple[int, int, str]]:
 
 
 def test_a_job_that_is_done_ends_with_0(tmp_path):
-    job = Launch(tmp_path, 2, ["parallel=1x2", "run.steps=2"])
+    job = Launch(tmp_path, 2, [*TWO, "run.steps=2"])
     assert summary(job.end()) == []
     assert job.torchrun.returncode == 0
     assert job.codes() == {0: 0, 1: 0}
@@ -90,7 +91,7 @@ def test_a_mistake_ends_with_2_and_its_sentence_is_the_last_line_and_in_torchrun
 
 
 def test_a_job_that_has_to_stop_ends_with_1_and_says_why_in_torchruns_summary(tmp_path):
-    job = Launch(tmp_path, 2, ["parallel=1x2", "run.steps=50", "+fail_at=1:0.1"])
+    job = Launch(tmp_path, 2, [*TWO, "run.steps=50", "+fail_at=1:0.1"])
     ((rank, code, sentence),) = summary(job.end())
     assert (rank, code) == (0, 1)
     assert "stage 1" in sentence
@@ -100,7 +101,7 @@ def test_a_job_that_has_to_stop_ends_with_1_and_says_why_in_torchruns_summary(tm
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_torchrun_ends_with_128_and_its_number(number, code, tmp_path):
-    job = Launch(tmp_path, 2, ["parallel=1x2", "run.steps=100000"])
+    job = Launch(tmp_path, 2, [*TWO, "run.steps=100000"])
     job.wait_for_step(1)
     job.torchrun.send_signal(number)
     job.end()

@@ -1,7 +1,9 @@
 """Nodes that wait for another one say for whom and why, again and again."""
 
 import socket
+import socketserver
 import subprocess
+import threading
 import time
 from contextlib import contextmanager, suppress
 
@@ -77,15 +79,16 @@ def test_tokens_that_differ_are_named_on_both_nodes(hasty, tmp_path, port):
 
 
 def test_a_program_that_has_taken_the_port_is_told_from_a_job(hasty, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(60)
-        with node(hasty, tmp_path, 1, f"127.0.0.1:{server.getsockname()[1]}", OURS) as waits:
-            for _ in range(6):
-                client, _ = server.accept()
-                client.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-                client.close()
-            with said(waits, "what listens there is no job of recycle_pp", times=1):
+    class Greets(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greets) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with node(hasty, tmp_path, 1, f"127.0.0.1:{server.server_address[1]}", OURS) as waits:
+            with said(waits, "what listens there is no job of recycle_pp"):
                 pass
+        server.shutdown()
 
 
 def test_a_wrong_address_is_named(hasty, tmp_path):
