@@ -6,8 +6,8 @@
     python -m recycle_pp.train --help                           # every key
 
 Each of these processes becomes a supervisor (`recycle_pp.supervisor`); rank 0 reads the configuration first. A mistake
-in it ends the process with exit code 2 and one sentence, before any worker starts. Other codes: 0 done, 1 the
-job failed, 130 Ctrl-C, 143 SIGTERM.
+in it ends the process with exit code 2 and one sentence, before any worker starts, which torchrun's summary shows, too.
+Other codes: 0 done, 1 the job failed, 130 Ctrl-C, 143 SIGTERM (docs/exit-codes.md).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import asdict
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.supervisor.supervisor import supervise
+from recycle_pp.telemetry.failure import record_failure, refuse
 from recycle_pp.telemetry.heartbeat import refuse_running
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.join import find_place
@@ -34,6 +35,7 @@ AT_MOST = 256_000_000  # bytes of text that are tokenised while other processes 
 
 def main(arguments: list[str]) -> int:
     """The exit code of this rank's process. arguments: the command line without the program's name."""
+    launch = Launch()
     try:
         launch = Launch.from_environment()
         if {"--help", "-h"} & set(arguments):
@@ -46,8 +48,7 @@ def main(arguments: list[str]) -> int:
             return asyncio.run(supervise(launch, job, joins=True))
         settings, run, address = prepare(launch, arguments)
     except ValueError as error:
-        print(f"recycle_pp: {error}", file=sys.stderr)
-        return 2
+        return refuse(str(error), launch.local_rank)
     code = asyncio.run(supervise(launch, address, settings, run))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
         return export(run, settings.run.steps)
@@ -123,7 +124,9 @@ def export(run: RunFolder, step: int) -> int:
     if out.exists():  # of the same steps, before a resume
         return 0
     command = [sys.executable, "-m", "recycle_pp.export", str(run.path), str(out), "--step", str(step)]
-    return 1 if subprocess.run(command, check=False).returncode else 0
+    if code := subprocess.run(command, check=False).returncode:
+        record_failure(f"the training is done, but its export to {out} failed with exit code {code}")
+    return 1 if code else 0
 
 
 def _steps_done(settings: Settings, run: RunFolder) -> int:
@@ -142,8 +145,9 @@ def _steps_done(settings: Settings, run: RunFolder) -> int:
 
 if __name__ == "__main__":
     # Until the supervisor takes the signals over: no traceback for a Ctrl-C. It also ends with torchrun's agent.
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node: torchrun's summary lists each code but 0
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: os._exit(128 + number))
+        signal.signal(number, lambda number, frame: os._exit(128 + number if speaks else 0))
     faulthandler.enable()
     if "RANK" in os.environ:
         die_with_parent(os.getppid(), signal.SIGTERM)

@@ -32,6 +32,7 @@ from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, Exit
 
+from .arrivals import until_all_have_come
 from .checkpoints import Saving
 from .context import Context
 from .deaths import Deaths
@@ -58,6 +59,7 @@ class Coordinator:
         leader: Leader,
     ) -> None:
         self._settings, self._run, self._agreement = settings, run, agreement
+        self._world = settings.parallel.pipelines * settings.parallel.stages
         self.gave_way = False
         self.agents: set[int] = set()  # of the launch, that still live at the end
         saving = Saving(run.checkpoints, settings.parallel.stages)
@@ -80,14 +82,16 @@ class Coordinator:
     async def run(self) -> int:
         """Until the job is finished or has to stop."""
         watch = asyncio.create_task(self._watch_workers())
+        arrivals = asyncio.create_task(until_all_have_come(self._roster, self._world, self._recorder.say, self.stop))
         code = await self._lifecycle.ended()
         watch.cancel()
+        arrivals.cancel()
         if self.gave_way:
             return code
         self.agents = self._roster.agents()
         self._roster.tell_workers(Exit())
         for rank in self._roster:
-            rank.tell(Finish(code))
+            rank.tell(Finish(code, self._lifecycle.reason))
         self._driver.gate.close()
         await self._until_all_have_gone()
         self._recorder.close()

@@ -21,6 +21,7 @@ class Lifecycle:
     def __init__(self, recorder: Recorder, closing: Callable[[], None]) -> None:
         self._recorder, self._closing = recorder, closing
         self._code: int | None = None
+        self.reason = ""  # why it had to stop
         self._over = asyncio.Event()
 
     @property
@@ -37,6 +38,7 @@ class Lifecycle:
         if not self.over:
             self._closing()
             self._recorder.stopped(reason)
+            self.reason = reason
             self.end(code)
 
     def finish(self, digests: Mapping[Worker, Mapping[str, str]], code: int) -> None:

@@ -67,7 +67,7 @@ class Supervisors:
             free.supervisor, free.respawns, number = peer, 0, free.number
         peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
         if self._lifecycle.code is not None:  # it had to stop before anybody came
-            peer.send(Finish(self._lifecycle.code))
+            peer.send(Finish(self._lifecycle.code, self._lifecycle.reason))
         return number
 
     def hear(self, number: int, message: Message, peer: Peer) -> None:

@@ -21,7 +21,6 @@ import importlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -31,6 +30,7 @@ from recycle_pp.config.settings import Control, Settings
 from recycle_pp.consensus.agreement import PLANNING, LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
+from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.succession import Succession
 from recycle_pp.wire.connection import Peer, connect, serve
@@ -61,6 +61,7 @@ from .exit_barrier import release
 from .leadership import Leadership
 from .process_monitor import END_SECONDS, ProcessMonitor
 from .standby import Standby
+from .waiting import Waiting, why
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -91,15 +92,13 @@ async def supervise(
             try:
                 return await supervisor.run(address, await enter(address, supervisor.hello()))
             except ValueError as error:
-                print(f"recycle_pp: {error}", file=sys.stderr)
-                return 2
+                return refuse(str(error), launch.local_rank)
         if settings is not None and run is not None:
             try:
                 address = await supervisor.found(address, settings, run)
             except ValueError as error:
                 run.unmake()
-                print(f"recycle_pp: {error}", file=sys.stderr)
-                return 2
+                return refuse(str(error))
         return await supervisor.run(address)
     finally:
         supervisor.close()
@@ -179,7 +178,7 @@ class Supervisor:
         code = await self._told_to_go(serving) if self._signal.done() else serving.result()
         serving.cancel()
         await self._keeper.end(gently=code == 0)
-        if self._finished and self._launch.local_rank != 0:
+        if self._launch.local_rank != 0 and (self._finished or self._peer is None):
             code = 0
         if self._peer is not None:
             self._peer.close()  # by this the coordinator knows that nothing of this rank is left
@@ -213,7 +212,10 @@ class Supervisor:
         try:
             self._peer, place = await self._join(address) if entered is None else (entered.peer, entered.address)
         except (OSError, ValueError) as error:
-            print(f"recycle_pp: rank {self._launch.rank} found no coordinator: {error}", file=sys.stderr)
+            if self._launch.local_rank == 0:
+                where = f"{address.host}:{address.port}" if address else "this machine"
+                reason = why(error) if isinstance(error, OSError) else str(error)
+                fail(f"no job of recycle_pp found at {where} in {JOIN_SECONDS / 60:.0f} minutes: {reason}")
             return 1
         self._token, where = place.token, f"{place.host}:{place.port}"
         if entered is not None:
@@ -231,13 +233,12 @@ class Supervisor:
                 self._peer = await self._leadership.follow(self._connect)
             except LostMajority as lost:
                 if not self._signal.done():
-                    says = f"rank {self._launch.rank} lost the coordinator at {where} and ends: {lost}"
-                    print(f"recycle_pp: {says}", file=sys.stderr)
+                    fail(f"rank {self._launch.rank} lost the coordinator at {where} and ends: {lost}")
                 return 1
 
     async def _join(self, address: Address | None) -> tuple[Peer, Address]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + JOIN_SECONDS
+        deadline, waiting = loop.time() + JOIN_SECONDS, Waiting(self._launch)
         while True:
             place = address or find(self._launch)
             error: OSError = TimeoutError("rank 0 did not say where it is")
@@ -246,6 +247,7 @@ class Supervisor:
                     return await connect(place.host, place.port, place.token, self.hello()), place
                 except OSError as failure:
                     error = failure
+                waiting.say(f"{place.host}:{place.port}", error)
             if loop.time() > deadline:
                 raise error
             await asyncio.sleep(0.02 if address is None else 0.2)
@@ -258,6 +260,8 @@ class Supervisor:
                 self._silence = 0
                 if isinstance(message, Finish):
                     self._finished = True
+                    if message.code not in (0, 130, 143):  # torchrun's summary shows no signals
+                        self._ended_by(message.reason)
                     return message.code
                 if isinstance(message, SupervisorWelcome):
                     await self._welcomed(message, peer)
@@ -266,6 +270,13 @@ class Supervisor:
             return None
         finally:
             beat.cancel()
+
+    def _ended_by(self, reason: str) -> None:
+        """The coordinator has printed it, on its own node."""
+        if self._launch.local_rank == 0 and self._leadership.host is None:
+            fail(f"the job has stopped: {reason}")
+        elif self._leadership.host is not None:
+            record_failure(reason)
 
     async def _welcomed(self, message: SupervisorWelcome, peer: Peer) -> None:
         if self._settings is None:

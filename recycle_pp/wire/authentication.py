@@ -82,7 +82,7 @@ class Verifier:
         assert isinstance(response, Response)  # TO_SERVER has no other message
         said = self.challenge.nonce, response.nonce, response.hello
         if not hmac.compare_digest(response.proof, _proof(self._token, b"client", *said)):
-            raise Refused("a wrong job token")
+            raise Refused("it has another RECYCLE_TOKEN than this job")
         self.hello = self._hellos.decode(response.hello)
         return Accepted(_proof(self._token, b"server", *said))
 

@@ -8,7 +8,7 @@
 
 Whoever receives says what the other end may say: a `Vocabulary` of `wire.messages`. A connection begins with the mutual
 proof of `authentication.py`. Whoever cannot give it, or sends anything else than such messages (garbage, an oversize
-frame, an unknown kind, a wrong type, silence for `HANDSHAKE_SECONDS`), is cut off, logged once, and disturbs nobody.
+frame, an unknown kind, a wrong type, silence for `HANDSHAKE_SECONDS`), is cut off, logged, and disturbs nobody.
 Nothing that arrives is unpickled or evaluated.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import select
 import socket
 import threading
@@ -31,6 +32,10 @@ from .messages.table import Message, Vocabulary
 
 MAX_UNSENT = 64 << 20  # bytes queued for an asyncio peer that does not read; then it is cut off
 HANDSHAKE_SECONDS = 5.0
+REPEAT_SECONDS = 10.0  # between two lines on the same refusal: a node that waits hears as often of it
+
+NO_JOB = "what listens there is no job of recycle_pp"
+OTHER_TOKEN = "the job there has another RECYCLE_TOKEN; it must be the same on every node"
 
 _log = logging.getLogger(__name__)
 
@@ -191,14 +196,15 @@ class Peer:
 async def connect(host: str, port: int, token: str, hello: Message, timeout: float = 10.0) -> Peer:
     """Connects and authenticates within `timeout` seconds; OSError where that fails (Refused for a wrong token)."""
     async with asyncio.timeout(timeout):
-        peer = Peer(*await asyncio.open_connection(host, port))
+        peer, failed = Peer(*await asyncio.open_connection(host, port)), NO_JOB
         try:
             prover = Prover(token, hello)
-            peer.send(prover.respond(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME)))
+            response, failed = prover.respond(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME)), OTHER_TOKEN
+            peer.send(response)
             prover.check(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME))
         except ChannelClosed as error:
             peer.abort()
-            raise Refused(f"no authenticated connection to {host}:{port}: {error}") from error
+            raise (ChannelClosed if failed == NO_JOB else Refused)(failed) from error
         except BaseException:
             peer.abort()
             raise
@@ -252,16 +258,19 @@ async def _admit(peer: Peer, token: str) -> Message:
 
 
 class Refusals:
-    """Logs each reason to refuse an address once, and not without end."""
+    """Logs each reason to refuse an address every `REPEAT_SECONDS`, and not without end."""
 
     def __init__(self) -> None:
-        self._logged: set[tuple[str, str]] = set()
+        self._logged: dict[tuple[str, str], float] = {}
+        self._left = 1000  # lines
 
     def log(self, address: str, error: Exception) -> None:
         refusal = (address.rpartition(":")[0], str(error) or "no answer to the challenge in time")
-        if refusal not in self._logged and len(self._logged) < 100:
-            self._logged.add(refusal)
-            _log.warning("refused a connection from %s: %s (said once)", *refusal)
+        now = time.monotonic()
+        if now - self._logged.get(refusal, -math.inf) >= REPEAT_SECONDS and self._left and len(self._logged) < 100:
+            self._logged[refusal] = now
+            self._left -= 1
+            _log.warning("refused a connection from %s: %s", *refusal)
 
 
 def _readable(sock: socket.socket, seconds: float) -> bool:

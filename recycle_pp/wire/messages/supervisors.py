@@ -87,9 +87,10 @@ class EndsSoon(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Finish(Message, frozen=True):
-    """Ends the supervisor. code: the job's exit code."""
+    """Ends the supervisor. code: the job's exit code; reason: in words, where it had to stop."""
 
     code: int
+    reason: str = ""
 
 
 @sent(COORDINATOR, SUPERVISOR)

@@ -189,4 +189,4 @@ def test_what_outlives_a_coordinator_holds_in_any_generation():
 
 def test_the_kind_is_the_class_in_lower_case():
     assert table._kind("SaveFailed") == "save_failed"
-    assert msgspec.msgpack.decode(encode_body(supervisors.Finish(3))) == {"type": "finish", "code": 3}
+    assert msgspec.msgpack.decode(encode_body(supervisors.Finish(3))) == {"type": "finish", "code": 3, "reason": ""}

@@ -1,0 +1,122 @@
+"""The exit codes of docs/exit-codes.md, through the real torchrun, and the sentence that comes last.
+
+Each rank runs `python -m recycle_pp.train` in a script that keeps its exit code: torchrun shows none after a signal.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.telemetry.run_folder import RunFolder
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+TINY = ["model=tiny", "run.validate_every=0"]
+TWO = ["parallel.pipelines=1", "parallel.stages=2"]
+RANK = """
+import os, pathlib, runpy, sys
+code = 0
+try:
+    runpy.run_module("recycle_pp.train", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    code = end.code
+pathlib.Path(os.environ["CODES"], os.environ["RANK"]).write_text(str(code))
+sys.exit(code)
+"""
+
+
+class Launch:
+    """One agent of torchrun, whose ranks' output goes to a file each."""
+
+    def __init__(self, folder: Path, workers: int, arguments: list[str]) -> None:
+        self.run, self._codes, self._logs = RunFolder(folder / "run"), folder / "codes", folder / "logs"
+        self._codes.mkdir()
+        script = folder / "rank.py"
+        script.write_text(RANK)
+        parent = os.getpid()
+        self.torchrun = subprocess.Popen(
+            [TORCHRUN, f"--nproc-per-node={workers}", f"--log-dir={self._logs}", "--redirects=3", script,
+             *TINY, *arguments, f"run.dir={self.run.path}"],
+            env={**os.environ, "CODES": str(self._codes), "OMP_NUM_THREADS": "1"},
+            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: die_with_parent(parent),
+        )  # fmt: skip
+
+    def end(self) -> str:
+        """torchrun's own words, once it has ended."""
+        return self.torchrun.communicate(timeout=300)[1]
+
+    def wait_for_step(self, step: int) -> None:
+        while all(line["step"] < step for line in self.run.lines(self.run.metrics)):
+            assert self.torchrun.poll() is None, self.end()
+            time.sleep(0.05)
+
+    def codes(self) -> dict[int, int]:
+        return {int(path.name): int(path.read_text()) for path in self._codes.iterdir()}
+
+    def printed(self, rank: int) -> list[str]:
+        """Both streams of a rank, line by line."""
+        (folder,) = self._logs.glob(f"*/attempt_0/{rank}")
+        return [line for name in ("stdout.log", "stderr.log") for line in (folder / name).read_text().splitlines()]
+
+
+def summary(text: str) -> list[tuple[int, int, str]]:
+    """torchrun's failures: (rank, exit code, what it shows as its traceback)."""
+    found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback : (.*)", text)
+    return [(int(rank), int(code), sentence) for rank, code, sentence in found]
+
+
+def test_a_job_that_is_done_ends_with_0(tmp_path):
+    job = Launch(tmp_path, 2, [*TWO, "run.steps=2"])
+    assert summary(job.end()) == []
+    assert job.torchrun.returncode == 0
+    assert job.codes() == {0: 0, 1: 0}
+
+
+def test_a_mistake_ends_with_2_and_its_sentence_is_the_last_line_and_in_torchruns_summary(tmp_path):
+    job = Launch(tmp_path, 4, ["parallel=2x2", "run.stepz=3"])
+    sentence = "run.stepz is no key of the configuration; did you mean run.steps?"
+    assert summary(job.end()) == [(0, 2, sentence)]
+    assert job.torchrun.returncode == 1
+    assert job.printed(0) == [f"recycle_pp: {sentence}"]
+    assert [job.printed(rank) for rank in (1, 2, 3)] == [[], [], []]
+    assert not job.run.path.exists()
+
+
+def test_a_job_that_has_to_stop_ends_with_1_and_says_why_in_torchruns_summary(tmp_path):
+    job = Launch(tmp_path, 2, [*TWO, "run.steps=50", "+fail_at=1:0.1"])
+    ((rank, code, sentence),) = summary(job.end())
+    assert (rank, code) == (0, 1)
+    assert "stage 1" in sentence
+    assert job.printed(0)[-1].endswith(sentence)
+    assert job.codes() == {0: 1, 1: 0}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_torchrun_ends_with_128_and_its_number(number, code, tmp_path):
+    job = Launch(tmp_path, 2, [*TWO, "run.steps=100000"])
+    job.wait_for_step(1)
+    job.torchrun.send_signal(number)
+    job.end()
+    assert job.torchrun.returncode == 1, "torchrun's own"
+    assert job.codes() == {0: code, 1: 0}
+    assert "the newest checkpoint is" in job.printed(0)[-1]
+
+
+def test_torchruns_error_file_is_what_torchs_own_record_writes(tmp_path, monkeypatch):
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    from recycle_pp.telemetry.failure import fail
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    fail("all is lost")
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
+    assert failure.message["message"] == "all is lost"
+    assert abs(failure.timestamp - time.time()) < 60

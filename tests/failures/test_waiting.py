@@ -1,0 +1,119 @@
+"""Nodes that wait for another one say for whom and why, again and again."""
+
+import socket
+import socketserver
+import subprocess
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from recycle_pp.supervisor.waiting import why
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.testing.local_cluster import Part, Zygote
+
+from .launched import TOKEN, Launched
+
+pytestmark = pytest.mark.timeout(300)
+OURS, THEIRS = {"RECYCLE_TOKEN": "t" * 32}, {"RECYCLE_TOKEN": "u" * 32}
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory):
+    """Its jobs say every half second what they would say every ten."""
+    preload = tmp_path_factory.mktemp("hasty") / "hasty.py"
+    preload.write_text(
+        "from recycle_pp.coordinator import arrivals\n"
+        "from recycle_pp.supervisor import waiting\n"
+        "from recycle_pp.wire import connection\n"
+        "waiting.SECONDS = arrivals.SECONDS = connection.REPEAT_SECONDS = 0.5\n"
+    )
+    with Zygote(preload) as zygote:
+        yield zygote
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def node(zygote, tmp_path, number, address, token):
+    """One of two nodes with two ranks each."""
+    arguments = ["parallel=2x2", "model=tiny", "run.steps=3", f"control.address={address}"]
+    arguments += ["control.interface=127.0.0.1", f"run.dir={tmp_path / 'run'}"]
+    return zygote.start(arguments, RunFolder(tmp_path / "run"), Part(2 * number, 2, 4), token)
+
+
+@contextmanager
+def said(job, sentence, times=2):
+    """The job says it as often, and so does only one of its ranks."""
+    deadline = time.monotonic() + 60
+    while job.output.count(sentence) < times:
+        assert time.monotonic() < deadline, job.output
+        time.sleep(0.05)
+    yield
+    with suppress(TimeoutError):
+        job.wait(0.1)
+
+
+def test_a_node_whose_coordinator_is_not_there_says_so_and_goes_on_when_it_comes(hasty, tmp_path, port):
+    with node(hasty, tmp_path, 1, f"127.0.0.1:{port}", OURS) as late:
+        with said(late, f"s for rank 0's node at 127.0.0.1:{port}: nothing listens there"):
+            assert late.output.startswith("recycle_pp: node ")
+        with node(hasty, tmp_path, 0, f"127.0.0.1:{port}", OURS) as first:
+            assert first.wait(60) == 0, first.output
+            assert late.wait(60) == 0, late.output
+
+
+def test_tokens_that_differ_are_named_on_both_nodes(hasty, tmp_path, port):
+    with node(hasty, tmp_path, 0, f"127.0.0.1:{port}", OURS) as first:
+        with node(hasty, tmp_path, 1, f"127.0.0.1:{port}", THEIRS) as other:
+            with said(other, "the job there has another RECYCLE_TOKEN; it must be the same on every node"):
+                pass
+            with said(first, "refused a connection from 127.0.0.1: it has another RECYCLE_TOKEN than this job"):
+                pass
+            with said(first, "waits for ranks 2 to 3: not there after"):
+                pass
+
+
+def test_a_program_that_has_taken_the_port_is_told_from_a_job(hasty, tmp_path):
+    class Greets(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greets) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with node(hasty, tmp_path, 1, f"127.0.0.1:{server.server_address[1]}", OURS) as waits:
+            with said(waits, "what listens there is no job of recycle_pp"):
+                pass
+        server.shutdown()
+
+
+def test_a_wrong_address_is_named(hasty, tmp_path):
+    with node(hasty, tmp_path, 1, "no-such-host.invalid:29501", OURS) as waits:
+        with said(waits, "s for rank 0's node at no-such-host.invalid:29501: this host name cannot be resolved"):
+            pass
+
+
+def test_no_answer_is_put_into_words():
+    assert why(TimeoutError()).startswith("no answer: a wrong address, a firewall")
+    assert why(OSError(113, "No route to host")) == "No route to host"
+
+
+@pytest.mark.torchrun
+@pytest.mark.xdist_group("launched")
+def test_under_torchrun_a_node_without_a_token_says_so_last_and_the_others_for_whom_they_wait(tmp_path, monkeypatch):
+    class Forgetful(Launched):
+        def _start(self, number, nodes, workers):
+            monkeypatch.setattr("tests.failures.launched.TOKEN", TOKEN if number == 0 else "")
+            return super()._start(number, nodes, workers)
+
+    with Forgetful(tmp_path, nodes=2, workers=2, arguments=["run.steps=3"]) as job:
+        assert job.wait([1], 120) == [1], job.explain()
+        sentence = "a job on several nodes needs its secret in the environment: set RECYCLE_TOKEN on every node"
+        assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "one rank speaks"
+        assert f"traceback : {sentence}" in job.output(1)
+        job.wait_until(lambda: "waits for ranks 2 to 3: not there after 10 s" in job.output(0), "sentence", 60)
+        assert isinstance(job.agents[0], subprocess.Popen) and job.agents[0].poll() is None
