@@ -38,6 +38,7 @@ _AT_LEAST = (
     | {"schedule.memory_extra": 0, "schedule.profile_steps": 0}
     | {f"optimizer.{key}": 0 for key in ("min_lr", "warmup", "weight_decay")}
     | {
+        "optimizer.most_skipped": 1,
         "checkpoint.every": 0,
         "checkpoint.minutes": 0,
         "checkpoint.keep": 1,

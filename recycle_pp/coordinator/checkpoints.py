@@ -1,7 +1,8 @@
 """Checkpoints, as the coordinator sees them: who saves, when all parts are there, who puts them together.
 
-    saving.begin(step, savers)              # with the commit; one live worker a stage writes its part
-    out = saving.saved(worker, message)     # when the last part is written: one worker assembles the checkpoint
+    saving.begin(step, savers, final, live)    # with the commit; one live worker a stage writes its part
+    out = saving.saved(worker, message)     # when the last part is written: one worker assembles the checkpoint,
+    out = saving.compared(worker, message)  # but not before all have said what they hold, and it is the same
     out = saving.died(worker, live)         # a saver died: at the end of the run a peer takes over, else it is given up
     out = saving.only(live)                 # whoever else is awaited has died
 
@@ -17,7 +18,9 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.job import Send
 from recycle_pp.state.checksum import damage
-from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Save, Saved, SaveFailed
+from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
+
+from .replicas import Replicas
 
 
 class CannotRestore(RuntimeError):
@@ -33,6 +36,8 @@ class Saving:
         self._folder, self._stages = folder, stages
         self._step = -1  # of the save that is under way
         self._missing: dict[int, Worker] = {}  # stage -> who writes it
+        self._last: Worker | None = None  # who wrote its part last: it assembles, once the replicas are compared
+        self.replicas = Replicas()
         self._assembler: Worker | None = None
         self._final = False
         self.damaged: dict[int, str] = {}  # steps done of a checkpoint that cannot be used -> what is wrong with it
@@ -41,11 +46,12 @@ class Saving:
 
     @property
     def busy(self) -> bool:
-        return bool(self._missing) or self._assembler is not None
+        return bool(self._missing) or self._last is not None or self._assembler is not None
 
     def slow(self) -> str:
         """Who has not done its part of the save that is under way, in words."""
-        missing = [self._assembler] if self._assembler is not None else sorted(self._missing.values())
+        silent = self._missing.values() or self.replicas.silent
+        missing = [self._assembler] if self._assembler is not None else sorted(silent)
         return f"worker{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
 
     def steps_done(self) -> int:
@@ -77,10 +83,11 @@ class Saving:
             return step
         raise CannotRestore(reason, step)
 
-    def begin(self, step: int, savers: Collection[Worker], final: bool) -> None:
-        """`step`: steps done. A save that is still under way is given up: the newer one is worth more."""
-        self._step, self._final, self._assembler = step, final, None
-        self._missing = {w.stage: w for w in savers}
+    def begin(self, step: int, savers: Collection[Worker], final: bool, live: Collection[Worker]) -> None:
+        """`step`: steps done. A save that is still under way is given up: the newer one is worth more. live: who says
+        what it holds."""
+        self._step, self._final, self._assembler, self._last = step, final, None, None
+        self._missing, self.replicas = {w.stage: w for w in savers}, Replicas(step, live)
 
     def save_failed(self, message: SaveFailed) -> bool:
         """The checkpoint before stays the newest. False if this one is given up already."""
@@ -91,27 +98,35 @@ class Saving:
         return True
 
     def abandon(self) -> None:
-        self._missing, self._assembler = {}, None
+        self._missing, self._assembler, self._last = {}, None, None
 
     def saved(self, worker: Worker, message: Saved) -> list[Send]:
         """Whoever of the stage has written it: all hold the same."""
         if message.step != self._step or worker.stage not in self._missing:
             return []
         del self._missing[worker.stage]
-        return [] if self._missing else self._assemble(worker)
+        self._last = worker
+        return self._assemble_if_complete()
+
+    def compared(self, worker: Worker, message: Digests) -> list[Send]:
+        """It says what it holds."""
+        self.replicas.say(worker, message)
+        return self._assemble_if_complete()
 
     def assembling(self, worker: Worker, message: Assembling) -> None:
         """It was asked to, by this coordinator or by the one before."""
         if message.step == self._step:
-            self._missing, self._assembler = {}, worker
+            self._missing, self._assembler, self._last = {}, worker, None
 
     def assembled(self, message: Assembled) -> None:
         if message.step == self._step:
             self.abandon()
 
     def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
+        self.replicas.died(worker)
+        self._last = min(live, default=None) if worker == self._last else self._last
         if worker not in (*self._missing.values(), self._assembler):
-            return []
+            return self._assemble_if_complete()
         peers = sorted(w for w in live if w.stage == worker.stage)
         if not self._final or not peers:  # the next one will do, or the job begins anew at the one before
             self.abandon()
@@ -122,9 +137,14 @@ class Saving:
         return [Send(peers[0], Save(self._step))]
 
     def only(self, live: Collection[Worker]) -> list[Send]:
-        awaited = {worker for worker in (*self._missing.values(), self._assembler) if worker is not None}
+        awaited = {w for w in (*self._missing.values(), *self.replicas.silent, self._assembler) if w is not None}
         return [send for worker in sorted(awaited - set(live)) for send in self.died(worker, live)]
 
+    def _assemble_if_complete(self) -> list[Send]:
+        if self._missing or self.replicas.silent or self.replicas.verdict() or self._last is None:
+            return []
+        return self._assemble(self._last)
+
     def _assemble(self, worker: Worker) -> list[Send]:
-        self._assembler = worker
+        self._assembler, self._last = worker, None
         return [Send(worker, Assemble(self._step))]

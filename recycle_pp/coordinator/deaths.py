@@ -23,6 +23,7 @@ from recycle_pp.protocol.job import StageLost
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.takeover import Found
+from recycle_pp.telemetry.events import cause_in_words
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
 from .checkpoints import CannotRestore
@@ -41,6 +42,7 @@ class Deaths:
         self._settings, self._run, self._driver = context.settings, context.run, driver
         self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._newest: dict[int, Death] = {}  # of each stage
 
     # -- who sees it -------------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class Deaths:
         self._recorder.death(rank.role, now, stood)
         self._restarts.died(rank.role, self._driver.job.committed)
         self._go_on_without(rank)
-        self._driver.send(self._driver.saving.died(rank.role, self._driver.job.live))
+        self._driver.died(rank.role)
         self._timers.after(cause_seconds, self._explain, rank, incarnation)
 
     def _go_on_without(self, rank: Rank) -> None:
@@ -139,7 +141,7 @@ class Deaths:
         except CannotRestore as cannot:
             self._lifecycle.stop(
                 f"stage {stage} has no live worker left, {cannot}. Start the run again with enough workers and "
-                f"run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}"
+                f"run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}{self._why(stage)}"
             )
             return
         finally:
@@ -152,6 +154,10 @@ class Deaths:
         self._recorder.restored(driver.job)
         for rank in present:
             rank.spawn()
+
+    def _why(self, stage: int) -> str:
+        death = self._newest.get(stage)
+        return f". Its last worker died so: {cause_in_words(msgspec.structs.asdict(death))}" if death else ""
 
     # -- its cause, and its return -----------------------------------------------------------------------------
 
@@ -166,13 +172,15 @@ class Deaths:
             self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
             return
         rank.explained = incarnation
-        death = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
+        death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
             self._recorder.explain_death(rank.role, death)
         if death.where:
             first = self._restarts.failed(death.where, rank.role)
             if first is not None:
-                self._lifecycle.stop(f"workers {first} and {rank.role} both failed in {death.where}:\n{death.detail}")
+                self._lifecycle.stop(
+                    f"workers {first} and {rank.role} both failed in {death.where}:\n{death.detail.rstrip()}"
+                )
                 return
         if death.cause == "out_of_memory":
             self._driver.job.replan(with_less_memory(self._driver.job.problem, rank.role))

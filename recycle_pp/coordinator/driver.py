@@ -19,12 +19,13 @@ from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send
 from recycle_pp.wire.messages.supervisors import EndsSoon
-from recycle_pp.wire.messages.workers import Announce, Donate, SaveFailed
+from recycle_pp.wire.messages.workers import Announce, Commit, Digests, Donate, SaveFailed
 
 from .checkpoints import Saving
 from .context import Context
 from .ending import END_SECONDS, Ending
 from .planning import Planning
+from .replicas import difference
 from .watch import Standing
 
 
@@ -89,6 +90,9 @@ class Driver:
         if self.job.phase == "ended" and not self.saving.busy:
             self.end_early()
         if self.job.phase == "finished" and not self.saving.busy:
+            if (wrong := difference(self.digests)) is not None:
+                self._lifecycle.stop(f"{wrong} at the end: {self._mistrust()}")
+                return
             self._lifecycle.finish(self.digests, int(self.saving.failed))
 
     def finish_early(self, name: str, code: int) -> None:
@@ -108,6 +112,25 @@ class Driver:
         if not self._lifecycle.over:
             self._lifecycle.stop(self.ending.reason(self.saving.newest()), self.ending.code)
 
+    def compare(self, worker: Worker, message: Digests) -> None:
+        """What a worker holds, where a checkpoint is made: it is not finished before all hold the same."""
+        self.send(self.saving.compared(worker, message))
+        self._judge_replicas()
+
+    def died(self, worker: Worker) -> None:
+        """It saves no more, and says no more what it holds."""
+        self.send(self.saving.died(worker, self.job.live))
+        self._judge_replicas()
+
+    def _judge_replicas(self) -> None:
+        if (wrong := self.saving.replicas.verdict()) is not None:
+            self._lifecycle.stop(f"{wrong}: {self._mistrust()}")
+
+    def _mistrust(self) -> str:
+        newest = self.saving.newest()
+        kept = f"{newest} is from before; run.resume=true goes on there" if newest else "there is no checkpoint before"
+        return f"memory or a processor has failed, and the job must not go on with wrong weights; {kept}"
+
     def save_failed(self, message: SaveFailed) -> None:
         if self.saving.save_failed(message):
             self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
@@ -122,14 +145,28 @@ class Driver:
         self._committed()
         commit = note["commit"]
         self.ending.committed(bool(commit.savers))
+        if commit.skipped:
+            self._follow_skipped(commit)
         for worker, factor in self.planning.measured(self._recorder.spans(commit.step)):
             self._recorder.speed_changed(worker, factor)
         if note["skipped"]:
             self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self.saving.slow())
         if commit.savers and not self._settings.emulate.mode:
-            self.saving.begin(commit.step + 1, commit.savers, commit.last)
+            self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
             if commit.last:
                 self._timers.after(self._settings.control.lease, self._save_no_longer, commit.step + 1)
+
+    def _follow_skipped(self, commit: Commit) -> None:
+        """A gradient was not finite: weights and state are as they were."""
+        self._recorder.event("update_skipped", None, in_a_row=commit.skipped)
+        most = self._settings.optimizer.most_skipped
+        if commit.skipped >= most:
+            newest = self.saving.newest()
+            self._lifecycle.stop(
+                f"the updates of {commit.skipped} steps in a row were skipped, as a gradient was NaN, infinite or too "
+                f"large to be summed (optimizer.most_skipped={most}); "
+                + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
+            )
 
     def _save_no_longer(self, step: int) -> None:
         """A file system that does not answer holds up the next checkpoints, and must not hold up the end."""

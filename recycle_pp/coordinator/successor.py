@@ -118,4 +118,4 @@ class Successor(Coordinator):
         """A checkpoint that was under way: what is done of it will be said again."""
         savers, done = found.commit.savers if found.commit else [], found.committed + 1
         if savers and not self._settings.emulate.mode and self._driver.saving.steps_done() != done:
-            self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last)
+            self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.told)

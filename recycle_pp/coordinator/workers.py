@@ -22,6 +22,7 @@ from recycle_pp.wire.messages.workers import (
     Assembling,
     Broken,
     CannotRun,
+    Digests,
     Evaluated,
     Finished,
     Leave,
@@ -71,6 +72,7 @@ class Workers:
             Finished: self._finished,
             Saved: lambda rank, message: self._driver.send(self._saving.saved(rank.role, message)),
             SaveFailed: lambda rank, message: self._driver.save_failed(message),
+            Digests: lambda rank, message: self._driver.compare(rank.role, message),
             Assembling: lambda rank, message: self._saving.assembling(rank.role, message),
             Assembled: self._assembled,
             State: lambda rank, message: None,  # only a successor wants it, see there

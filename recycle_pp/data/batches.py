@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Settings
 
 from .samples import Samples
@@ -47,7 +48,8 @@ class Batches:
         self.windows, self.validations = self._samples.windows, self._samples.held_outs // self._b
 
     def batch(self, step: int, g: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of micro-batch g of step `step`, each (b, T) int64."""
+        """Inputs and targets of micro-batch g of step `step`, each (b, T) int64. Raises UserMistake, as do the others,
+        where the data hold what cannot be trained on."""
         return _stack([self._samples.train(window) for window in self.sample_ids(step, g)])
 
     def sample_ids(self, step: int, g: int) -> list[int]:
@@ -57,7 +59,7 @@ class Batches:
     def validation(self, i: int) -> tuple[Tensor, Tensor]:
         """The i-th held-out micro-batch (they repeat after `validations`), as `batch`."""
         if not self.validations:
-            raise ValueError(
+            raise UserMistake(
                 f"data.validation_share leaves fewer than {self._b} held-out samples of {self._T} tokens of "
                 f"{self.name}; raise it or set run.validate_every=0"
             )

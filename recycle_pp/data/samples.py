@@ -16,6 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Settings
 
 from . import sources
@@ -58,6 +59,7 @@ class Samples:
         return [self._order.window(n) for n in range(first, first + count)]
 
     def train(self, window: int) -> np.ndarray:
+        """Raises UserMistake: it holds a token outside the vocabulary. So does `held_out`."""
         return self._checked(self._train, window)
 
     def held_out(self, window: int) -> np.ndarray:
@@ -70,12 +72,12 @@ class Samples:
 
     def _check(self, tokens: np.ndarray, name: str) -> None:
         if (largest := int(tokens.max())) >= self._vocabulary:
-            raise ValueError(
+            raise UserMistake(
                 f"data.path: {name} holds token {largest}; model.vocabulary must be at least {largest + 1}, "
                 f"it is {self._vocabulary}"
             )
         if tokens.dtype.kind == "i" and int(tokens.min()) < 0:
-            raise ValueError(f"data.path: {name} holds token {int(tokens.min())}, and a token is at least 0")
+            raise UserMistake(f"data.path: {name} holds token {int(tokens.min())}, and a token is at least 0")
 
 
 class Windows:

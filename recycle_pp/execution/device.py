@@ -3,6 +3,7 @@
 device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
 backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
+is_unfit(error)                                             # of a first launch: no worker can run this here
 finish = finisher(device); finish()                         # the device has done what this thread asked it for
 """
 
@@ -48,6 +49,11 @@ def finisher(device: torch.device) -> Callable[[], None]:
     if device.type != "cuda":
         return lambda: None
     return lambda: torch.cuda.current_stream(device).synchronize()
+
+
+def is_unfit(error: Exception) -> bool:
+    """A kernel cannot be compiled for this device, does not fit it, or is not in torch's build for it."""
+    return type(error).__module__.startswith("triton.") or "no kernel image is available" in str(error)
 
 
 def platform(device: torch.device, backend: str) -> str:

@@ -165,6 +165,12 @@ class Session:
     def over(self) -> str | None:
         return self._over
 
+    def wait_for_the_end(self) -> None:
+        """Blocks until the coordinator says that the job is over."""
+        self.doing.waits("orders")
+        with self.changed:
+            self.changed.wait_for(lambda: self._over is not None)
+
     # -- the listening thread ----------------------------------------------------------------------------------
 
     def _listen(self) -> None:

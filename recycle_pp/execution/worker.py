@@ -27,6 +27,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
+from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
@@ -41,6 +42,7 @@ from recycle_pp.supervisor.vital_signs import Board
 from recycle_pp.telemetry.clocks import boot_id
 from recycle_pp.wire.messages.workers import (
     CannotRun,
+    Exit,
     Finished,
     Leaving,
     Ready,
@@ -54,7 +56,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 from .activity import Doing
 from .commits import Commits
 from .coordinator_client import Line
-from .device import backend_for, choose, finisher, platform
+from .device import backend_for, choose, finisher, is_unfit, platform
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
 from .injection import Injector
@@ -136,16 +138,20 @@ class Process:
 
         try:
             stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir)
-        except ValueError as error:
-            return self._refuse(error)
-        batches = Batches(settings)
-        if welcome.resume:
-            path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
-            try:
+            batches = Batches(settings)
+            if welcome.resume:
+                path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
                 optimizer.load(checkpoint.load(path, list(optimizer.state())))
-            except ValueError as error:
-                return self._refuse(error)
+        except ValueError as error:
+            return self._refuse(error, session)
+        except Exception as error:
+            if is_unfit(error):
+                said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                unfit = f"model.kernels: the kernels cannot run on {device} ({said}); the reference needs none"
+                return self._refuse(ValueError(unfit), session)
+            error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
+            raise
 
         spans = Spans(NEWS_SECONDS * pipelines * stages, self._finisher(device))
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
@@ -177,6 +183,8 @@ class Process:
         self._watch_for_eviction(session)
         try:
             reason = executor.run()
+        except UserMistake as error:
+            return self._refuse(error, session)
         finally:
             links.close()
             joining.close()
@@ -184,9 +192,14 @@ class Process:
             last_words(self._spec, cause="eviction", detail="SIGTERM")
         return 0 if reason in ("done", "left") else 1
 
-    def _refuse(self, error: ValueError) -> int:
-        """Nothing can be done with what the user asks for: the job stops with this sentence."""
+    def _refuse(self, error: ValueError, session: Session | None = None) -> int:
+        """Nothing can be done with what the user asks for: the job stops with this sentence. This process stays until
+        it does, or a death without a reason would be heard first."""
         self._line.send(CannotRun(str(error)))
+        while session is None and not isinstance(self._line.recv(), Exit):
+            pass
+        if session is not None:
+            session.wait_for_the_end()
         return 2
 
     def _watch_for_eviction(self, session: Session) -> None:

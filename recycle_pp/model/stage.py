@@ -13,7 +13,7 @@ loss over all G micro-batches: the 1/G is applied where the backward begins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,10 +158,11 @@ class Stage:
 
     def digests(self) -> dict[str, str]:
         """The SHA-256 of every parameter's bytes, by name, in canonical order."""
-        return {
-            name: hashlib.sha256(parameter.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-            for name, parameter in self.parameters.items()
-        }
+        return digests({name: parameter.detach().cpu() for name, parameter in self.parameters.items()})
+
+    def copied(self) -> dict[str, Tensor]:
+        """Copies of the parameters on the CPU, by name, for `digests` in another thread."""
+        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.parameters.items()}
 
     def _bind(self) -> dict[str, nn.Parameter]:
         views = dict(zip(self.names, self.layout.views(self.flat), strict=True))
@@ -202,6 +203,11 @@ def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str
 
         return part(settings, stage, device, run_dir)
     return transformer.part(settings, stage, device)
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The SHA-256 of each tensor's bytes. They are on the CPU; other threads of Python go on meanwhile."""
+    return {name: hashlib.sha256(tensor.reshape(-1).numpy().data).hexdigest() for name, tensor in tensors.items()}
 
 
 def _gradient(leaf: Tensor) -> Tensor:

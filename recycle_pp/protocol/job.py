@@ -80,6 +80,7 @@ class Job:
     saving: bool = False  # a checkpoint is under way: another one is skipped, but for the last of the run
     save_now: bool = False  # the next commit brings a checkpoint
     ending: bool = False  # the next commit is the last one
+    skipped: int = 0  # updates in a row, up to the newest commit
 
     generation: int = -1
     committed: int = -1
@@ -180,6 +181,7 @@ class Job:
         if found.commit is not None:
             self._evaluation = found.committed if found.commit.evaluate else None
             self._stagger_pause = 0 if found.commit.stagger else STAGGER_PAUSE
+            self.skipped = found.commit.skipped
             out = [Send(w, found.commit) for w in sorted(found.behind)]
         return out + self._regroup(anew=found.base is None)
 
@@ -317,7 +319,9 @@ class Job:
         hold = not last and (early or took_back or bool(leavers) or joining or (fresh and self._staggers()))
         evaluate = self._due(self.evaluate_every, decision.step) and not early
         self.steady.due = self.steady.due or fresh
-        save = last or early or self.save_now or self._due(self.save_every, decision.step)
+        self.skipped = self.skipped + 1 if decision.scale is None else 0
+        due = self.save_now or self._due(self.save_every, decision.step)
+        save = last or early or (due and not self.skipped)  # what made a gradient infinite may be in the weights
         skipped = save and self.saving and not (last or early)
         message = Commit(
             generation=self.generation,
@@ -331,6 +335,7 @@ class Job:
             evaluate=evaluate,
             savers=self._savers() if save and not skipped else [],
             last=last or early,
+            skipped=self.skipped,
             stagger=self._staggers(),
         )
         self._evaluation, self._losses = (decision.step if evaluate else None), {}

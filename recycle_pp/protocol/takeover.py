@@ -22,7 +22,8 @@ from recycle_pp.wire.messages.workers import Commit, State
 @dataclass(frozen=True)
 class Found:
     """generation: -1 if nobody is a member yet; commit: the newest one, None before the first; behind: who lacks it;
-    base: of the links that stand between all who live, None if they have to be made anew."""
+    told: who has been told of it, or will be, and did not get it as parameters; base: of the links that stand between
+    all who live, None if they have to be made anew."""
 
     generation: int
     members: frozenset[Worker]
@@ -30,6 +31,7 @@ class Found:
     committed: int
     commit: Commit | None
     behind: frozenset[Worker]
+    told: frozenset[Worker]
     base: int | None
 
 
@@ -55,5 +57,6 @@ def find(states: Mapping[Worker, State]) -> Found:
         committed=committed,
         commit=commits[0] if commits else None,
         behind=frozenset(worker for worker, state in live.items() if state.committed < committed),
+        told=frozenset(w for w, s in live.items() if s.committed < committed or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
     )

@@ -1,28 +1,39 @@
 """A worker's part of a checkpoint.
 
     saving = StageSaving(settings, run_dir, stage, optimizer, batches, worker, send, strike)
-    executor.on_commit.append(saving.committed)          # saves if the commit names this worker
+    executor.on_commit.append(saving.committed)          # saves if the commit names this worker; digests if any
     session.assemble = saving.assemble               # puts the parts of all stages together
 
-Runs beside training: the state is copied at the commit, threads of their own write it.
+Runs beside training: the state is copied at the commit, threads of their own write it. So are the parameters of all who
+do not save, for their digests: the coordinator compares them, and no checkpoint is finished before.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 from recycle_schedules import Worker
+from torch import Tensor
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
-from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Commit, Save, Saved, SaveFailed
+from recycle_pp.wire.messages.workers import (
+    Assemble,
+    Assembled,
+    Assembling,
+    Commit,
+    Digests,
+    Save,
+    Saved,
+    SaveFailed,
+)
 
 from . import checkpoint
 from .rejoin import Strike
@@ -53,7 +64,12 @@ class StageSaving:
             self._done = commit.step + 1
             wanted = self._wanted == self._done
         named = self._worker in commit.savers
-        if (named or wanted) and not self._settings.emulate.mode:
+        if self._settings.emulate.mode:
+            return
+        if commit.savers:
+            arguments = (commit.step + 1, self._stage.copied())
+            threading.Thread(target=self._digest, args=arguments, name="digests", daemon=True).start()
+        if named or wanted:
             self._save(commit.step + 1, commit.last or wanted)
 
     def asked(self, message: Save) -> None:
@@ -79,6 +95,9 @@ class StageSaving:
         saving = self._saver.save(step, self._stage.stage, mine)
         self._strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
         threading.Thread(target=self._report, args=(step, saving), name="saved", daemon=True).start()
+
+    def _digest(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+        self._send(Digests(step, digests(parameters)))
 
     def _report(self, step: int, saving: Future[None]) -> None:
         try:

@@ -123,6 +123,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "rejoined": lambda e: f"step {e['step']}: worker {e['worker']} is back",
     "evicted": lambda e: f"step {e['step']}: worker {e['worker']} was told to go; it stays until the step is done",
     "left": lambda e: f"step {e['step']}: worker {e['worker']} has handed over and leaves",
+    "update_skipped": lambda e: (
+        f"step {e['step']}: the update is skipped: a gradient is NaN, infinite or too large to be summed"
+    ),
     "slow": lambda e: (
         f"step {e['step']}: worker {e['worker']} is slow: its ops take {e.get('factor')} times as long as its peers'; "
         "they take over a part of its work"

@@ -1,6 +1,10 @@
 """Runs in a zygote (see Zygote.preload): the workers of its jobs fail where RECYCLE_SABOTAGE says.
 
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
+RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights, in one worker's memory
+RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # what the stage gives is not a number in these steps
+RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need more shared memory than there is
+RECYCLE_SABOTAGE='{"start": 1}'          # the model of stage 1 cannot be made
 RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker to start has another platform
 RECYCLE_SABOTAGE='{"compile": 2.5}'    # so many seconds in C++, with Python's lock, before a worker is ready
 RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps that far to and fro, everywhere
@@ -20,6 +24,7 @@ import os
 import time
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from recycle_pp.comm import collectives
 from recycle_pp.data.batches import Batches
@@ -27,7 +32,7 @@ from recycle_pp.execution import worker
 from recycle_pp.model.stage import Stage
 from recycle_pp.state import checkpoint
 
-_forward, _platform, _time = Stage.forward, worker.platform, time.time
+_init, _forward, _platform, _time = Stage.__init__, Stage.forward, worker.platform, time.time
 _batch, _all_reduce, _write_part, _save = (
     Batches.batch,
     collectives.all_reduce,
@@ -41,6 +46,14 @@ def sabotage():
     return json.loads(os.environ.get("RECYCLE_SABOTAGE", "{}"))
 
 
+def init(self, settings, stage, *arguments):
+    _init(self, settings, stage, *arguments)
+    if sabotage().get("unfit"):
+        raise OutOfResources(300000, 232448, "shared memory")
+    if sabotage().get("start") == stage:
+        raise RuntimeError("sabotaged")
+
+
 def forward(self, step, g, *arguments):
     global _step
     now, _step = sabotage(), step
@@ -48,7 +61,12 @@ def forward(self, step, g, *arguments):
         hang("sleep", "lock", "spin", "burn", seconds=now.get("seconds", 1e6))
     if "raise" in now and (now["stage"], now["step"], now["g"]) == (self.stage, step, g) and _first(now.get("once")):
         raise {"ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}[now["raise"]]("sabotaged")
-    return _forward(self, step, g, *arguments)
+    if (now.get("flip"), now.get("step")) == (self.stage, step) and _first(now["once"]):
+        self.flat.view(torch.int32)[0] ^= 1 << 20
+    results = _forward(self, step, g, *arguments)
+    if now.get("nan") == self.stage and step in now["steps"]:
+        results[0].mul_(torch.nan)
+    return results
 
 
 def hang(*kinds, seconds=1e6):
@@ -111,7 +129,7 @@ def jumping_time():
     return _time() + sabotage().get("clock", 0) * (int(time.monotonic() * 20) % 3 - 1)
 
 
-Stage.forward, worker.platform, time.time = forward, platform, jumping_time
+Stage.__init__, Stage.forward, worker.platform, time.time = init, forward, platform, jumping_time
 Batches.batch, collectives.all_reduce, checkpoint._write_part, checkpoint.Saver.save = (
     batch,
     all_reduce,

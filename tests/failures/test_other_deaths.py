@@ -195,16 +195,3 @@ def test_a_returning_worker_of_another_kind_is_sent_away_and_the_job_goes_on(sab
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
     sabotaged.check_exact(outcome)
     assert [e["platform"] for e in outcome.all("refused")] == ["another GPU"] and not outcome.all("rejoined")
-
-
-def test_a_poisoned_sample_stops_the_job_and_names_what_is_wrong_with_it(runs, tmp_path):
-    import numpy as np
-
-    tokens = np.arange(40000, dtype=np.uint16) % 256
-    tokens[17000] = 999  # beyond the vocabulary
-    tokens.tofile(tmp_path / "poisoned.bin")
-    data = (f"data.path={tmp_path / 'poisoned.bin'}",)
-    case = Case("a poisoned sample", "3x2", data, steps=200, ends="both failed in F", deaths=None)
-    outcome = runs.of(case, "not SIGKILL")
-    assert outcome.deaths in (2, 3), "the third may begin the op before the first one's words are here"
-    assert "holds token 999; model.vocabulary must be at least 1000" in outcome.output

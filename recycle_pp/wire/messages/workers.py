@@ -92,6 +92,7 @@ class Commit(Message, frozen=True):
     evaluate    a validation follows
     savers      who saves a checkpoint, one worker a stage
     last        no step follows it in this job
+    skipped     so many updates in a row are skipped, this one included
     stagger     the next step may be applied before it is agreed
     """
 
@@ -106,6 +107,7 @@ class Commit(Message, frozen=True):
     evaluate: bool = False
     savers: list[Worker] = msgspec.field(default_factory=list)
     last: bool = False
+    skipped: int = 0
     stagger: bool = False
 
 
@@ -289,6 +291,14 @@ class Evaluated(Message, frozen=True):
 class Finished(Message, frozen=True):
     """Its parameters are final. digests: of each, by canonical name."""
 
+    digests: dict[str, str]
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class Digests(Message, frozen=True):
+    """Of its parameters, by canonical name, where a commit has brought a checkpoint. step: steps done."""
+
+    step: int
     digests: dict[str, str]
 
 

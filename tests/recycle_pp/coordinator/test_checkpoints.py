@@ -3,7 +3,7 @@
 from recycle_schedules import Worker
 
 from recycle_pp.coordinator.checkpoints import Saving
-from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Save, Saved
+from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved
 
 SAVERS = [Worker(0, 0), Worker(0, 1)]
 LIVE = [Worker(0, 0), Worker(1, 0), Worker(1, 1)]  # W(0, 1) has died
@@ -11,7 +11,7 @@ LIVE = [Worker(0, 0), Worker(1, 0), Worker(1, 1)]  # W(0, 1) has died
 
 def saving(tmp_path, *, final):
     begun = Saving(tmp_path, stages=2)
-    begun.begin(8, SAVERS, final)
+    begun.begin(8, SAVERS, final, live=())
     return begun
 
 
@@ -52,3 +52,33 @@ def test_a_part_of_an_older_checkpoint_or_one_too_many_changes_nothing(tmp_path)
     assert last.saved(Worker(0, 0), Saved(4)) == [] and last.busy
     last.saved(Worker(0, 0), Saved(8))
     assert last.saved(Worker(1, 0), Saved(8)) == [] and last.busy
+
+
+def test_a_checkpoint_is_not_finished_before_all_who_live_have_said_that_they_hold_the_same(tmp_path):
+    begun = saving(tmp_path, final=False)
+    begun.begin(8, SAVERS, False, LIVE)
+    for worker in SAVERS:
+        assert begun.saved(worker, Saved(8)) == []
+    assert begun.compared(Worker(0, 0), Digests(8, {"a": "1"})) == []
+    assert begun.compared(Worker(1, 0), Digests(8, {"a": "1"})) == [] and begun.slow() == "worker 1.1"
+    assert asked(begun.compared(Worker(1, 1), Digests(8, {"b": "1"}))) == [(Worker(0, 1), Assemble)]
+
+
+def test_a_checkpoint_of_workers_that_differ_is_never_finished(tmp_path):
+    begun = saving(tmp_path, final=False)
+    begun.begin(8, SAVERS, False, LIVE)
+    for worker in SAVERS:
+        begun.saved(worker, Saved(8))
+    for worker in LIVE:
+        assert begun.compared(worker, Digests(8, {f"of stage {worker.stage}": str(worker.pipeline)})) == []
+    assert begun.replicas.verdict() == "workers 0.0 and 1.0 hold different weights (of stage 0) after 8 steps"
+    assert begun.busy
+
+
+def test_who_dies_before_it_has_said_what_it_holds_is_not_waited_for(tmp_path):
+    begun = saving(tmp_path, final=False)
+    begun.begin(8, SAVERS, False, [*SAVERS, Worker(1, 0)])
+    for worker in SAVERS:
+        begun.saved(worker, Saved(8))
+        begun.compared(worker, Digests(8, {}))
+    assert asked(begun.died(Worker(1, 0), SAVERS)) == [(Worker(0, 1), Assemble)]

@@ -52,9 +52,12 @@ class Recorder:
 class Driver:
     """The job goes on without anybody."""
 
-    job, saving = SimpleNamespace(committed=3, live=set(), died=None), SimpleNamespace(died=lambda worker, live: [])
+    job = SimpleNamespace(committed=3, live=set(), died=None)
 
     def drive(self, event, *arguments):
+        pass
+
+    def died(self, worker):
         pass
 
     def send(self, out):
@@ -132,9 +135,8 @@ class LosesStage1(Driver):
 
     def __init__(self):
         self.job = SimpleNamespace(started=True, committed=7, generation=3, live=set(), died=None)
-        self.saving = SimpleNamespace(
-            died=lambda worker, live: [], restore_point=lambda started, present, stages: 5, abandon=lambda: None
-        )
+        self.saving = SimpleNamespace(restore_point=lambda started, present, stages: 5, abandon=lambda: None)
+        self.ending = SimpleNamespace(signal=None)
 
     def drive(self, event, *arguments):
         raise StageLost(1)

@@ -25,6 +25,7 @@ from recycle_pp.wire.messages.workers import (
     Assembled,
     Broken,
     Commit,
+    Digests,
     Donate,
     Evaluated,
     Finished,
@@ -343,6 +344,8 @@ class Node:
             if commit.evaluate:
                 validate.append(commit.step)
             self._done = commit.step + 1
+            if commit.savers and self.world.save_every:
+                self.saves.append(Digests(commit.step + 1, {"weights": str(me.applied)}))
             if me.worker in commit.savers or self._wanted == self._done:
                 self._save(commit.step + 1)
         if orders is not None:

@@ -31,7 +31,7 @@ from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.steady_state_plan import Steps
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.messages.table import Message, is_lasting
-from recycle_pp.wire.messages.workers import Assembled, Assembling, Broken, Donate, Leaving, Ready, Saved
+from recycle_pp.wire.messages.workers import Assembled, Assembling, Broken, Digests, Donate, Leaving, Ready, Saved
 
 from .node import Node
 from .planning import plan_simply
@@ -240,6 +240,8 @@ class World:
                 self._mending.append(message.generation)
             case Saved():
                 self._send(self.saving.saved(worker, message))
+            case Digests():
+                self._send(self.saving.compared(worker, message))
             case Assembled():
                 self.saving.assembled(message)
                 self.saved = max(self.saved, message.step)
@@ -258,7 +260,8 @@ class World:
         self._send(self.job.follow_up())
         for note in notes:
             if note["event"] == "committed" and note["commit"].savers and self.save_every:
-                self.saving.begin(note["commit"].step + 1, note["commit"].savers, note["commit"].last)
+                commit = note["commit"]
+                self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
 
     def _send(self, out: list[Send]) -> None:
         nodes = {node.me.worker: node for node in self._alive.values()}
@@ -320,7 +323,8 @@ class World:
         else:
             savers = found.commit.savers if found.commit else []
             if savers and self.save_every and self.saved != found.committed + 1:
-                self.saving.begin(found.committed + 1, savers, found.committed == self.steps - 1)
+                last = found.committed == self.steps - 1
+                self.saving.begin(found.committed + 1, savers, last, found.told)
             self._drive(self.job.take_over, found)
             for rank, node in list(self._alive.items()):
                 if node.me.worker not in found.live:

@@ -1,0 +1,117 @@
+"""How a job ends that cannot go on: the exit code and the last line tell what was wrong, and nothing wrong is kept."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recycle_pp.testing.local_cluster import Zygote
+
+from .harness import Case, Runs, Strike, explain
+
+KIND = "endings"
+
+
+@pytest.fixture(scope="module")
+def sabotaged(tmp_path_factory, runs):
+    with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
+        yield Runs(zygote, tmp_path_factory.mktemp("endings"), runs.results)
+
+
+def run(runs, case, **plan):
+    """The outcome, and its last line."""
+    outcome = runs.of(case, KIND, environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    return outcome, outcome.output.splitlines()[-1]
+
+
+def checkpoints(outcome):
+    return [e["checkpoint"] for e in outcome.all("checkpoint_saved")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [("2x2", "workers 0.1 and 1.1 hold different weights"), ("3x2", "holds other weights than")],
+)
+@pytest.mark.parametrize("stagger", [False, True])
+def test_a_bit_that_flips_in_one_workers_weights_ends_the_job_at_the_next_checkpoint(
+    shape, says, stagger, sabotaged, tmp_path
+):
+    case = Case("a bit flips", shape, ("checkpoint.every=4",), steps=40, stagger=stagger, deaths=0, ends=says)
+    outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
+    assert outcome.code == 1 and says in last and "after 8 steps" in last, explain(outcome)
+    assert checkpoints(outcome) == [4], "the one in which somebody is wrong is not finished"
+    assert "step-000004 is from before; run.resume=true goes on there" in last
+
+
+def test_without_checkpoints_it_ends_the_job_at_its_end(sabotaged, tmp_path):
+    says = "workers 0.1 and 1.1 hold different weights"
+    case = Case("a bit flips and nobody saves", "2x2", steps=8, deaths=0, ends=says)
+    outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
+    assert outcome.code == 1 and says in last and "there is no checkpoint before" in last, explain(outcome)
+    assert not outcome.summary and not checkpoints(outcome)
+
+
+def test_an_update_that_is_skipped_is_told_and_the_job_goes_on(sabotaged):
+    case = Case("two gradients are not finite", "2x2", ("checkpoint.every=4",), steps=10, deaths=0)
+    outcome, _ = run(sabotaged, case, nan=0, steps=[2, 3])
+    assert [(e["step"], e["in_a_row"]) for e in outcome.all("update_skipped")] == [(3, 1), (4, 2)], explain(outcome)
+    assert [line["step"] for line in outcome.metrics if line["clip_scale"] is None] == [2, 3]
+    assert outcome.output.count("the update is skipped: a gradient is NaN") == 2
+    assert checkpoints(outcome) == [8, 10], "none while it is not known whether the weights are good"
+
+
+def test_after_five_skipped_updates_in_a_row_the_job_stops_and_keeps_the_last_good_checkpoint(sabotaged):
+    says = "the updates of 5 steps in a row were skipped"
+    case = Case("no gradient is finite", "2x2", ("checkpoint.every=2",), steps=40, deaths=0, ends=says)
+    outcome, last = run(sabotaged, case, nan=0, steps=[*range(4, 40)])
+    assert outcome.code == 1 and says in last and last.endswith("/checkpoints/step-000004")
+    assert len(outcome.all("update_skipped")) == 5 and checkpoints(outcome) == [2, 4], explain(outcome)
+
+
+def test_updates_that_are_skipped_in_a_row_are_counted_across_the_loss_of_the_coordinator(sabotaged):
+    says = "the updates of 5 steps in a row were skipped"
+    host = Strike("update_skipped", "0.0", nth=2, supervisor=True)
+    case = Case("no gradient is finite, and the host dies", "2x2", (), (host,), steps=400, nodes=4, ends=says)
+    outcome, _ = run(sabotaged, case, nan=0, steps=[*range(4, 400)])
+    assert outcome.all("coordinator_elected") and outcome.metrics[-1]["step"] == 8, explain(outcome)
+
+
+def test_a_token_outside_the_vocabulary_ends_the_job_with_that_sentence_and_nobody_dies_of_it(runs, tmp_path):
+    tokens = np.arange(40000, dtype=np.uint16) % 256
+    tokens[17000] = 999
+    tokens.tofile(tmp_path / "poisoned.bin")
+    says = f"data.path: {tmp_path / 'poisoned.bin'} holds token 999; model.vocabulary must be at least 1000, it is 256"
+    data = (f"data.path={tmp_path / 'poisoned.bin'}",)
+    outcome, last = run(runs, Case("a poisoned sample", "3x2", data, steps=200, deaths=0, ends=says))
+    assert outcome.code == 2 and last.endswith(says), explain(outcome)
+
+
+@pytest.mark.parametrize("shape", ["2x2", "3x2"])
+def test_a_file_of_half_a_token_ends_the_job_with_that_sentence(shape, runs, tmp_path):
+    path = tmp_path / "odd.bin"
+    path.write_bytes(bytes(40001))
+    says = f"{path} has 40001 bytes, which is no whole number of uint16"
+    outcome, last = run(runs, Case("half a token", shape, (f"data.path={path}",), deaths=0, ends=says))
+    assert outcome.code == 2 and last.endswith(says), explain(outcome)
+
+
+@pytest.mark.parametrize("shape", ["2x2", "3x2"])
+def test_a_kernel_that_cannot_run_here_ends_the_job_with_a_sentence(shape, sabotaged):
+    says = "model.kernels: the kernels cannot run on cpu (OutOfResources: out of resource: shared memory"
+    outcome, last = run(sabotaged, Case("an unfit kernel", shape, deaths=0, ends=says), unfit=True)
+    assert outcome.code == 2 and says in last, explain(outcome)
+
+
+def test_the_same_exception_at_the_start_of_two_peers_ends_the_job_with_its_traceback(sabotaged):
+    case = Case("its start fails", "3x2", deaths=None, ends="both failed in the start of stage 1")
+    outcome, last = run(sabotaged, case, start=1)
+    assert outcome.code == 1 and last == "RuntimeError: sabotaged", explain(outcome)
+
+
+def test_a_stage_that_is_lost_by_an_exception_says_which(sabotaged):
+    """With one pipeline there is no peer to make sure: the op is tried once more, from the beginning."""
+    says = "stage 1 has no live worker left"
+    case = Case("its only worker fails", "1x2", deaths=None, ends=says)
+    outcome, last = run(sabotaged, case, **{"raise": "ValueError", "stage": 1, "step": 3, "g": 1})
+    assert outcome.code == 1 and says in last and last.endswith("died so: ValueError: sabotaged"), explain(outcome)

@@ -1,0 +1,47 @@
+"""Who holds other bits than its peers is named."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recycle_schedules import Worker
+
+from recycle_pp.coordinator.replicas import Replicas, difference
+from recycle_pp.wire.messages.workers import Digests
+
+A, B, C, OTHER = Worker(0, 0), Worker(1, 0), Worker(2, 0), Worker(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("digests", "sentence"),
+    [
+        ({A: {"w": "1"}, B: {"w": "1"}}, None),
+        ({A: {"w": "1"}, B: {"w": "2"}}, "workers 0.0 and 1.0 hold different weights (w)"),
+        ({A: {"w": "1"}, B: {"w": "2"}, C: {"w": "1"}}, "worker 1.0 holds other weights than 0.0 and 2.0 (w)"),
+        (
+            {A: {"v": "1", "w": "1"}, B: {"v": "2", "w": "2"}},
+            "workers 0.0 and 1.0 hold different weights (v and 1 more)",
+        ),
+        ({A: {"tied": "1"}, OTHER: {"tied": "2"}}, "workers 0.0 and 0.1 hold different weights (tied)"),
+    ],
+)
+def test_a_difference_says_who_and_of_what(digests, sentence):
+    assert difference(digests) == sentence
+
+
+@given(st.permutations([A, B, C]), st.sampled_from([A, B, C]))
+def test_in_any_order_the_one_of_three_that_differs_is_named_once_all_have_spoken(order, wrong):
+    replicas = Replicas(8, [A, B, C, OTHER])
+    for number, worker in enumerate(order):
+        replicas.say(worker, Digests(8, {"w": "wrong" if worker == wrong else "right"}))
+        assert (replicas.verdict() is None) == (number < 2)
+    assert replicas.verdict().startswith(f"worker {wrong} holds other weights than ")
+
+
+def test_what_the_dead_have_said_counts_and_what_belongs_to_another_step_does_not():
+    replicas = Replicas(8, [A, B])
+    replicas.say(A, Digests(8, {"w": "1"}))
+    replicas.say(B, Digests(4, {"w": "2"}))
+    replicas.died(A)
+    assert replicas.verdict() is None and replicas.silent == {B}
+    replicas.say(B, Digests(8, {"w": "2"}))
+    assert replicas.verdict() == "workers 0.0 and 1.0 hold different weights (w) after 8 steps"
