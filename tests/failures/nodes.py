@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.testing.local_cluster import LocalJob, Part, Zygote
+from recycle_pp.testing.local_cluster import LocalJob, Zygote
+from recycle_pp.testing.zygote import Part
 from tests.etcd import EtcdServer
 
 from .harness import Case, Json, Outcome, _logs, _outcome
