@@ -7,7 +7,7 @@
     process_group(store, rank, size, {"cpu": gloo_backend(...), "cuda": nccl_backend(...)})
 
 Each fact was seen in torch 2.11 to 2.13, in the source named with it, and has a test in
-tests/recycle_pp/comm/test_torch_internals.py that fails with the sentence that no longer holds;
+tests/recycle_pp/comm/test_{torch,gloo}_internals.py that fails with the sentence that no longer holds;
 `python tests/torch_versions.py` runs them on every torch of pyproject's range.
 
 Why sockets are shut: Gloo has no abort. `abort()`, `shutdown()` and dropping a group leave a blocked operation blocked

@@ -170,6 +170,9 @@ class Coordinator:
     def profiled(self, worker: Worker, kind: str) -> float | None:
         return self._driver.planning.profiled(worker, kind)
 
+    def message_seconds(self, a: Worker, b: Worker) -> float:
+        return self._driver.message_seconds(a, b)
+
     def hung(self, rank: Rank, stuck: Stuck) -> None:
         self._deaths.end_stuck(rank, stuck)
 

@@ -19,7 +19,7 @@ from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send
 from recycle_pp.wire.messages.supervisors import EndsSoon
-from recycle_pp.wire.messages.workers import Announce, Commit, Digests, Donate, SaveFailed
+from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Digests, Donate, SaveFailed
 
 from .checkpoints import Saving
 from .context import Context
@@ -74,17 +74,34 @@ class Driver:
     def send(self, out: list[Send]) -> None:
         if not out:  # as after most votes: nothing here may cost a look at every worker then
             return
+        if any(isinstance(message, Adopt) for _, message in out):
+            out = self._with_probes(out)
         # Not always first: whoever takes over tells a commit to those that have missed it, and then the generation.
         announced = next((message for _, message in out if isinstance(message, Announce)), None)
         if announced is not None:
             self.gate.announce(announced.generation, self._roster.places())
         self.gate.send(out)
 
+    def _with_probes(self, out: list[Send]) -> list[Send]:
+        """A generation begins: links to hosts that were not there before are measured before its first op."""
+        probes = self.planning.probes(self.job.live)
+
+        def with_its_probes(send: Send) -> Send:
+            if not isinstance(send.message, Adopt) or send.to not in probes:
+                return send
+            return Send(send.to, msgspec.structs.replace(send.message, probes=probes[send.to]))
+
+        return [with_its_probes(send) for send in out]
+
     def standing(self) -> Standing:
         """For the watch."""
         job = self.job
         works = self.planning.busy or self.gate.busy or job.phase not in ("reporting", "running")
         return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
+
+    def message_seconds(self, a: Worker, b: Worker) -> float:
+        """What a message takes between two workers of stages beside each other; 0 where no step is under way."""
+        return self.job.graph.between(a, b) if self.job.phase == "running" else 0.0
 
     def finish_if_done(self) -> None:
         if self.job.phase == "ended" and not self.saving.busy:

@@ -2,7 +2,7 @@
 
 gaps = gaps_of(spans, after, barrier=True)     # of one step, and of the next one, which holds its optimizer steps
 gaps.turns        # seconds between two ops of a worker, where the second one's input had long been there
-gaps.messages     # seconds from the end of an op to the start of the one that waited for its output
+gaps.messages     # (from, to, seconds): from the end of an op to the start of the one that waited for its output
 gaps.sums         # stage -> seconds from its last gradient (barrier: the last of all) to its optimizer steps
 """
 
@@ -20,27 +20,34 @@ from recycle_pp.protocol.ledger import consumed_by, made_by
 Spans = Mapping[Worker, list[Any]]  # [kind, pipeline, index, start, end], seconds of one clock
 
 
+class Message(NamedTuple):
+    sender: Worker
+    receiver: Worker
+    seconds: float
+
+
 class Gaps(NamedTuple):
     turns: list[float]
-    messages: list[float]
+    messages: list[Message]
     sums: dict[int, float]
 
 
 def gaps_of(spans: Spans, after: Spans, barrier: bool) -> Gaps:
     """spans: of a step in which nobody died; after: of the next one."""
-    turns, messages = [], []
+    turns: list[float] = []
+    messages: list[Message] = []
     stages = 1 + max(w.stage for w in spans)
     compute = {w: sorted((s for s in of if s[0] in "FIWB"), key=lambda s: s[3]) for w, of in spans.items()}
-    made: dict[Tensor | None, float] = {}
+    made: dict[Tensor | None, tuple[float, Worker]] = {}
     for worker, of in compute.items():
         for kind, d, i, _, end in of:
-            made[made_by(kind, (d, i), worker.stage, stages)] = end
+            made[made_by(kind, (d, i), worker.stage, stages)] = end, worker
     for worker, of in compute.items():
         for before, (kind, d, i, start, _) in pairwise(of):
             takes = consumed_by(kind, (d, i), worker.stage, stages)
-            arrived = made.get(takes, 0.0) if takes else 0.0
+            arrived, sender = made.get(takes, (0.0, worker)) if takes else (0.0, worker)
             if arrived > before[4]:
-                messages.append(max(0.0, start - arrived))
+                messages.append(Message(sender, worker, max(0.0, start - arrived)))
             else:
                 turns.append(start - before[4])
     return Gaps(turns, messages, _sums(compute, after, barrier))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from recycle_schedules import Problem, Worker
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.workers import Ready
+from recycle_pp.wire.messages.workers import LinksMeasured, Ready
 
 from .profile import Profile
 from .slowness import Speed
@@ -49,6 +49,14 @@ class Planning:
         """What a worker says of its part of the model."""
         self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share)
         self._profile.place(worker, message.machine, message.cores)
+
+    def links_measured(self, message: LinksMeasured) -> None:
+        """The next plan is made with them."""
+        self._profile.links.measured(message.machine, message.found)
+
+    def probes(self, live: Collection[Worker]) -> Mapping[Worker, dict[str, Worker]]:
+        """See LinkTable.wanted."""
+        return self._profile.links.wanted(live)
 
     def profiled(self, worker: Worker, kind: str) -> float | None:
         """See Profile.seconds."""

@@ -19,14 +19,18 @@ from typing import Any
 import numpy as np
 from recycle_schedules import Problem, Worker
 
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.telemetry.packing import KINDS as SPANS
 from recycle_pp.telemetry.packing import OWN, listed
 
-from .latency_breakdown import Spans, gaps_of
+from .latency_breakdown import Message, Spans, gaps_of
+from .link_table import LinkTable
 from .slowness import Slowness, Speed
 
 KINDS = "FIWBO"
+
+
+MATTERS = 0.02  # of the shortest op: what links differ by less changes no plan
 
 
 class Profile:
@@ -38,13 +42,15 @@ class Profile:
         self._before: Spans = {}
         self._seconds: dict[str, list[list[float]]] = {kind: [[] for _ in stages] for kind in KINDS}
         self._turns: list[float] = []
-        self._messages: list[float] = []
+        self._messages: list[Message] = []
+        self._message = self._overhead = 0.0  # seconds: of a message, and of it what its link does not explain
         self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
         self._durations: dict[str, list[float]] = {}  # once the profile is complete
         self._here: dict[Worker, dict[str, list[float]]] = {}  # the same seconds, by worker
         self._usual: dict[Worker, dict[str, float]] = {}  # and their medians
         self._slowness = Slowness()
+        self.links = LinkTable()
         self._model: dict[int, tuple[int, float]] = {}  # what each stage's workers say of it
 
     @property
@@ -59,6 +65,7 @@ class Profile:
         """A process takes this place. machine: its name, the same for all that share its cores."""
         self._usual.pop(worker, None)  # measured on another one, perhaps
         self._slowness.place(worker, machine, cores)
+        self.links.place(worker, machine)
 
     def add(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
         """The spans of a committed step, as `packing.unpack` gives them."""
@@ -69,6 +76,8 @@ class Profile:
             self._seen += 1
             if self._seen == self._steps:
                 self._durations = self._medians()
+                self._message = _median([message.seconds for message in self._messages])
+                self._overhead = _median([max(0.0, m.seconds - self._on_the_way(m)) for m in self._messages])
                 self._usual = {w: {k: median(x) for k, x in of.items()} for w, of in self._here.items()}
         return []
 
@@ -85,23 +94,34 @@ class Profile:
             return problem.replace(
                 backward=s.schedule.backward,
                 durations=self._durations,
-                send=_median(self._messages),
+                **self._message_times(self._durations, s.parallel),
                 allreduce=[_median(x) for x in self._sums],
                 speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self._slowness.factors.items())},
                 reroute="any"
                 if self._slowness.factors
                 else s.schedule.reroute,  # a slow worker's share goes to its peers
             )
-        if s.emulate.mode or not self._steps:
+        if s.emulate.mode:
+            return problem.replace(**self._message_times(problem.durations, s.parallel))
+        if not self._steps:
             return problem
         return problem.replace(backward="coupled" if self._seen == self._steps - 1 > 0 else "decoupled")
+
+    def _message_times(self, durations: Mapping[str, Any], parallel: Parallel) -> dict[str, Any]:
+        """The problem's keys about messages: `links` where these differ by as much as a plan can tell."""
+        shortest = min((t for kind in "FIW" for t in np.ravel(durations.get(kind, 0.0)) if t > 0), default=0.0)
+        sizes = [self._model.get(stage, (0, 0.0))[0] for stage in range(parallel.stages - 1)]
+        links = self.links.describe(parallel.pipelines, parallel.stages, sizes, self._overhead, MATTERS * shortest)
+        return {"send": None, "links": links} if links else {"send": self._message, "links": None}
 
     def to_json(self) -> dict[str, Any]:
         model = [self._model.get(stage, (None, None)) for stage in range(self._settings.parallel.stages)]
         return {
             "durations_seconds": self._durations,
             "turn_seconds": _median(self._turns),
-            "message_seconds": _median(self._messages),
+            "message_seconds": self._message,
+            "overhead_seconds": self._overhead,
+            "links": self.links.to_json(),
             "sum_seconds": [_median(x) for x in self._sums],
             "boundary_bytes": [boundary for boundary, _ in model[:-1]],
             "deferred_share": [share for _, share in model],
@@ -112,7 +132,11 @@ class Profile:
     def take_up(self, data: Mapping[str, Any]) -> None:
         """What another coordinator has measured, from its `to_json`."""
         self._durations, self._seen = data["durations_seconds"], data["steps"]
-        self._turns, self._messages = [data["turn_seconds"]], [data["message_seconds"]]
+        self._turns, self._message = [data["turn_seconds"]], data["message_seconds"]
+        self._overhead = data.get("overhead_seconds", 0.0)
+        self.links.take_up(data.get("links", {}))
+        for stage, size in enumerate(data["boundary_bytes"]):
+            self._model.setdefault(stage, (size or 0, 0.0))
         self._sums = [[seconds] for seconds in data["sum_seconds"]]
         self._first_forward = {Worker.parse(w): seconds for w, seconds in data["first_forward_seconds"].items()}
 
@@ -131,6 +155,12 @@ class Profile:
             for stage, seconds in gaps.sums.items():
                 self._sums[stage].append(seconds)
         self._before = spans
+
+    def _on_the_way(self, message: Message) -> float:
+        """Seconds that the message's link takes, by what was measured; 0 where nothing was."""
+        link = self.links.between(message.sender, message.receiver)
+        first = min(message.sender.stage, message.receiver.stage)
+        return link.time(self._model.get(first, (0, 0.0))[0]) if link else 0.0
 
     def _medians(self) -> dict[str, list[float]]:
         """By stage, with the turn to the next op; B is I and W where it was never run, and emulated ops that never ran

@@ -45,6 +45,7 @@ class Watched(Protocol):
     def renew(self, waiting: list[Worker]) -> None: ...
     def stop(self, reason: str, code: int = 1) -> None: ...
     def profiled(self, worker: Worker, kind: str) -> float | None: ...
+    def message_seconds(self, a: Worker, b: Worker) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,15 @@ class Watch:
             delivered,
             silent,
             unanswered,
-            self._watched.profiled(rank.role, activity.what),
+            self._expected(rank.role, activity),
             member,
         )
+
+    def _expected(self, worker: Worker, activity: Activity) -> float | None:
+        """Seconds that its op takes, or a message on its way to it; None where that is not known."""
+        if activity.kind == "waits" and activity.peer is not None:
+            return self._watched.message_seconds(worker, Worker(*activity.peer))
+        return self._watched.profiled(worker, activity.what)
 
     def _renew(self, standing: Standing, waiting: list[Worker]) -> None:
         step, times = self._renewed

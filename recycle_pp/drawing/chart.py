@@ -88,6 +88,12 @@ class Chart:
         return [Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)]
 
     @cached_property
+    def names(self) -> list[str]:
+        """What every row is called: the worker, and its host where the stage graph knows it."""
+        hosts = [self.problem.graph.host(worker) for worker in self.workers]
+        return [f"{worker} {host}" if host else str(worker) for worker, host in zip(self.workers, hosts, strict=True)]
+
+    @cached_property
     def dead_from(self) -> dict[int, float]:
         """Rows of dead workers -> when they died (0 where they were never there)."""
         rows = [w.pipeline * self.problem.stages + w.stage for w in sorted(self.problem.dead)]

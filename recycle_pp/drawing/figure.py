@@ -119,12 +119,12 @@ def _panel(
 
 
 def _frame(axes: Axes, chart: Chart, groups: list[list[int]], row_height: float, number: int) -> None:
-    names = [str(chart.workers[row]) for group in groups for row in group]
+    names = [chart.names[row] for group in groups for row in group]
     edges = np.cumsum([len(group) for group in groups])
     if row_height >= 0.09:
         axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=min(7.0, row_height * 45))
     else:
-        firsts = [str(chart.workers[group[0]]) for group in groups]
+        firsts = [chart.names[group[0]] for group in groups]
         axes.set_yticks(edges - [len(group) / 2 for group in groups], firsts, fontsize=5.5)
     axes.tick_params(axis="y", length=0, pad=2)
     axes.tick_params(axis="x", length=2.5, width=0.6, labelsize=7, pad=2)
@@ -142,6 +142,7 @@ def _frame(axes: Axes, chart: Chart, groups: list[list[int]], row_height: float,
     figures = [f"makespan {report.number(m.makespan)} {chart.unit}"]
     figures += [f"period {report.number(m.period)}"] if m.period is not None else []
     figures += [f"bubbles {m.idle:.0%}", f"peak in flight {max(m.peak):g}"]
+    figures += [f"{m.between_hosts} tensors between hosts"] if m.between_hosts is not None else []
     if chart.recovery:
         figures += [f"stall {report.number(chart.recovery.stall)} {chart.unit}", f"redone {m.redone} ops"]
     axes.set_title(chart.title, loc="left", fontsize=9, fontweight="bold", pad=5, gid=f"{number}-title")

@@ -21,7 +21,8 @@ class Measures:
     """makespan, period (None for remainders and traces) and lower_bound in the chart's unit.
 
     idle, bubble: the share of bubbles, of all and by stage; lost, redone: ops (docs/figures.md defines them).
-    peak: by stage, the most micro-batches in flight on one worker. rerouted, cut: numbers of ops."""
+    peak: by stage, the most micro-batches in flight on one worker. rerouted, cut: numbers of ops. between_hosts: how
+    many boundary tensors leave their host; None where the stage graph knows no hosts."""
 
     makespan: float
     period: float | None
@@ -33,6 +34,7 @@ class Measures:
     cut: int
     redone: int
     lost: int
+    between_hosts: int | None
 
     @classmethod
     def of(cls, chart: Chart) -> Measures:
@@ -49,6 +51,7 @@ class Measures:
             cut=cut,
             redone=redone(plan),
             lost=lost(plan),
+            between_hosts=_between_hosts(chart),
         )
 
 
@@ -63,6 +66,14 @@ def overhead(plan: Plan, base: Plan) -> float:
 def period(plan: Plan) -> float | None:
     """None for remainders and for traces: one measured step does not tell how steps overlap."""
     return None if isinstance(plan, Trace) else plan.period
+
+
+def _between_hosts(chart: Chart) -> int | None:
+    hosts = np.array([chart.problem.graph.host(worker) or "" for worker in chart.workers])
+    if not hosts[0]:
+        return None
+    sender, receiver = chart.links
+    return int((hosts[chart.row[sender]] != hosts[chart.row[receiver]]).sum())
 
 
 def _peak(chart: Chart) -> np.ndarray:

@@ -57,6 +57,7 @@ def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[st
                                    for c, h in zip(charts, hit, strict=True)]),
         ("re-routed ops", [str(m.rerouted) if m.rerouted else "" for m in measures]),
         ("lost ops", [str(m.lost) if b else "" for m, b in zip(measures, broken, strict=True)]),
+        ("tensors between hosts", ["" if m.between_hosts is None else str(m.between_hosts) for m in measures]),
         ("redone ops", [str(m.redone) if b else "" for m, b in zip(measures, broken, strict=True)]),
     ]  # fmt: skip
     return [(name, cells) for name, cells in rows if any(cells)]

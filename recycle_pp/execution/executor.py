@@ -10,6 +10,7 @@ waiting and nothing else.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,10 +26,11 @@ from recycle_pp.model.stage_module import IGNORED, Batch
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
-from recycle_pp.wire.messages.workers import Commit
+from recycle_pp.wire.messages.workers import Commit, LinksMeasured
 
 from .commits import Commits
 from .injection import Injector
+from .link_probes import measure
 from .mailbox import Mailbox
 from .session import Session, Superseded
 from .spans import Spans, named
@@ -53,6 +55,7 @@ class Executor:
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[], None] = lambda: None
     _counted: tuple[int, float] = (-1, 0.0)  # a step, and its items
+    _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host: see LinksMeasured
 
     def run(self) -> str:
         """Until the job is over; returns why."""
@@ -77,6 +80,8 @@ class Executor:
         self.session.followed()
         self.mailbox.void()
         step = self.session.participant.committed + 1
+        if orders.probes:
+            self._measure_links(orders, step)
         if orders.evaluate is not None:
             validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, orders.evaluate)
         if orders.copy is not None:
@@ -88,6 +93,12 @@ class Executor:
         self.on_finish()
         while True:  # nothing is left but what the coordinator may ask for
             self.session.wait_commit(orders)
+
+    def _measure_links(self, orders: Orders, step: int) -> None:
+        self.session.doing.waits("links", step)
+        me = self.session.participant.worker
+        self._link_times |= measure(self.session.links, me, orders.probes, self.stage.device)
+        self.session.send(LinksMeasured(socket.gethostname(), self._link_times))
 
     def _run_step(self, orders: Orders, step: int, actions: list[Action]) -> None:
         self.faults.arm(step, actions)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from recycle_schedules import Actions, Plan, Problem, Worker
+from recycle_schedules.graph import StageGraph
 
 from recycle_pp.wire.messages.table import Message, is_void
 from recycle_pp.wire.messages.workers import (
@@ -97,6 +98,9 @@ class Job:
         self.committed = self.first_step - 1
         self.waiting = self.waiting or self._everybody()
         self._reports: dict[Worker, Report] = {}
+        self._present: tuple[Problem, frozenset[Worker], Problem] | None = (
+            None  # what `problem_now` was made of, and it
+        )
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
@@ -209,8 +213,17 @@ class Job:
 
     def problem_now(self) -> Problem:
         """With a death, peers need every bubble: the backward may be split then, whatever it is without."""
-        dead = sorted(self._everybody() - self.live)
-        return self.problem.replace(failed=dead, backward="mixed") if dead else self.problem
+        live = frozenset(self.live)
+        if self._present is None or self._present[0] is not self.problem or self._present[1] != live:
+            dead = sorted(self._everybody() - live)
+            now = self.problem.replace(failed=dead, backward="mixed") if dead else self.problem
+            self._present = self.problem, live, now
+        return self._present[2]
+
+    @property
+    def graph(self) -> StageGraph:
+        """The live workers and the links between them, built once for each membership: the planner's own."""
+        return self.problem_now().graph
 
     def regroup(self) -> list[Send]:
         """The same members build their links anew: a connection broke and nobody is dead."""

@@ -17,7 +17,8 @@ because what it waits for is here already. Only a root can be stuck, and it is w
 and its main thread got no processor time meanwhile, though it asked for none either; a thread that runs, or that a busy
 machine lets wait, has ten times that. Time in a wait for the device is no such time: a processor spins there. Who waits
 is never stuck as long as a root that works, within its limit, can be reached from it; where none can, and everybody on
-the way has waited for longer than `suspicion`, what they wait for was lost (a message, an all-reduce).
+the way has waited for longer than `suspicion` (for a message: than ten times what its link takes), what they wait for
+was lost (a message, an all-reduce).
 
 Pure: no clock, no sockets. All times are seconds.
 """
@@ -51,7 +52,7 @@ class Sign:
     delivered   since what it waits for was in its process; None: it is not
     silent      since it last said anything
     unanswered  since a generation was announced whose report it owes; None: it owes none
-    profiled    seconds that its op takes by the profile; None: not known
+    expected    seconds that its op takes by the profile, or a message on the link that it waits on; None: not known
     member      of the present generation; else it only starts, or catches up
     """
 
@@ -61,7 +62,7 @@ class Sign:
     delivered: float | None = None
     silent: float = 0.0
     unanswered: float | None = None
-    profiled: float | None = None
+    expected: float | None = None
     member: bool = True
 
     def waits(self, suspicion: float) -> bool:
@@ -169,7 +170,11 @@ def _limit(sign: Sign, patience: Patience) -> float:
         return patience.lease
     if sign.activity.kind == "waits":
         return patience.suspicion
-    return max(patience.suspicion, PROFILED * (sign.profiled or 0.0))
+    return _wait(sign, patience.suspicion)
+
+
+def _wait(sign: Sign, suspicion: float) -> float:
+    return max(suspicion, PROFILED * (sign.expected or 0.0))
 
 
 def _deadlock(graph: nx.DiGraph, signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
@@ -179,7 +184,9 @@ def _deadlock(graph: nx.DiGraph, signs: Mapping[Worker, Sign], suspicion: float)
         for worker, sign in signs.items()
         if sign.member
         and all(
-            other != COORDINATOR and signs[other].waits(suspicion) and signs[other].seconds > suspicion
+            other != COORDINATOR
+            and signs[other].waits(suspicion)
+            and signs[other].seconds > _wait(signs[other], suspicion)
             for other in (worker, *nx.descendants(graph, worker))
         )
     ]

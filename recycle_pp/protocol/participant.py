@@ -32,6 +32,7 @@ class Orders:
     steady  the actions of every later step, forward: those of a validation; None until the coordinator's `plan` is here
     copy    the stage's reduced gradients come from this peer (a broadcast), they are not summed again
     evaluate  the validation that has to be (re)done first, or None
+    probes  with whom to measure the link to a host before anything else
     """
 
     generation: int
@@ -41,6 +42,7 @@ class Orders:
     copy: Worker | None
     evaluate: int | None
     stagger: bool
+    probes: dict[str, Worker]
 
 
 @dataclass
@@ -109,6 +111,7 @@ class Participant:
             copy=message.copy,
             evaluate=message.evaluate,
             stagger=message.stagger,
+            probes=message.probes,
         )
 
     def plan(self, message: SteadyPlan) -> None:

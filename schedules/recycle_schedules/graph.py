@@ -113,6 +113,15 @@ class StageGraph:
 
     # ---- who is near whom
 
+    def host(self, worker: Worker) -> str | None:
+        """Where it runs; None where the problem does not say."""
+        return None if self.links is None else self.links.hosts[worker.pipeline][worker.stage]
+
+    def between(self, a: Worker, b: Worker) -> float:
+        """Time of a message between workers of stages beside each other, in either direction."""
+        first, second = (a, b) if a.stage < b.stage else (b, a)
+        return float(self.time(first.stage, first.pipeline, second.pipeline))
+
     def distance(self, worker: Worker, peer: Worker) -> float:
         """Time on the way from and to a micro-batch's own pipeline, forward and backward, when `peer` runs
         `worker`'s stage of it."""
@@ -162,7 +171,7 @@ class StageGraph:
 
         p, links, graph = self.problem, self.links, nx.DiGraph()
         for w in p.workers():
-            host = None if links is None else links.hosts[w.pipeline][w.stage]
+            host = self.host(w)
             zone = None if links is None or host is None else links.zones.get(host)
             speed, memory = p.speeds.get(w, 1.0), p.limit(w)
             graph.add_node(w, stage=w.stage, pipeline=w.pipeline, speed=speed, memory=memory, host=host, zone=zone)

@@ -6,6 +6,7 @@
         network.cut(a, b)                        # in both directions; one_way=True: what a sends to b
         network.heal()
         network.weather(delay=0.02, loss=0.01)   # seconds one way, share of packets
+        network.far(b, 0.05)                     # seconds one way between b and all others
         b.kill()                                 # everything that runs on it, at once
 
 A machine is a network, process and mount namespace, held by one process (`machine.py`): when that dies the kernel
@@ -105,6 +106,7 @@ class Network:
         self.machines: list[Machine] = []
         self._cut: set[tuple[int, int]] = set()  # (from, to), by number
         self._delay, self._loss = 0.0, 0.0
+        self._far: dict[int, float] = {}  # by number
         self._random = random.Random(7)
         self._wake, self._waker = os.pipe()
         self._over = False
@@ -129,6 +131,10 @@ class Network:
     def weather(self, delay: float = 0.0, loss: float = 0.0) -> None:
         """delay: seconds that a packet takes one way; loss: the share of packets that do not arrive."""
         self._delay, self._loss = delay, loss
+
+    def far(self, machine: Machine, delay: float) -> None:
+        """delay: seconds more that every packet from and to this machine takes one way."""
+        self._far = {**self._far, machine.number: delay}
 
     def __enter__(self) -> Network:
         return self
@@ -161,8 +167,9 @@ class Network:
                     continue
                 if self._loss and self._random.random() < self._loss:
                     continue
-                if self._delay:
-                    heapq.heappush(late, (time.monotonic() + self._delay, order, to, packet))
+                far = self._far
+                if delay := self._delay + far.get(wires[descriptor].number, 0.0) + far.get(to, 0.0):
+                    heapq.heappush(late, (time.monotonic() + delay, order, to, packet))
                     order += 1
                 else:
                     _write(to_wire[to], packet)

@@ -16,12 +16,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.testing.local_cluster import LocalJob, Part, Zygote
+from recycle_pp.testing.local_cluster import LocalJob, Zygote
+from recycle_pp.testing.zygote import Part
 from tests.etcd import EtcdServer
 
 from .harness import Case, Json, Outcome, _logs, _outcome
@@ -75,13 +77,15 @@ class NodesJob(contextlib.AbstractContextManager):
         self._begun = time.monotonic()
         self._world = WORKERS[case.shape]
 
-    def start(self, coordinator: str) -> None:
+    def start(self, coordinator: str, far: Mapping[int, float]) -> None:
         nodes, workers = self._world
         if coordinator == "etcd":
             self.etcd = EtcdServer(self._folder, self.network.machine("etcd"))
             self.etcd.start()
             self._coordinator += [f"control.endpoints=[{self.etcd.endpoint}]"]
         machines = [self.network.machine(f"node{k}") for k in range(nodes)]
+        for number, delay in far.items():
+            self.network.far(machines[number], delay)
         for number, machine in enumerate(machines):
             self.nodes.append(Node(machine, self._agent(number, machine, machines[0].address, nodes, workers)))
 
@@ -160,11 +164,19 @@ class NodesJob(contextlib.AbstractContextManager):
             node.agent.close()
 
 
-def start(case: Case, folder: Path, zygote: Zygote | None = None, coordinator: str = "embedded") -> NodesJob:
-    """Starts it, forked from `zygote`, or by torchrun where there is none; an etcd gets a machine of its own."""
+def start(
+    case: Case,
+    folder: Path,
+    zygote: Zygote | None = None,
+    coordinator: str = "embedded",
+    far: Mapping[int, float] | None = None,
+) -> NodesJob:
+    """Starts it, forked from `zygote`, or by torchrun where there is none; an etcd gets a machine of its own.
+
+    far: by node, seconds that its packets take one way."""
     job = NodesJob(case, folder, zygote, coordinator)
     try:
-        job.start(coordinator)
+        job.start(coordinator, far or {})
     except BaseException:
         job.__exit__()
         raise

@@ -1,6 +1,10 @@
 """Several nodes and the network between them: nodes that die, links that break, nodes that come."""
 
+import json
+from collections import Counter
+
 import pytest
+from recycle_schedules import Worker
 
 from . import network, nodes
 from .harness import Case, explain
@@ -43,6 +47,30 @@ def test_under_torchrun_too(runs, tmp_path):
         outcome = job.outcome()
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
+
+
+@pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_what_a_dead_worker_leaves_goes_to_the_near_peer(far, zygote, tmp_path):
+    """Node 1 is as near to node 0 as node 2, or node 2 is 0.1 s away: the plan follows what the workers measured."""
+    emulated = ("emulate=sleep", *(f"emulate.{kind}=0.005" for kind in "FIWO"))
+    overrides = (*emulated, "numerics.reproducible=false", "parallel.microbatches=6", "+fail_at=6:0.1")
+    case = Case(f"node 2 is {'far' if far else 'near'}", "3x2", overrides, steps=20)
+    with nodes.start(case, tmp_path, zygote, far={2: 0.1} if far else {}) as job:
+        outcome = job.outcome()
+        assert outcome.code == 0, explain(outcome)
+        profile = json.loads(job.run.profile.read_text())
+    seconds = {(a, b): latency for a, b, latency, _ in profile["links"]["measured"]}
+    assert len(seconds) == 4, "within a host, and three pairs of hosts"
+    assert (seconds["node0", "node2"] >= 0.1) == (seconds["node1", "node2"] >= 0.1) == far
+    assert seconds["node0", "node1"] < 0.03
+
+    last = outcome.traces[max(outcome.traces)]
+    assert set(last.problem.dead) == {Worker(0, 1)}
+    shares = Counter(str(op.worker) for op in last.ops if op.kind == "F" and op.stage == 1 and op.microbatch[0] == 0)
+    assert shares["1.1"] >= 5 if far else shares == {"1.1": 3, "2.1": 3}, shares
+    network = last.problem.graph.network
+    hosts = {str(w): about["host"] for w, about in network.nodes(data=True)}
+    assert not far or (hosts["2.0"], network.edges[Worker(0, 0), Worker(2, 1)]["leaves"]) == ("node2", "zone")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ class Adopt(Message, frozen=True):
     copy      the stage's reduced gradients come from this peer
     revoked   stages whose reduced gradients have to be summed again
     evaluate  the validation that has to be done first
+    probes    by host, the worker there with whom to measure the link to it, before anything else
     """
 
     generation: int
@@ -70,6 +71,7 @@ class Adopt(Message, frozen=True):
     revoked: list[int]
     evaluate: int | None
     stagger: bool
+    probes: dict[str, Worker] = msgspec.field(default_factory=dict)
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
@@ -230,6 +232,14 @@ class Resumed(Message, frozen=True):
 
     generation: int
     times: dict[str, float]
+
+
+@sent(WORKER, COORDINATOR, lasting=True)
+class LinksMeasured(Message, frozen=True):
+    """All links that it has measured. machine: its own host; found: by the other's, seconds one way, bytes a second."""
+
+    machine: str
+    found: dict[str, tuple[float, float]]
 
 
 @sent(WORKER, COORDINATOR)

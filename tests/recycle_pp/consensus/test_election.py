@@ -48,8 +48,8 @@ class Supervisors:
 
     async def agree(self, leader, generation, places=None):
         await self.elections[leader].agree(generation, places or self.places)
-        newest = self.elections[leader]._memberships
-        while any(election._memberships != newest for election in self.elections.values()):
+        newest = self.elections[leader].voter.memberships
+        while any(election.voter.memberships != newest for election in self.elections.values()):
             await asyncio.sleep(0.01)  # until all have heard that it is agreed
 
     async def all_notice(self, term, *ranks):
@@ -115,9 +115,9 @@ def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(hav
         async with agreed(4) as supervisors:
             leader = supervisors.elections[0]
             newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 1, 2, 3)})
-            known = [*leader._memberships, newest]
+            known = [*leader.voter.memberships, newest]
             for rank in have_it:  # it dies before rank 1, the next in line, has got it too
-                await leader._line(supervisors.places[rank]).ask(encode(Propose(leader._leader, known)))
+                await leader._client(supervisors.places[rank]).ask(encode(Propose(leader.voter.leader, known)))
             supervisors.die(0)
             async with asyncio.timeout(3):
                 leaders = await supervisors.all_notice(0)
@@ -131,8 +131,8 @@ def test_who_alone_knows_a_membership_without_itself_leads_if_the_others_need_it
         async with agreed(6) as supervisors:
             leader = supervisors.elections[0]
             newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 2, 3, 4, 5)})
-            proposal = Propose(leader._leader, [*leader._memberships, newest])
-            await leader._line(supervisors.places[1]).ask(encode(proposal))
+            proposal = Propose(leader.voter.leader, [*leader.voter.memberships, newest])
+            await leader._client(supervisors.places[1]).ask(encode(proposal))
             supervisors.die(0, 2)
             assert {leader.rank for leader in await supervisors.all_notice(0)} == {1}
 
@@ -152,11 +152,11 @@ def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
     async def main():
         async with agreed(size, patience=6.0) as supervisors:
             leader = supervisors.elections[0]
-            known = list(leader._memberships)
+            known = list(leader.voter.memberships)
             for generation, (roster, reached) in enumerate(proposals):
                 known.append(Membership((0, generation), 0, {rank: supervisors.places[rank] for rank in roster}))
                 for rank in reached:
-                    await leader._line(supervisors.places[rank]).ask(encode(Propose(leader._leader, known)))
+                    await leader._client(supervisors.places[rank]).ask(encode(Propose(leader.voter.leader, known)))
             supervisors.die(*set(range(size)) - left)
             assert len(set(await supervisors.all_notice(0))) == 1
 

@@ -22,7 +22,7 @@ from unittest import mock
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus import election
+from recycle_pp.consensus import election, voter_client
 from recycle_pp.consensus.agreement import majority
 from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.coordinator import failover_discovery
@@ -297,7 +297,7 @@ class Simulation(ExitStack):
     def __enter__(self) -> Simulation:
         super().__enter__()
         replaced: list[tuple[Any, str, Any]] = [
-            (election, "connect", self.network.connect),
+            (voter_client, "connect", self.network.connect),
             (failover_discovery, "connect", self.network.connect),
             (supervisor, "connect", self.network.connect),
             (supervisor, "serve", self.network.serve),
@@ -336,10 +336,12 @@ class Simulation(ExitStack):
 
     def _all_know_each_other(self) -> bool:
         """From then on the job survives the loss of its first coordinator."""
-        return all(len(of._leadership.agreement._memberships[-1].roster) == len(self.nodes) for of in self.supervisors)
+        return all(
+            len(of._leadership.agreement.voter.memberships[-1].roster) == len(self.nodes) for of in self.supervisors
+        )
 
     def agreed(self, agreement: Any, generation: int, members: set[int]) -> None:
-        term, rank = agreement._leader.term, agreement._rank
+        term, rank = agreement.voter.leader.term, agreement._rank
         self.says(f"rank {rank} leads term {term}: generation {generation} of {sorted(members)}")
         other, _ = self._agreed.setdefault(term, (rank, generation))
         if other != rank and self.nodes[other].name not in self._dead:  # else it does nothing any more
@@ -430,7 +432,7 @@ class Simulation(ExitStack):
         dead = {node.rank for node in self.nodes if node.name in self._dead}
         left = {node.rank for node in self.nodes if node.name not in self._dead | self._cut_off}
         for of in self.supervisors:
-            known = of._leadership.agreement._memberships if of._node.rank in left else []  # type: ignore[union-attr]
+            known = of._leadership.agreement.voter.memberships if of._node.rank in left else []  # type: ignore[union-attr]
             for membership in known:
                 self.lost |= not majority(left, membership.roster, dead if self.order.one_machine else ())
 

@@ -42,7 +42,7 @@ def waiter(what, step=3, peer=None, seconds=LONG):
 def jobs(draw, of=works | waits):
     """Signs of nine workers that say what they do, whether that goes together or not; all answer, nothing has come."""
     return {
-        w: Sign(draw(of), draw(times), quiet=draw(times), profiled=draw(st.sampled_from([None, 0.02, 4.0])))
+        w: Sign(draw(of), draw(times), quiet=draw(times), expected=draw(st.sampled_from([None, 0.02, 4.0])))
         for w in WORKERS
     }
 
@@ -63,7 +63,7 @@ def test_the_culprit_is_found_wherever_the_others_wait(signs, data):
 def test_on_a_machine_that_is_only_busy_nobody_is_accused(signs, data):
     """Its threads run, or want to; ops take up to ten times what would be too long for one that stands still."""
     for worker, sign in signs.items():
-        limit = max(PATIENCE.suspicion, PROFILED * (sign.profiled or 0.0))
+        limit = max(PATIENCE.suspicion, PROFILED * (sign.expected or 0.0))
         signs[worker] = replace(
             sign,
             seconds=data.draw(st.floats(0, 0.999)) * BUSY * limit,
@@ -86,8 +86,16 @@ def test_a_job_is_renewed_only_for_those_from_whom_nobody_who_works_can_be_reach
 
 @given(jobs(of=waits))
 def test_where_everybody_has_waited_for_too_long_the_job_is_renewed(signs):
-    signs = {w: replace(s, seconds=LONG + s.seconds) for w, s in signs.items()}
+    signs = {
+        w: replace(s, seconds=max(LONG, 1.05 * PROFILED * (s.expected or 0.0)) + s.seconds) for w, s in signs.items()
+    }
     assert set(judge(signs, PATIENCE).deadlock) == set(WORKERS)
+
+
+@pytest.mark.parametrize(("link", "deadlock"), [(None, True), (0.5, True), (4.0, False)])
+def test_a_message_over_a_slow_link_is_lost_only_after_ten_times_what_the_link_takes(link, deadlock):
+    signs = {A: replace(waiter("tensor", peer=B), expected=link), B: replace(waiter("tensor", peer=A), expected=link)}
+    assert judge(signs, PATIENCE).deadlock == ([A, B] if deadlock else [])
     assert not judge(signs, PATIENCE).stuck
 
 
@@ -138,9 +146,9 @@ def test_while_the_coordinator_plans_nobody_is_renewed():
     [
         (Sign(Activity(), 0.0), PATIENCE.lease),
         (Sign(Activity("works", "F", 0, (0, 0), first=True), 0.0), PATIENCE.lease),
-        (Sign(Activity("works", "F", 7, (0, 0)), 0.0, profiled=0.02), PATIENCE.suspicion),
-        (Sign(Activity("works", "F", 7, (0, 0)), 0.0, profiled=4.0), 40.0),
-        (Sign(Activity("device", "F", 7, (0, 0)), 0.0, profiled=4.0), 40.0),
+        (Sign(Activity("works", "F", 7, (0, 0)), 0.0, expected=0.02), PATIENCE.suspicion),
+        (Sign(Activity("works", "F", 7, (0, 0)), 0.0, expected=4.0), 40.0),
+        (Sign(Activity("device", "F", 7, (0, 0)), 0.0, expected=4.0), 40.0),
     ],
 )
 def test_the_limit_is_the_lease_the_suspicion_or_ten_times_the_profile(sign, limit):

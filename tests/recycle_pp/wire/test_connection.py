@@ -1,39 +1,31 @@
-"""Frames, the mutual challenge, and that nobody who misbehaves disturbs anybody."""
+"""Connections that carry messages, and that nobody who misbehaves disturbs anybody."""
 
 import asyncio
 import logging
-import queue
 import socket
 import struct
 import threading
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.wire import connection
-from recycle_pp.wire.authentication import Prover, Refused, Verifier, admit, prove
+from recycle_pp.wire.authentication import Refused
 from recycle_pp.wire.connection import Channel, Peer, connect, serve
-from recycle_pp.wire.frames import MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, Malformed, encode
+from recycle_pp.wire.frames import MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, encode
 from recycle_pp.wire.messages.handshake import (
-    HELLOS,
-    TO_CLIENT,
-    TO_SERVER,
     Accepted,
-    CandidateHello,
     Challenge,
-    Response,
-    WorkerHello,
 )
 from recycle_pp.wire.messages.supervisors import Kill
-from recycle_pp.wire.messages.workers import FROM_WORKER, Saved, SaveFailed, StoreValue
+from recycle_pp.wire.messages.workers import FROM_WORKER, Saved, StoreValue
+
+from .echo import HELLO, TOKEN, echo_server
 
 pytestmark = pytest.mark.timeout(60)
-
-TOKEN = "a token of the job"
-HELLO = WorkerHello(rank=3, incarnation=0, moved=False)
 
 
 async def end_of(reader):
@@ -41,23 +33,6 @@ async def end_of(reader):
     with suppress(ConnectionResetError):
         return await asyncio.wait_for(reader.read(), 5)
     return b""
-
-
-@asynccontextmanager
-async def echo_server(**options):
-    """Answers every message of a worker with itself; yields (host, port, the hellos of those who were let in)."""
-    hellos = []
-
-    async def handler(peer):
-        hellos.append(peer.hello)
-        async for message in peer.listen(FROM_WORKER):
-            peer.send(message)
-
-    server = await serve(handler, "127.0.0.1", 0, TOKEN, **options)
-    try:
-        yield (*server.sockets[0].getsockname()[:2], hellos)
-    finally:
-        server.close()
 
 
 def test_a_message_above_the_limit_is_not_sent():
@@ -143,67 +118,6 @@ def test_a_client_leaves_a_server_that_does_not_know_the_token():
         thread.join(5)
 
 
-def handshake(client_token, server_token, hello=HELLO):
-    """What the server takes the client for, in one thread each."""
-    to_server, to_client, ends = queue.SimpleQueue(), queue.SimpleQueue(), {}
-
-    def server():
-        try:
-            ends["hello"] = admit(server_token, HELLOS, to_client.put, lambda _: to_server.get(timeout=5))
-        except Refused as refused:
-            ends["refused"] = str(refused)
-            to_client.put(Accepted(b""))  # as an impostor would go on
-
-    thread = threading.Thread(target=server)
-    thread.start()
-    try:
-        prove(client_token, hello, to_server.put, lambda _: to_client.get(timeout=5))
-    finally:
-        thread.join(5)
-    return ends["hello"]
-
-
-@given(st.text(), st.builds(WorkerHello, st.integers(-1, 999), st.integers(0, 99), st.booleans()))
-def test_whoever_knows_the_token_is_who_it_says(token, hello):
-    assert handshake(token, token, hello) == hello
-
-
-@given(st.text(), st.text())
-def test_another_token_is_refused_by_both(one, other):
-    assume(one != other)
-    with pytest.raises(Refused, match="does not know the job's token"):
-        handshake(one, other)
-
-
-def test_an_answer_recorded_from_another_connection_proves_nothing():
-    recorded = Prover(TOKEN, HELLO).respond(Verifier(TOKEN, HELLOS).challenge)
-    with pytest.raises(Refused, match="another RECYCLE_TOKEN"):
-        Verifier(TOKEN, HELLOS).judge(recorded)  # another challenge
-
-
-def test_a_proof_covers_the_hello_and_holds_in_one_direction():
-    verifier = Verifier(TOKEN, HELLOS)
-    response = Prover(TOKEN, HELLO).respond(verifier.challenge)
-    with pytest.raises(Refused, match="another RECYCLE_TOKEN"):
-        verifier.judge(Response(response.nonce, encode(CandidateHello())[4:], response.proof))
-    prover = Prover(TOKEN, HELLO)
-    mine = prover.respond(Verifier(TOKEN, HELLOS).challenge)
-    with pytest.raises(Refused, match="does not know the job's token"):
-        prover.check(Accepted(mine.proof))  # sent back
-
-
-@given(st.binary(max_size=300))
-def test_a_handshake_of_garbage_is_malformed_and_no_crash(body):
-    for vocabulary in (TO_SERVER, TO_CLIENT, HELLOS):
-        with suppress(Malformed):
-            vocabulary.decode(body)
-
-
-def test_a_nonce_has_its_length():
-    with pytest.raises(Malformed, match="length >= 32"):
-        TO_CLIENT.decode(encode(Challenge(b"short"))[4:])
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5))
 def test_garbage_before_the_proof_disturbs_nobody(chunks):
@@ -279,30 +193,6 @@ def test_a_message_that_is_none_ends_that_connection_only_and_is_logged_once(fra
     assert logged.startswith(f"refused a connection from 127.0.0.1: {sentence}")
 
 
-def test_a_thread_is_told_that_what_came_is_no_message():
-    def wrong(listener):
-        sock, _ = listener.accept()
-        with sock:
-            buffer = sock.makefile("rb")
-
-            def receive(vocabulary):
-                return vocabulary.decode(buffer.read(struct.unpack(">I", buffer.read(4))[0]))
-
-            admit(TOKEN, HELLOS, lambda message: sock.sendall(encode(message)), receive)
-            sock.sendall(encode(Kill(3)))
-            buffer.read(1)
-            buffer.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=wrong, args=(listener,))
-        thread.start()
-        channel = Channel.connect(*listener.getsockname(), TOKEN, HELLO)
-        with pytest.raises(Malformed, match="Invalid value 'kill'"):
-            channel.recv(FROM_WORKER, 5)
-        channel.close()
-        thread.join(5)
-
-
 def test_a_client_that_says_nothing_is_cut_off_in_time():
     async def main():
         async with echo_server(handshake_seconds=0.2) as (host, port, _):
@@ -338,50 +228,5 @@ def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(monkeypatch):
         assert peer._writer.is_closing()
         channel.close()
         server.close()
-
-    asyncio.run(main())
-
-
-def test_a_receive_that_times_out_loses_nothing_and_close_wakes_it():
-    async def main():
-        async with echo_server() as (host, port, _):
-            await asyncio.to_thread(blocking, host, port)
-
-    def blocking(host, port):
-        channel = Channel.connect(host, port, TOKEN, HELLO)
-        with pytest.raises(TimeoutError):
-            channel.recv(FROM_WORKER, 0.05)
-        channel.send(Saved(1))
-        assert channel.recv(FROM_WORKER, 5) == Saved(1)
-        threading.Timer(0.1, channel.close).start()
-        with pytest.raises(ChannelClosed):
-            channel.recv(FROM_WORKER)
-        with pytest.raises(OSError):
-            channel.send(Saved(2))
-
-    asyncio.run(main())
-
-
-def test_many_threads_may_send_through_one_channel():
-    async def main():
-        async with echo_server() as (host, port, _):
-            await asyncio.to_thread(blocking, host, port)
-
-    def blocking(host, port):
-        channel = Channel.connect(host, port, TOKEN, HELLO)
-        try:
-            threads = [
-                threading.Thread(target=lambda n=n: [channel.send(SaveFailed(i, str(n))) for i in range(50)])
-                for n in range(8)
-            ]
-            for thread in threads:
-                thread.start()
-            received = [channel.recv(FROM_WORKER, 10) for _ in range(400)]
-            for thread in threads:
-                thread.join()
-        finally:
-            channel.close()
-        for n in range(8):
-            assert [message.step for message in received if message.detail == str(n)] == list(range(50))
 
     asyncio.run(main())

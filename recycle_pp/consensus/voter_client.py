@@ -1,0 +1,76 @@
+"""Questions to another supervisor's voter, and its answers, over one connection.
+
+client = VoterClient(place, token)
+answer = await client.ask(encode(Who()))       # any number at a time; OSError where no answer comes
+client.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from recycle_pp.wire.connection import Peer, connect
+from recycle_pp.wire.messages.agreement import TO_CANDIDATE, Answer, Place
+from recycle_pp.wire.messages.handshake import CandidateHello
+
+ANSWER = 6.0  # seconds for an answer from a supervisor that may be cut off
+CONNECT = 10.0  # seconds for a connection to it
+
+
+class VoterClient:
+    """Asks one other supervisor's `Voter`; connects when it is asked first, and again where the connection was lost."""
+
+    def __init__(self, place: Place, token: str) -> None:
+        self._place, self._token = place, token
+        self._connecting: asyncio.Task[_Connection] | None = None
+
+    async def ask(self, question: bytes) -> Answer:
+        """`question` is a frame. OSError where no answer comes; ConnectionRefusedError where nobody lives any more."""
+        if self._connecting is None or (self._connecting.done() and self._is_lost(self._connecting)):
+            self._connecting = asyncio.create_task(self._connect())
+        connection = await asyncio.shield(self._connecting)  # others wait for it too
+        return await connection.ask(question)
+
+    async def _connect(self) -> _Connection:
+        peer = await connect(self._place.host, self._place.port, self._token, CandidateHello(), CONNECT)
+        return _Connection(peer)
+
+    def _is_lost(self, connecting: asyncio.Task[_Connection]) -> bool:
+        return connecting.exception() is not None or connecting.result().reading.done()
+
+    def close(self) -> None:
+        if self._connecting is not None and not self._connecting.cancel() and not self._is_lost(self._connecting):
+            self._connecting.result().reading.cancel()
+
+
+class _Connection:
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._asked: deque[asyncio.Future[Answer]] = deque()
+        self.reading = asyncio.create_task(self._read())
+
+    async def ask(self, question: bytes) -> Answer:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._peer.send_frame(question)
+        try:
+            async with asyncio.timeout(ANSWER):
+                return await answer
+        except TimeoutError:
+            self.reading.cancel()
+            raise
+
+    async def _read(self) -> None:
+        """The answers, in the order of the questions, until the connection is lost."""
+        try:
+            async for message in self._peer.listen(TO_CANDIDATE):
+                assert isinstance(message, Answer)  # there is no other message to a candidate
+                answer = self._asked.popleft()
+                if not answer.done():  # else nobody waits for it any more
+                    answer.set_result(message)
+        finally:
+            self._peer.abort()
+            for answer in self._asked:
+                if not answer.done():
+                    answer.set_exception(ConnectionResetError("the connection was closed"))

@@ -1,0 +1,152 @@
+"""The links between the job's hosts as its workers measure them: what the stage graph (`Problem.graph`) is made of.
+
+    table = LinkTable()
+    table.place(Worker(0, 1), "node0")                    # on which host a worker runs
+    table.wanted(live)                                    # {Worker(0, 0): {"node1": Worker(1, 1)}, ...}: to be measured
+    table.measured("node0", {"node1": (0.0001, 1e9)})     # seconds one way, bytes a second
+    table.describe(2, 2, sizes=[4e6], overhead=0.001, least=0.0002)     # the problem's key `links`, or None
+
+One pair of workers measures for two hosts, and one for what stays within a host. A job on one host measures nothing and
+has a uniform graph; so has one whose links are alike as far as a plan goes (`describe`), whatever noise is in the
+figures.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import networkx as nx
+from recycle_schedules import Worker
+from recycle_schedules.links import Link
+
+MOST = 4  # hosts to which one worker measures the link: with NCCL each of them costs a group
+ALIKE = 2.0  # times within this factor of each other are alike
+
+Hosts = frozenset[str]  # one or two
+
+
+class LinkTable:
+    def __init__(self) -> None:
+        self._host: dict[Worker, str] = {}
+        self._links: dict[Hosts, Link] = {}
+        self._described: dict[tuple[Any, ...], dict[str, Any] | None] = {}
+
+    def place(self, worker: Worker, host: str) -> None:
+        """A process takes this place."""
+        if host:
+            self._host[worker] = host
+            self._described.clear()
+
+    def measured(self, host: str, found: Mapping[str, tuple[float, float]]) -> None:
+        self._links |= {frozenset((host, other)): Link(*link) for other, link in found.items()}
+        self._described.clear()
+
+    def between(self, a: Worker, b: Worker) -> Link | None:
+        """None if that link was not measured."""
+        return self._links.get(frozenset((self._host.get(a, ""), self._host.get(b, ""))))
+
+    def to_json(self) -> dict[str, Any]:
+        """measured: [host, host, seconds one way, bytes a second] of each link; hosts: by worker."""
+        measured = [[min(hosts), max(hosts), *link] for hosts, link in self._links.items()]
+        return {"hosts": {str(w): host for w, host in sorted(self._host.items())}, "measured": sorted(measured)}
+
+    def take_up(self, data: Mapping[str, Any]) -> None:
+        """From another coordinator's `to_json`."""
+        for worker, host in data.get("hosts", {}).items():
+            self.place(Worker.parse(worker), host)
+        for a, b, *link in data.get("measured", ()):
+            self.measured(a, {b: (link[0], link[1])})
+
+    # -- who measures ------------------------------------------------------------------------------------------
+
+    def wanted(self, live: Collection[Worker]) -> dict[Worker, dict[str, Worker]]:
+        """Who measures the links of hosts that were not there before, and with whom: workers of neighbouring stages, of
+        one pipeline where there are some, as these have a connection anyway."""
+        at: dict[str, list[Worker]] = defaultdict(list)
+        for worker in sorted(w for w in live if w in self._host):
+            at[self._host[worker]].append(worker)
+        known = {host for hosts in self._links for host in hosts}
+        if len(at) < 2 or at.keys() <= known:
+            return {}
+        missing = [pair for pair in combinations(sorted(at), 2) if not set(pair) <= known]
+        if not any(len(hosts) == 1 for hosts in self._links):
+            missing = [(host, host) for host in sorted(at) if _neighbours(at[host], at[host])][:1] + missing
+        wanted: dict[Worker, dict[str, Worker]] = defaultdict(dict)
+        busy: Counter[Worker] = Counter()
+        for a, b in missing:
+            pairs = [(u, v) for u, v in _neighbours(at[a], at[b]) if busy[u] < MOST and busy[v] < MOST]
+            if pairs:
+                u, v = min(pairs, key=lambda uv: (uv[0].pipeline != uv[1].pipeline, busy[uv[0]] + busy[uv[1]]))
+                wanted[u][b], wanted[v][a] = v, u
+                busy.update((u, v))
+        return dict(wanted)
+
+    # -- what the planner gets ---------------------------------------------------------------------------------
+
+    def describe(
+        self, pipelines: int, stages: int, sizes: Sequence[float], overhead: float, least: float
+    ) -> dict[str, Any] | None:
+        """The value of the problem's key `links`; None where the largest boundary tensor takes about as long on every
+        link.
+
+        sizes: bytes of a boundary tensor, by boundary. overhead: seconds that a message takes beside the link's own.
+        least: a shorter time counts as this one. Hosts that are near each other are a zone."""
+        asked = (pipelines, stages, *sizes, overhead, least)
+        if asked not in self._described:  # after every commit it is asked again
+            self._described[asked] = self._describe(pipelines, stages, sizes, overhead, least)
+        return self._described[asked]
+
+    def _describe(
+        self, pipelines: int, stages: int, sizes: Sequence[float], overhead: float, least: float
+    ) -> dict[str, Any] | None:
+        present = set(self._host.values())
+        links = {hosts: link for hosts, link in self._links.items() if hosts <= present}
+        time = {hosts: max(least, overhead + link.time(max(sizes, default=0.0))) for hosts, link in links.items()}
+        between = {hosts: seconds for hosts, seconds in time.items() if len(hosts) == 2}
+        if not between or max(time.values()) <= ALIKE * min(time.values()):
+            return None
+        zones = _zones(between)
+        kinds: dict[str, list[Hosts]] = {"within_host": [], "between_hosts": [], "between_zones": []}
+        for hosts in sorted(time, key=lambda hosts: (time[hosts], sorted(hosts))):
+            kinds[_kind(hosts, zones)].append(hosts)
+        usual = {kind: members[len(members) // 2] for kind, members in kinds.items() if members}
+        plain = {
+            hosts: {"latency": overhead + link.latency, "bandwidth": link.bandwidth} for hosts, link in links.items()
+        }
+        others = [
+            hosts
+            for kind, members in kinds.items()
+            for hosts in members
+            if not 1 / ALIKE <= time[hosts] / time[usual[kind]] <= ALIKE
+        ]
+        return {
+            "hosts": [[self._host.get(Worker(d, s), "?") for s in range(stages)] for d in range(pipelines)],
+            "zones": zones,
+            "within_host": {"latency": overhead},  # where none was measured
+            **{kind: plain[hosts] for kind, hosts in usual.items()},
+            "measured": [[min(hosts), max(hosts), plain[hosts]] for hosts in others],
+            "bytes": list(sizes),
+        }
+
+
+def _neighbours(here: Iterable[Worker], there: Iterable[Worker]) -> list[tuple[Worker, Worker]]:
+    there = list(there)
+    return [(u, v) for u in here for v in there if abs(u.stage - v.stage) == 1]
+
+
+def _zones(between: Mapping[Hosts, float]) -> dict[str, str]:
+    """Hosts by what is about as fast as the fastest of these links; a zone has the name of its first host."""
+    graph = nx.Graph()
+    graph.add_nodes_from(host for hosts in between for host in hosts)
+    nearest = min(between.values())
+    graph.add_edges_from(tuple(hosts) for hosts, seconds in between.items() if seconds <= ALIKE * nearest)
+    return {host: min(zone) for zone in nx.connected_components(graph) for host in sorted(zone)}
+
+
+def _kind(hosts: Hosts, zones: Mapping[str, str]) -> str:
+    if len(hosts) == 1:
+        return "within_host"
+    return "between_hosts" if len({zones[host] for host in hosts}) == 1 else "between_zones"

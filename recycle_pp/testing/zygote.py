@@ -1,0 +1,166 @@
+"""The process that jobs of `local_cluster` are forked from: it has imported what they need, and has one thread.
+
+    python -m recycle_pp.testing.zygote DESCRIPTOR FOLDER PRELOAD       # by `local_cluster.Zygote` alone
+
+A request (JSON, over the socket at DESCRIPTOR, with the descriptors of the job's output and of its exit status) forks a
+launcher, which forks the job's supervisors as torchrun would, and those their workers. PRELOAD: a file that runs first,
+or "". When the socket is closed, all jobs and FOLDER are gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import runpy
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from recycle_pp.supervisor.child import die_with_parent
+
+TERM_SECONDS = 10.0  # for the other supervisors once one has failed
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks of a job that one agent of several starts."""
+
+    first: int
+    count: int
+    world: int  # of the whole job
+    holder: int | None = None  # a process in whose namespaces they run
+
+
+def _serve(descriptor: int, folder: str, preload: str) -> None:
+    """Forks a launcher for every request, until the other end of the socket is closed; then nothing of them stays."""
+    _preload()
+    if preload:
+        runpy.run_path(preload)
+    gc.collect()
+    gc.freeze()  # else each fork's first collections walk, and copy, all that was imported
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for who made us, and closes the socket
+    launchers = []
+    with socket.socket(fileno=descriptor) as requests:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 2)
+            if not data:
+                break
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                _launch(parent, json.loads(data), *descriptors)
+            launchers.append(os.pidfd_open(pid))
+            requests.send(str(pid).encode())
+            for number in descriptors:
+                os.close(number)
+    for launcher in launchers:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(launcher, signal.SIGKILL)
+    for _ in range(50):  # their workers take a moment to be gone, and may still write
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            break
+        time.sleep(0.02)
+
+
+def _preload() -> None:
+    import hydra  # noqa: F401
+    import torch.distributed.checkpoint  # noqa: F401
+    from recycle_schedules import plan  # noqa: F401
+
+    from recycle_pp.config import checks as validation  # noqa: F401
+    from recycle_pp.coordinator import host  # noqa: F401
+    from recycle_pp.execution import worker  # noqa: F401
+
+
+def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:
+    """The stand-in for torchrun: one supervisor for each rank; when one fails, the others are ended."""
+    die_with_parent(parent)
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.update(request["environment"])
+    part = Part(**request["part"])
+    if part.holder is not None:
+        _enter(part.holder)
+    launcher = os.getpid()
+    ranks: dict[int, int] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: _signal_all(ranks, number))
+    for rank in range(part.first, part.first + part.count):
+        pid = os.fork()
+        if pid == 0:
+            os.close(status)
+            _supervise(launcher, rank, part, request["arguments"])
+        ranks[pid] = rank
+    code = 0
+    while ranks:
+        pid, state = os.wait()
+        ranks.pop(pid, None)
+        if (failed := os.waitstatus_to_exitcode(state)) and not code:
+            code = failed if failed > 0 else 128 - failed
+            _signal_all(ranks, signal.SIGTERM)
+            signal.signal(signal.SIGALRM, lambda number, frame: _signal_all(ranks, signal.SIGKILL))
+            signal.alarm(int(TERM_SECONDS))
+    os.write(status, str(code).encode())
+    os._exit(0)
+
+
+def _enter(holder: int) -> None:
+    """Into the namespaces of that process; only our children enter its process namespace, so a child goes on."""
+    descriptor = os.pidfd_open(holder)
+    kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = os.getcwd()
+    if libc.setns(descriptor, kinds) != 0:
+        raise OSError(ctypes.get_errno(), f"setns({holder})")
+    os.close(descriptor)
+    os.chdir(here)
+    child = os.fork()
+    if child:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: _signal_all({child: 0}, number))
+        os.waitpid(child, 0)
+        os._exit(0)
+
+
+def _supervise(launcher: int, rank: int, part: Part, arguments: list[str]) -> None:
+    from recycle_pp.train import main
+
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
+        die_with_parent(launcher)
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(part.world), MASTER_PORT="0")
+        os.environ.update(LOCAL_RANK=str(rank - part.first), LOCAL_WORLD_SIZE=str(part.count))
+        code = main(arguments)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _signal_all(pids: Mapping[int, int], number: int) -> None:
+    for pid in list(pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    os._exit(0)  # taking all that was imported down in order would take a second

@@ -1,0 +1,136 @@
+"""Aborts of NCCL's groups: none waits for another, none outlives its generation, and one that hangs ends the worker."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recycle_pp.comm.nccl import group as nccl
+from recycle_pp.comm.nccl.group import NcclGroup
+from recycle_pp.comm.waiting import LinkBroken
+from recycle_pp.execution.session import Session
+from recycle_pp.protocol.participant import Participant
+from recycle_pp.wire.messages.workers import Announce, Broken
+
+from .fake_nccl import BEFORE, ME, PEER, Backend, Fake, in_thread
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_each_group_is_aborted_though_another_ones_abort_waits_for_it():
+    """NCCL waits for the GPU, which may be busy with the other group's hanging operation (pytorch#119797)."""
+    both = threading.Barrier(2, timeout=10)
+    NcclGroup.abort([SimpleNamespace(backend=SimpleNamespace(abort=both.wait)) for _ in range(2)])
+    assert not both.broken
+
+
+def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
+    ends = []
+    monkeypatch.setattr(nccl, "ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(threading, "excepthook", lambda failed: ends.append(failed.exc_value))  # a worker's says why
+    hanging = threading.Event()
+    monkeypatch.setattr(Backend, "abort", lambda self: hanging.wait(30))
+    fake.links.rebuild(0, [ME, PEER], ME)
+    line = SimpleNamespace(state=None, send=lambda *_: None, recv=lambda: announcement(1))
+    session = Session(line, Participant(ME, 2), fake.links, None)
+    listener = threading.Thread(target=session._listen, daemon=True)
+    listener.start()
+    listener.join(10)
+    hanging.set()
+    assert not listener.is_alive()
+    assert isinstance(ends[0], TimeoutError) and "NCCL has not aborted" in str(ends[0])
+
+
+def announcement(generation):
+    return Announce(generation, members=[ME, PEER], committed=-1, base=generation)
+
+
+@pytest.mark.parametrize("place", ["make", "connect"])
+def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monkeypatch):
+    """A thread in C++ learns that nobody waits for its key any more as a RuntimeError of torch's."""
+    dead, building, given_up, said = [], threading.Event(), threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", lambda failed: dead.append(failed.exc_value))
+
+    def block(*_):
+        building.set()
+        assert given_up.wait(20)
+        raise torch.distributed.DistBackendError("store->get('0') got error: nobody waits for 1/0.0-0.1/0 any more")
+
+    monkeypatch.setattr(Fake, "connect" if place == "connect" else "__init__", block)
+    line = SimpleNamespace(state=None, send=lambda message: said.append(type(message)))
+    session = Session(line, Participant(ME, 2), fake.links, None)
+    before = set(threading.enumerate())
+    session._announced(announcement(1))
+    assert building.wait(10)
+    (build,) = [thread for thread in threading.enumerate() if thread.name == "build" and thread not in before]
+    monkeypatch.undo()
+    monkeypatch.setattr(threading, "excepthook", lambda failed: dead.append(failed.exc_value))
+    monkeypatch.setattr(Fake, "made", [], raising=False)
+    session._announced(announcement(2))
+    given_up.set()
+    build.join(10)
+    deadline = time.monotonic() + 10
+    while fake.links.generation != 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not build.is_alive() and dead == [] and fake.links.generation == 2
+    assert said and Broken not in said
+
+
+def test_an_abort_of_a_late_link_that_hangs_ends_the_worker_too(fake, monkeypatch):
+    """The executor has gone on long since: its GPU would hang with nobody to notice."""
+    ends, making, given_up, ended = [], threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda failed: (ends.append(failed.exc_value), ended.set()))
+    fake.links.rebuild(0, [BEFORE, ME], ME)
+    original = Fake.__init__
+
+    def slow(self, *arguments):
+        original(self, *arguments)
+        making.set()
+        assert given_up.wait(20)
+
+    def hang(groups):
+        if groups:
+            raise TimeoutError("NCCL has not aborted")
+
+    monkeypatch.setattr(Fake, "__init__", slow)
+    monkeypatch.setattr(Fake, "abort", staticmethod(hang))
+    run = in_thread(lambda: fake.links.connect([BEFORE]))
+    assert making.wait(10)
+    fake.links.abort()
+    run.thread.join(10)
+    assert isinstance(run.outcome, LinkBroken)
+    given_up.set()
+    assert ended.wait(10) and isinstance(ends[0], TimeoutError)
+
+
+@pytest.mark.parametrize("of", ["peers", "a link"])
+def test_what_a_build_makes_after_it_was_given_up_is_aborted_too(of, fake, monkeypatch):
+    making, given_up, aborted = threading.Event(), threading.Event(), []
+    original = Fake.__init__
+
+    def slow(self, *arguments):
+        original(self, *arguments)
+        making.set()
+        assert given_up.wait(20)
+
+    if of == "a link":
+        fake.links.rebuild(0, [BEFORE, ME], ME)
+    monkeypatch.setattr(Fake, "__init__", slow)
+    monkeypatch.setattr(Fake, "abort", staticmethod(lambda groups: aborted.extend(groups)))
+    if of == "a link":
+        run = in_thread(lambda: fake.links.connect([BEFORE]))
+    else:
+        run = in_thread(lambda: fake.links.rebuild(0, [ME, PEER], ME))
+    assert making.wait(10)
+    fake.links.abort()
+    assert aborted == []
+    if of == "a link":  # the executor waits for it, and must not wait for a thread in C++
+        run.thread.join(10)
+    given_up.set()
+    run.thread.join(10)
+    deadline = time.monotonic() + 10
+    while not aborted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert isinstance(run.outcome, LinkBroken) and aborted == Fake.made != []

@@ -1,0 +1,51 @@
+"""Links are measured in pairs, over the transport itself, and a death in the middle ends the measurement."""
+
+import time
+
+import torch
+from recycle_schedules import Worker
+
+from recycle_pp.comm.waiting import LinkBroken
+from recycle_pp.execution.link_probes import measure
+from recycle_pp.testing.rehearsal import Rehearsal, grid
+
+CPU = torch.device("cpu")
+MEMBERS = grid(3, 2)
+
+
+def everybody_with_everybody(node):
+    """Each worker with all of the stage beside its own, every partner a host."""
+    node.links.rebuild(0, node.members, node.me)
+    partners = {f"host of {w}": w for w in reversed(node.members) if w.stage != node.me.stage}
+    begun = time.perf_counter()
+    found = measure(node.links, node.me, partners, CPU)
+    node.report((time.perf_counter() - begun, found))
+
+
+def test_the_first_of_two_stages_measures_and_the_second_answers_in_whatever_order_they_are_named():
+    with Rehearsal(MEMBERS, everybody_with_everybody) as play:
+        reports = dict(play.reports(len(MEMBERS)))
+    for worker, (seconds, found) in reports.items():
+        others = [f"host of {w}" for w in MEMBERS if w.stage == 1] if worker.stage == 0 else []
+        assert sorted(found) == sorted(others)
+        for latency, bandwidth in found.values():
+            assert 0 < latency < 0.1 and bandwidth > 1e6
+        assert seconds < 5
+
+
+def until_it_is_over(node):
+    node.links.rebuild(0, node.members, node.me)
+    node.report("built")
+    if node.me == Worker(0, 1):
+        node.hear()  # the others wait for it
+    try:
+        measure(node.links, node.me, {"there": Worker(0, 1 - node.me.stage)}, CPU)
+    except LinkBroken:
+        node.report("broken")
+
+
+def test_a_partner_that_dies_does_not_hold_the_other_up():
+    with Rehearsal(grid(1, 2), until_it_is_over) as play:
+        play.reports(2)
+        play.kill(Worker(0, 1))
+        assert play.reports(1) == [(Worker(0, 0), "broken")]

@@ -1,0 +1,87 @@
+"""The mutual challenge: both ends prove that they know the token, and nothing that is overheard helps anybody."""
+
+import queue
+import threading
+from contextlib import suppress
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from recycle_pp.wire.authentication import Prover, Refused, Verifier, admit, prove
+from recycle_pp.wire.frames import Malformed, encode
+from recycle_pp.wire.messages.handshake import (
+    HELLOS,
+    TO_CLIENT,
+    TO_SERVER,
+    Accepted,
+    CandidateHello,
+    Challenge,
+    Response,
+    WorkerHello,
+)
+
+from .echo import HELLO, TOKEN
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def handshake(client_token, server_token, hello=HELLO):
+    """What the server takes the client for, in one thread each."""
+    to_server, to_client, ends = queue.SimpleQueue(), queue.SimpleQueue(), {}
+
+    def server():
+        try:
+            ends["hello"] = admit(server_token, HELLOS, to_client.put, lambda _: to_server.get(timeout=5))
+        except Refused as refused:
+            ends["refused"] = str(refused)
+            to_client.put(Accepted(b""))  # as an impostor would go on
+
+    thread = threading.Thread(target=server)
+    thread.start()
+    try:
+        prove(client_token, hello, to_server.put, lambda _: to_client.get(timeout=5))
+    finally:
+        thread.join(5)
+    return ends["hello"]
+
+
+@given(st.text(), st.builds(WorkerHello, st.integers(-1, 999), st.integers(0, 99), st.booleans()))
+def test_whoever_knows_the_token_is_who_it_says(token, hello):
+    assert handshake(token, token, hello) == hello
+
+
+@given(st.text(), st.text())
+def test_another_token_is_refused_by_both(one, other):
+    assume(one != other)
+    with pytest.raises(Refused, match="does not know the job's token"):
+        handshake(one, other)
+
+
+def test_an_answer_recorded_from_another_connection_proves_nothing():
+    recorded = Prover(TOKEN, HELLO).respond(Verifier(TOKEN, HELLOS).challenge)
+    with pytest.raises(Refused, match="another RECYCLE_TOKEN"):
+        Verifier(TOKEN, HELLOS).judge(recorded)  # another challenge
+
+
+def test_a_proof_covers_the_hello_and_holds_in_one_direction():
+    verifier = Verifier(TOKEN, HELLOS)
+    response = Prover(TOKEN, HELLO).respond(verifier.challenge)
+    with pytest.raises(Refused, match="another RECYCLE_TOKEN"):
+        verifier.judge(Response(response.nonce, encode(CandidateHello())[4:], response.proof))
+    prover = Prover(TOKEN, HELLO)
+    mine = prover.respond(Verifier(TOKEN, HELLOS).challenge)
+    with pytest.raises(Refused, match="does not know the job's token"):
+        prover.check(Accepted(mine.proof))  # sent back
+
+
+@given(st.binary(max_size=300))
+def test_a_handshake_of_garbage_is_malformed_and_no_crash(body):
+    for vocabulary in (TO_SERVER, TO_CLIENT, HELLOS):
+        with suppress(Malformed):
+            vocabulary.decode(body)
+
+
+def test_a_nonce_has_its_length():
+    with pytest.raises(Malformed, match="length >= 32"):
+        TO_CLIENT.decode(encode(Challenge(b"short"))[4:])

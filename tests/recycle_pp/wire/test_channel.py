@@ -1,0 +1,90 @@
+"""The connection of a process with threads: any of them may send, one receives, and a close wakes it."""
+
+import asyncio
+import socket
+import struct
+import threading
+
+import pytest
+
+from recycle_pp.wire.authentication import admit
+from recycle_pp.wire.connection import Channel
+from recycle_pp.wire.frames import ChannelClosed, Malformed, encode
+from recycle_pp.wire.messages.handshake import (
+    HELLOS,
+)
+from recycle_pp.wire.messages.supervisors import Kill
+from recycle_pp.wire.messages.workers import FROM_WORKER, Saved, SaveFailed
+
+from .echo import HELLO, TOKEN, echo_server
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_thread_is_told_that_what_came_is_no_message():
+    def wrong(listener):
+        sock, _ = listener.accept()
+        with sock:
+            buffer = sock.makefile("rb")
+
+            def receive(vocabulary):
+                return vocabulary.decode(buffer.read(struct.unpack(">I", buffer.read(4))[0]))
+
+            admit(TOKEN, HELLOS, lambda message: sock.sendall(encode(message)), receive)
+            sock.sendall(encode(Kill(3)))
+            buffer.read(1)
+            buffer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=wrong, args=(listener,))
+        thread.start()
+        channel = Channel.connect(*listener.getsockname(), TOKEN, HELLO)
+        with pytest.raises(Malformed, match="Invalid value 'kill'"):
+            channel.recv(FROM_WORKER, 5)
+        channel.close()
+        thread.join(5)
+
+
+def test_a_receive_that_times_out_loses_nothing_and_close_wakes_it():
+    async def main():
+        async with echo_server() as (host, port, _):
+            await asyncio.to_thread(blocking, host, port)
+
+    def blocking(host, port):
+        channel = Channel.connect(host, port, TOKEN, HELLO)
+        with pytest.raises(TimeoutError):
+            channel.recv(FROM_WORKER, 0.05)
+        channel.send(Saved(1))
+        assert channel.recv(FROM_WORKER, 5) == Saved(1)
+        threading.Timer(0.1, channel.close).start()
+        with pytest.raises(ChannelClosed):
+            channel.recv(FROM_WORKER)
+        with pytest.raises(OSError):
+            channel.send(Saved(2))
+
+    asyncio.run(main())
+
+
+def test_many_threads_may_send_through_one_channel():
+    async def main():
+        async with echo_server() as (host, port, _):
+            await asyncio.to_thread(blocking, host, port)
+
+    def blocking(host, port):
+        channel = Channel.connect(host, port, TOKEN, HELLO)
+        try:
+            threads = [
+                threading.Thread(target=lambda n=n: [channel.send(SaveFailed(i, str(n))) for i in range(50)])
+                for n in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            received = [channel.recv(FROM_WORKER, 10) for _ in range(400)]
+            for thread in threads:
+                thread.join()
+        finally:
+            channel.close()
+        for n in range(8):
+            assert [message.step for message in received if message.detail == str(n)] == list(range(50))
+
+    asyncio.run(main())
