@@ -3,6 +3,7 @@
     torchrun --nproc-per-node=12 -m recycle_pp.train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2
     python -m recycle_pp.train parallel=1x1 model=tiny          # one worker needs no torchrun
     torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # a new node, for a job that runs
+    torchrun --nproc-per-node=4 -m recycle_pp.train +join=runs/mine         # the same, where the run folder is shared
     python -m recycle_pp.train --help                           # every key
 
 Each of these processes becomes a supervisor (`recycle_pp.supervisor`); rank 0 reads the configuration first. A mistake
@@ -25,7 +26,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.supervisor.supervisor import supervise
 from recycle_pp.telemetry.failure import record_failure, refuse
-from recycle_pp.telemetry.heartbeat import refuse_running
+from recycle_pp.telemetry.heartbeat import address_of, refuse_running
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.join import find_place
 from recycle_pp.wire.launch import Address, Launch
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
                 print(help_text())
             return 0
-        if (job := find_place(arguments)) is not None:
+        if (job := find_place(_with_address(arguments))) is not None:
             return asyncio.run(supervise(launch, job, joins=True))
         settings, run, address = prepare(launch, arguments)
     except ValueError as error:
@@ -53,6 +54,13 @@ def main(arguments: list[str]) -> int:
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
         return export(run, settings.run.steps)
     return code
+
+
+def _with_address(arguments: list[str]) -> list[str]:
+    """`+join=RUN_DIR` as `+join=HOST:PORT`."""
+    folders = {text: RunFolder(text.partition("=")[2]) for text in arguments if text.lstrip("+").startswith("join=")}
+    found = {text: run for text, run in folders.items() if run.path.is_dir()}
+    return [f"+join={address_of(found[text])}" if text in found else text for text in arguments]
 
 
 def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunFolder | None, Address | None]:
@@ -81,8 +89,9 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     refuse_running(folder)
     prepare_data(settings, launch.world)
     done = _steps_done(settings, folder) if settings.run.resume else 0
+    anew = settings.run.resume == "auto"
     settings.run.resume = settings.run.resume is True or done > 0
-    run = RunFolder.create(settings, done)
+    run = RunFolder.create(settings, done, anew)
     if settings.run.resume:
         print("\n".join([f"goes on after step {done - 1}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return settings, run, address

@@ -42,7 +42,8 @@ faults (steps count from 0; one, or a list in brackets):
   +slow_at=STEP:D.S@FACTOR     make its ops FACTOR times as long
   +rejoin_at=STEP:D.S          start a worker again that fail_at or hang_at took
 
-nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT brings a node into a running job
+nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) brings a node into a
+       running job
 
 files: --config-dir DIR looks for further files of a group in DIR/GROUP/NAME.yaml
 """

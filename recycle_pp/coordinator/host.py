@@ -47,7 +47,7 @@ class Host:
         run.make()
         self._run, self._events = run, Events(run.events, progress.say)
         self._exporters = Exporters(settings, run)
-        self._heartbeat = Heartbeat(run, leader.term)
+        self._heartbeat = Heartbeat(run, leader.term, f"{leader.host}:{leader.port}")
         arguments = (settings, run, self._events, progress, agreement, leader)
         self._coordinator = (
             Successor(*arguments, succession=succession, token=token) if succession else Coordinator(*arguments)

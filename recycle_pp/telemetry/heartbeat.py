@@ -1,6 +1,6 @@
 """heartbeat.json: the coordinator's sign of life in the run folder, for whoever asks from outside.
 
-    beat = Heartbeat(run, term=0)
+    beat = Heartbeat(run, term=0, address="10.0.0.1:29501")
     beat.write(live)                        # every SECONDS; atomically, blocks for a small file
     beat.end(live, code=0)                  # the job is over
     sign = Sign.read(run)                   # None where there is none
@@ -43,6 +43,7 @@ class Sign:
     boot: str  # the kernel's boot id
     namespace: str  # of process numbers: containers have their own
     term: int  # which coordinator of the job, from 0
+    address: str  # HOST:PORT where it listens
     live: list[str]  # workers "d.s" that take part
     over: bool  # the job has ended
     code: int | None  # its exit code, once it is over
@@ -75,8 +76,8 @@ class Sign:
 
 
 class Heartbeat:
-    def __init__(self, run: RunFolder, term: int) -> None:
-        self._run, self._term = run, term
+    def __init__(self, run: RunFolder, term: int, address: str) -> None:
+        self._run, self._term, self._address = run, term, address
         self._started = _started(os.getpid()) or 0
 
     def write(self, live: Iterable[Worker], over: bool = False, code: int | None = None) -> None:
@@ -88,6 +89,7 @@ class Heartbeat:
             boot=boot_id(),
             namespace=_namespace(),
             term=self._term,
+            address=self._address,
             live=[str(worker) for worker in sorted(live)],
             over=over,
             code=code,
@@ -96,6 +98,15 @@ class Heartbeat:
 
     def end(self, live: Iterable[Worker], code: int) -> None:
         self.write(live, over=True, code=code)
+
+
+def address_of(run: RunFolder) -> str:
+    """HOST:PORT of the coordinator of the job that runs in this folder; ValueError where none does."""
+    sign = Sign.read(run)
+    verdict, proof = sign.verdict() if sign else ("silent", "there is no heartbeat.json")
+    if sign is None or verdict != "alive":
+        raise ValueError(f"no job runs in {run.path}: {proof}")
+    return sign.address
 
 
 def refuse_running(run: RunFolder) -> None:

@@ -72,9 +72,10 @@ class RunFolder:
         self._lock = -1
 
     @classmethod
-    def create(cls, settings: Settings, done: int = 0) -> RunFolder:
+    def create(cls, settings: Settings, done: int = 0, anew: bool = False) -> RunFolder:
         """Makes the folder, or takes up the run in it, which has a checkpoint of `done` steps: its metrics are cut back
-        to them. ValueError, with nothing written, where that cannot be. Holds the folder's lock from then on."""
+        to them. anew: a run that has ended before its first checkpoint may begin again. ValueError, with nothing
+        written, where that cannot be. Holds the folder's lock from then on."""
         run = cls(Path(settings.run.dir).absolute())
         if run.path.exists() and not run.path.is_dir():
             raise ValueError(f"run.dir must name a folder; {str(run.path)!r} is a file")
@@ -83,7 +84,7 @@ class RunFolder:
                 f"run.resume=true needs a checkpoint to go on from, and run.dir={settings.run.dir} holds none; "
                 "run.resume=auto would start the run"
             )
-        if run.begun and not settings.run.resume:
+        if run.begun and not settings.run.resume and not anew:
             raise ValueError(
                 f"run.dir={settings.run.dir} holds another run; go on with it by run.resume=true, or name a new folder"
             )

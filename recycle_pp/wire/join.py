@@ -3,8 +3,9 @@
     place = find_place(["+join=10.0.0.1:29501"])           # None where the command line is that of an ordinary start
     entered = await enter(place, hello)                    # ValueError: a sentence for the user
 
-HOST:PORT is that of the coordinator or of any other supervisor of the job, which sends the newcomer on. Its settings
-are the job's; it takes the rank, and so the role, of a worker whose node is gone.
+HOST:PORT is that of the coordinator or of any other supervisor of the job, which sends the newcomer on
+(`recycle_pp.train` also takes the job's run folder, and reads there where the coordinator is). Its settings are the
+job's; it takes the rank, and so the role, of a worker whose node is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.env
     if len(arguments) > 1:
         raise ValueError("+join=HOST:PORT stands alone: all settings of a node that joins are those of the job")
     if not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", given[0]):
-        raise ValueError(f"join must be HOST:PORT of the job's coordinator, not {given[0]!r}")
+        raise ValueError(f"join must be HOST:PORT of the job's coordinator, or its run folder, not {given[0]!r}")
     return Address.of_cluster(Launch(), given[0], environment)
 
 

@@ -66,7 +66,7 @@ def test_a_run_that_has_ended_says_how(zygote, capsys):
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder.create(load({"run": {"dir": str(tmp_path / "run")}}))
-    Heartbeat(run, 0).write([])
+    Heartbeat(run, 0, "127.0.0.1:1").write([])
     return run
 
 

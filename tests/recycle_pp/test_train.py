@@ -158,6 +158,19 @@ def test_a_mistake_is_named_in_one_sentence_with_exit_code_2(overrides, sentence
     assert sorted(places.rglob("*")) == before, "a refused run leaves nothing behind"
 
 
+def test_resume_auto_begins_again_where_a_run_has_ended_before_its_first_checkpoint(tmp_path):
+    launch, arguments = Launch(world=12, local_world=12), [f"run.dir={tmp_path / 'run'}"]
+    _, killed, _ = train.prepare(launch, arguments)
+    killed.metrics.write_text('{"step": 0}\n')
+    killed.unlock()
+    with pytest.raises(ValueError, match="holds another run"):
+        train.prepare(launch, arguments)
+    settings, again, _ = train.prepare(launch, [*arguments, "run.resume=auto"])
+    assert settings.run.resume is False
+    assert again.metrics.read_text() == "", "step 0 is done again"
+    again.unlock()
+
+
 def run_alone(*arguments, cwd, **environment):
     clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     return subprocess.run(

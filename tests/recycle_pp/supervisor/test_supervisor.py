@@ -161,8 +161,8 @@ def test_a_job_that_stops_ends_a_deaf_worker_and_fails_once_a_node(local_rank, c
             worker = await rank.spawn()
             while "deaf\n" not in (tmp_path / "logs" / "worker-0.5.log").read_text():
                 await asyncio.sleep(0.01)
-            rank.peer.send(Finish(3))
-            assert await rank.end() == (code, "")
+            rank.peer.send(Finish(3, "all is lost"))
+            assert await rank.end() == (code, "recycle_pp: the job has stopped: all is lost\n" if code else "")
             assert gone(worker)
 
     run(main())

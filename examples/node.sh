@@ -1,0 +1,19 @@
+#!/bin/sh
+# One node of a job on several: starts it together with the others, goes on with it, or joins it while it runs.
+# The same line on every node, and again on a node that comes back:
+#
+#   NODES=3 NODE_RANK=0 WORKERS=4 MASTER=host0 RUN_DIR=/shared/runs/mine RECYCLE_TOKEN=... sh node.sh model=gpt124m
+#
+# NODES      how many nodes the job has, a pipeline each      NODE_RANK  of this one, from 0
+# WORKERS    processes on each node, a stage each (one a GPU) MASTER     host name or address of node 0
+# RUN_DIR    on a file system that all nodes share            RECYCLE_TOKEN  the job's secret, the same on all nodes
+set -eu
+
+if python -m recycle_pp.status "$RUN_DIR" --json 2>/dev/null | grep -q '"state": "running"'; then
+    # --local-addr: torchrun's own store; a container's host name may have no address
+    exec torchrun --local-addr=127.0.0.1 --nproc-per-node="$WORKERS" -m recycle_pp.train +join="$RUN_DIR"
+fi
+exec torchrun --nnodes="$NODES" --node-rank="$NODE_RANK" --nproc-per-node="$WORKERS" \
+    --master-addr="$MASTER" --master-port="${MASTER_PORT:-29500}" \
+    -m recycle_pp.train control=cluster parallel.pipelines="$NODES" parallel.stages="$WORKERS" \
+    run.dir="$RUN_DIR" run.resume=auto "$@"

@@ -1,0 +1,35 @@
+#!/bin/sh
+# sbatch examples/slurm.sh [SETTINGS...]     a job on 4 nodes of 8 GPUs that survives nodes, time limits and preemption
+#
+#SBATCH --job-name=recycle
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --time=24:00:00
+#SBATCH --output=recycle-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#   a node that fails ends neither the job nor its step
+#SBATCH --no-kill
+#   120 s before the time limit each node's torchrun gets SIGTERM: the job saves a checkpoint and ends
+#SBATCH --signal=TERM@120
+set -eu
+
+export NODES="$SLURM_JOB_NUM_NODES" WORKERS="${SLURM_GPUS_PER_NODE:-8}" RUN_DIR="$PWD/runs/$SLURM_JOB_ID"
+MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+RECYCLE_TOKEN=$(openssl rand -hex 32)  # srun hands it to the nodes; nothing prints it
+NODE_SH="${NODE_SH:-examples/node.sh}"
+export MASTER RECYCLE_TOKEN NODE_SH
+
+# --kill-on-bad-exit=0, --wait=0: one torchrun that ends with its node does not end the others
+# shellcheck disable=SC2016
+srun --no-kill --kill-on-bad-exit=0 --wait=0 sh -c 'NODE_RANK=$SLURM_NODEID exec sh "$NODE_SH" "$@"' sh "$@" || true
+
+state=$(python -m recycle_pp.status "$RUN_DIR" --json | sed -n 's/.*"state": "\([a-z]*\)".*/\1/p') || true
+case "$state" in
+finished) exit 0 ;;
+stopped) # by a signal: go on in another allocation. By itself: its last line says why, and starting again changes nothing
+    grep -Eq '"code": 1(30|43)' "$RUN_DIR/heartbeat.json" || exit 1 ;;
+"") exit 2 ;; # it never began
+esac
+scontrol requeue "$SLURM_JOB_ID"

@@ -1,0 +1,199 @@
+"""The files for clusters, as far as they can run here.
+
+Kubernetes' pods are machines in network namespaces (`tests.failures.network`); srun and scontrol are stand-ins.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from recycle_pp.telemetry.run_folder import RunFolder
+from tests.failures import network
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY = ["model=tiny", "run.validate_every=0", "numerics=reproducible", "run.sample_log=true"]
+BIN = Path(sys.executable).parent
+ENVIRONMENT = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+_missing = network.missing()
+machines = pytest.mark.skipif(_missing is not None, reason=str(_missing))
+pytestmark = pytest.mark.timeout(500)
+
+
+def wait_until(condition, what, seconds=150):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.1)
+
+
+def steps(run):
+    return [line["step"] for line in run.lines(run.metrics)]
+
+
+def happened(run, event):
+    return any(line["event"] == event for line in run.lines(run.events))
+
+
+# ------------------------------------------------------------------------------------------------------ Kubernetes
+
+
+class Pods:
+    """What the manifest says, with two pods of two workers each, on machines of their own."""
+
+    def __init__(self, folder: Path, net: network.Network, arguments: list[str]) -> None:
+        service, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+        self.container = job["spec"]["template"]["spec"]["containers"][0]
+        self.names = service["metadata"]["name"], job["metadata"]["name"], job["spec"]["template"]["spec"]["subdomain"]
+        self.run, self._folder, self._net, self._arguments = RunFolder(folder / "run"), folder, net, arguments
+        self._machines: list[network.Machine] = []
+
+    def start(self, index: int) -> subprocess.Popen[bytes]:
+        """A pod on a new machine."""
+        self._machines.append(self._net.machine(f"pod{len(self._machines)}"))
+        here = {"NODES": "2", "WORKERS": "2", "MASTER": self._machines[-1 - index].address, "NODE_RANK": f"{index}"}
+        here |= {"RUN_DIR": str(self.run.path), "RECYCLE_TOKEN": "of the examples' tests"}
+        assert here.keys() == {variable["name"] for variable in self.container["env"]}
+        assert self.container["command"] == ["sh", "/recycle/node.sh"]
+        with open(self._folder / "log", "ab") as log:
+            return self._machines[-1].run(
+                ["sh", EXAMPLES / "node.sh", *self._arguments], env=ENVIRONMENT | here, stdout=log, stderr=log
+            )
+
+    def log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")
+
+
+def terminate(pod: subprocess.Popen[bytes]) -> None:
+    """As the kubelet does: SIGTERM to the container's first process, torchrun."""
+    for process in psutil.Process(pod.pid).children():
+        process.send_signal(signal.SIGTERM)
+
+
+@machines
+@pytest.mark.torchrun
+def test_pods_start_are_drained_join_end_with_a_checkpoint_and_go_on(tmp_path):
+    with network.Network() as net:
+        pods = Pods(tmp_path, net, [*TINY, "run.steps=1000000"])
+        assert len(set(pods.names)) == 1, "recycle-0.recycle is a name only if they are the same"
+        first = pods.start(0)
+        second = pods.start(1)
+        wait_until(lambda: max(steps(pods.run), default=-1) >= 3, pods.log)
+        terminate(second)  # kubectl drain
+        second.wait(60)
+        assert happened(pods.run, "evicted"), pods.log()
+        assert first.poll() is None, pods.log()
+        second = pods.start(1)  # the Job's controller
+        wait_until(lambda: happened(pods.run, "node_joined"), pods.log)
+        wait_until(lambda: sum(e["event"] == "rejoined" for e in pods.run.lines(pods.run.events)) == 2, pods.log)
+        terminate(first)  # kubectl delete job
+        terminate(second)
+        first.wait(60), second.wait(60)
+        assert "the newest checkpoint is" in pods.log()
+        done = steps(pods.run)[-1] + 1
+        again = Pods(tmp_path, net, [*TINY, f"run.steps={done + 3}"])  # kubectl apply
+        codes = [pod.wait(120) for pod in (again.start(0), again.start(1))]
+        assert codes == [0, 0], pods.log()
+    assert steps(pods.run) == list(range(done + 3)), "each step stands there once"
+
+
+# ----------------------------------------------------------------------------------------------------------- SLURM
+
+SRUN = """#!/bin/sh
+# srun: the command once on each node, at the same time; a signal goes to all of them
+while [ "${1#--}" != "$1" ]; do shift; done
+for SLURM_NODEID in 0 1; do export SLURM_NODEID; MASTER_PORT=$PORT "$@" & pids="$pids $!"; done
+trap 'kill -TERM $pids' TERM
+wait $pids; code=$?
+while kill -0 $pids 2>/dev/null; do wait; done
+exit $code
+"""
+SCONTROL = """#!/bin/sh
+case $1 in show) echo 127.0.0.1; echo 127.0.0.1 ;; *) echo "$@" >> "$REQUESTS" ;; esac
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Starts `sbatch examples/slurm.sh` with settings, on two nodes of two workers."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "2", "PORT": f"{port}"}
+    variables |= {"SLURM_JOB_NODELIST": "n[0-1]", "REQUESTS": str(tmp_path / "requests")}
+    variables |= {"PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}", "NODE_SH": str(EXAMPLES / "node.sh")}
+
+    def start(*settings: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["sh", EXAMPLES / "slurm.sh", *TINY, *settings], env=ENVIRONMENT | variables, cwd=tmp_path, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    return start
+
+
+def requests(folder: Path) -> list[str]:
+    return (folder / "requests").read_text().splitlines() if (folder / "requests").exists() else []
+
+
+@pytest.mark.torchrun
+def test_a_slurm_job_that_its_time_limit_ends_is_requeued_and_goes_on(slurm, tmp_path):
+    run = RunFolder(tmp_path / "runs" / "7")
+    job = slurm("run.steps=1000000")
+    wait_until(lambda: run.metrics.exists() and max(steps(run), default=-1) >= 2, lambda: job.poll() or "no step")
+    (srun,) = [child for child in psutil.Process(job.pid).children() if "srun" in " ".join(child.cmdline())]
+    srun.send_signal(signal.SIGTERM)  # --signal=TERM@120
+    output, _ = job.communicate(timeout=90)
+    assert (job.returncode, requests(tmp_path)) == (0, ["requeue 7"]), output
+    done = steps(run)[-1] + 1
+    again = slurm(f"run.steps={done + 2}")
+    output, _ = again.communicate(timeout=150)
+    assert (again.returncode, requests(tmp_path)) == (0, ["requeue 7"]), output
+    assert steps(run) == list(range(done + 2))
+
+
+@pytest.mark.torchrun
+def test_a_slurm_job_with_a_mistake_is_not_requeued(slurm, tmp_path):
+    job = slurm("run.stepz=3")
+    output, _ = job.communicate(timeout=150)
+    assert (job.returncode, requests(tmp_path)) == (2, []), output
+    assert "run.stepz is no key" in output
+
+
+# ----------------------------------------------------------------------------------------------------------- Modal
+
+
+def test_what_modal_starts_gives_node_sh_all_that_it_wants(monkeypatch):
+    """The file itself has never run on Modal, and says so."""
+
+    class Anything:
+        def __getattr__(self, name):
+            return Anything()
+
+        def __call__(self, *arguments, **options):
+            return arguments[0] if arguments and isinstance(arguments[0], types.FunctionType) else Anything()
+
+    monkeypatch.setitem(sys.modules, "modal", Anything())
+    names: dict = {"__name__": "modal_containers"}
+    exec(compile((EXAMPLES / "modal_containers.py").read_text(), "modal_containers.py", "exec"), names)
+    wanted = {"NODES", "NODE_RANK", "WORKERS", "MASTER", "RUN_DIR"}
+    assert names["environment"](3).keys() == wanted
+    script = (EXAMPLES / "node.sh").read_text()
+    assert all(f"${name}" in script or f"${{{name}" in script for name in wanted)
+    assert "NOT TRIED" in names["__doc__"]
+
+
+@pytest.mark.parametrize("script", ["node.sh", "slurm.sh"])
+def test_scripts_are_posix_shell(script):
+    assert subprocess.run(["sh", "-n", EXAMPLES / script]).returncode == 0
