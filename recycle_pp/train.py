@@ -93,7 +93,7 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     settings.run.resume = settings.run.resume is True or done > 0
     run = RunFolder.create(settings, done, anew)
     if settings.run.resume:
-        print("\n".join([f"goes on after step {done - 1}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
+        print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return settings, run, address
 
 

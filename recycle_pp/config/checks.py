@@ -249,7 +249,7 @@ def _validate_data(settings: Settings) -> None:
     if place is None:
         return
     if not data.path or not place.exists():
-        raise ValueError(f"data.path must name a text file, a folder of text or a .bin file; {data.path!r} is none")
+        raise ValueError(f"data.path must name a text file, a folder of text or a .bin file, not {data.path!r}")
     files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     if size == 0:

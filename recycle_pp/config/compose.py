@@ -130,7 +130,7 @@ def _search_path(arguments: list[str]) -> list[str]:
         if text == "--config-dir" or text.startswith("--config-dir="):
             folder = text.partition("=")[2] or (queue.pop(0) if queue else "")
             if not Path(folder).is_dir() or not folder:
-                raise ValueError(f"--config-dir must name a folder; {folder!r} is none")
+                raise ValueError(f"--config-dir must name a folder, not {folder!r}")
             folders.append(Path(folder).resolve().as_uri())
         elif text.startswith("-"):
             raise ValueError(f"{text} is no option; allowed: --help, --config-dir DIR, and settings KEY=VALUE")

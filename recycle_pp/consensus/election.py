@@ -123,7 +123,7 @@ class Election:
                 async with asyncio.timeout(min(self._patience, UNCOUNTED)):
                     await self._ask_who_leads()
             known = _names(self.voter.newest.roster)
-            raise LostMajority(f"no majority of supervisors {known}, of whom this is none, has answered in time")
+            raise LostMajority(f"no majority of supervisors {known} has answered in time; this one has no vote")
         gone: set[int] = set()
         await self._wait_for_turn(gone)
         while self.voter.leader is None:

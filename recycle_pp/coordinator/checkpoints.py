@@ -18,6 +18,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.job import Send
 from recycle_pp.state.checksum import damage
+from recycle_pp.telemetry.events import plural
 from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 from .replicas import Replicas
@@ -75,9 +76,9 @@ class Saving:
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
         elif step == self._restored:
-            reason = f"once more since the checkpoint of step {step}, from which the job was restored before"
+            reason = f"for the second time since checkpoint step-{step:06d}"
         elif present < stages:
-            reason = f"and {present} workers are left for {stages} stages"
+            reason = f"and {plural(present, 'worker')} cannot fill {plural(stages, 'stage')}"
         else:
             self._restored = step
             return step

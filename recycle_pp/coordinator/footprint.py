@@ -32,11 +32,11 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     know."""
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
-    tokens = samples * settings.model.sequence
+    each_step = f"each step: {samples} sample{'s' * (samples != 1)}, {samples * settings.model.sequence:,} tokens"
     if settings.model.kind != "transformer":
-        return [f"{samples} samples, {tokens:,} tokens a step"]
+        return [each_step]
     count = sum(parameters(settings.model, layers) for layers in _layers(settings))
-    lines = [f"{_count(count)} parameters in {p.stages} stages; {samples} samples, {tokens:,} tokens a step"]
+    lines = [f"{_count(count)} parameters in {p.stages} stage{'s' * (p.stages != 1)}; {each_step}"]
     if settings.emulate.mode:
         return lines
     needs = [bytes_of(settings, stage) for stage in range(p.stages)]
@@ -46,7 +46,8 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     lines.append(f"a worker of stage {stage}, the fullest, holds about {format_size(most)}: {parts}")
     gpu = None if settings.run.device == "cpu" else _gpu_memory()
     need, have = (most, gpu) if gpu is not None else (_all_here(settings, needs, workers_here), _memory())
-    here = f"the {workers_here} workers of this machine, torch included, about {format_size(need)}; it has"
+    ours = "the worker" if workers_here == 1 else f"the {workers_here} workers"
+    here = f"{ours} of this machine, torch included, may need {format_size(need)}; it has"
     where = "its GPU has" if gpu is not None else here
     if have is not None:
         lines.append(f"{where} {format_size(have)}" + (": that is not enough" if need > have else ""))

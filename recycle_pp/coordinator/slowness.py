@@ -8,8 +8,10 @@
 `own` and `wall` are the times of a worker's ops in a step as multiples of what such ops took before, the first without
 what the thread waited for a core. Slow is, for a reason that lasts:
 
-- whose own time is at least `SLOW` (1.35) times the median of all others, by the median of its last `STEPS` (7) steps:
-  4 bad steps. A busy machine does not lengthen it: 12 workers on 2 cores at a load of 20 reach 1.26.
+- whose own time is at least `SLOW` (1.35) times the median of all others, in 5 of its last `STEPS` (7) steps. A busy
+  machine does not lengthen it: 12 workers on 2 cores at a load of 20 reach 1.26. What it was compared with comes from
+  few steps, though, and these may have been quick by chance: a worker's first `STEPS` steps correct it, by `CHANCE`
+  (1.25) at most.
 - who waits for a core as no other worker of its machine does (a neighbour on its core, a limit on its container): wall
   time in 7 of the last `STEADY` (8) steps at least `WAITS` (1.6) times that of the others there; `CROWDED` (2.0) where
   they have fewer cores than they are (12 on 2 reach 1.72). Workers of unknown machines are not judged by this.
@@ -26,7 +28,7 @@ from typing import NamedTuple
 
 from recycle_schedules import Worker
 
-SLOW, NORMAL, STEPS = 1.35, 1.2, 7
+SLOW, NORMAL, STEPS, CHANCE = 1.35, 1.2, 7, 1.25
 WAITS, CROWDED, WAITS_NO_MORE, STEADY = 1.6, 2.0, 1.4, 8
 AGAIN = 1.5  # a factor that changes less than this changes no plan
 
@@ -42,6 +44,7 @@ class Slowness:
         self._machines: dict[Worker, str] = {}
         self._cores: dict[str, int] = {}
         self._own: dict[Worker, deque[float]] = {}
+        self._usual: dict[Worker, float] = {}  # of its first steps
         self._wall: dict[Worker, deque[float]] = {}
         self._waits: set[Worker] = set()  # who are slow for that reason alone
 
@@ -50,8 +53,8 @@ class Slowness:
         its own speed."""
         if machine:
             self._machines[worker], self._cores[machine] = machine, cores
-        self._own.pop(worker, None)
-        self._wall.pop(worker, None)
+        for known in (self._own, self._usual, self._wall):
+            known.pop(worker, None)
 
     def add(self, longer: Mapping[Worker, tuple[float, float]]) -> list[Speed]:
         """Returns onsets and ends alone. A factor that changes by `AGAIN` in between changes in `factors`."""
@@ -67,14 +70,16 @@ class Slowness:
         return [speed for speed in changed if speed]
 
     def _judge(self, worker: Worker, crowd: Mapping[str | None, int]) -> Speed | None:
-        own, wall, known = self._own[worker], self._wall[worker], self.factors.get(worker)
-        if len(own) < STEPS:
+        wall, known = self._wall[worker], self.factors.get(worker)
+        if len(self._own[worker]) < STEPS:
             return None
+        self._usual.setdefault(worker, max(1 / CHANCE, min(median(self._own[worker]), CHANCE)))
+        own = self._lately(worker)
         machine = self._machines.get(worker)
         alone = WAITS if machine is None or crowd[machine] <= self._cores[machine] else CROWDED
         waits = len(wall) == STEADY and sorted(wall)[1] >= alone
         if known is None:
-            if median(own) >= SLOW:
+            if sorted(own)[2] >= SLOW:
                 self._waits.discard(worker)
             elif waits:
                 self._waits.add(worker)
@@ -91,7 +96,10 @@ class Slowness:
         return None
 
     def _factor(self, worker: Worker) -> float:
-        return median((self._wall if worker in self._waits else self._own)[worker])
+        return median(self._wall[worker] if worker in self._waits else self._lately(worker))
+
+    def _lately(self, worker: Worker) -> list[float]:
+        return [own / self._usual[worker] for own in self._own[worker]]
 
 
 def _beside(value: float, others: list[float]) -> float:

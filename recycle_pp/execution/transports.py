@@ -46,5 +46,5 @@ def transport_for(
     elif backend == "tcp":
         on_host = TcpTransport(store, interface, workers, silence)
     else:
-        raise ValueError(f"backend: {backend!r} is none of 'tcp', 'gloo', 'nccl'")
+        raise ValueError(f"parallel.backend must be one of tcp, gloo, nccl, not {backend}")
     return on_host if device.type == "cpu" else StagedTransport(on_host, device)

@@ -20,7 +20,7 @@ def fill_stages(roles: Mapping[int, Worker], present: Collection[int], stages: i
     Raises ValueError if fewer ranks are present than there are stages.
     """
     if len(present) < stages:
-        raise ValueError(f"{len(present)} workers are left for {stages} stages")
+        raise ValueError(f"live workers: {len(present)}, fewer than the {stages} stages")
     new = dict(roles)
     while lost := [s for s in range(stages) if not any(new[r].stage == s for r in present)]:
         size = [sum(new[r].stage == s for r in present) for s in range(stages)]

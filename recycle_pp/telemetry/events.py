@@ -47,7 +47,7 @@ class Lines:
 
 @cache
 def report_once(sentence: str) -> None:
-    print(f"recycle_pp: {sentence}; the run goes on without", file=sys.stderr, flush=True)
+    print(f"recycle_pp: {sentence}; the run goes on without it", file=sys.stderr, flush=True)
 
 
 class Events:
@@ -81,7 +81,7 @@ def describe(record: Mapping[str, Any]) -> str | None:
 
 
 def cause_in_words(record: Mapping[str, Any]) -> str:
-    """Why a worker died: "killed by SIGKILL, as fail_at asked", "ValueError: no such token", ..."""
+    """Why a worker died: "killed by SIGKILL, a rehearsed failure", "ValueError: no such token", ..."""
     cause, detail = record.get("cause"), str(record.get("detail") or "").strip()
     last = detail.splitlines()[-1] if detail else ""
     words = {
@@ -89,74 +89,98 @@ def cause_in_words(record: Mapping[str, Any]) -> str:
         "exception": last or "an exception",
         "out_of_memory": "out of memory",
         "hang": f"stuck in {last}, so it was killed",
-        "eviction": "its node was taken away",
-        "node_loss": "its node was lost",
+        "eviction": "its node is taken away",
+        "node_loss": "its node is lost",
         "exit": f"it ended by itself: {last}",
         "unknown": last,
     }.get(str(cause), f"{cause} {last}".strip())
-    return words + (", as asked" if record.get("injected") else "")
+    return words + (", a rehearsed failure" if record.get("injected") else "")
 
 
-def _plural(count: Any, noun: str) -> str:
+def plural(count: Any, noun: str) -> str:
+    """3 steps, 1 step."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def when(step: int) -> str:
+    """For people, who count steps from 1 as the progress line does: `step` of them are done."""
+    return f"after step {step}" if step else "before step 1"
+
+
+def _when(e: Mapping[str, Any]) -> str:
+    return when(e["step"])
+
+
+def _place(e: Mapping[str, Any]) -> str:
+    """Where a worker is stuck; the step is said already."""
+    return str(e.get("where")).removesuffix(f" in step {e['step']}")
+
+
+def _death(e: Mapping[str, Any]) -> str:
+    verb = "has ended" if e.get("cause") == "eviction" else "died"
+    return f"{_when(e)}: worker {e['worker']} {verb} ({cause_in_words(e)})"
+
+
 def _resumed(e: Mapping[str, Any]) -> str:
-    text = f"step {e['step']}: goes on after {1000 * e.get('stall_seconds', 0.0):.0f} ms"
+    text = f"{_when(e)}: the next step goes on after a stall of {1000 * e.get('stall_seconds', 0.0):.0f} ms"
     if e.get("lost_ops") is not None:
-        text += f"; {_plural(e['lost_ops'], 'op')} lost, {_plural(e.get('redone_ops', 0), 'op')} done again"
+        text += f"; {plural(e['lost_ops'], 'op')} lost, {e.get('redone_ops', 0)} redone"
     return text
 
 
+def _checkpoint(e: Mapping[str, Any]) -> str:
+    """The name of its folder."""
+    return f"checkpoint step-{e.get('checkpoint', e['step']):06d}"
+
+
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "started": lambda e: f"{_plural(e.get('workers', '?'), 'worker')} ready, the run begins at step {e['step']}",
-    "death_detected": lambda e: f"step {e['step']}: worker {e['worker']} died ({cause_in_words(e)})",
+    "started": lambda e: (
+        f"all workers are ready, {e.get('workers', '?')} of them; the run begins with step {e['step'] + 1}"
+    ),
+    "death_detected": _death,
     "hang_suspected": lambda e: (
-        f"step {e['step']}: worker {e['worker']} is stuck in {e.get('where')}, for {e.get('seconds', 0.0):.1f} s"
+        f"{_when(e)}: worker {e['worker']} has been stuck for {e.get('seconds', 0.0):.1f} s in {_place(e)}"
     ),
     "renewed": lambda e: (
-        f"step {e['step']}: everybody waits and nobody works (first {(e.get('waiting') or ['?'])[0]}); the links are "
-        "renewed"
+        f"{_when(e)}: all workers wait and none works, {(e.get('waiting') or ['?'])[0]} first; all links are built anew"
     ),
     "resumed": _resumed,
-    "respawned": lambda e: f"step {e['step']}: worker {e['worker']} is started again",
-    "rejoined": lambda e: f"step {e['step']}: worker {e['worker']} is back",
-    "evicted": lambda e: f"step {e['step']}: worker {e['worker']} was told to go; it stays until the step is done",
-    "left": lambda e: f"step {e['step']}: worker {e['worker']} has handed over and leaves",
+    "respawned": lambda e: f"{_when(e)}: worker {e['worker']} is started again",
+    "rejoined": lambda e: f"{_when(e)}: worker {e['worker']} is back",
+    "evicted": lambda e: f"{_when(e)}: worker {e['worker']} got SIGTERM; it ends this step, hands over and leaves",
+    "left": lambda e: f"{_when(e)}: worker {e['worker']} has handed over and takes no part any more",
     "update_skipped": lambda e: (
-        f"step {e['step']}: the update is skipped: a gradient is NaN, infinite or too large to be summed"
+        f"{_when(e)}: the update is skipped: a gradient is NaN, infinite or too large to be summed"
     ),
     "slow": lambda e: (
-        f"step {e['step']}: worker {e['worker']} is slow: its ops take {e.get('factor')} times as long as its peers'; "
+        f"{_when(e)}: worker {e['worker']} is slow: its ops take {e.get('factor')} times as long as its peers'; "
         "they take over a part of its work"
     ),
-    "slow_no_more": lambda e: f"step {e['step']}: worker {e['worker']} is as fast as its peers again",
-    "given_up": lambda e: f"step {e['step']}: worker {e['worker']} is given up after {e.get('respawns', '?')} respawns",
+    "slow_no_more": lambda e: f"{_when(e)}: worker {e['worker']} is as fast as its peers again",
+    "given_up": lambda e: (
+        f"{_when(e)}: worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
+    ),
     "refused": lambda e: (
-        f"step {e['step']}: worker {e['worker']} is sent away: it has {e.get('platform')}, the job {e.get('expected')}"
+        f"{_when(e)}: worker {e['worker']} runs on {e.get('platform')}, the others on {e.get('expected')}; "
+        "it is sent away"
     ),
-    "coordinator_lost": lambda e: f"step {e['step']}: the coordinator, which ran with rank {e.get('rank')}, is lost",
+    "coordinator_lost": lambda e: f"{_when(e)}: the coordinator, in rank {e.get('rank')}'s supervisor, is lost",
     "coordinator_elected": lambda e: (
-        f"step {e['step']}: rank {e.get('rank')} coordinates from now on, elected in "
-        f"{1000 * e.get('seconds', 0.0):.0f} ms"
+        f"{_when(e)}: rank {e.get('rank')} coordinates from now on, elected in {1000 * e.get('seconds', 0.0):.0f} ms"
     ),
-    "node_joined": lambda e: f"step {e['step']}: {e.get('host')} joins in the place of worker {e['worker']}",
-    "supervisor_back": lambda e: f"step {e['step']}: the supervisor of rank {e.get('rank')} is back",
-    "stage_lost": lambda e: f"step {e['step']}: stage {e.get('stage')} has lost its last worker",
-    "restored": lambda e: f"step {e['step']}: all workers go on from the checkpoint of step {e.get('checkpoint')}",
-    "checkpoint_damaged": lambda e: (
-        f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} is damaged and left out: {e.get('detail')}"
-    ),
-    "checkpoint_saved": lambda e: f"step {e['step']}: checkpoint of step {e.get('checkpoint', e['step'])} saved",
+    "node_joined": lambda e: f"{_when(e)}: {e.get('host')} joins in the place of worker {e['worker']}",
+    "supervisor_back": lambda e: f"{_when(e)}: the supervisor of rank {e.get('rank')} is back",
+    "stage_lost": lambda e: f"{_when(e)}: stage {e.get('stage')} has lost its last worker",
+    "restored": lambda e: f"{_when(e)}: all workers go on from {_checkpoint(e)}",
+    "checkpoint_damaged": lambda e: f"{_when(e)}: {_checkpoint(e)} is damaged and left out: {e.get('detail')}",
+    "checkpoint_saved": lambda e: f"{_when(e)}: {_checkpoint(e)} saved",
     "checkpoint_skipped": lambda e: (
-        f"step {e['step']}: no checkpoint of step {e.get('checkpoint')}: {e.get('by')} still wrote the one before"
+        f"{_when(e)}: {e.get('by')} still wrote the checkpoint before, so there is no {_checkpoint(e)}"
     ),
-    "checkpoint_failed": lambda e: (
-        f"step {e['step']}: the checkpoint of step {e.get('checkpoint')} was not saved: {e.get('detail')}"
-    ),
-    "ending": lambda e: f"step {e['step']}: {e.get('signal')}; the job finishes this step, saves a checkpoint and ends",
-    "stopped": lambda e: f"step {e['step']}: stopped: {e.get('reason')}",
-    "finished": lambda e: f"finished after {_plural(e['step'], 'step')}",
+    "checkpoint_failed": lambda e: f"{_when(e)}: {_checkpoint(e)} was not saved: {e.get('detail')}",
+    "ending": lambda e: f"{_when(e)}: {e.get('signal')}: the job finishes this step, saves a checkpoint and ends",
+    "stopped": lambda e: f"{_when(e)}: the job has stopped: {e.get('reason')}",
+    "finished": lambda e: f"finished after {plural(e['step'], 'step')}",
 }
 
 

@@ -2,9 +2,10 @@
 
     progress = Progress(steps=60, workers=12, stream=sys.stdout)
     progress.step({"step": 20, "loss": 2.31, "tokens_per_second": 51000, "live_workers": 11, ...})   # a metrics record
-    progress.say("step 20: worker 1.2 died (killed by SIGKILL)")
+    progress.say("after step 20: worker 1.2 died (killed by SIGKILL)")
 
-On a terminal with colour and a bar, elsewhere plain text. A reader that goes away (`| head`) does not stop the run.
+People count steps from 1: the last line is step 60/60. On a terminal with colour and a bar, elsewhere plain text. A
+reader that goes away (`| head`) does not stop the run.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ class Progress:
         if self._last is not None:
             self._seconds.append(now - self._last)
         self._last = now
-        step = record["step"]
-        parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
+        done = record["step"] + 1
+        parts = [f"step {done:>{len(str(self._steps))}}/{self._steps}"]
         for key, form in _NUMBERS.items():
             if record.get(key) is not None:
                 parts.append(form.format(record[key]))
         parts.append(self._live(record))
-        if self._seconds and step + 1 < self._steps:
-            parts.append(f"ETA {duration((self._steps - step - 1) * median(self._seconds))}")
+        if self._seconds and done < self._steps:
+            parts.append(f"ETA {duration((self._steps - done) * median(self._seconds))}")
         text = "  ".join(part for part in parts if part)
         if self._colour:
-            filled = round(_BAR * (step + 1) / self._steps)
+            filled = round(_BAR * done / self._steps)
             text = f"{_DIM}{'█' * filled}{'░' * (_BAR - filled)}{_RESET} {text}"
         self._write(text)
 
@@ -64,9 +65,9 @@ class Progress:
             return f"{live} worker{'' if live == 1 else 's'}"
         text = f"{live} of {self._workers} workers"
         if record.get("least_live_stage") is not None:
-            text += f", fewest in stage {record['least_live_stage']}"
+            text += f", stage {record['least_live_stage']} has the fewest"
             if record.get("least_live") is not None:
-                text += f" ({record['least_live']})"
+                text += f": {record['least_live']}"
         return f"{_RED}{text}{_RESET}" if self._colour else text
 
     def _write(self, line: str) -> None:

@@ -154,6 +154,7 @@ class Recorder:
             elif kind == "plan_adopted":
                 if not self._started:
                     self._started = True
+                    self._step_ended = time.monotonic()  # the start is no part of the first step
                     self.event("started", None, workers=len(self._job.live))
                 if self._recovery:
                     self._recovery.planned(time.monotonic(), self._job, self._gone(note))

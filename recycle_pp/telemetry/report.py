@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .events import cause_in_words
+from .events import cause_in_words, plural, when
 from .run_folder import RunFolder
 
 Record = dict[str, Any]
@@ -28,7 +28,7 @@ def report(run: RunFolder) -> str:
             lines += _death(event, events, metrics)
         elif event["event"] == "rejoined":
             lines.append(
-                f"  step {event['step']}: worker {event['worker']} is back{_loss_around(event['step'], metrics)}"
+                f"  {when(event['step'])}: worker {event['worker']} is back{_loss_around(event['step'], metrics)}"
             )
     if not any(event["event"] == "death_detected" for event in events):
         lines.append("  nobody died")
@@ -40,15 +40,15 @@ def report(run: RunFolder) -> str:
 def _course(metrics: Sequence[Record]) -> str:
     losses = [(m["step"], m["loss"]) for m in metrics if m.get("loss") is not None]
     if not losses:
-        return "  no step was finished"
-    text = f"  loss {losses[0][1]:.4f} in step {losses[0][0]}, {losses[-1][1]:.4f} in step {losses[-1][0]}"
+        return "  no step is finished"
+    text = f"  loss {losses[0][1]:.4f} in step {losses[0][0] + 1}, {losses[-1][1]:.4f} in step {losses[-1][0] + 1}"
     held_out = [m["val_loss"] for m in metrics if m.get("val_loss") is not None]
     return text + (f", {held_out[-1]:.4f} on held-out text" if held_out else "")
 
 
 def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record]) -> list[str]:
     lines = [
-        f"  step {death['step']}: worker {death['worker']} died ({cause_in_words(death)})"
+        f"  {when(death['step'])}: worker {death['worker']} died ({cause_in_words(death)})"
         + _loss_around(death["step"], metrics)
     ]
     # The recovery that names the worker, nearest in time: the cause of a death may be known only after the job went on.
@@ -59,23 +59,23 @@ def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record]) -
     resumed = min(recoveries, key=lambda event: abs(event["time"] - death["time"]))
     text = f"    stalled {1000 * resumed.get('stall_seconds', 0.0):.0f} ms"
     if resumed.get("lost_ops") is not None:
-        text += f"; {resumed['lost_ops']} ops were lost, {resumed.get('redone_ops', 0)} were done again on peers"
+        text += f"; {plural(resumed['lost_ops'], 'op')} lost, {resumed.get('redone_ops', 0)} redone by peers"
     return [*lines, text]
 
 
 def _loss_around(step: int, metrics: Sequence[Record]) -> str:
     losses = {m["step"]: m["loss"] for m in metrics if m.get("loss") is not None}
     near = [(s, losses[s]) for s in (step - 1, step, step + 1) if s in losses]
-    return ": loss " + ", ".join(f"{loss:.4f} (step {s})" for s, loss in near) if near else ""
+    return ": loss " + ", ".join(f"{loss:.4f} (step {s + 1})" for s, loss in near) if near else ""
 
 
 def _summary(summary: Record) -> list[str]:
     lines = []
     if (steps := summary.get("steps")) is not None:
-        text = f"  {steps} steps, {summary.get('samples', 0):,} samples, {summary.get('tokens', 0):,} tokens"
+        text = f"  {plural(steps, 'step')}, {summary.get('samples', 0):,} samples, {summary.get('tokens', 0):,} tokens"
         lines.append(f"{text} in {summary.get('wall_seconds', 0.0):.1f} s")
     if (share := summary.get("bubbles")) is not None:
-        counts = f"{summary.get('lost_ops', 0)} ops lost, {summary.get('redone_ops', 0)} redone"
+        counts = f"{plural(summary.get('lost_ops', 0), 'op')} lost, {summary.get('redone_ops', 0)} redone"
         lines.append(f"  bubbles {share:.1%} (median of the steps); {counts}")
     if digest := summary.get("weights_sha256"):
         lines.append(f"  weights sha256 {digest}")

@@ -19,7 +19,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings, load
 
-from .events import cause_in_words
+from .events import cause_in_words, plural, when
 from .follower import Follower
 from .heartbeat import Sign
 from .progress import duration
@@ -149,15 +149,15 @@ def text(status: Status) -> str:
     lines.append(f"{len(status.live)} of {everybody} workers live")
     lines += worker_map(status.live, status.pipelines, status.stages)
     if status.deaths:
-        lines.append(f"deaths: {status.deaths}, the last:")
+        lines.append(f"{plural(status.deaths, 'death')}, the last:")
         for death in reversed(status.last_deaths):
-            when = duration(death["seconds_ago"])
-            lines.append(f"  step {death['step'] + 1}: worker {death['worker']}, {death['cause']}, {when} ago")
+            ago = duration(death["seconds_ago"])
+            lines.append(f"  {when(death['step'])}: worker {death['worker']}, {death['cause']}, {ago} ago")
     if status.recovering:
-        lines.append("the job recovers from it now")
+        lines.append("the job is recovering")
     if status.last_stall_seconds is not None:
-        total = f"{1000 * status.stall_seconds:.0f} ms in {status.stalls}"
-        lines.append(f"last stall {1000 * status.last_stall_seconds:.0f} ms; all: {total}")
+        total = f"{plural(status.stalls, 'stall')}, {1000 * status.stall_seconds:.0f} ms in all"
+        lines.append(f"{total}, the last {1000 * status.last_stall_seconds:.0f} ms")
     return "\n".join(lines)
 
 
@@ -177,7 +177,7 @@ def worker_map(live: Sequence[str], pipelines: int, stages: int) -> list[str]:
     for d in shown[: 4 * MOST_ROWS]:
         lines.append(f"{f'pipeline {d}':>14}" + "".join(f"{'■' if up else '·':>{width}}" for up in rows[d]))
     if len(shown) > 4 * MOST_ROWS:
-        lines.append(f"{'':>14} and {len(shown) - 4 * MOST_ROWS} more pipelines that lack workers")
+        lines.append(f"{'':>14} and {plural(len(shown) - 4 * MOST_ROWS, 'pipeline')} more with dead workers")
     if whole:
-        lines.append(f"{'':>14} {len(whole)} pipelines are whole")
+        lines.append(f"{'':>14} {len(whole)} whole pipeline{'s' * (len(whole) != 1)}")
     return lines

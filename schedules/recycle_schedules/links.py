@@ -158,7 +158,7 @@ def _name(key: str, name: Any) -> str:
 
 def _known(key: str, host: Any, known: set[str]) -> str:
     if host not in known:
-        raise ValueError(f"{key}: {host!r} is none of the hosts in links.hosts")
+        raise ValueError(f"{key}: {host!r} is not in links.hosts")
     return host
 
 

@@ -192,7 +192,7 @@ class _Check:
         m = a.kind == O
         if p.optimizer == "none":
             if m.any():
-                self.errors.append("O ops are given, but optimizer is none")
+                self.errors.append("the plan has O ops, but its problem has no optimizer step")
             return
         open_ = [s for s in range(p.stages) if s not in p.finished]
         last = np.where(np.isnan(self.end[[W, B]]), -np.inf, self.end[[W, B]]).max(axis=(0, 1), initial=-np.inf)

@@ -116,7 +116,7 @@ def test_a_full_disk_costs_no_step(small_disk, runs):
     overrides = (*faults, f"run.dir={small_disk / 'run'}")
     case = Case("the disk is full", "2x2", overrides, steps=24, ends="was not saved", deaths=None, bound=200)
     outcome = runs.of(case, "a full disk", meanwhile=fill)
-    assert "the run goes on without" in outcome.output and "Traceback" not in outcome.output
+    assert "the run goes on without it" in outcome.output and "Traceback" not in outcome.output
     assert "23/24" in outcome.output, "every step was done"
     assert outcome.code == 1, "the last checkpoint is missing"
 
@@ -139,7 +139,7 @@ def test_a_stage_that_loses_its_last_worker_without_a_checkpoint_says_what_to_do
 
 def test_fewer_workers_than_stages_stop_the_job_and_say_so(runs):
     faults = fails("15:0.1", "20:1.1", "20:1.0")  # when the first checkpoint, which is written meanwhile, is whole
-    said = "1 workers are left for 2 stages"
+    said = "1 worker cannot fill 2 stages"
     case = Case("loses too many", "2x2", (*faults, "checkpoint.every=2"), steps=30, deaths=None, ends=said)
     runs.of(case, "a stage lost")
 

@@ -101,7 +101,7 @@ def test_a_zombie_is_dead(run, capsys):
 def test_of_many_pipelines_only_those_that_lack_workers_have_a_line():
     everybody = [f"{d}.{s}" for d in range(64) for s in range(8)]
     lines = worker_map([w for w in everybody if w not in ("5.3", "40.7")], 64, 8)
-    assert [line.split()[1] for line in lines[1:3]] == ["5", "40"] and lines[3].strip() == "62 pipelines are whole"
+    assert [line.split()[1] for line in lines[1:3]] == ["5", "40"] and lines[3].strip() == "62 whole pipelines"
     assert lines[1].count("·") == 1 and lines[1].count("■") == 7
 
 

@@ -36,7 +36,7 @@ MISTAKES = [
     ({}, "links.hosts: 2 lists of 2 names are needed"),
     (TWO_HOSTS | {"hosts": [["a", "a"], ["b"]]}, "links.hosts: 2 lists of 2 names are needed"),
     (TWO_HOSTS | {"hosts": [["a", "a"], ["b", 1]]}, "links.hosts: 1 is not a name"),
-    (TWO_HOSTS | {"zones": {"c": "west"}}, "links.zones: 'c' is none of the hosts"),
+    (TWO_HOSTS | {"zones": {"c": "west"}}, "links.zones: 'c' is not in links.hosts"),
     (TWO_HOSTS | {"zones": ["west"]}, "links.zones: an object like"),
     (TWO_HOSTS | {"within_host": 3}, "links.within_host: an object with latency and bandwidth is needed, not 3"),
     (
@@ -45,7 +45,7 @@ MISTAKES = [
     ),
     (TWO_HOSTS | {"within_host": {"bandwidth": 0}}, "links.within_host.bandwidth: 0 is not above 0"),
     (TWO_HOSTS | {"measured": [["a", "b"]]}, "links.measured: an entry is"),
-    (TWO_HOSTS | {"measured": [["a", "c", {}]]}, "links.measured: 'c' is none of the hosts"),
+    (TWO_HOSTS | {"measured": [["a", "c", {}]]}, "links.measured: 'c' is not in links.hosts"),
     (
         TWO_HOSTS | {"measured": [["a", "b", {}], ["b", "a", {}]]},
         "the link between b and a is given twice",

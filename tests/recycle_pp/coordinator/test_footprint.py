@@ -55,8 +55,8 @@ def test_settings_that_cost_memory_are_counted():
 def test_the_start_says_it_in_sentences(monkeypatch):
     monkeypatch.setattr("recycle_pp.coordinator.footprint._memory", lambda: 1e6)
     first, second, third = footprint(small(run__device="cpu"), workers_here=2)
-    assert "parameters in 2 stages; 8 samples, 128 tokens a step" in first
+    assert "parameters in 2 stages; each step: 8 samples, 128 tokens" in first
     assert all(name in second for name in ("weights", "gradients", "optimizer state", "activations", "replay log"))
-    assert third.startswith("the 2 workers of this machine, torch included, about 56") and third.endswith(
+    assert third.startswith("the 2 workers of this machine, torch included, may need 56") and third.endswith(
         "it has 1 MB: that is not enough"
     )

@@ -18,7 +18,7 @@ def test_a_worker_of_the_richest_stage_moves_into_the_empty_one():
 
 
 def test_too_few_workers_are_refused():
-    with pytest.raises(ValueError, match="1 workers are left for 2 stages"):
+    with pytest.raises(ValueError, match="live workers: 1, fewer than the 2 stages"):
         fill_stages(grid(2, 2), present={0}, stages=2)
 
 

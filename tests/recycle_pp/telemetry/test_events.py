@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -20,18 +21,18 @@ def test_an_event_is_on_disk_as_soon_as_it_is_recorded(tmp_path):
     assert {"event", "time", "step", "generation", "worker"} <= first.keys() & second.keys()
     assert (first["event"], first["step"], first["generation"], first["worker"]) == ("death_detected", 20, 3, "1.2")
     assert (second["worker"], second["makespan"]) == (None, 1.5)
-    assert said == ["step 20: worker 1.2 died (killed by SIGKILL)"]
+    assert said == ["after step 20: worker 1.2 died (killed by SIGKILL)"]
     events.close()
 
 
 @pytest.mark.parametrize(
     ("details", "sentence"),
     [
-        ({"cause": "signal", "detail": "SIGKILL", "injected": True}, "killed by SIGKILL, as asked"),
+        ({"cause": "signal", "detail": "SIGKILL", "injected": True}, "killed by SIGKILL, a rehearsed failure"),
         ({"cause": "exception", "detail": "Traceback ...\nValueError: no such token\n"}, "ValueError: no such token"),
         ({"cause": "out_of_memory", "detail": "SIGKILL by the kernel"}, "out of memory"),
         ({"cause": "hang", "detail": "F of micro-batch 1.3 in step 20, for 10.2 s"}, "stuck in F of micro-batch 1.3"),
-        ({"cause": "node_loss", "detail": "its supervisor is gone"}, "its node was lost"),
+        ({"cause": "node_loss", "detail": "its supervisor is gone"}, "its node is lost"),
         ({"cause": "exit", "detail": "exit code 7"}, "it ended by itself: exit code 7"),
         ({"cause": "something new", "detail": "x"}, "something new x"),
         ({}, "died"),
@@ -45,7 +46,16 @@ def test_causes_are_told_in_words(details, sentence):
 @pytest.mark.parametrize("event", sorted(_WORDS))
 def test_every_sentence_can_do_without_details(event):
     sentence = describe({"event": event, "step": 3, "generation": 1, "worker": "0.1", "time": 0.0})
-    assert sentence.startswith(("step 3: ", "? workers ready", "finished after 3 steps"))
+    assert sentence.startswith(("after step 3: ", "all workers are ready", "finished after 3 steps"))
+
+
+@pytest.mark.parametrize("event", sorted(_WORDS))
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_plurals_are_right_and_the_first_step_is_step_1(event, count):
+    numbers = dict.fromkeys(("workers", "lost_ops", "redone_ops", "respawns"), count)
+    sentence = describe({"event": event, "step": 0, "generation": 0, "worker": "0.1", "time": 0.0, **numbers})
+    assert not re.search(r"\b1 (ops|restarts|steps|workers)\b|\b[02] (op|restart|step|worker)\b", sentence)
+    assert not re.search(r"\bstep 0\b", sentence)
 
 
 @given(st.floats())

@@ -1,0 +1,200 @@
+"""Whether slow workers are found, and only they.
+
+    python bench/alarms.py quiet [--runs 10] [--load 2]     # `make train`'s command beside a load: who is called slow?
+    python bench/alarms.py slow [CASE...]                   # slow for four reasons: after how many steps is it known?
+
+`quiet`: twelve workers, one of them killed and brought back, on all cores, and `load` processes that only burn CPU time
+beside them. Every sentence that calls a worker slow is an alarm, and there must be none.
+
+`slow`: a worker becomes slow and later normal again; steps until either is said. By `+slow_at` (which ends with the
+process: it is killed, and comes back normal), as cpulimit does it (stopped three quarters of the time), and by spinning
+neighbours on the one core that it may use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from recycle_pp.telemetry.run_folder import RunFolder
+
+SPIN = [sys.executable, "-c", "while True: pass"]
+TRAIN = ["+fail_at=20:1.2", "+rejoin_at=40:1.2"]  # `make train`
+FOUR = ["parallel=2x2", "model=small", "run.steps=100000", "run.validate_every=0", "checkpoint.minutes=0"]
+TWO = ["parallel.pipelines=2", "parallel.stages=1", *FOUR[1:]]
+SLOW, BEGIN, KILLED = "1.0", 25, 45  # who becomes slow, after how many steps; when it is killed where that is the end
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["quiet", "slow"])
+    parser.add_argument("cases", nargs="*", help="of `slow`, from 0; default: all")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--load", type=int, default=os.cpu_count() or 1, help="processes that burn CPU time")
+    arguments = parser.parse_args()
+    return quiet(arguments.runs, arguments.load) if arguments.what == "quiet" else slow(arguments.cases)
+
+
+def quiet(runs: int, load: int) -> int:
+    """The number of alarms."""
+    print(f"{os.cpu_count()} cores, {load} processes beside the job\n{'run':>4}{'seconds':>9}{'load':>7}{'alarms':>8}")
+    alarms = 0
+    for number in range(runs):
+        begun = time.monotonic()
+        with spinning(load), launched(12, TRAIN) as (process, run):
+            assert process.wait() == 0
+            said = (run.path / "output").read_text().count(" is slow: ")
+        alarms += said
+        average = os.getloadavg()[0]
+        print(f"{number:>4}{time.monotonic() - begun:>9.0f}{average:>7.1f}{said:>8}", flush=True)
+    print(f"{alarms} alarms in {runs} runs")
+    return alarms
+
+
+def slow(cases: list[str]) -> int:
+    """How many were found too late, and of others that are called slow."""
+    bad = 0
+    print(f"{'reason':<28}{'found after':>12}{'end after':>11}   steps; others called slow")
+    for number, (name, workers, arguments, throttle) in enumerate(CASES):
+        if cases and str(number) not in cases:
+            continue
+        with launched(workers, arguments) as (_, run):
+            until(run, lambda run=run: steps(run) >= BEGIN)
+            pid = [e["pid"] for e in run.lines(run.events) if e["event"] == "spawned" and e["worker"] == SLOW][-1]
+            with throttle(pid):
+                found = wait(run, "slow", BEGIN)
+            ended = wait(run, "slow_no_more", found)
+            normal = next((e["step"] for e in run.lines(run.events) if e["event"] == "rejoined"), None)
+            normal = found if normal is None else normal
+            others = [
+                e for e in run.lines(run.events) if e["event"] == "slow" and (e["worker"] != SLOW or e["step"] < BEGIN)
+            ]
+        told = "; ".join(f"{e['worker']} in step {e['step']} by {e['factor']}" for e in others) or "none"
+        print(f"{name:<28}{found - BEGIN:>12}{ended - normal:>11}   {told}", flush=True)
+        bad += (found - BEGIN > 8) + len(others)
+    return bad
+
+
+# ------------------------------------------------------------------------------------------------------------ a job
+
+
+@contextmanager
+def launched(workers: int, arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], RunFolder]]:
+    with tempfile.TemporaryDirectory(prefix="recycle-bench-") as folder:
+        run = RunFolder(Path(folder) / "run")
+        run.path.mkdir()
+        command = [Path(sys.executable).with_name("torchrun"), f"--nproc-per-node={workers}", "-m", "recycle_pp.train"]
+        with (run.path / "output").open("wb") as output:
+            process = subprocess.Popen(
+                [*command, *arguments, f"run.dir={run.path}"],
+                stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        try:
+            yield process, run
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def steps(run: RunFolder) -> int:
+    """That are done."""
+    return max((line["step"] + 1 for line in run.lines(run.metrics)), default=0)
+
+
+def wait(run: RunFolder, event: str, after: int) -> int:
+    """Until the slow worker has that event after so many steps; how many were done then."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [e["step"] for e in run.lines(run.events) if (e["event"], e["worker"]) == (event, SLOW)]
+        return max(found, default=-1) >= after
+
+    until(run, look)
+    return max(found)
+
+
+def until(run: RunFolder, true: Callable[[], bool], seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError((run.path / "output").read_text()[-3000:])
+        time.sleep(0.05)
+
+
+# ------------------------------------------------------------------------------------------------------- what slows
+
+
+@contextmanager
+def spinning(count: int, core: int | None = None) -> Iterator[None]:
+    """core: that they may use; None: all."""
+    processes = [subprocess.Popen(SPIN) for _ in range(count)]
+    try:
+        for process in processes:
+            if core is not None:
+                os.sched_setaffinity(process.pid, {core})
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def limited(pid: int) -> Iterator[None]:
+    """It runs a quarter of the time, as under `cpulimit`."""
+    over = threading.Event()
+
+    def beat() -> None:
+        with suppress(ProcessLookupError):
+            while not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.03)
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def crowded(pid: int) -> Iterator[None]:
+    core = max(os.sched_getaffinity(0))
+    tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    for task in tasks:
+        os.sched_setaffinity(task, {core})
+    try:
+        with spinning(3, core):
+            yield
+    finally:
+        for task in tasks:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(task, os.sched_getaffinity(0))
+
+
+def faults(factor: float) -> list[str]:
+    return [f"+slow_at={BEGIN}:{SLOW}@{factor}", f"+fail_at={KILLED}:{SLOW}", f"+rejoin_at={KILLED + 2}:{SLOW}"]
+
+
+CASES = [
+    ("+slow_at by 1.5", 4, [*FOUR, *faults(1.5)], nullcontext),
+    ("+slow_at by 3", 4, [*FOUR, *faults(3.0)], nullcontext),
+    ("stopped 3/4 of the time", 2, TWO, limited),
+    ("3 neighbours on its core", 2, TWO, crowded),
+]
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))
