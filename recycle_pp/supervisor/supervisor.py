@@ -12,6 +12,8 @@ It listens from its first welcome on, for the agreement's connections, and for e
 When the coordinator is lost the agreement says who is the next one; without a majority the supervisor ends its worker
 and itself. The job's exit code is that of each node's first rank and of who coordinates; the others return 0, so that
 the launcher reports one failure instead of all.
+
+(Longer than other files because a signal, a lost coordinator and the end of the job each change what the others do.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Between a worker and the coordinator. `protocol` says what follows from them."""
+"""Between a worker and the coordinator. `protocol` says what follows from them.
+
+(Longer than other files: it is the whole conversation, in both directions.)
+"""
 
 from __future__ import annotations
 

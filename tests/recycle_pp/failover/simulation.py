@@ -13,39 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
-from recycle_schedules import Worker
-
-from recycle_pp.config.settings import Settings
 from recycle_pp.consensus import election, voter_client
 from recycle_pp.consensus.agreement import majority
-from recycle_pp.consensus.agreement_gate import Gate
 from recycle_pp.coordinator import failover_discovery
-from recycle_pp.protocol.job import Send
 from recycle_pp.supervisor import supervisor
 from recycle_pp.wire.launch import Address, Launch
-from recycle_pp.wire.messages.agreement import Place
-from recycle_pp.wire.messages.handshake import SupervisorHello
-from recycle_pp.wire.messages.supervisors import (
-    FROM_SUPERVISOR,
-    CoordinatorHeartbeat,
-    Finish,
-    Present,
-    SupervisorWelcome,
-)
-from recycle_pp.wire.messages.workers import Adopt
 
 from .clock import PROCESS, VirtualLoop
-from .network import Network, Peer
+from .network import Network
+from .small_coordinator import SETTINGS, Begin, Committed, Coordinator, Step, Vote
 
-SETTINGS = Settings()
-SETTINGS.control.heartbeat = 2.0
-SETTINGS.control.suspicion = 10.0
 STEP = 0.3  # seconds that a worker computes
 LIVES = 120.0  # seconds from the last fault within which a step is committed everywhere
 
@@ -89,29 +71,6 @@ class Node:
         return max(self.applied, default=-1)
 
 
-class Begin(NamedTuple):
-    """To every member, once the generation is agreed. anew: whose workers forget what they have."""
-
-    generation: int
-    commits: dict[int, int]
-    anew: set[int]
-
-
-class Step(NamedTuple):
-    generation: int
-    step: int
-
-
-class Vote(NamedTuple):
-    generation: int
-    step: int
-
-
-class Committed(NamedTuple):
-    generation: int
-    step: int
-
-
 class SimulatedSupervisor(supervisor.Supervisor):
     def __init__(self, simulation: Simulation, node: Node) -> None:
         super().__init__(
@@ -139,140 +98,6 @@ class SimulatedSupervisor(supervisor.Supervisor):
         await asyncio.sleep(self._simulation.chance.uniform(0, self._simulation.order.hosting))
         assert self._leadership.agreement is not None
         return Coordinator(self._simulation, self._leadership.agreement, leader, succession)
-
-
-class Coordinator:
-    """A small one, in the place of `coordinator.Host`."""
-
-    def __init__(self, simulation: Simulation, agreement: Any, leader: Any, succession: Any) -> None:
-        self._simulation, self._agreement, self._leader = simulation, agreement, leader
-        self.gave_way, self.agents = False, {0}
-        self._gate = Gate(agreement, self._deliver, self.stop, self.give_way)
-        self._present: dict[int, tuple[Peer, Place]] = {}
-        self._unheard: dict[int, int] = {}
-        self._reunion = failover_discovery.FailoverDiscovery("") if succession else None
-        self._generation, self._begun = -1, False
-        self._commits: dict[int, int] = {}  # step -> generation
-        self._anew: set[int] = set()  # whose worker begins anew, with the state of the others
-        self._members: set[int] = set()
-        self._votes: set[int] = set()
-        self._over = asyncio.Event()
-        self._code = 0
-        self.ended = asyncio.ensure_future(self._run())
-
-    async def _run(self) -> int:
-        if self._reunion is not None:
-            await self._take_over(self._reunion)
-        beat = asyncio.ensure_future(self._beat())
-        await self._over.wait()
-        beat.cancel()
-        if not self.gave_way:
-            for peer, _ in self._present.values():
-                peer.send(Finish(self._code))
-        self._gate.close()
-        return self._code
-
-    async def _take_over(self, reunion: Any) -> None:
-        places = await self._agreement.supervisors()
-        await reunion.complete(places, SETTINGS.control.suspicion)
-        reunion.over.set()
-        for number, (peer, said) in reunion.supervisors.items():
-            self._present[number] = (peer, said.place)
-            self._unheard[number] = 0
-        nodes = [self._simulation.nodes[number] for number in self._present]
-        self._generation = max((node.generation for node in nodes), default=-1)
-        for node in nodes:
-            self._commits |= node.applied
-        self._begun = True
-        self._regroup()
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(SETTINGS.control.heartbeat)
-            for number, (peer, _) in list(self._present.items()):
-                peer.send(CoordinatorHeartbeat())
-                self._unheard[number] += 1
-                if self._unheard[number] * SETTINGS.control.heartbeat > SETTINGS.control.suspicion:
-                    peer.abort()
-
-    async def handle(self, peer: Peer) -> None:
-        assert isinstance(peer.hello, SupervisorHello)
-        number = peer.hello.rank
-        peer.end_after_silence(SETTINGS.control.suspicion)
-        peer.send(SupervisorWelcome(SETTINGS, "/nowhere", self._leader, number))
-        async for message in peer.listen(FROM_SUPERVISOR):
-            self._unheard[number] = 0
-            if isinstance(message, Present):
-                if self._reunion is not None and not self._reunion.over.is_set():
-                    self._reunion.supervisor(number, message, peer)
-                else:
-                    self._enters(number, peer, message.place)
-            elif isinstance(message, Vote) and self._present.get(number, (None,))[0] is peer:
-                self._votes_for(number, message)
-        if self._reunion is not None and not self._reunion.over.is_set():
-            if number in self._reunion.supervisors and self._reunion.supervisors[number].peer is peer:
-                self._reunion.supervisors.pop(number)
-        elif self._present.get(number, (None,))[0] is peer:
-            del self._present[number]
-            self._regroup()
-
-    def _enters(self, number: int, peer: Peer, place: Place) -> None:
-        self._present[number] = (peer, place)
-        self._anew.add(number)
-        if self._begun:
-            self._regroup()
-        elif len(self._present) == self._simulation.order.supervisors:
-            self._begun = True
-            self._simulation.begun = True
-            self._regroup()
-
-    def _regroup(self) -> None:
-        if not self._begun or self._over.is_set():
-            return
-        self._generation += 1
-        self._members, self._votes = set(self._present), set()
-        self._gate.announce(self._generation, {n: place for n, (_, place) in self._present.items()})
-        self._gate.send([Send(Worker(0, 0), Adopt(self._generation, {}, None, [], None, False))])
-
-    def _deliver(self, out: Sequence[Send]) -> None:
-        if out:
-            begin = Begin(self._generation, dict(self._commits), self._anew & self._members)
-            for number in self._members:
-                self._present[number][0].send(begin)
-            self._anew -= self._members
-            self._simulation.agreed(self._agreement, self._generation, self._members | {self._leader.rank})
-            self._ask()
-
-    def _ask(self) -> None:
-        for number in self._members:
-            self._present[number][0].send(Step(self._generation, len(self._commits)))
-
-    def _votes_for(self, number: int, vote: Vote) -> None:
-        if vote == (self._generation, len(self._commits)) and number in self._members:
-            self._votes.add(number)
-            if self._votes == self._members:
-                commit = Committed(self._generation, len(self._commits))
-                for each in self._members:
-                    self._present[each][0].send(commit)
-                self._commits[len(self._commits)] = self._generation
-                self._votes = set()
-                self._ask()
-
-    def stop(self, reason: str, code: int = 1) -> None:
-        self._simulation.says(f"rank {self._leader.rank} stops the job: {reason}")
-        self._code = code
-        self._over.set()
-
-    def give_way(self) -> None:
-        self.gave_way = True
-        self._gate.close()
-        self._over.set()
-
-    def report(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        self.ended.cancel()
 
 
 class Simulation(ExitStack):

@@ -3,6 +3,8 @@
 Its program is the executor's, line by line, as a generator: it yields None where anything else may happen in between,
 or a condition that it waits for. The control thread (`act("hears")`), the thread that builds links, the one that writes
 checkpoints and, on a worker that returns, the one that takes the state are actions of their own.
+
+(Longer than other files because all of these share the state of one worker, as in a real process.)
 """
 
 from __future__ import annotations

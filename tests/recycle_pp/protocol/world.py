@@ -12,6 +12,8 @@ leave half of what they had sent.
 Every run checks the contracts as it goes: an op uses the parameters of its step, no survivor runs an op twice, a step
 sums every micro-batch's gradient once at every stage, peers that save or validate are in the same state, and something
 can always happen until all is done. A violation raises `Violation` with the events that led to it.
+
+(Longer than other files because every kind of event may happen in every state, which is one object therefore.)
 """
 
 from __future__ import annotations
