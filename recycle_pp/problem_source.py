@@ -137,7 +137,7 @@ def read_file(path: str | Path) -> Source:
 def compile_planner() -> None:
     """Waits until the planner's inner loops are compiled, and says so where that takes long: with them plans differ."""
     if not compiled.load(timeout=1.0):
-        sentence = "loading the planner's inner loops; the first time on a machine this compiles them, for half a minute"
+        sentence = "loading the planner's inner loops; the first time on a machine compiles them, for half a minute"
         print(sentence, file=sys.stderr, flush=True)
         compiled.load()
 
