@@ -1,6 +1,6 @@
 """Holds back what a generation begins with until the agreement lets the generation stand.
 
-    gate = Gate(agreement, deliver, refused, deposed)
+    gate = AgreementGate(agreement, deliver, refused, deposed)
     gate.announce(7, places)       # asks for agreement, while the workers report
     gate.send(out)                 # delivers at once what needs no agreement, and the rest when there is one
 
@@ -20,7 +20,7 @@ from .agreement import Agreement, Deposed, LostMajority, Place
 _BEGINS = (Adopt, SteadyPlan)  # without these messages nobody can do anything in a generation
 
 
-class Gate:
+class AgreementGate:
     """refused(reason): this side may not go on. deposed(): another supervisor coordinates."""
 
     def __init__(

@@ -76,7 +76,7 @@ class EtcdAgreement:
 
     async def leader(self, after: int) -> Leader:
         loop = asyncio.get_running_loop()
-        silence = _Silence()
+        outage = _Outage()
         patient_until = loop.time() + 3 * self._patience
         marked = False
         self._leads = None
@@ -95,14 +95,14 @@ class EtcdAgreement:
                 if after >= 0 and not marked:
                     await self._mark(after)
                     marked = True
-                silence.ended()
+                outage.ended()
             except (Unreachable, Refusal) as error:
-                silence.goes_on(error)
-                patient_until = loop.time() + 3 * self._patience  # after its silence etcd renews all leases
+                outage.goes_on(error)
+                patient_until = loop.time() + 3 * self._patience  # after its outage etcd renews all leases
             await asyncio.sleep(AGAIN)
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
-        silence, wrote = _Silence(), False
+        outage, wrote = _Outage(), False
         roster = dict(supervisors)
         while True:
             try:
@@ -118,19 +118,19 @@ class EtcdAgreement:
                     await self._write([self._put(new)], view)
                     continue
                 await self._renew(view)
-                silence.ended()
+                outage.ended()
             except (Unreachable, Refusal) as error:
-                silence.goes_on(error)
+                outage.goes_on(error)
             await asyncio.sleep(AGAIN)
 
     async def supervisors(self) -> Mapping[int, Place]:
-        silence = _Silence()
+        outage = _Outage()
         while True:
             try:
                 membership = (await self._look()).membership
                 return membership.roster if membership else {}
             except (Unreachable, Refusal) as error:
-                silence.goes_on(error)
+                outage.goes_on(error)
             await asyncio.sleep(AGAIN)
 
     async def superseded(self, leader: Leader) -> Leader:
@@ -255,7 +255,7 @@ class EtcdAgreement:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Silence:
+class _Outage:
     """How long etcd has not answered."""
 
     def __init__(self) -> None:

@@ -92,7 +92,7 @@ class Coordinator:
         self._roster.tell_workers(Exit())
         for rank in self._roster:
             rank.tell(Finish(code, self._lifecycle.reason))
-        self._driver.gate.close()
+        self._driver.agreement_gate.close()
         await self._until_all_have_gone()
         self._recorder.close()
         return code
@@ -104,7 +104,7 @@ class Coordinator:
         """Another supervisor coordinates: what is decided here counts no more, and nobody is told anything."""
         if not self.gave_way:
             self.gave_way = True
-            self._driver.gate.close()
+            self._driver.agreement_gate.close()
             self._timers.close()
             self._recorder.close()
             self._lifecycle.end(1)
@@ -126,7 +126,7 @@ class Coordinator:
 
     async def handle(self, peer: Peer) -> None:
         """A mistake of ours must end the job with its traceback, not look like the death of whoever was speaking."""
-        peer.end_after_silence(self._settings.control.suspicion)
+        peer.set_keepalive(self._settings.control.suspicion)
         try:
             match peer.hello:
                 case SupervisorHello():

@@ -1,12 +1,12 @@
 """A new coordinator finds the processes of the job again.
 
-    reunion = FailoverDiscovery(token)
-    reunion.supervisor(3, message, peer)         # as they come: what the supervisor of rank 3 says of itself,
-    reunion.worker(3, incarnation, state, peer)  # and its worker
-    await reunion.complete(places, patience)     # all have come who can
-    reunion.states()                             # what `protocol.takeover.find` asks for
-    reunion.ranks(pipelines, stages)             # everybody, the missing ones too
-    reunion.said()                               # what workers say again
+    discovery = FailoverDiscovery(token)
+    discovery.supervisor(3, message, peer)         # as they come: what the supervisor of rank 3 says of itself,
+    discovery.worker(3, incarnation, state, peer)  # and its worker
+    await discovery.complete(places, patience)     # all have come who can
+    discovery.states()                             # what `protocol.takeover.find` asks for
+    discovery.ranks(pipelines, stages)             # everybody, the missing ones too
+    discovery.said()                               # what workers say again
 
 A supervisor whose port refuses connections is dead. One that gives no answer is not waited for long: if it lives it
 comes later, as one that returns. One that answers, and a worker that took part, are waited for as long as a worker may

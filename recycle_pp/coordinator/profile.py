@@ -23,7 +23,7 @@ from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.telemetry.packing import KINDS as SPANS
 from recycle_pp.telemetry.packing import OWN, listed
 
-from .latency_breakdown import Message, Spans, gaps_of
+from .latency_breakdown import Message, Spans, breakdown_of
 from .link_table import LinkTable
 from .slowness import Slowness, Speed
 
@@ -149,10 +149,10 @@ class Profile:
                     self._seconds[kind][worker.stage].append(own)
                     self._here.setdefault(worker, {}).setdefault(kind, []).append(own)
         if self._before:
-            gaps = gaps_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
-            self._turns += gaps.turns
-            self._messages += gaps.messages
-            for stage, seconds in gaps.sums.items():
+            between = breakdown_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
+            self._turns += between.turns
+            self._messages += between.messages
+            for stage, seconds in between.sums.items():
                 self._sums[stage].append(seconds)
         self._before = spans
 

@@ -17,7 +17,7 @@ order of events that can be. A change of membership runs through the same three 
 and a step ends with two: `vote` from every live worker, `commit` to every live worker. A death at any point (also while
 reports are collected) starts the next generation; the last one wins. `notes` is the log of what happened, for events.
 
-(Longer than other files because all events read and change one state: whoever follows a recovery finds it in one place.)
+(Longer than other files because all events read and change one state: who follows a recovery finds it in one place.)
 """
 
 from __future__ import annotations

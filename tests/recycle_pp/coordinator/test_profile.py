@@ -6,7 +6,7 @@ import pytest
 from recycle_schedules import Problem, Worker, plan
 
 from recycle_pp.config.compose import compose
-from recycle_pp.coordinator.latency_breakdown import gaps_of
+from recycle_pp.coordinator.latency_breakdown import breakdown_of
 from recycle_pp.coordinator.problem import initial_problem
 from recycle_pp.coordinator.profile import Profile
 from recycle_pp.coordinator.slowness import Speed
@@ -58,13 +58,13 @@ def complete_profile():
 
 def test_gaps_tell_turns_messages_and_sums_apart():
     compute, optimizer = executed()
-    gaps = gaps_of(compute, optimizer, barrier=True)
-    assert median(gaps.turns) == pytest.approx(TURN)
-    assert median(message.seconds for message in gaps.messages) == pytest.approx(
+    found = breakdown_of(compute, optimizer, barrier=True)
+    assert median(found.turns) == pytest.approx(TURN)
+    assert median(message.seconds for message in found.messages) == pytest.approx(
         MESSAGE + TURN
     )  # the spans end a turn early
-    assert {(m.sender.pipeline, abs(m.sender.stage - m.receiver.stage)) for m in gaps.messages} == {(0, 1), (1, 1)}
-    assert gaps.sums == pytest.approx({0: SUM + TURN, 1: SUM + TURN})
+    assert {(m.sender.pipeline, abs(m.sender.stage - m.receiver.stage)) for m in found.messages} == {(0, 1), (1, 1)}
+    assert found.sums == pytest.approx({0: SUM + TURN, 1: SUM + TURN})
 
 
 def test_the_plan_of_a_complete_profile_takes_as_long_as_the_steps_that_were_measured():
