@@ -21,7 +21,8 @@ _BEGINS = (Adopt, SteadyPlan)  # without these messages nobody can do anything i
 
 
 class AgreementGate:
-    """refused(reason): this side may not go on. deposed(): another supervisor coordinates."""
+    """deliver(out): sends messages. refused(reason): no majority, this side has to stop. deposed(): another supervisor
+    coordinates. All three are called in the event loop."""
 
     def __init__(
         self,
@@ -37,11 +38,11 @@ class AgreementGate:
 
     @property
     def busy(self) -> bool:
-        """It waits for the agreement."""
+        """Messages are held back until a membership is agreed."""
         return self._agreeing is not None
 
     def announce(self, generation: int, places: Mapping[int, Place]) -> None:
-        """Any older one is void, whether it was agreed or not."""
+        """Asks for agreement on this generation. An older one is void, whether it was agreed or not."""
         if generation != self._generation:
             self.close()
             self._generation = generation

@@ -134,11 +134,11 @@ class EtcdAgreement:
             await asyncio.sleep(AGAIN)
 
     async def superseded(self, leader: Leader) -> Leader:
-        """Only `agree` finds that out: whoever waits here waits for ever."""
+        """Never returns: with etcd a leader learns of its successor when `agree` is refused."""
         return await asyncio.get_running_loop().create_future()
 
     async def handle(self, peer: Peer) -> None:
-        """The supervisors tell etcd, not each other."""
+        """Nothing to do: supervisors talk to etcd, not to each other."""
 
     def close(self) -> None:
         """The lease of a leader ends by itself."""
@@ -148,7 +148,7 @@ class EtcdAgreement:
     # -- becoming and staying the leader -----------------------------------------------------------------------
 
     async def _take(self, view: View, after: int) -> None:
-        """One try to become the leader; somebody else may be faster."""
+        """Tries once to create the leader's key; somebody else may be faster."""
         if after < 0:  # the first supervisor of a new job; what stands there is left of an older one
             new = Membership(secrets.token_hex(8), 0, -1, {self._rank: self._address})
         elif view.membership is None or view.membership.roster.get(self._rank) != self._address:
@@ -192,7 +192,7 @@ class EtcdAgreement:
         return held
 
     def _is_lost(self, view: View) -> bool:
-        """By most of those who count."""
+        """Whether most of the membership say that they have lost the leader."""
         if view.membership is None or view.leader is None:
             return False
         return majority([r for r, term in view.lost.items() if term == view.leader.term], view.membership.roster)
@@ -223,7 +223,7 @@ class EtcdAgreement:
         return view
 
     async def _write(self, changes: list[Put | Delete], view: View) -> bool:
-        """If nothing has changed since."""
+        """Makes the changes if the leader and the membership are as in `view`; nothing otherwise."""
         leader, membership = f"{self._prefix}leader", f"{self._prefix}membership"
         return await self._etcd.write(changes, [Created(leader, view.led), Modified(membership, view.changed)])
 

@@ -80,7 +80,7 @@ class Coordinator:
     # -- the job's life ----------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Until the job is finished or has to stop."""
+        """Blocks until the job is finished or has to stop; its exit code."""
         watch = asyncio.create_task(self._watch_workers())
         arrivals = asyncio.create_task(until_all_have_come(self._roster, self._world, self._recorder.say, self.stop))
         code = await self._lifecycle.ended()
@@ -101,7 +101,8 @@ class Coordinator:
         self._lifecycle.stop(reason, code)
 
     def give_way(self) -> None:
-        """Another supervisor coordinates: what is decided here counts no more, and nobody is told anything."""
+        """Another supervisor coordinates now: ends without a message to anybody, as nothing decided here counts any
+        more."""
         if not self.gave_way:
             self.gave_way = True
             self._driver.agreement_gate.close()
@@ -125,7 +126,8 @@ class Coordinator:
     # -- connections -------------------------------------------------------------------------------------------
 
     async def handle(self, peer: Peer) -> None:
-        """A mistake of ours must end the job with its traceback, not look like the death of whoever was speaking."""
+        """Serves one connection to its end. An exception in a handler stops the job with its traceback: else it would
+        look like the death of the client."""
         peer.set_keepalive(self._settings.control.suspicion)
         try:
             match peer.hello:

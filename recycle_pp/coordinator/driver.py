@@ -94,7 +94,7 @@ class Driver:
         return [with_its_probes(send) for send in out]
 
     def standing(self) -> Standing:
-        """For the watch."""
+        """Where the job stands, for the watch."""
         job = self.job
         works = self.planning.busy or self.agreement_gate.busy or job.phase not in ("reporting", "running")
         return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
@@ -130,12 +130,12 @@ class Driver:
             self._lifecycle.stop(self.ending.reason(self.saving.newest()), self.ending.code)
 
     def compare(self, worker: Worker, message: Digests) -> None:
-        """What a worker holds, where a checkpoint is made: it is not finished before all hold the same."""
+        """A worker's digests at a checkpoint, which is not completed before all of a stage are the same."""
         self.send(self.saving.compared(worker, message))
         self._judge_replicas()
 
     def died(self, worker: Worker) -> None:
-        """It saves no more, and says no more what it holds."""
+        """A worker is dead: its part of a save, and its digests, are awaited no longer."""
         self.send(self.saving.died(worker, self.job.live))
         self._judge_replicas()
 
@@ -154,7 +154,7 @@ class Driver:
         self.finish_if_done()
 
     def report_damage(self) -> None:
-        """Of the checkpoints that were read."""
+        """An event for each damaged checkpoint that was found."""
         for step, damage in self.saving.damaged.items():
             self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
 
@@ -192,7 +192,7 @@ class Driver:
             self.save_failed(SaveFailed(step, f"{slow} did not get it onto the disk in {seconds:g} s"))
 
     def _hold_no_longer(self, job: Job, committed: int) -> None:
-        """A joiner for which the others hold has its donor or its network lost, and nobody saw it."""
+        """The job has held for a joiner for too long: its donor or its network is lost, and nobody noticed."""
         if job is self.job and committed == job.committed:
             self.drive(job.wait_no_longer)
 
@@ -200,7 +200,7 @@ class Driver:
         self._roster.deliver([self._addressed(send) for send in out])
 
     def _addressed(self, send: Send) -> Send:
-        """A donation says where the joiner takes the state."""
+        """Completes `Donate` with the address at which the joiner takes the state, and records that it joins."""
         if not isinstance(donation := send.message, Donate):
             return send
         self._recorder.event("joining", donation.to, donor=str(send.to))

@@ -32,13 +32,13 @@ from recycle_pp.wire.messages.workers import State
 
 from .ranks import NODE_LOSS, Rank
 
-LATE = 5.0  # seconds until a supervisor that neither comes nor answers is left behind
+LATE = 5.0  # seconds after which a supervisor that neither comes nor answers is no longer waited for
 _BEAT = 0.5  # seconds between two signs of life to those who wait
 _LOOK = 0.005  # seconds
 
 
 class Supervisor(NamedTuple):
-    """Its connection, and its last word."""
+    """A supervisor's connection, and what it said of itself last."""
 
     peer: Peer
     said: Present
@@ -100,7 +100,7 @@ class FailoverDiscovery:
         return {roles[number]: self.workers[number].state for number in self._here()}
 
     def said(self) -> list[tuple[int, Message]]:
-        """(rank, message)"""
+        """(rank, message) of all lasting messages that workers repeat to a successor."""
         return [(number, message) for number in self._here() for message in self.workers[number].state.said]
 
     def ranks(self, pipelines: int, stages: int) -> list[Rank]:

@@ -33,7 +33,8 @@ class LatencyBreakdown(NamedTuple):
 
 
 def breakdown_of(spans: Spans, after: Spans, barrier: bool) -> LatencyBreakdown:
-    """spans: of a step in which nobody died; after: of the next one."""
+    """Where the time between ops went. spans: of a step in which nobody died; after: of the next one. barrier: no
+    optimizer step begins before all stages' gradients are done."""
     turns: list[float] = []
     messages: list[Message] = []
     stages = 1 + max(w.stage for w in spans)

@@ -58,11 +58,12 @@ class Profile:
         return bool(self._durations)
 
     def describe(self, stage: int, boundary_bytes: int, deferred_share: float) -> None:
-        """What a worker says of its stage of the model: bytes over the boundary behind it, share of it that has a W."""
+        """Bytes of the stage's output for one micro-batch, and the share of its parameters whose gradients come with
+        W."""
         self._model[stage] = boundary_bytes, deferred_share
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
-        """A process takes this place. machine: its name, the same for all that share its cores."""
+        """A process has started as this worker. machine: its host's name, the same for all that share its cores."""
         self._usual.pop(worker, None)  # measured on another one, perhaps
         self._slowness.place(worker, machine, cores)
         self.links.place(worker, machine)

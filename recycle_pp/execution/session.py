@@ -96,7 +96,7 @@ class Session:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """To the coordinator, if there is one."""
+        """Sends it to the coordinator; lost where there is none at the moment, unless it is of a lasting kind."""
         self._client.send(message)
 
     # -- for the executor --------------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ class Session:
             return self.participant.commits[0]
 
     def followed(self) -> None:
-        """The executor has taken the orders up: what it waits for from now on, it waits for by plan."""
+        """Notes the time at which the executor begins to follow its orders (`telemetry.recovery`)."""
         self.times["followed"] = time.monotonic()
 
     def broken(self, orders: Orders) -> None:
-        """A link failed. If the coordinator does not know why yet, it will: wait for its word."""
+        """Reports a failed link. The orders are void: `orders` blocks until the coordinator announces what follows."""
         with self.lock:
             if self.participant.orders is not orders:
                 return

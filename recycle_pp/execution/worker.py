@@ -236,8 +236,7 @@ class Process:
 
 
 def _described(stage: Stage) -> tuple[int, float]:
-    """For the profile: how many bytes cross the boundary behind this stage, and what share of its parameters have
-    gradients that wait for W."""
+    """(bytes of the stage's output for a micro-batch, share of its parameters whose gradients come with W)."""
     sizes = {name: parameter.numel() for name, parameter in stage.parameters.items()}
     deferred = sum(sizes[name] for name in stage.module.deferred)
     return sum(tensor.nbytes for tensor in stage.module.gives), round(deferred / sum(sizes.values()), 4)
