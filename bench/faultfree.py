@@ -33,7 +33,7 @@ from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.split import layers_of
-from recycle_pp.model.transformer import Build, Transformer, depth
+from recycle_pp.model.transformer import Build, Linear, Transformer, depth
 from recycle_pp.numerics.optimizer import learning_rate
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.testing import reference_trainer as plain
@@ -232,10 +232,13 @@ class Part(torch.nn.Module):
     def forward(self, source: torch.Tensor) -> torch.Tensor:
         model, shape = self.model, source.shape[:2]
         x = source.flatten(0, 1) if model.embedding is None else model.embedding(source.flatten())
+        branch = None
         for layer in model.layers.values():
-            x = layer(x, model.cos, model.sin, None)
+            x, branch = layer(x, branch, model.cos, model.sin, None)
         if model.head is not None and model.norm is not None:
-            x = model.head(model.norm(x))
+            x = Linear.forward(model.head, model.norm(x, branch)[0])
+        elif branch is not None:
+            x = x + branch
         return x.view(*shape, -1)
 
 

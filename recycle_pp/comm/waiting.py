@@ -45,8 +45,8 @@ class Job:
     def __init__(self, function: Callable[[], object] | None = None):
         self.error: BaseException | None = None
         self._function: Callable[[], object] | None = function
-        self._gate = threading.Lock()
-        self._gate.acquire()
+        self._unfinished = threading.Lock()
+        self._unfinished.acquire()
 
     def run(self) -> None:
         """Calls the function, in the calling thread, and lets go of what it holds. Once."""
@@ -68,18 +68,18 @@ class Job:
 
     def wait(self, seconds: float = -1) -> bool:
         """Blocks until `finish` or `release`; False if that takes longer than `seconds` (-1: any time). Any threads."""
-        over = self._gate.acquire(timeout=seconds)
+        over = self._unfinished.acquire(timeout=seconds)
         if over:
             self.release()
         return over
 
     @property
     def over(self) -> bool:
-        return not self._gate.locked()
+        return not self._unfinished.locked()
 
     def release(self) -> None:
         with contextlib.suppress(RuntimeError):  # open already
-            self._gate.release()
+            self._unfinished.release()
 
 
 class Pool:

@@ -1,6 +1,6 @@
 """Holds back what a generation begins with until the agreement lets the generation stand.
 
-    gate = Gate(agreement, deliver, refused, deposed)
+    gate = AgreementGate(agreement, deliver, refused, deposed)
     gate.announce(7, places)       # asks for agreement, while the workers report
     gate.send(out)                 # delivers at once what needs no agreement, and the rest when there is one
 
@@ -20,8 +20,9 @@ from .agreement import Agreement, Deposed, LostMajority, Place
 _BEGINS = (Adopt, SteadyPlan)  # without these messages nobody can do anything in a generation
 
 
-class Gate:
-    """refused(reason): this side may not go on. deposed(): another supervisor coordinates."""
+class AgreementGate:
+    """deliver(out): sends messages. refused(reason): no majority, this side has to stop. deposed(): another supervisor
+    coordinates. All three are called in the event loop."""
 
     def __init__(
         self,
@@ -37,11 +38,11 @@ class Gate:
 
     @property
     def busy(self) -> bool:
-        """It waits for the agreement."""
+        """Messages are held back until a membership is agreed."""
         return self._agreeing is not None
 
     def announce(self, generation: int, places: Mapping[int, Place]) -> None:
-        """Any older one is void, whether it was agreed or not."""
+        """Asks for agreement on this generation. An older one is void, whether it was agreed or not."""
         if generation != self._generation:
             self.close()
             self._generation = generation

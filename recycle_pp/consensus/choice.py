@@ -11,7 +11,8 @@ from .agreement import PLANNING, Agreement, Leader, Place
 
 
 def make_agreement(settings: Settings, rank: int, address: Place, token: str, leader: Leader | None) -> Agreement:
-    """leader: who leads now; None in rank 0 at the start of a job, which then leads term 0 by `leader(after=-1)`."""
+    """The agreement that `control.coordinator` names. leader: who leads now; None in rank 0 at the start of a job,
+    which then leads term 0 by `leader(after=-1)`."""
     if settings.control.coordinator == "etcd":
         from .etcd import Etcd
         from .etcd_agreement import EtcdAgreement

@@ -54,7 +54,8 @@ SLOW = 15.0  # seconds that an election may take, beyond those until everybody h
 
 
 class Election:
-    """patience: seconds that others may take longer to notice a loss, and to acknowledge a membership."""
+    """The embedded `Agreement`. patience: seconds by which others may notice a loss later, and that a membership may
+    take to be acknowledged. In the event loop's thread only."""
 
     def __init__(
         self, rank: int, address: Place, token: str, leader: Leader | None = None, patience: float = 10.0
@@ -117,7 +118,7 @@ class Election:
     # -- as a candidate ----------------------------------------------------------------------------------------
 
     async def _stand(self) -> None:
-        """Until it leads; LostMajority where it cannot."""
+        """Stands as a candidate until it leads, or is cancelled; LostMajority where too few can answer."""
         if self._rank not in self.voter.members():
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(self._patience, UNCOUNTED)):
@@ -133,7 +134,8 @@ class Election:
                 await asyncio.sleep(random.uniform(0, 2 * TURN))  # two may have campaigned in step
 
     async def _ask_who_leads(self) -> None:
-        """Until somebody says so: it does not belong to the membership, not yet or not any more, and has no vote."""
+        """Asks all members who leads until one says so. For a supervisor that is no member, and so may not be a
+        candidate."""
         while True:
             for rank, place in self._others():
                 with suppress(OSError):
@@ -141,7 +143,8 @@ class Election:
             await asyncio.sleep(LONGEST)
 
     async def _wait_for_turn(self, gone: set[int]) -> None:
-        """Those of a lower rank come first; the one that was lost comes last."""
+        """Blocks for `TURN` seconds a living member of lower rank, which comes first; the one that was lost comes
+        last."""
         roster = self.voter.newest.roster
         order = [rank for rank in sorted(roster) if rank != self.voter.lost_rank]
         for rank in order[: order.index(self._rank)] if self._rank in order else order:
@@ -151,7 +154,7 @@ class Election:
                     gone.add(rank)
 
     async def _until_gone(self, rank: int, place: Place) -> None:
-        """Which it may never be."""
+        """Blocks until that supervisor's process has ended; for ever while it lives."""
         while not is_dead(place.process):
             try:
                 self.voter.hear(rank, await self._client(place).ask(encode(Who())))
@@ -178,7 +181,8 @@ class Election:
                     self._tell(Leads(leader))
 
     async def _propose(self, leader: Leader, generation: int, roster: Roster) -> bool:
-        """False where too many refuse, or another one leads meanwhile."""
+        """True when a majority has acknowledged the membership; False where too many refuse or another one leads
+        meanwhile."""
         position = (leader.term, generation)
         self.voter.memberships.append(Membership(position, self._rank, roster))
         question = Propose(leader, self.voter.memberships)
@@ -245,7 +249,8 @@ class Election:
         return True
 
     def _tell(self, message: Message) -> None:
-        """Everybody, without waiting for it, in the place of what they had not heard yet of the last time."""
+        """Sends it to all members in the background, again until each has answered. What is under way of an earlier
+        call is cancelled."""
         frame = encode(message)
 
         async def tell(place: Place) -> None:

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class Unreachable(ConnectionError):
-    """No endpoint has answered."""
+    """No endpoint has answered in time."""
 
 
 class Refusal(RuntimeError):

@@ -76,7 +76,7 @@ class EtcdAgreement:
 
     async def leader(self, after: int) -> Leader:
         loop = asyncio.get_running_loop()
-        silence = _Silence()
+        outage = _Outage()
         patient_until = loop.time() + 3 * self._patience
         marked = False
         self._leads = None
@@ -95,14 +95,14 @@ class EtcdAgreement:
                 if after >= 0 and not marked:
                     await self._mark(after)
                     marked = True
-                silence.ended()
+                outage.ended()
             except (Unreachable, Refusal) as error:
-                silence.goes_on(error)
-                patient_until = loop.time() + 3 * self._patience  # after its silence etcd renews all leases
+                outage.goes_on(error)
+                patient_until = loop.time() + 3 * self._patience  # after its outage etcd renews all leases
             await asyncio.sleep(AGAIN)
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
-        silence, wrote = _Silence(), False
+        outage, wrote = _Outage(), False
         roster = dict(supervisors)
         while True:
             try:
@@ -118,27 +118,27 @@ class EtcdAgreement:
                     await self._write([self._put(new)], view)
                     continue
                 await self._renew(view)
-                silence.ended()
+                outage.ended()
             except (Unreachable, Refusal) as error:
-                silence.goes_on(error)
+                outage.goes_on(error)
             await asyncio.sleep(AGAIN)
 
     async def supervisors(self) -> Mapping[int, Place]:
-        silence = _Silence()
+        outage = _Outage()
         while True:
             try:
                 membership = (await self._look()).membership
                 return membership.roster if membership else {}
             except (Unreachable, Refusal) as error:
-                silence.goes_on(error)
+                outage.goes_on(error)
             await asyncio.sleep(AGAIN)
 
     async def superseded(self, leader: Leader) -> Leader:
-        """Only `agree` finds that out: whoever waits here waits for ever."""
+        """Never returns: with etcd a leader learns of its successor when `agree` is refused."""
         return await asyncio.get_running_loop().create_future()
 
     async def handle(self, peer: Peer) -> None:
-        """The supervisors tell etcd, not each other."""
+        """Nothing to do: supervisors talk to etcd, not to each other."""
 
     def close(self) -> None:
         """The lease of a leader ends by itself."""
@@ -148,7 +148,7 @@ class EtcdAgreement:
     # -- becoming and staying the leader -----------------------------------------------------------------------
 
     async def _take(self, view: View, after: int) -> None:
-        """One try to become the leader; somebody else may be faster."""
+        """Tries once to create the leader's key; somebody else may be faster."""
         if after < 0:  # the first supervisor of a new job; what stands there is left of an older one
             new = Membership(secrets.token_hex(8), 0, -1, {self._rank: self._address})
         elif view.membership is None or view.membership.roster.get(self._rank) != self._address:
@@ -192,7 +192,7 @@ class EtcdAgreement:
         return held
 
     def _is_lost(self, view: View) -> bool:
-        """By most of those who count."""
+        """Whether most of the membership say that they have lost the leader."""
         if view.membership is None or view.leader is None:
             return False
         return majority([r for r, term in view.lost.items() if term == view.leader.term], view.membership.roster)
@@ -223,7 +223,7 @@ class EtcdAgreement:
         return view
 
     async def _write(self, changes: list[Put | Delete], view: View) -> bool:
-        """If nothing has changed since."""
+        """Makes the changes if the leader and the membership are as in `view`; nothing otherwise."""
         leader, membership = f"{self._prefix}leader", f"{self._prefix}membership"
         return await self._etcd.write(changes, [Created(leader, view.led), Modified(membership, view.changed)])
 
@@ -255,7 +255,7 @@ class EtcdAgreement:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Silence:
+class _Outage:
     """How long etcd has not answered."""
 
     def __init__(self) -> None:

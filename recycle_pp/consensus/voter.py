@@ -70,7 +70,7 @@ class Voter:
         return self.memberships[-1]
 
     def members(self) -> Roster:
-        """Of all memberships that may count."""
+        """Where everybody listens who is in one of the memberships that may count, by rank."""
         return {rank: place for known in self.memberships for rank, place in known.roster.items()}
 
     def counting(self, know: Collection[int]) -> list[Roster]:
@@ -98,7 +98,7 @@ class Voter:
         return True
 
     def _would_vote(self, poll: Poll) -> bool:
-        """It promises nothing."""
+        """Whether it would vote for this candidate now. Changes nothing (Raft's pre-vote)."""
         if poll.position < self.newest.position or (self.leader is not None and self.leader.rank != poll.rank):
             return False
         voted = asyncio.get_running_loop().time() - self._voted_at < VOTED
@@ -121,7 +121,7 @@ class Voter:
             self.term, self.vote = term, None
 
     def follow(self, leader: Leader) -> None:
-        """Whoever leads has won its term; a later term is the better one."""
+        """Somebody says that this one leads, which has won its term: it is followed if the term is a later one."""
         if leader.term > max(self.lost, self.leader.term if self.leader else -1):
             self.leader, self._voted_at = leader, float("-inf")
             if leader.term > self.term:
@@ -141,7 +141,7 @@ class Voter:
             self.led.clear()
 
     def hear(self, rank: int, answer: Answer) -> None:
-        """What an answer says beside yes or no."""
+        """Learns from an answer: its term, and who leads."""
         self.learn(answer.term)
         if (leader := answer.leader) is not None:
             if leader.rank == rank and leader.term == self.lost and self.leader is None:

@@ -26,7 +26,8 @@ class VoterClient:
         self._connecting: asyncio.Task[_Connection] | None = None
 
     async def ask(self, question: bytes) -> Answer:
-        """`question` is a frame. OSError where no answer comes; ConnectionRefusedError where nobody lives any more."""
+        """The answer to this frame, within `ANSWER` seconds. OSError where none comes; ConnectionRefusedError where
+        nobody listens at that address any more."""
         if self._connecting is None or (self._connecting.done() and self._is_lost(self._connecting)):
             self._connecting = asyncio.create_task(self._connect())
         connection = await asyncio.shield(self._connecting)  # others wait for it too

@@ -50,13 +50,13 @@ class Saving:
         return bool(self._missing) or self._last is not None or self._assembler is not None
 
     def slow(self) -> str:
-        """Who has not done its part of the save that is under way, in words."""
+        """The workers whose part of the present save is missing, in words: "workers 0.1, 1.2"."""
         silent = self._missing.values() or self.replicas.silent
         missing = [self._assembler] if self._assembler is not None else sorted(silent)
         return f"worker{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
 
     def steps_done(self) -> int:
-        """Of the newest finished checkpoint that is whole; 0 without one."""
+        """Steps done of the newest complete and undamaged checkpoint; 0 without one. Reads it."""
         found = {int(p.name.removeprefix("step-")): p for p in self._folder.glob("step-*") if p.suffix != ".tmp"}
         for step, path in sorted(found.items(), reverse=True):
             wrong = damage(path)
@@ -66,7 +66,7 @@ class Saving:
         return 0
 
     def newest(self) -> Path | None:
-        """The newest finished checkpoint, without a look at what is in it."""
+        """Path of the newest complete checkpoint, which is not read; None without one."""
         found = [path for path in self._folder.glob("step-*") if path.suffix != ".tmp"]
         return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
@@ -110,7 +110,7 @@ class Saving:
         return self._assemble_if_complete()
 
     def compared(self, worker: Worker, message: Digests) -> list[Send]:
-        """It says what it holds."""
+        """A worker's digests have come."""
         self.replicas.say(worker, message)
         return self._assemble_if_complete()
 

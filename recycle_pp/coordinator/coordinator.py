@@ -80,7 +80,7 @@ class Coordinator:
     # -- the job's life ----------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Until the job is finished or has to stop."""
+        """Blocks until the job is finished or has to stop; its exit code."""
         watch = asyncio.create_task(self._watch_workers())
         arrivals = asyncio.create_task(until_all_have_come(self._roster, self._world, self._recorder.say, self.stop))
         code = await self._lifecycle.ended()
@@ -92,7 +92,7 @@ class Coordinator:
         self._roster.tell_workers(Exit())
         for rank in self._roster:
             rank.tell(Finish(code, self._lifecycle.reason))
-        self._driver.gate.close()
+        self._driver.agreement_gate.close()
         await self._until_all_have_gone()
         self._recorder.close()
         return code
@@ -101,10 +101,11 @@ class Coordinator:
         self._lifecycle.stop(reason, code)
 
     def give_way(self) -> None:
-        """Another supervisor coordinates: what is decided here counts no more, and nobody is told anything."""
+        """Another supervisor coordinates now: ends without a message to anybody, as nothing decided here counts any
+        more."""
         if not self.gave_way:
             self.gave_way = True
-            self._driver.gate.close()
+            self._driver.agreement_gate.close()
             self._timers.close()
             self._recorder.close()
             self._lifecycle.end(1)
@@ -125,8 +126,9 @@ class Coordinator:
     # -- connections -------------------------------------------------------------------------------------------
 
     async def handle(self, peer: Peer) -> None:
-        """A mistake of ours must end the job with its traceback, not look like the death of whoever was speaking."""
-        peer.end_after_silence(self._settings.control.suspicion)
+        """Serves one connection to its end. An exception in a handler stops the job with its traceback: else it would
+        look like the death of the client."""
+        peer.set_keepalive(self._settings.control.suspicion)
         try:
             match peer.hello:
                 case SupervisorHello():

@@ -47,7 +47,7 @@ class Deaths:
     # -- who sees it -------------------------------------------------------------------------------------------
 
     def dying(self, rank: Rank, message: Dying) -> None:
-        """Its supervisor saw it end, and cannot say yet why."""
+        """Its supervisor saw it end; the cause is not known yet."""
         self._dead(rank, message.incarnation, DYING_SECONDS)
 
     def reported(self, rank: Rank, message: Died) -> None:
@@ -65,7 +65,7 @@ class Deaths:
         self._dead(rank, incarnation)
 
     def node_lost(self, rank: Rank) -> None:
-        """Or only its agent: nobody watches the worker."""
+        """The supervisor's connection ended: its node is lost, or nobody there watches the worker any more."""
         rank.causes.setdefault(rank.incarnation, NODE_LOSS)
         self._dead(rank, rank.incarnation)
 
@@ -117,7 +117,7 @@ class Deaths:
             self._stage_lost(lost.stage)
 
     def take_over(self, found: Found) -> None:
-        """Whoever died with the last coordinator may have been the last of a stage."""
+        """A successor begins with these members; where a stage has none left, all begin at the newest checkpoint."""
         try:
             self._driver.drive(self._driver.job.take_over, found)
         except StageLost as lost:
@@ -192,13 +192,13 @@ class Deaths:
             self._recorder.event("given_up", rank.role, respawns=rank.respawns)
 
     def respawn_due(self) -> None:
-        """A worker that is to rejoin is started when it is dead, and waits for its step."""
+        """Starts the dead workers that `+rejoin_at` brings back; they take part from its step on."""
         for rank in self._roster:
             if self._restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()
 
     def close(self) -> None:
-        """The job ends: nobody is left without an event."""
+        """The job ends: deaths that still wait for their cause get their event now."""
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died

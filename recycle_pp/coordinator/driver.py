@@ -15,7 +15,7 @@ import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.consensus.agreement import Agreement
-from recycle_pp.consensus.agreement_gate import Gate
+from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send
 from recycle_pp.wire.messages.supervisors import EndsSoon
@@ -44,7 +44,7 @@ class Driver:
         self.job, self.saving = job, saving
         self._settings, self._roster, self._timers = context.settings, context.roster, context.timers
         self._recorder, self._lifecycle, self._committed = context.recorder, context.lifecycle, committed
-        self.gate = Gate(agreement, self._deliver, self._lifecycle.stop, deposed)
+        self.agreement_gate = AgreementGate(agreement, self._deliver, self._lifecycle.stop, deposed)
         self.planning = Planning(self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop)
         self.ending = Ending(self._settings, self._recorder.say)
         self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
@@ -59,7 +59,7 @@ class Driver:
         except ProtocolViolation as violation:
             self._lifecycle.stop(str(violation))
             return
-        self.send(out)
+        self.send(self._with_probes(out))
         if self.job.phase == "holding":
             suspicion = self._settings.control.suspicion
             self._timers.after(suspicion, self._hold_no_longer, self.job, self.job.committed)
@@ -74,16 +74,16 @@ class Driver:
     def send(self, out: list[Send]) -> None:
         if not out:  # as after most votes: nothing here may cost a look at every worker then
             return
-        if any(isinstance(message, Adopt) for _, message in out):
-            out = self._with_probes(out)
         # Not always first: whoever takes over tells a commit to those that have missed it, and then the generation.
         announced = next((message for _, message in out if isinstance(message, Announce)), None)
         if announced is not None:
-            self.gate.announce(announced.generation, self._roster.places())
-        self.gate.send(out)
+            self.agreement_gate.announce(announced.generation, self._roster.places())
+        self.agreement_gate.send(out)
 
     def _with_probes(self, out: list[Send]) -> list[Send]:
         """A generation begins: links to hosts that were not there before are measured before its first op."""
+        if not any(isinstance(message, Adopt) for _, message in out):
+            return out
         probes = self.planning.probes(self.job.live)
 
         def with_its_probes(send: Send) -> Send:
@@ -94,9 +94,9 @@ class Driver:
         return [with_its_probes(send) for send in out]
 
     def standing(self) -> Standing:
-        """For the watch."""
+        """Where the job stands, for the watch."""
         job = self.job
-        works = self.planning.busy or self.gate.busy or job.phase not in ("reporting", "running")
+        works = self.planning.busy or self.agreement_gate.busy or job.phase not in ("reporting", "running")
         return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
 
     def message_seconds(self, a: Worker, b: Worker) -> float:
@@ -130,12 +130,12 @@ class Driver:
             self._lifecycle.stop(self.ending.reason(self.saving.newest()), self.ending.code)
 
     def compare(self, worker: Worker, message: Digests) -> None:
-        """What a worker holds, where a checkpoint is made: it is not finished before all hold the same."""
+        """A worker's digests at a checkpoint, which is not completed before all of a stage are the same."""
         self.send(self.saving.compared(worker, message))
         self._judge_replicas()
 
     def died(self, worker: Worker) -> None:
-        """It saves no more, and says no more what it holds."""
+        """A worker is dead: its part of a save, and its digests, are awaited no longer."""
         self.send(self.saving.died(worker, self.job.live))
         self._judge_replicas()
 
@@ -154,7 +154,7 @@ class Driver:
         self.finish_if_done()
 
     def report_damage(self) -> None:
-        """Of the checkpoints that were read."""
+        """An event for each damaged checkpoint that was found."""
         for step, damage in self.saving.damaged.items():
             self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
 
@@ -192,7 +192,7 @@ class Driver:
             self.save_failed(SaveFailed(step, f"{slow} did not get it onto the disk in {seconds:g} s"))
 
     def _hold_no_longer(self, job: Job, committed: int) -> None:
-        """A joiner for which the others hold has its donor or its network lost, and nobody saw it."""
+        """The job has held for a joiner for too long: its donor or its network is lost, and nobody noticed."""
         if job is self.job and committed == job.committed:
             self.drive(job.wait_no_longer)
 
@@ -200,7 +200,7 @@ class Driver:
         self._roster.deliver([self._addressed(send) for send in out])
 
     def _addressed(self, send: Send) -> Send:
-        """A donation says where the joiner takes the state."""
+        """Completes `Donate` with the address at which the joiner takes the state, and records that it joins."""
         if not isinstance(donation := send.message, Donate):
             return send
         self._recorder.event("joining", donation.to, donor=str(send.to))

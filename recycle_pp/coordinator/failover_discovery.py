@@ -1,12 +1,12 @@
 """A new coordinator finds the processes of the job again.
 
-    reunion = FailoverDiscovery(token)
-    reunion.supervisor(3, message, peer)         # as they come: what the supervisor of rank 3 says of itself,
-    reunion.worker(3, incarnation, state, peer)  # and its worker
-    await reunion.complete(places, patience)     # all have come who can
-    reunion.states()                             # what `protocol.takeover.find` asks for
-    reunion.ranks(pipelines, stages)             # everybody, the missing ones too
-    reunion.said()                               # what workers say again
+    discovery = FailoverDiscovery(token)
+    discovery.supervisor(3, message, peer)         # as they come: what the supervisor of rank 3 says of itself,
+    discovery.worker(3, incarnation, state, peer)  # and its worker
+    await discovery.complete(places, patience)     # all have come who can
+    discovery.states()                             # what `protocol.takeover.find` asks for
+    discovery.ranks(pipelines, stages)             # everybody, the missing ones too
+    discovery.said()                               # what workers say again
 
 A supervisor whose port refuses connections is dead. One that gives no answer is not waited for long: if it lives it
 comes later, as one that returns. One that answers, and a worker that took part, are waited for as long as a worker may
@@ -32,13 +32,13 @@ from recycle_pp.wire.messages.workers import State
 
 from .ranks import NODE_LOSS, Rank
 
-LATE = 5.0  # seconds until a supervisor that neither comes nor answers is left behind
+LATE = 5.0  # seconds after which a supervisor that neither comes nor answers is no longer waited for
 _BEAT = 0.5  # seconds between two signs of life to those who wait
 _LOOK = 0.005  # seconds
 
 
 class Supervisor(NamedTuple):
-    """Its connection, and its last word."""
+    """A supervisor's connection, and what it said of itself last."""
 
     peer: Peer
     said: Present
@@ -100,7 +100,7 @@ class FailoverDiscovery:
         return {roles[number]: self.workers[number].state for number in self._here()}
 
     def said(self) -> list[tuple[int, Message]]:
-        """(rank, message)"""
+        """(rank, message) of all lasting messages that workers repeat to a successor."""
         return [(number, message) for number in self._here() for message in self.workers[number].state.said]
 
     def ranks(self, pipelines: int, stages: int) -> list[Rank]:

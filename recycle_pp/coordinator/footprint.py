@@ -56,7 +56,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
 
 
 def crowd(workers_here: int) -> str | None:
-    """A sentence where workers on CPUs have fewer cores than they are."""
+    """A warning where there are more workers than cores; None otherwise."""
     cores = os.cpu_count() or 1
     if workers_here <= cores:
         return None
@@ -70,7 +70,7 @@ def _layers(settings: Settings) -> list[range]:
 
 
 def parameters(model: Model, layers: range) -> int:
-    """Of a stage with these layers."""
+    """The number of parameters of a stage with these layers."""
     head = model.width // model.heads
     attention = model.width * (model.heads + 2 * model.kv_heads) * head + model.width**2
     each = attention + 3 * model.ffn * model.width + 2 * model.width

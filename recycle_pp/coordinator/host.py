@@ -97,7 +97,7 @@ class Host:
         return code
 
     async def _beat(self) -> None:
-        """In a thread: a slow disk must not hold the job up."""
+        """Writes heartbeat.json until the job is over, in a thread: a slow disk must not hold the job up."""
         while not self._coordinator.over:
             await asyncio.to_thread(self._heartbeat.write, set(self._coordinator.live))
             self._exporters.look()

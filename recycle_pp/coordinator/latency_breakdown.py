@@ -1,9 +1,9 @@
 """What a step spends between its ops: turns on a worker, messages between workers, the sums at the end.
 
-gaps = gaps_of(spans, after, barrier=True)     # of one step, and of the next one, which holds its optimizer steps
-gaps.turns        # seconds between two ops of a worker, where the second one's input had long been there
-gaps.messages     # (from, to, seconds): from the end of an op to the start of the one that waited for its output
-gaps.sums         # stage -> seconds from its last gradient (barrier: the last of all) to its optimizer steps
+between = breakdown_of(spans, after, barrier=True)   # of one step, and of the next one, which holds its optimizer steps
+between.turns        # seconds between two ops of a worker, where the second one's input had long been there
+between.messages     # (from, to, seconds): from the end of an op to the start of the one that waited for its output
+between.sums         # stage -> seconds from its last gradient (barrier: the last of all) to its optimizer steps
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ class Message(NamedTuple):
     seconds: float
 
 
-class Gaps(NamedTuple):
+class LatencyBreakdown(NamedTuple):
     turns: list[float]
     messages: list[Message]
     sums: dict[int, float]
 
 
-def gaps_of(spans: Spans, after: Spans, barrier: bool) -> Gaps:
-    """spans: of a step in which nobody died; after: of the next one."""
+def breakdown_of(spans: Spans, after: Spans, barrier: bool) -> LatencyBreakdown:
+    """Where the time between ops went. spans: of a step in which nobody died; after: of the next one. barrier: no
+    optimizer step begins before all stages' gradients are done."""
     turns: list[float] = []
     messages: list[Message] = []
     stages = 1 + max(w.stage for w in spans)
@@ -50,7 +51,7 @@ def gaps_of(spans: Spans, after: Spans, barrier: bool) -> Gaps:
                 messages.append(Message(sender, worker, max(0.0, start - arrived)))
             else:
                 turns.append(start - before[4])
-    return Gaps(turns, messages, _sums(compute, after, barrier))
+    return LatencyBreakdown(turns, messages, _sums(compute, after, barrier))
 
 
 def _sums(compute: Spans, after: Spans, barrier: bool) -> dict[int, float]:

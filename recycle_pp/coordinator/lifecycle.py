@@ -34,7 +34,7 @@ class Lifecycle:
         return self._code is not None
 
     def stop(self, reason: str, code: int = 1) -> None:
-        """The first reason counts: what comes later follows from it."""
+        """Ends the job with this reason and exit code. Later calls change nothing: they follow from the first."""
         if not self.over:
             self._closing()
             self._recorder.stopped(reason)

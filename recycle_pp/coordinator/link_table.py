@@ -35,7 +35,7 @@ class LinkTable:
         self._described: dict[tuple[Any, ...], dict[str, Any] | None] = {}
 
     def place(self, worker: Worker, host: str) -> None:
-        """A process takes this place."""
+        """A process has started as this worker, on this host."""
         if host:
             self._host[worker] = host
             self._described.clear()

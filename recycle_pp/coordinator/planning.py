@@ -46,12 +46,12 @@ class Planning:
         return self._task is not None
 
     def introduced(self, worker: Worker, message: Ready) -> None:
-        """What a worker says of its part of the model."""
+        """A worker is ready: what its stage sends, and where it runs."""
         self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share)
         self._profile.place(worker, message.machine, message.cores)
 
     def links_measured(self, message: LinksMeasured) -> None:
-        """The next plan is made with them."""
+        """Latencies and bandwidths that a worker has measured; the plans from now on are made with them."""
         self._profile.links.measured(message.machine, message.found)
 
     def probes(self, live: Collection[Worker]) -> Mapping[Worker, dict[str, Worker]]:
@@ -95,7 +95,7 @@ class Planning:
             self._task = asyncio.create_task(self._plan_ahead(job))
 
     async def _plan_ahead(self, job: Job) -> None:
-        """One of the next deaths a step, as long as one is not planned: what a death then waits for is a look-up."""
+        """Plans for one of the deaths that may come next, and keeps the plan: a death then costs a look-up."""
         try:
             for problem in job.steady.ahead():
                 await asyncio.to_thread(job.steady.plan, problem)

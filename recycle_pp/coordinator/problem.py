@@ -16,7 +16,8 @@ from recycle_pp.protocol.job import Job
 
 
 def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
-    """waiting: workers that run and are awaited, as after a restore; without them, everybody is."""
+    """The job's protocol, before its first generation. waiting: the workers that it begins with, as after a restore; by
+    default all."""
     s = settings
     return Job(
         initial_problem(s),

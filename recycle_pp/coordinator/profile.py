@@ -23,7 +23,7 @@ from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.telemetry.packing import KINDS as SPANS
 from recycle_pp.telemetry.packing import OWN, listed
 
-from .latency_breakdown import Message, Spans, gaps_of
+from .latency_breakdown import Message, Spans, breakdown_of
 from .link_table import LinkTable
 from .slowness import Slowness, Speed
 
@@ -58,11 +58,12 @@ class Profile:
         return bool(self._durations)
 
     def describe(self, stage: int, boundary_bytes: int, deferred_share: float) -> None:
-        """What a worker says of its stage of the model: bytes over the boundary behind it, share of it that has a W."""
+        """Bytes of the stage's output for one micro-batch, and the share of its parameters whose gradients come with
+        W."""
         self._model[stage] = boundary_bytes, deferred_share
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
-        """A process takes this place. machine: its name, the same for all that share its cores."""
+        """A process has started as this worker. machine: its host's name, the same for all that share its cores."""
         self._usual.pop(worker, None)  # measured on another one, perhaps
         self._slowness.place(worker, machine, cores)
         self.links.place(worker, machine)
@@ -149,10 +150,10 @@ class Profile:
                     self._seconds[kind][worker.stage].append(own)
                     self._here.setdefault(worker, {}).setdefault(kind, []).append(own)
         if self._before:
-            gaps = gaps_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
-            self._turns += gaps.turns
-            self._messages += gaps.messages
-            for stage, seconds in gaps.sums.items():
+            between = breakdown_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
+            self._turns += between.turns
+            self._messages += between.messages
+            for stage, seconds in between.sums.items():
                 self._sums[stage].append(seconds)
         self._before = spans
 

@@ -53,12 +53,12 @@ class Rank:
             self.supervisor.send(message)
 
     def spawn(self) -> None:
-        """A new worker process, also where one still lives."""
+        """Orders a new worker process; the supervisor ends one that still lives first."""
         self.incarnation += 1
         self.alive, self.worker = True, None
         self.heard = time.monotonic()
         self.tell(Spawn(self.incarnation, self.role, self.respawns))
 
     def kill(self, stacks: bool = False) -> None:
-        """stacks: where its threads stand is said first."""
+        """Orders a SIGKILL for the worker. stacks: its supervisor reports where its threads stand first."""
         self.tell(Kill(self.incarnation, stacks))

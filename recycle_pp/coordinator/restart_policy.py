@@ -34,7 +34,7 @@ class RestartPolicy:
         self._faults = [f for f in self._faults if f.worker != role or f.step > committed + 1 or f.kind == "rejoin"]
 
     def taken_over(self, live: Collection[Worker], committed: int) -> None:
-        """What has struck before: everything up to the present step, and the returns of those who are back."""
+        """For a successor: drops the faults up to `committed`, and the rejoins of workers that are live."""
         self._faults = [
             f for f in self._faults if f.step > committed + 1 or (f.kind == "rejoin" and f.worker not in live)
         ]
@@ -45,12 +45,12 @@ class RestartPolicy:
         return rank.supervisor is not None and rank.respawns < self._respawns
 
     def comes_back(self, rank: Rank) -> bool:
-        """Its supervisor is here again: unless it died for another reason than that."""
+        """Whether a worker whose supervisor has reconnected is started again: not if it died for another reason."""
         death = rank.causes.get(rank.died, NODE_LOSS)
         return death.cause in ("node_loss", "hang") and not death.injected
 
     def is_given_up(self, rank: Rank, death: Death) -> bool:
-        """It would be started again, but was too often."""
+        """Whether it is not started again only because it was restarted `run.respawns` times already."""
         mended = not death.injected and death.cause not in ("node_loss", "eviction")
         return mended and not self.is_due(rank.role) and rank.respawns >= self._respawns
 
@@ -58,7 +58,7 @@ class RestartPolicy:
         return any(f.kind == "rejoin" and f.worker == role for f in self._faults)
 
     def earliest(self, role: Worker) -> int:
-        """The step from which a returning worker takes part; asking for it uses the rejoin up."""
+        """The first step in which a returning worker takes part. Removes its `+rejoin_at`."""
         returns = [f for f in self._faults if f.kind == "rejoin" and f.worker == role]
         if not returns:
             return 0

@@ -56,7 +56,7 @@ class Roster:
         return len(self._ranks) == self._parallel.pipelines * self._parallel.stages
 
     def places(self) -> dict[int, Place]:
-        """Of the supervisors that are there."""
+        """Where the connected supervisors listen, by rank."""
         return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
 
     def agents(self) -> set[int]:

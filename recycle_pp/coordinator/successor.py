@@ -31,25 +31,25 @@ from .ranks import Rank
 class Successor(Coordinator):
     def __init__(self, *arguments: Any, succession: Succession, token: str) -> None:
         super().__init__(*arguments)
-        self._succession, self._reunion = succession, FailoverDiscovery(token)
+        self._succession, self._discovery = succession, FailoverDiscovery(token)
 
     async def run(self) -> int:
         await self._take_over()
         return await super().run()
 
     def _hear_supervisor(self, number: int, message: Message, peer: Peer) -> None:
-        if self._reunion.over.is_set():
+        if self._discovery.over.is_set():
             super()._hear_supervisor(number, message, peer)
         elif isinstance(message, Present):
-            self._reunion.supervisor(number, message, peer)
+            self._discovery.supervisor(number, message, peer)
         elif isinstance(message, Died):
-            self._reunion.died(number, message)
+            self._discovery.died(number, message)
 
     def _lose_supervisor(self, number: int, peer: Peer) -> None:
-        if self._reunion.over.is_set():
+        if self._discovery.over.is_set():
             super()._lose_supervisor(number, peer)
         else:
-            self._reunion.supervisors.pop(number, None)
+            self._discovery.supervisors.pop(number, None)
 
     async def _handle_worker(self, peer: Peer, hello: WorkerHello) -> None:
         if hello.moved:
@@ -59,22 +59,22 @@ class Successor(Coordinator):
                 return  # it has died, or the connection broke, before it could say anything
             if not isinstance(state, State):
                 return  # of no use: the connection ends
-            self._reunion.worker(hello.rank, hello.incarnation, state, peer)
-        await self._reunion.over.wait()
+            self._discovery.worker(hello.rank, hello.incarnation, state, peer)
+        await self._discovery.over.wait()
         await super()._handle_worker(peer, hello)
 
     async def _take_over(self) -> None:
         """From what supervisors and workers say of themselves; `Job.take_over` has the protocol's part of it."""
         control, parallel = self._settings.control, self._settings.parallel
-        await self._reunion.complete(await self._agreement.supervisors(), control.suspicion)
-        states = self._reunion.states()
+        await self._discovery.complete(await self._agreement.supervisors(), control.suspicion)
+        states = self._discovery.states()
         found = find(states)
         begun = found.generation >= 0
         committed = max((state.committed for state in states.values()), default=self._driver.job.committed)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
         job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
         job.committed = committed
-        self._roster.update(self._reunion.ranks(parallel.pipelines, parallel.stages))
+        self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
         self._recorder.took_over(job, self._succession, found.members - found.live)
         self._driver.planning.take_up()
         if begun:
@@ -84,8 +84,8 @@ class Successor(Coordinator):
         for rank in self._roster:
             rank.heard = time.monotonic()
             self._bring_in(rank, found)
-        self._reunion.over.set()
-        said = self._reunion.said()
+        self._discovery.over.set()
+        said = self._discovery.said()
         self._hear_again(said, (Measured,))
         if found.commit is not None:
             self._recorder.commit_again(found.commit)

@@ -97,7 +97,7 @@ class Supervisors:
             rank.spawn()
         elif self._roster.complete:
             # From now on the job survives the loss of this coordinator.
-            self._driver.gate.announce(-1, self._roster.places())
+            self._driver.agreement_gate.announce(-1, self._roster.places())
             for each in self._roster:
                 each.spawn()
 

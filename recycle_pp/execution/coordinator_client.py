@@ -1,12 +1,12 @@
 """A worker's connection to the coordinator, wherever that is.
 
-    line = Line(spec)                    # in the worker; the spec says where the first coordinator listens
-    message = line.recv()                # blocks; in one thread
-    line.send(vote)                      # from any thread; never fails
-    line.state = participant.state       # what a later coordinator is told first
+    client = CoordinatorClient(spec)       # in the worker; the spec says where the first coordinator listens
+    message = client.recv()                # blocks; in one thread
+    client.send(vote)                      # from any thread; never fails
+    client.state = participant.state       # what a later coordinator is told first
 
 When the coordinator is lost the worker's supervisor says where the next one is, on the pipe that the spec came through.
-The line connects there and begins with a `State`, which holds the last message of each lasting kind. Others that were
+It connects there and begins with a `State`, which holds the last message of each lasting kind. Others that were
 on their way are gone: they belong to a generation that is void. Where only this connection broke, or whoever is called
 upon does not coordinate yet, the same place is tried again.
 """
@@ -30,7 +30,7 @@ _CONNECT = 5.0  # seconds: meanwhile the supervisor may know another place
 _AGAIN = 0.1  # seconds until a coordinator that could not be reached is tried once more
 
 
-class Line:
+class CoordinatorClient:
     def __init__(self, spec: WorkerSpec) -> None:
         self.state: Callable[[], State] = State  # before it has any
         self._spec, self._place = spec, (spec.host, spec.port)
@@ -38,7 +38,7 @@ class Line:
         self._said: dict[type[Message], Message] = {}
         self._sending = threading.Lock()
         self._welcomed = False
-        self._silence: float | None = None
+        self._keepalive: float | None = None
         self._channel: Channel | None = None
         # Before it is connected: the coordinator may have been lost while this process imported what it needs.
         threading.Thread(target=self._hear_supervisor, name="supervisor", daemon=True).start()
@@ -50,11 +50,11 @@ class Line:
         assert self._channel is not None
         return self._channel.local_host
 
-    def end_after_silence(self, seconds: float) -> None:
+    def set_keepalive(self, seconds: float) -> None:
         """See Channel."""
-        self._silence = seconds
+        self._keepalive = seconds
         assert self._channel is not None
-        self._channel.end_after_silence(seconds)
+        self._channel.set_keepalive(seconds)
 
     def recv(self) -> Message:
         while True:
@@ -80,8 +80,8 @@ class Line:
     def _move(self) -> None:
         """Nobody sends until the new coordinator has got the state."""
         channel = self._connect()
-        if self._silence is not None:
-            channel.end_after_silence(self._silence)
+        if self._keepalive is not None:
+            channel.set_keepalive(self._keepalive)
         with self._sending:
             with suppress(OSError):
                 if self._welcomed:

@@ -40,7 +40,8 @@ class Mailbox:
         self._received: dict[Key, Sequence[torch.Tensor]] = {}
 
     def connect(self, actions: Iterable[Action]) -> None:
-        """With everybody whom these actions exchange messages with. Raises LinkBroken."""
+        """Connects to every worker that these actions exchange messages with; blocks until it stands. Raises
+        LinkBroken."""
         self._links.connect({action.peer for action in actions if action.peer is not None})
 
     def post(self, step: int, tensor: Tensor, peer: Worker) -> None:
@@ -57,7 +58,7 @@ class Mailbox:
         return unpack(buffer, self._comes[tensor[0]])
 
     def awaited(self, step: int, tensor: Tensor) -> tuple[Worker, Pending] | None:
-        """From whom `take` will have to wait for it; None if it is here."""
+        """(sender, what to wait for) of a tensor that has not come yet; None if it is here."""
         posted = self._posted.get((step, tensor))
         return None if posted is None or posted[1].arrived() else (posted[0], posted[1])
 
@@ -70,7 +71,7 @@ class Mailbox:
         return self._received[step, tensor]
 
     def consume(self, step: int, tensor: Tensor) -> None:
-        """The op that took the tensor in is done: an F's input lives on in the stage as long as it is needed."""
+        """Drops a received tensor: its op is done. (An F's input is kept by the stage as long as it needs it.)"""
         del self._received[step, tensor]
 
     def keep(self, step: int, tensor: Tensor, data: Sequence[torch.Tensor]) -> None:
@@ -86,7 +87,7 @@ class Mailbox:
         self._links.send(pack(data), peer, self._tag(step, tensor, validation))
 
     def void(self) -> None:
-        """A new generation: what was on its way is lost, what is here stays."""
+        """A new generation: receives that are not complete are dropped, tensors that are here stay."""
         self._posted.clear()
 
     def close(self, step: int) -> None:

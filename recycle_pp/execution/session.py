@@ -1,6 +1,6 @@
-"""A worker's line to the job: the thread that listens to the coordinator, and what the executor asks of it.
+"""A worker's conversation with the coordinator: the thread that listens, and what the executor asks of it.
 
-    session = Session(line, participant, links, store)
+    session = Session(client, participant, links, store)
     session.start()
     orders = session.orders()         # blocks: the newest generation's plan, its links built; None: the job is over
     session.check(orders)             # raises Superseded as soon as the generation is void
@@ -42,7 +42,7 @@ from recycle_pp.wire.messages.workers import (
 )
 
 from .activity import Doing
-from .coordinator_client import Line
+from .coordinator_client import CoordinatorClient
 from .diary import Diary
 
 
@@ -54,7 +54,12 @@ class Session:
     """`lock` guards `participant`; every change of it that the executor may wait for notifies `changed`."""
 
     def __init__(
-        self, line: Line, participant: Participant, links: Links, store: ControlStore, doing: Doing | None = None
+        self,
+        client: CoordinatorClient,
+        participant: Participant,
+        links: Links,
+        store: ControlStore,
+        doing: Doing | None = None,
     ) -> None:
         self.participant = participant
         self.links = links
@@ -79,8 +84,8 @@ class Session:
             Exit: lambda message: self._end("done"),
             Leave: lambda message: self._end("left"),
         }
-        self._line = line
-        line.state = self._state
+        self._client = client
+        client.state = self._state
         self._store = store
         self.diary = Diary(participant.worker)
         self._built = -1
@@ -91,8 +96,8 @@ class Session:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """To the coordinator, if there is one."""
-        self._line.send(message)
+        """Sends it to the coordinator; lost where there is none at the moment, unless it is of a lasting kind."""
+        self._client.send(message)
 
     # -- for the executor --------------------------------------------------------------------------------------
 
@@ -142,11 +147,11 @@ class Session:
             return self.participant.commits[0]
 
     def followed(self) -> None:
-        """The executor has taken the orders up: what it waits for from now on, it waits for by plan."""
+        """Notes the time at which the executor begins to follow its orders (`telemetry.recovery`)."""
         self.times["followed"] = time.monotonic()
 
     def broken(self, orders: Orders) -> None:
-        """A link failed. If the coordinator does not know why yet, it will: wait for its word."""
+        """Reports a failed link. The orders are void: `orders` blocks until the coordinator announces what follows."""
         with self.lock:
             if self.participant.orders is not orders:
                 return
@@ -175,7 +180,7 @@ class Session:
 
     def _listen(self) -> None:
         while self._over is None:
-            message = self._line.recv()
+            message = self._client.recv()
             self.diary.heard(message)
             self._handlers[type(message)](message)
 

@@ -1,6 +1,6 @@
 """The transport of a worker's links: the one place that knows the back ends apart.
 
-links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers=everybody, silence=10.0))
+links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers=everybody, keepalive=10.0))
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def transport_for(
     interface: str = "127.0.0.1",
     timeout: float = 1800.0,
     workers: Sequence[Worker] = (),
-    silence: float | None = None,
+    keepalive: float | None = None,
 ) -> Transport:
     """TCP, Gloo or NCCL for tensors of `device`; with TCP and Gloo a GPU's tensors go through the host.
 
@@ -36,7 +36,7 @@ def transport_for(
     and Gloo listen (address, host name or interface name). timeout: seconds after which an operation of Gloo or NCCL
     fails although nobody is known to have died; long, as the coordinator decides about deaths. workers: everybody who
     may ever be a member, the same list everywhere; TCP needs it to keep connections over a change of generation
-    (`Links.rebuild`). silence: seconds without an answer of the other machine after which a connection of TCP breaks;
+    (`Links.rebuild`). keepalive: seconds without an answer of the other machine after which a connection of TCP breaks;
     None: as long as the kernel tries.
     """
     if backend == "nccl":
@@ -44,7 +44,7 @@ def transport_for(
     if backend == "gloo":
         on_host: Transport = GroupTransport(store, HOST, timeout, GlooGroup, interface)
     elif backend == "tcp":
-        on_host = TcpTransport(store, interface, workers, silence)
+        on_host = TcpTransport(store, interface, workers, keepalive)
     else:
         raise ValueError(f"parallel.backend must be one of tcp, gloo, nccl, not {backend}")
     return on_host if device.type == "cpu" else StagedTransport(on_host, device)

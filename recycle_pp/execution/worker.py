@@ -55,7 +55,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 
 from .activity import Doing
 from .commits import Commits
-from .coordinator_client import Line
+from .coordinator_client import CoordinatorClient
 from .device import backend_for, choose, finisher, is_unfit, platform
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
@@ -107,12 +107,12 @@ class Process:
         self._started = time.monotonic()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._spec = spec
-        self._line = Line(spec)
-        welcome = self._line.recv()
+        self._client = CoordinatorClient(spec)
+        welcome = self._client.recv()
         assert isinstance(welcome, WorkerWelcome)  # a coordinator says nothing before
         self._welcome, self._settings, self._worker = welcome, welcome.settings, welcome.worker
-        self._line.end_after_silence(self._settings.control.suspicion)
-        self._interface = self._settings.control.interface or self._line.local_host
+        self._client.set_keepalive(self._settings.control.suspicion)
+        self._interface = self._settings.control.interface or self._client.local_host
 
     def run(self) -> int:
         settings, welcome, worker = self._settings, self._welcome, self._worker
@@ -127,11 +127,11 @@ class Process:
             return self._refuse(error)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
-        silence = settings.control.suspicion
-        links = Links(transport_for(backend, store, device, self._interface, workers=everybody, silence=silence))
+        keepalive = settings.control.suspicion
+        links = Links(transport_for(backend, store, device, self._interface, workers=everybody, keepalive=keepalive))
         participant = Participant(worker, stages)
         participant.committed = participant.applied = welcome.resume - 1
-        session = Session(self._line, participant, links, store, self._doing)
+        session = Session(self._client, participant, links, store, self._doing)
         about = f"rank {self._spec.rank}, process {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
         session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} of {about}")
         session.start()  # before all that takes long: the coordinator may be lost meanwhile
@@ -195,8 +195,8 @@ class Process:
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
         """Nothing can be done with what the user asks for: the job stops with this sentence. This process stays until
         it does, or a death without a reason would be heard first."""
-        self._line.send(CannotRun(str(error)))
-        while session is None and not isinstance(self._line.recv(), Exit):
+        self._client.send(CannotRun(str(error)))
+        while session is None and not isinstance(self._client.recv(), Exit):
             pass
         if session is not None:
             session.wait_for_the_end()
@@ -220,7 +220,7 @@ class Process:
         return finish if device.type == "cpu" else self._doing.on_device(finish)
 
     def _publish(self, key: str, value: bytes) -> None:
-        self._line.send(StoreValue(key, value))
+        self._client.send(StoreValue(key, value))
 
     def _beat(self) -> None:
         """Heartbeats from a thread of their own: they stop only when the whole process does."""
@@ -229,15 +229,14 @@ class Process:
 
         def beat() -> None:
             while True:
-                self._line.send(WorkerHeartbeat(time.monotonic(), boot, self._doing.delivered()))
+                self._client.send(WorkerHeartbeat(time.monotonic(), boot, self._doing.delivered()))
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
 
 def _described(stage: Stage) -> tuple[int, float]:
-    """For the profile: how many bytes cross the boundary behind this stage, and what share of its parameters have
-    gradients that wait for W."""
+    """(bytes of the stage's output for a micro-batch, share of its parameters whose gradients come with W)."""
     sizes = {name: parameter.numel() for name, parameter in stage.parameters.items()}
     deferred = sum(sizes[name] for name in stage.module.deferred)
     return sum(tensor.nbytes for tensor in stage.module.gives), round(deferred / sum(sizes.values()), 4)

@@ -1,13 +1,13 @@
-"""The worker process of one rank: a supervisor's keeper starts it, sees it die, and ends it.
+"""Starts the worker process of one rank, sees it die, and ends it.
 
-keeper = ProcessMonitor(module, say)       # say(message): to the coordinator, if there is one
-keeper.spawn(order, make_spec, log)        # the coordinator's order; a worker that still lives is ended first
-keeper.kill(incarnation); keeper.evict()   # by SIGKILL; by SIGTERM, to hand over
-keeper.kill(incarnation, stacks=True)      # the same, once it has said where its threads stand
-keeper.signs(most)                         # of the worker, for a heartbeat
-keeper.stand_by()                          # the next worker's process starts now, imports everything and waits
-await keeper.end(gently=True)              # none is started any more, and the last one has a while to end by itself
-keeper.close()                             # nothing is left of it, whatever happened
+monitor = ProcessMonitor(module, say)       # say(message): to the coordinator, if there is one
+monitor.spawn(order, make_spec, log)        # the coordinator's order; a worker that still lives is ended first
+monitor.kill(incarnation); monitor.evict()   # by SIGKILL; by SIGTERM, to hand over
+monitor.kill(incarnation, stacks=True)      # the same, once it has said where its threads stand
+monitor.signs(most)                         # of the worker, for a heartbeat
+monitor.stand_by()                          # the next worker's process starts now, imports everything and waits
+await monitor.end(gently=True)              # none is started any more, and the last one has a while to end by itself
+monitor.close()                             # nothing is left of it, whatever happened
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When a rank's next worker process may be started ahead: `run.standby`.
 
     standby = Standby(launch, settings)
-    if standby.due(signs): keeper.stand_by(settings)        # at every heartbeat
+    if standby.due(signs): monitor.stand_by(settings)        # at every heartbeat
 
 A worker that is killed is back when its successor has imported torch, found its place and got the state; the first of
 these takes seconds, and needs nothing of the job. So a second process imports ahead and waits: after the worker's first

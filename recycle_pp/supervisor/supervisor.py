@@ -123,7 +123,7 @@ class Supervisor:
 
     def __init__(self, launch: Launch, module: str = "recycle_pp.execution.worker", joins: bool = False):
         self._launch, self._joins = launch, joins
-        self._keeper = ProcessMonitor(module, self._say)
+        self._monitor = ProcessMonitor(module, self._say)
         self._settings: Settings | None = None
         self._peer: Peer | None = None
         self._server: asyncio.Server | None = None
@@ -131,7 +131,7 @@ class Supervisor:
         self._leadership = Leadership(self._start_host, self._leave)
         self._watched: asyncio.Task[None] | None = None  # beats the watchdog
         self._standby: Standby | None = None
-        self._silence = 0  # heartbeats of its own since the coordinator's last message
+        self._unanswered_beats = 0  # heartbeats of its own since the coordinator's last message
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ class Supervisor:
         self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()  # EndsSoon or Evict
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Spawn: self._spawn,
-            Kill: lambda message: self._keeper.kill(message.incarnation, message.stacks),
+            Kill: lambda message: self._monitor.kill(message.incarnation, message.stacks),
             Evict: self._evict,
             EndsSoon: self._answered,
             CoordinatorHeartbeat: _heard,
@@ -179,7 +179,7 @@ class Supervisor:
         await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
         code = await self._told_to_go(serving) if self._signal.done() else serving.result()
         serving.cancel()
-        await self._keeper.end(gently=code == 0)
+        await self._monitor.end(gently=code == 0)
         if self._launch.local_rank != 0 and (self._finished or self._peer is None):
             code = 0
         if self._peer is not None:
@@ -205,7 +205,7 @@ class Supervisor:
         self._leadership.close()
         if self._server is not None:
             self._server.close()
-        self._keeper.close()
+        self._monitor.close()
 
     # ------------------------------------------------------------------------------------------- conversation
 
@@ -259,7 +259,7 @@ class Supervisor:
         beat = asyncio.create_task(self._beat(peer))
         try:
             async for message in peer.listen(TO_SUPERVISOR):
-                self._silence = 0
+                self._unanswered_beats = 0
                 if isinstance(message, Finish):
                     self._finished = True
                     if message.code not in (0, 130, 143):  # torchrun's summary shows no signals
@@ -286,13 +286,13 @@ class Supervisor:
         self._standby = self._standby or Standby(self._launch, self._settings)
         if self._watched is None:
             self._watched = asyncio.create_task(self._beat_watchdog(self._settings.control))
-        peer.end_after_silence(self._settings.control.suspicion)
+        peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
             await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
             agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
             self._leadership.join(self._launch.rank, agreement, message.leader)
-        keeper = self._keeper
-        self._say(Present(self._place, keeper.order, keeper.alive, keeper.deaths))
+        monitor = self._monitor
+        self._say(Present(self._place, monitor.order, monitor.alive, monitor.deaths))
         if self._stopping is not None:  # the coordinator that it was said to is lost
             self._say(self._stopping)
 
@@ -302,12 +302,12 @@ class Supervisor:
             control = self._settings.control if self._settings else None
             beat = control.heartbeat if control else 1.0
             await asyncio.sleep(beat)
-            signs = self._keeper.signs(2 * beat)
+            signs = self._monitor.signs(2 * beat)
             self._say(SupervisorHeartbeat(signs))
             if self._standby is not None and self._settings is not None and self._standby.due(signs):
-                self._keeper.stand_by(asdict(self._settings))
-            self._silence += 1
-            if control and self._silence * control.heartbeat > control.suspicion + PLANNING:
+                self._monitor.stand_by(asdict(self._settings))
+            self._unanswered_beats += 1
+            if control and self._unanswered_beats * control.heartbeat > control.suspicion + PLANNING:
                 peer.abort()
 
     async def _beat_watchdog(self, control: Control) -> None:
@@ -322,7 +322,7 @@ class Supervisor:
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
         """The worker hears it too."""
         peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
-        self._keeper.tell(CoordinatorAt(leader.host, leader.port))
+        self._monitor.tell(CoordinatorAt(leader.host, leader.port))
         return peer
 
     def hello(self) -> SupervisorHello:
@@ -338,11 +338,11 @@ class Supervisor:
         if not self._launch.one_node and self._launch.local_rank == 0:  # a node's first rank leads, if any does
             loop = asyncio.get_running_loop()
             loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _prepare_to_lead)
-        self._keeper.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
+        self._monitor.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
 
     def _evict(self, message: Evict) -> None:
         self._evicted = True
-        self._keeper.evict()
+        self._monitor.evict()
         self._answered(message)
 
     def _answered(self, message: Message) -> None:
@@ -400,7 +400,7 @@ class Supervisor:
     async def _told_to_go(self, serving: asyncio.Task[int]) -> int:
         """The coordinator ends the job in its own order; or, where others stay, our worker hands over and leaves."""
         number = self._signal.result()
-        self._keeper.start_no_more()
+        self._monitor.start_no_more()
         name = signal.Signals(number).name
         self._stopping = Stopping(name)
         self._say(self._stopping)
@@ -411,7 +411,7 @@ class Supervisor:
             host.stop(name, 128 + number)
         if self._evicted:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._keeper.gone.wait(), LEAVE_SECONDS)
+                await asyncio.wait_for(self._monitor.gone.wait(), LEAVE_SECONDS)
             if host is not None:  # the notices of other nodes may follow, and nobody else could end the job in order
                 left = self._signalled_at + LEAVE_SECONDS - asyncio.get_running_loop().time()
                 await _first(serving, seconds=max(0.0, left))

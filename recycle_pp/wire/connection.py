@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from .authentication import Prover, Refused, Verifier, prove
 from .frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, Frames, Malformed, encode, length_of
-from .keepalive import end_after_silence
+from .keepalive import set_keepalive
 from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER
 from .messages.table import Message, Vocabulary
 
@@ -106,9 +106,9 @@ class Channel:
         """The address of this machine that the other end sees."""
         return str(self._socket.getsockname()[0])
 
-    def end_after_silence(self, seconds: float) -> None:
+    def set_keepalive(self, seconds: float) -> None:
         """From now on the connection breaks when the other machine has not answered for so long, as after a cut."""
-        end_after_silence(self._socket, seconds)
+        set_keepalive(self._socket, seconds)
 
     def close(self) -> None:
         """From any thread; a thread that waits in `recv` gets ChannelClosed."""
@@ -180,9 +180,9 @@ class Peer:
         with contextlib.suppress(OSError):
             await self._writer.drain()
 
-    def end_after_silence(self, seconds: float) -> None:
+    def set_keepalive(self, seconds: float) -> None:
         """From now on the connection breaks when the other machine has not answered for so long, as after a cut."""
-        end_after_silence(self._writer.get_extra_info("socket"), seconds)
+        set_keepalive(self._writer.get_extra_info("socket"), seconds)
 
     def close(self) -> None:
         """Closes after what is queued has been sent."""

@@ -21,11 +21,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ChannelClosed(ConnectionError):
-    """The connection is of no more use: the other end closed it, or sent what is no message."""
+    """The connection has ended: the other end closed it, or sent something that is no message."""
 
 
 class Malformed(ChannelClosed):
-    """What came is no message that the other end may send; the text is a sentence."""
+    """The bytes are no message that the other end may send; the text says why in one sentence."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -50,7 +50,7 @@ def length_of(head: bytes | bytearray, limit: int) -> int:
 
 
 class Frames:
-    """Bytes in, bodies out."""
+    """Cuts a stream of bytes into the bodies of frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

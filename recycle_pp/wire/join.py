@@ -29,7 +29,8 @@ AGAIN = 0.5  # seconds between two tries
 
 
 def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Address | None:
-    """ValueError where `+join` is not as it must be."""
+    """The address that `+join=HOST:PORT` gives, with the job's token; None without `+join`, ValueError where it is
+    malformed or not the only argument."""
     given = [text.lstrip("+").removeprefix("join=") for text in arguments if text.lstrip("+").startswith("join=")]
     if not given:
         return None

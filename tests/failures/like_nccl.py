@@ -113,6 +113,6 @@ class LikeNccl:
 
 
 nccl.POLL_SECONDS = 1e-3  # many workers share a core
-transports.TcpTransport = lambda store, interface, workers, silence: GroupTransport(
+transports.TcpTransport = lambda store, interface, workers, keepalive: GroupTransport(
     store, torch.device("cpu"), 1800.0, LikeNccl
 )

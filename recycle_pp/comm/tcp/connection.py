@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recycle_pp.comm.tensor_bytes import tensor_bytes
 from recycle_pp.comm.waiting import Job, Pool
-from recycle_pp.wire.keepalive import end_after_silence
+from recycle_pp.wire.keepalive import set_keepalive
 
 FRAME = struct.Struct("=qqq")  # generation, tag, bytes that follow
 MAX_MESSAGE = 1 << 40  # bytes
@@ -103,10 +103,10 @@ class Connection:
                 for key in [key for key in held if key[0] <= self._over]:
                     del held[key]  # type: ignore[attr-defined]
 
-    def end_after_silence(self, seconds: float) -> None:
+    def set_keepalive(self, seconds: float) -> None:
         """The connection breaks when the other machine has not answered for so long, as after a cut."""
         with contextlib.suppress(OSError):  # it has broken
-            end_after_silence(self._socket, seconds)
+            set_keepalive(self._socket, seconds)
 
     def close(self) -> None:
         self._fail(ConnectionLost("the connection is closed"))

@@ -91,12 +91,12 @@ class Mesh:
         for connection in connections:
             connection.end(generation)
 
-    def end_after_silence(self, seconds: float) -> None:
+    def set_keepalive(self, seconds: float) -> None:
         """Connections that stand break when the other machine has not answered for so long, as after a cut."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
-            connection.end_after_silence(seconds)
+            connection.set_keepalive(seconds)
 
     def close(self) -> None:
         """Closes the listener and every connection: what is under way fails."""

@@ -1,6 +1,6 @@
 """Links over TCP: one mesh of connections that a death leaves standing; every message says its generation.
 
-    links = Links(TcpTransport(store, "127.0.0.1", workers=everybody, silence=10.0))
+    links = Links(TcpTransport(store, "127.0.0.1", workers=everybody, keepalive=10.0))
 
 Measured against Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): a message of 4 to 64 KiB
 takes a third of the time and CPU, a sum of 4 KiB a quarter to a tenth, 16 MiB the same (a sum up to a third more), a
@@ -36,14 +36,14 @@ class TcpTransport:
 
     store: where workers find each other's addresses. interface: where this one listens (address, host name or interface
     name). workers: everybody who may ever be a member, the same list everywhere; without it no connection outlives a
-    generation. silence: seconds without an answer of the other machine after which a connection breaks; None: as long
+    generation. keepalive: seconds without an answer of the other machine after which a connection breaks; None: as long
     as the kernel tries.
     """
 
     def __init__(
-        self, store: ControlStore, interface: str, workers: Sequence[Worker] = (), silence: float | None = None
+        self, store: ControlStore, interface: str, workers: Sequence[Worker] = (), keepalive: float | None = None
     ):
-        self._store, self._host, self._silence = store, address_of(interface), silence
+        self._store, self._host, self._keepalive = store, address_of(interface), keepalive
         self._workers = list(workers)
         self._pool = Pool()
         self._lock = threading.Lock()
@@ -84,8 +84,8 @@ class TcpTransport:
         if unreachable:
             reason = f"no connection to {', '.join(map(str, unreachable))} in {LINK_SECONDS:g} s"
             raise LinkBroken(generation.number, reason, aborted=False, unreachable=unreachable)
-        if self._silence is not None:
-            mesh.end_after_silence(self._silence)
+        if self._keepalive is not None:
+            mesh.set_keepalive(self._keepalive)
 
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
         """Nothing to do: `join` waits for the connections to all members."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BUSY = 10  # times as long as who stands still has who gets processor time: a machine that is only busy is no hang
+BUSY = 10  # times as long as a thread without processor time one that gets some may take: a busy machine is no hang
 
 
 class Activity(NamedTuple):

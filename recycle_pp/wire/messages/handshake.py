@@ -49,7 +49,7 @@ class WorkerHello(Message, frozen=True):
 
 @sent(CANDIDATE, LISTENER)
 class CandidateHello(Message, frozen=True):
-    """From another supervisor's agreement."""
+    """A candidate or leader of the supervisors' agreement wants to ask this one's voter."""
 
 
 TO_SERVER, TO_CLIENT = Vocabulary(CLIENT, SERVER), Vocabulary(SERVER, CLIENT)

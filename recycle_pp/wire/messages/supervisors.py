@@ -46,7 +46,7 @@ class SupervisorWelcome(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Redirect(Message, frozen=True):
-    """Not here: to whoever leads; None where that is not known yet."""
+    """This supervisor does not coordinate: connect to `leader`; None where it is not known yet who does."""
 
     leader: Leader | None
 
@@ -109,7 +109,7 @@ class Spawned(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Dying(Message, frozen=True):
-    """At once; `Died` follows when the kernel has cleaned up."""
+    """The worker is dying; `Died`, with the cause, follows when the kernel has cleaned up."""
 
     incarnation: int
     at: float  # see Death
@@ -117,7 +117,7 @@ class Dying(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Died(Message, frozen=True):
-    """asked: a `Kill` was on its way."""
+    """The worker is dead. asked: it was told to, by a `Kill`."""
 
     incarnation: int
     death: Death
@@ -157,14 +157,14 @@ class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class SupervisorHeartbeat(Message, frozen=True):
-    """signs: None where no worker lives."""
+    """The supervisor lives. signs: of its worker; None where it has none."""
 
     signs: Signs | None = None
 
 
 @sent(SUPERVISOR, COORDINATOR)
 class Stacks(Message, frozen=True):
-    """Of all threads of a worker that was found stuck; "" if it could not say."""
+    """Where all threads of a stuck worker stand (faulthandler's text); "" if it could not say."""
 
     incarnation: int
     text: str
@@ -175,7 +175,7 @@ class Stacks(Message, frozen=True):
 
 @sent(SUPERVISOR, WORKER)
 class CoordinatorAt(Message, frozen=True):
-    """Through the pipe of its standard input: where the coordinator is now."""
+    """The coordinator's new address; it comes over the worker's standard input."""
 
     host: str
     port: int

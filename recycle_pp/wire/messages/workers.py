@@ -166,7 +166,7 @@ class WorkerHeartbeat(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class StoreValue(Message, frozen=True):
-    """For the other workers' store."""
+    """Sets a key of the workers' shared store (`comm.store`)."""
 
     key: str
     value: bytes
@@ -174,9 +174,9 @@ class StoreValue(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Ready(Message, frozen=True):
-    """It has its model. address: where it takes a donor's state; platform: see `execution.device`; boundary_bytes: what
-    its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with gradients from W;
-    machine: its name, the same for all workers that share its cores."""
+    """The worker has built its stage. address: where it takes a donor's state; platform: see `execution.device`;
+    boundary_bytes: what its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with
+    gradients from W; machine: its name, the same for all workers that share its cores."""
 
     address: Address
     platform: str
@@ -195,7 +195,7 @@ class CannotRun(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Leaving(Message, frozen=True):
-    """Its machine is taken away: it goes when the job can do without it."""
+    """Its machine is about to be taken away: it leaves with the next commit if a peer stays."""
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)
@@ -294,7 +294,7 @@ class Vote(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Evaluated(Message, frozen=True):
-    """losses: of the validation's micro-batches that ended here."""
+    """A validation is done here. losses: of its micro-batches that end at this worker, by global number."""
 
     step: int
     losses: dict[int, float]

@@ -98,8 +98,8 @@ def test_an_op_whose_input_never_came_is_not_told_as_done(fake):
     """Its receive is complete after the abort, as on a GPU; what it holds is whatever was in the memory."""
     settings = small(parallel__pipelines=1, parallel__stages=2)
     participant = Participant(ME, 2)
-    line = SimpleNamespace(state=None, send=lambda *_: None)
-    session = Session(line, participant, fake.links, None)
+    client = SimpleNamespace(state=None, send=lambda *_: None)
+    session = Session(client, participant, fake.links, None)
     stage = SimpleNamespace(stage=1, first=False, last=True)  # computes nothing, and must not be asked to
     mailbox = Mailbox(fake.links, {"F": [torch.empty(1)]}, CPU, (1, 2, 4))
     executor = Executor(session, stage, None, mailbox, None, None, Spans(), settings)

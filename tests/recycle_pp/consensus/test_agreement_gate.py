@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from recycle_schedules import Worker
 
-from recycle_pp.consensus.agreement_gate import Gate
+from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.coordinator.driver import Driver
 from recycle_pp.protocol.job import Send
 from recycle_pp.wire.messages.workers import Adopt, Announce, Commit
@@ -28,8 +28,8 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
 
     async def run():
         agreement, delivered = Agreement(), []
-        gate = Gate(agreement, delivered.extend, lambda reason: None, lambda: None)
-        driver = SimpleNamespace(gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
+        gate = AgreementGate(agreement, delivered.extend, lambda reason: None, lambda: None)
+        driver = SimpleNamespace(agreement_gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
         announcement = Announce(5, members=[A, B], committed=7, base=4)
         told = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
         Driver.send(driver, told)

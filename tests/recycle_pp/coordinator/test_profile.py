@@ -1,12 +1,13 @@
 """The profile: times by which the planner plans, and workers that have become slow."""
 
+import json
 from statistics import median
 
 import pytest
 from recycle_schedules import Problem, Worker, plan
 
 from recycle_pp.config.compose import compose
-from recycle_pp.coordinator.latency_breakdown import gaps_of
+from recycle_pp.coordinator.latency_breakdown import breakdown_of
 from recycle_pp.coordinator.problem import initial_problem
 from recycle_pp.coordinator.profile import Profile
 from recycle_pp.coordinator.slowness import Speed
@@ -58,13 +59,13 @@ def complete_profile():
 
 def test_gaps_tell_turns_messages_and_sums_apart():
     compute, optimizer = executed()
-    gaps = gaps_of(compute, optimizer, barrier=True)
-    assert median(gaps.turns) == pytest.approx(TURN)
-    assert median(message.seconds for message in gaps.messages) == pytest.approx(
+    found = breakdown_of(compute, optimizer, barrier=True)
+    assert median(found.turns) == pytest.approx(TURN)
+    assert median(message.seconds for message in found.messages) == pytest.approx(
         MESSAGE + TURN
     )  # the spans end a turn early
-    assert {(m.sender.pipeline, abs(m.sender.stage - m.receiver.stage)) for m in gaps.messages} == {(0, 1), (1, 1)}
-    assert gaps.sums == pytest.approx({0: SUM + TURN, 1: SUM + TURN})
+    assert {(m.sender.pipeline, abs(m.sender.stage - m.receiver.stage)) for m in found.messages} == {(0, 1), (1, 1)}
+    assert found.sums == pytest.approx({0: SUM + TURN, 1: SUM + TURN})
 
 
 def test_the_plan_of_a_complete_profile_takes_as_long_as_the_steps_that_were_measured():
@@ -87,13 +88,57 @@ def test_a_real_job_runs_every_kind_of_backward_while_it_measures():
     assert profile.problem(initial_problem(settings)).backward == settings.schedule.backward
 
 
+def two_hosts(profile, between, within=(0.0005, 1e12)):
+    """Stage 0 runs on one host and stage 1 on another; the links have these seconds one way and bytes a second."""
+    for d in range(2):
+        for s in range(2):
+            profile.place(Worker(d, s), f"node{s}", cores=8)
+    profile.describe(0, boundary_bytes=4000, deferred_share=1.0)
+    profile.links.measured("node0", {"node0": within, "node1": between})
+    return profile
+
+
+def test_links_that_differ_are_planned_with_and_a_message_takes_as_long_as_it_was_measured_to():
+    """2.5 ms of them, on a link that explains 2.1: the rest is what any message takes."""
+    profile = two_hosts(Profile(SETTINGS), between=(0.0021, 1e15), within=(0.0001, 1e15))
+    for _, spans in steps(3):
+        profile.add(spans)
+    problem = profile.problem(initial_problem(SETTINGS))
+    assert problem.send == 0 and problem.graph.between(Worker(0, 0), Worker(1, 1)) == pytest.approx(MESSAGE + TURN)
+    assert problem.graph.links.within_host.latency == pytest.approx(MESSAGE + TURN - 0.002)
+    plain = complete_profile().problem(initial_problem(SETTINGS))
+    assert problem.replace(links=None, send=plain.send) == plain, "nothing else is different"
+
+
+def test_links_that_are_alike_change_no_bit_of_the_plan():
+    profile = two_hosts(Profile(SETTINGS), between=(0.0009, 1e12))
+    for _, spans in steps(3):
+        profile.add(spans)
+    problem = profile.problem(initial_problem(SETTINGS))
+    assert problem == complete_profile().problem(initial_problem(SETTINGS)) and problem.graph.uniform
+
+
+def test_an_emulated_job_is_planned_with_its_links_from_the_first_step_on():
+    problem = two_hosts(Profile(SETTINGS), between=(0.1, 1e12)).problem(initial_problem(SETTINGS))
+    assert problem.graph.between(Worker(0, 0), Worker(0, 1)) == pytest.approx(0.1)
+
+
+def test_a_run_folder_has_the_links_for_the_next_coordinator():
+    profile = two_hosts(Profile(SETTINGS), between=(0.1, 1e12))
+    for _, spans in steps(3):
+        profile.add(spans)
+    successor = Profile(SETTINGS)
+    successor.take_up(json.loads(json.dumps(profile.to_json())))
+    assert successor.problem(initial_problem(SETTINGS)) == profile.problem(initial_problem(SETTINGS))
+
+
 def test_a_worker_that_gets_slow_is_planned_with_its_speed_until_it_is_as_fast_as_before():
     profile, slow = complete_profile(), Worker(0, 1)
     (_, usual), *_ = steps(1)
     for _ in range(7):
         assert profile.add(usual) == []
     (_, spans), *_ = steps(1, {slow: 3.0})
-    assert profile.add(spans) == profile.add(spans) == profile.add(spans) == []  # bad luck, until it lasts
+    assert [profile.add(spans) for _ in range(4)] == [[]] * 4  # bad luck, until it lasts
     [speed] = profile.add(spans)
     assert (speed.worker, speed.factor) == (slow, pytest.approx(3.0, rel=0.1))
     problem = profile.problem(initial_problem(SETTINGS))

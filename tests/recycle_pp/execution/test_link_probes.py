@@ -2,9 +2,12 @@
 
 import time
 
+import pytest
 import torch
 from recycle_schedules import Worker
 
+from recycle_pp.comm.gloo.group import GlooGroup
+from recycle_pp.comm.groups import GroupTransport
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.execution.link_probes import measure
 from recycle_pp.testing.rehearsal import Rehearsal, grid
@@ -15,6 +18,8 @@ MEMBERS = grid(3, 2)
 
 def everybody_with_everybody(node):
     """Each worker with all of the stage beside its own, every partner a host."""
+    if node.hear() == ("gloo",):
+        node.links._transport = GroupTransport(node.store, CPU, 1800.0, GlooGroup)
     node.links.rebuild(0, node.members, node.me)
     partners = {f"host of {w}": w for w in reversed(node.members) if w.stage != node.me.stage}
     begun = time.perf_counter()
@@ -22,8 +27,10 @@ def everybody_with_everybody(node):
     node.report((time.perf_counter() - begun, found))
 
 
-def test_the_first_of_two_stages_measures_and_the_second_answers_in_whatever_order_they_are_named():
+@pytest.mark.parametrize("backend", ["tcp", "gloo"])
+def test_the_first_of_two_stages_measures_and_the_second_answers_in_whatever_order_they_are_named(backend):
     with Rehearsal(MEMBERS, everybody_with_everybody) as play:
+        play.tell(backend)
         reports = dict(play.reports(len(MEMBERS)))
     for worker, (seconds, found) in reports.items():
         others = [f"host of {w}" for w in MEMBERS if w.stage == 1] if worker.stage == 0 else []

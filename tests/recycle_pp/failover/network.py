@@ -86,8 +86,8 @@ class Network:
     def cut(self, *pairs: tuple[str, str]) -> None:
         self._cut |= {frozenset(pair) for pair in pairs}
         for end in self._ends:
-            if self.is_cut(end.process, end.other.process) and end.silence is not None:
-                self.loop.call_later(end.silence, end.lose_patience)
+            if self.is_cut(end.process, end.other.process) and end.keepalive is not None:
+                self.loop.call_later(end.keepalive, end.lose_patience)
 
     def heal(self) -> None:
         self._cut.clear()
@@ -119,7 +119,7 @@ class Peer:
 
     def __init__(self, network: Network, process: str) -> None:
         self.process, self.address, self.local_host = process, process, process
-        self.silence: float | None = None
+        self.keepalive: float | None = None
         self._network, self._context = network, copy_context()
         self._context.run(PROCESS.set, process)
         self._came: deque[Any] = deque()  # None: the end
@@ -168,8 +168,8 @@ class Peer:
                 return
             yield message
 
-    def end_after_silence(self, seconds: float) -> None:
-        self.silence = seconds
+    def set_keepalive(self, seconds: float) -> None:
+        self.keepalive = seconds
 
     def lose_patience(self) -> None:
         if self._network.is_cut(self.process, self.other.process):

@@ -3,10 +3,10 @@
     with Simulation(Order(seed=7, ...)) as simulation:
         simulation.run()               # AssertionError, with a history, where the contract is broken
 
-`Supervisor`, `Leadership`, `Election`, `Gate` and `FailoverDiscovery` are the product's own; only their sockets, their
-clock and what they know of processes are replaced. In the place of the coordinator stands a small one, with the
-coordinator's rules: it welcomes, finds the others again when it takes over, asks for agreement before a generation
-begins, and commits a step when every member has voted. A worker is what its supervisor says of it.
+`Supervisor`, `Leadership`, `Election`, `AgreementGate` and `FailoverDiscovery` are the product's own; only their
+sockets, their clock and what they know of processes are replaced. In the place of the coordinator stands a small one,
+with the coordinator's rules: it welcomes, finds the others again when it takes over, asks for agreement before a
+generation begins, and commits a step when every member has voted. A worker is what its supervisor says of it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.agreement_gate import Gate
+from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.coordinator import failover_discovery
 from recycle_pp.protocol.job import Send
 from recycle_pp.wire.messages.agreement import Place
@@ -66,10 +66,10 @@ class Coordinator:
     def __init__(self, simulation: Simulation, agreement: Any, leader: Any, succession: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
         self.gave_way, self.agents = False, {0}
-        self._gate = Gate(agreement, self._deliver, self.stop, self.give_way)
+        self._gate = AgreementGate(agreement, self._deliver, self.stop, self.give_way)
         self._present: dict[int, tuple[Peer, Place]] = {}
         self._unheard: dict[int, int] = {}
-        self._reunion = failover_discovery.FailoverDiscovery("") if succession else None
+        self._discovery = failover_discovery.FailoverDiscovery("") if succession else None
         self._generation, self._begun = -1, False
         self._commits: dict[int, int] = {}  # step -> generation
         self._anew: set[int] = set()  # whose worker begins anew, with the state of the others
@@ -80,8 +80,8 @@ class Coordinator:
         self.ended = asyncio.ensure_future(self._run())
 
     async def _run(self) -> int:
-        if self._reunion is not None:
-            await self._take_over(self._reunion)
+        if self._discovery is not None:
+            await self._take_over(self._discovery)
         beat = asyncio.ensure_future(self._beat())
         await self._over.wait()
         beat.cancel()
@@ -91,11 +91,11 @@ class Coordinator:
         self._gate.close()
         return self._code
 
-    async def _take_over(self, reunion: Any) -> None:
+    async def _take_over(self, discovery: Any) -> None:
         places = await self._agreement.supervisors()
-        await reunion.complete(places, SETTINGS.control.suspicion)
-        reunion.over.set()
-        for number, (peer, said) in reunion.supervisors.items():
+        await discovery.complete(places, SETTINGS.control.suspicion)
+        discovery.over.set()
+        for number, (peer, said) in discovery.supervisors.items():
             self._present[number] = (peer, said.place)
             self._unheard[number] = 0
         nodes = [self._simulation.nodes[number] for number in self._present]
@@ -117,20 +117,20 @@ class Coordinator:
     async def handle(self, peer: Peer) -> None:
         assert isinstance(peer.hello, SupervisorHello)
         number = peer.hello.rank
-        peer.end_after_silence(SETTINGS.control.suspicion)
+        peer.set_keepalive(SETTINGS.control.suspicion)
         peer.send(SupervisorWelcome(SETTINGS, "/nowhere", self._leader, number))
         async for message in peer.listen(FROM_SUPERVISOR):
             self._unheard[number] = 0
             if isinstance(message, Present):
-                if self._reunion is not None and not self._reunion.over.is_set():
-                    self._reunion.supervisor(number, message, peer)
+                if self._discovery is not None and not self._discovery.over.is_set():
+                    self._discovery.supervisor(number, message, peer)
                 else:
                     self._enters(number, peer, message.place)
             elif isinstance(message, Vote) and self._present.get(number, (None,))[0] is peer:
                 self._votes_for(number, message)
-        if self._reunion is not None and not self._reunion.over.is_set():
-            if number in self._reunion.supervisors and self._reunion.supervisors[number].peer is peer:
-                self._reunion.supervisors.pop(number)
+        if self._discovery is not None and not self._discovery.over.is_set():
+            if number in self._discovery.supervisors and self._discovery.supervisors[number].peer is peer:
+                self._discovery.supervisors.pop(number)
         elif self._present.get(number, (None,))[0] is peer:
             del self._present[number]
             self._regroup()

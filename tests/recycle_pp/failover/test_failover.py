@@ -1,6 +1,6 @@
 """Whoever dies, whatever breaks and however late anything is: one leader a term acts, and the job goes on if it may.
 
-The supervisors, their elections and the reunion under a new coordinator are the product's own classes, on a simulated
+The supervisors, their elections and the discovery under a new coordinator are the product's own classes, on a simulated
 clock and network: 100,000 random orders with --full. What fails is printed as an `Order` that replays it:
 
     Simulation(Order(seed=8, ...)).run()
