@@ -22,7 +22,8 @@ from recycle_pp.wire.messages.workers import Commit, State
 @dataclass(frozen=True)
 class Found:
     """generation: -1 if nobody is a member yet; commit: the newest one, None before the first; behind: who lacks it;
-    base: of the links that stand between all who live, None if they have to be made anew."""
+    base: of the links that stand between all who live, None if they have to be made anew; attempt: the newest at the
+    step after `committed`."""
 
     generation: int
     members: frozenset[Worker]
@@ -31,6 +32,7 @@ class Found:
     commit: Commit | None
     behind: frozenset[Worker]
     base: int | None
+    attempt: int = 0
 
 
 def find(states: Mapping[Worker, State]) -> Found:
@@ -56,4 +58,5 @@ def find(states: Mapping[Worker, State]) -> Found:
         commit=commits[0] if commits else None,
         behind=frozenset(worker for worker, state in live.items() if state.committed < committed),
         base=bases.pop() if len(bases) == 1 else None,
+        attempt=max((state.attempt for state in live.values() if state.committed == committed), default=0),
     )

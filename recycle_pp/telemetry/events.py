@@ -118,6 +118,10 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"step {e['step']}: everybody waits and nobody works (first {(e.get('waiting') or ['?'])[0]}); the links are "
         "renewed"
     ),
+    "repeated": lambda e: (
+        f"step {e['step']}: done again: gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other "
+        "exponents to fit into the sums"
+    ),
     "resumed": _resumed,
     "respawned": lambda e: f"step {e['step']}: worker {e['worker']} is started again",
     "rejoined": lambda e: f"step {e['step']}: worker {e['worker']} is back",
