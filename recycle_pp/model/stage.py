@@ -13,7 +13,7 @@ loss over all G micro-batches: the 1/G is applied where the backward begins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from recycle_pp.comm.tensor_bytes import aligned
 from recycle_pp.config.settings import Settings
+from recycle_pp.numerics import fixed_point
 from recycle_pp.numerics.gradients import Gradients
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.ties import Ties
@@ -48,7 +50,9 @@ class Stage:
     any peer computes the same bits.
 
     Attributes:
-        parameters: full-model name -> parameter, in canonical order; views of the one vector `flat`.
+        parameters: full-model name -> parameter, in canonical order; views of the one vector `working`.
+        flat: the masters, float32, what the optimizer steps.
+        working: `flat` itself; in bf16 its rounding, by `publish`.
         names: the keys of `parameters`.
         module: what it computes; `module.takes` and `module.gives` are the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
@@ -72,13 +76,15 @@ class Stage:
         self.layout = Layout(self.module.shapes)
         self.names = self.layout.names
         self.flat = self.layout.zeros(device)
+        rounds = settings.numerics.precision == "bf16"
+        self.working = self.layout.zeros(device, torch.bfloat16) if rounds else self.flat
         self._sink = WeightGradStore()
         self.parameters = self._bind()
         reproducible, parts = settings.numerics.reproducible, [self.module.parts.get(name, 1) for name in self.names]
         shared = self.module.shared
         self.gradients = Gradients(
             self.layout, self.microbatches, device,
-            reproducible=reproducible, ops=self.ops, parts=parts, shared=list(shared),
+            reproducible=reproducible, ops=self.ops, parts=parts, shared=list(shared), form=form_of(settings),
         )  # fmt: skip
         self.ties = Ties(self.gradients, self.layout, stage, shared, self.ops) if shared else None
         self._sink.gradients = self.gradients
@@ -90,7 +96,7 @@ class Stage:
         The batch may be on the CPU: data are made there. None is enough where the module does not read it.
         """
         leaves = [
-            _aligned(tensor.detach()).requires_grad_(of.differentiable)
+            aligned(tensor.detach()).requires_grad_(of.differentiable)
             for tensor, of in zip(boundary, self.module.takes, strict=True)
         ]
         with self._autocast():
@@ -157,17 +163,30 @@ class Stage:
         return min(self.module.shared.get(name, [self.stage])) != self.stage
 
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of every parameter's bytes, by name, in canonical order."""
-        return digests({name: parameter.detach().cpu() for name, parameter in self.parameters.items()})
+        """The SHA-256 of every parameter's bytes, of its master's in bf16, by name, in canonical order."""
+        return digests(self._masters(lambda master: master.cpu()))
 
     def copied(self) -> dict[str, Tensor]:
-        """Copies of the parameters on the CPU, by name, for `digests` in another thread."""
-        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.parameters.items()}
+        """Copies of the parameters, of their masters in bf16, on the CPU, by name, for `digests` in another thread."""
+        return self._masters(lambda master: master.to("cpu", copy=True))
+
+    def _masters(self, function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        masters = zip(self.names, self.layout.views(self.flat), strict=True)
+        return {name: function(master.detach()).contiguous() for name, master in masters}
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """The masters have changed: what is computed with from now on is what they are."""
+        if self.working is not self.flat:
+            self.working.copy_(self.flat)
+        torch.autograd.graph.increment_version(list(self.parameters.values()))  # autocast's bf16 copies look at it
 
     def _bind(self) -> dict[str, nn.Parameter]:
-        views = dict(zip(self.names, self.layout.views(self.flat), strict=True))
+        masters, views = (
+            dict(zip(self.names, self.layout.views(flat), strict=True)) for flat in (self.flat, self.working)
+        )
         with torch.no_grad():
-            return dict(self.module.bind(views, self._sink))
+            return dict(self.module.bind(masters, views, self._sink))
 
     def _backward(self, g: int, grads: Sequence[Tensor], queue: Queue | None) -> list[Tensor]:
         flight = self._flights[g]
@@ -180,7 +199,7 @@ class Stage:
             outputs = [output for output, of in zip(outputs, self.module.gives, strict=True) if of.differentiable]
         assert len(grads) == len(outputs), "the gradient of a boundary tensor is missing"
         self._sink.queue = queue
-        torch.autograd.backward(outputs, [_aligned(grad) for grad in grads])
+        torch.autograd.backward(outputs, [aligned(grad) for grad in grads])
         return [_gradient(leaf) for leaf, of in zip(inputs, self.module.takes, strict=True) if of.differentiable]
 
     def _close(self, g: int, flight: _Flight) -> None:
@@ -193,7 +212,13 @@ class Stage:
         return None if batch is None else batch.to(self.device)
 
     def _autocast(self) -> AbstractContextManager:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.numerics.precision == "bf16")
+        enabled = self.settings.numerics.precision == "bf16-autocast"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+
+
+def form_of(settings: Settings) -> fixed_point.Format:
+    """Of the sums, if they are fixed-point."""
+    return fixed_point.INT32 if settings.numerics.sums == "int32" else fixed_point.INT64
 
 
 def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
@@ -212,8 +237,3 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor where the bits of matrix products do not depend on its address; a copy in the rare case only."""
-    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()

@@ -32,6 +32,8 @@ class Ties:
         self._gradients, self._layout, self._stage, self._ops = gradients, layout, stage, ops
         self._shared = {name: sorted(stages) for name, stages in sorted(shared.items())}
         self._slot = {name: k for k, name in enumerate(layout.names)}
+        # Each stage's own sum fits by half a bit and no more.
+        self._wide = torch.int64 if gradients.dtype == torch.int32 else gradients.dtype
         self.stages = sorted({other for of in shared.values() for other in of} - {stage})
 
     def parcel(self, reduced: Reduced, to: int) -> Tensor:
@@ -53,7 +55,7 @@ class Ties:
         rest = {stage: parcel[1:] for stage, parcel in parcels.items()}
         views = self._layout.views(reduced.flat)
         for name, own in zip(self._shared, self._own(reduced), strict=True):
-            total = torch.zeros_like(own)
+            total = torch.zeros_like(own, dtype=self._wide)
             for stage in self._shared[name]:
                 if stage == self._stage:
                     total += own
@@ -63,9 +65,8 @@ class Ties:
             self._gradients.restore(self._slot[name], total, views[self._slot[name]])
         squares = self._ops.squared_norms(reduced.flat, self._gradients.places).tolist()
         finite = finite and math.isfinite(sum(squares))
-        for name, stages in self._shared.items():
-            if stages[0] != self._stage:
-                squares[self._slot[name]] = 0.0
+        others = {self._slot[name] for name, stages in self._shared.items() if stages[0] != self._stage}
+        squares = [0.0 if block.tensor in others else x for block, x in zip(self._layout.blocks, squares, strict=True)]
         return replace(reduced, squares=squares, finite=finite)
 
     def _own(self, reduced: Reduced) -> list[Tensor]:
