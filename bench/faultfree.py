@@ -186,7 +186,7 @@ def _torch(rank: int, settings: Settings, port: int) -> list[Step]:
         return F.cross_entropy(output.flatten(0, 1), target.flatten()) / (D * M)
 
     schedule = Schedule1F1B(stage, M, loss_fn=loss_of, scale_grads=False)
-    optimizer = plain.adamw(settings, part.model)
+    optimizer = plain.adamw(settings, list(part.model.parameters()))
     parameters = list(part.parameters())
     batches = Batches(settings)
     steps = []

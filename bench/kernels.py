@@ -226,6 +226,7 @@ def accumulated(o: int, k: int, t: int) -> Iterator[Case]:
     dy, x, bad = randn(t, o), randn(t, k), torch.zeros((), device=DEVICE)
     a, b, c = zeros(3, o, k)
     p, q = zeros(2, o, k, dtype=torch.int64)
+    exponents = torch.full((o,), 30, dtype=torch.int32, device=DEVICE)
 
     def eager() -> Tensor:
         return b.add_(dy.T @ x)
@@ -238,7 +239,7 @@ def accumulated(o: int, k: int, t: int) -> Iterator[Case]:
         calls["addmm into fp32"] = lambda: torch.addmm(b, dy.T, x, out_dtype=torch.float32, out=b)
     yield Case(f"weight_grad {o}x{k}x{t}", 2.0 * o * k * t, "flops", calls)
     fixed: dict[str, Callable[[], Any]] = {
-        "ours": writes(p, rk.weight_grad_fixed, p, dy, x, 30, 2.0**58, bad),
+        "ours": writes(p, rk.weight_grad_fixed, p, dy, x, exponents, 2.0**58, bad),
         "eager": lambda: q.add_((dy.T @ x).float().mul_(2.0**30).round_().long()),
     }
     yield Case(f"weight_grad_fixed {o}x{k}x{t}", 2.0 * o * k * t, "flops", fixed)
@@ -273,9 +274,10 @@ def optimizer(s: Shape) -> Iterator[Case]:
     }
     yield Case("squared_norms", 4.0 * n, "bytes", norms)
     (p, q), bad = zeros(2, n, dtype=torch.int64), torch.zeros((), device=DEVICE)
+    exponents = torch.full((n // s.width,), 40, dtype=torch.int32, device=DEVICE)
     adds = {
-        "ours": writes(p, rk.quantise_add, p, grad, 40, 2.0**58, bad),
-        "eager": writes(q, rk.quantise_add_reference, q, grad, 40, 2.0**58, bad),
+        "ours": writes(p, rk.quantise_add, p, grad, exponents, 2.0**58, bad),
+        "eager": writes(q, rk.quantise_add_reference, q, grad, exponents, 2.0**58, bad),
     }
     yield Case("quantise_add", 20.0 * n, "bytes", adds)
 

@@ -47,7 +47,7 @@ class Vectors:
         self.flat = torch.ones(self.layout.size)
         self.parameters = {"flat": nn.Parameter(self.flat, requires_grad=False)}
         self.gradients: Any = SimpleNamespace(
-            exponents=[], places=self.layout, follow=lambda reduced: None, reproducible=False
+            exponents=torch.empty(0), places=self.layout, follow=lambda reduced: None, reproducible=False
         )
         self.ops: Any = torch_operations
 

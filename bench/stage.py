@@ -54,7 +54,7 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
     model = Model(layers=3 * layers, width=4096, heads=32, kv_heads=8, ffn=14336, sequence=4096, vocabulary=128256)
     model.kernels = kernels
     parallel = Parallel(pipelines=1, stages=3, microbatches=4, microbatch_size=1)
-    settings = Settings(model=model, parallel=parallel, numerics=Numerics(precision="bf16"))
+    settings = Settings(model=model, parallel=parallel, numerics=Numerics(precision="bf16-autocast"))
     stage = Stage(settings, STAGES[place], torch.device("cuda"))
     optimizer = StageOptimizer(settings, stage)
     stage.warm()

@@ -19,7 +19,7 @@ from .adamw import (
 )
 from .fixed_point import dequantise, dequantise_reference, quantise_add, quantise_add_reference
 from .head_loss import cross_entropy, cross_entropy_reference, head_loss, head_loss_reference
-from .rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from .rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_keeping, rms_norm_reference
 from .rope import rope, rope_qkv, rope_qkv_reference, rope_reference, rope_table
 from .swiglu import swiglu, swiglu_reference
 from .weight_grad import Tile, weight_grad, weight_grad_fixed, weight_grad_reference
@@ -42,6 +42,7 @@ __all__ = [
     "quantise_add",
     "quantise_add_reference",
     "rms_norm",
+    "rms_norm_keeping",
     "rms_norm_reference",
     "roll_back",
     "rope",

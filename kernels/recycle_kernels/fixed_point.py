@@ -1,16 +1,16 @@
 """Sums that do not depend on their order: gradients in fixed point, for `numerics.reproducible`.
 
-    q = torch.zeros(n, dtype=torch.int64); bad = torch.zeros((), dtype=torch.float64)
-    quantise_add(q, grad, exponent, limit, bad)      # q += rint(grad * 2^exponent), in any order, on any peer
-    dequantise(q, exponent, total)                   # total = q * 2^-exponent, after the integer all-reduce
+    q = torch.zeros(rows, columns, dtype=torch.int64); bad = torch.zeros((), dtype=torch.float64)
+    quantise_add(q, grad, exponents, limit, bad)     # q += rint(grad * 2^exponents), in any order, on any peer
+    dequantise(q, exponents, total)                  # total = q * 2^-exponents, after the integer all-reduce
 
 Floating-point addition is not associative, integer addition is: whichever peer ran a micro-batch, and in whatever
 order the parts arrive, the int64 sum has the same bits. An addend is rounded once, half to even, to a multiple of
 2^-exponent. `bad` becomes 1 (and the element counts as 0) when an addend is NaN, infinite, or of `limit` steps and
-more. Who adds up chooses the format: an exponent that all peers agree on, one for a tensor, -126 <= exponent <= 126,
-and a limit, a power of two, such that the int64 holds as many addends as there will be. `first`: the sum was empty, q
-is written and not read. Tensors are contiguous and of equal size; grad is float32 or bfloat16, bad a scalar of any
-dtype.
+more. Who adds up chooses the format: exponents that all peers agree on, int32 (rows,), -126 <= exponent <= 126, one for
+every row of equal length that the tensor consists of; int64 or int32 for q; and a limit, a power of two, such that q
+holds as many addends as there will be. `first`: the sum was empty, q is written and not read. Tensors are contiguous
+and of equal size; grad is float32 or bfloat16, bad a scalar of any dtype.
 """
 
 from __future__ import annotations
@@ -25,33 +25,41 @@ _ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it pushes the fraction of a float
 _WHOLE = tl.constexpr(2.0**51)  # a float32 above 2^23 is whole anyway
 
 
-def quantise_add(q: Tensor, grad: Tensor, exponent: int, limit: float, bad: Tensor, first: bool = False) -> None:
-    """q (int64) += rint(grad * 2^exponent); bad becomes 1 when an element is not below `limit` steps."""
+def quantise_add(q: Tensor, grad: Tensor, exponents: Tensor, limit: float, bad: Tensor, first: bool = False) -> None:
+    """q (int64 or int32) += rint(grad * 2^exponents); bad becomes 1 when an element is not below `limit` steps."""
     n = grad.numel()
     _quantise_kernel[(triton.cdiv(n, BLOCK),)](
-        q, grad, bad, n, 2.0**exponent, limit, FIRST=first, BLOCK=BLOCK, num_warps=4
+        q, grad, exponents, bad, n, n // len(exponents), limit, FIRST=first, BLOCK=BLOCK, num_warps=4
     )
 
 
 def quantise_add_reference(
-    q: Tensor, grad: Tensor, exponent: int, limit: float, bad: Tensor, first: bool = False
+    q: Tensor, grad: Tensor, exponents: Tensor, limit: float, bad: Tensor, first: bool = False
 ) -> None:
     """The same in plain torch, equal in every bit."""
-    steps = grad.double() * 2.0**exponent
+    steps = _rows(grad.double(), exponents) * _powers(exponents)
     fits = steps.abs() < limit  # false for NaN
-    q.copy_((0 if first else q) + torch.where(fits, steps.round(), 0.0).long())
+    q.copy_((0 if first else q) + torch.where(fits, steps.round(), 0.0).to(q.dtype).view_as(q))
     bad.masked_fill_(~fits.all(), 1)
 
 
-def dequantise(q: Tensor, exponent: int, out: Tensor) -> None:
-    """out (float32) = q * 2^-exponent, rounded once."""
+def dequantise(q: Tensor, exponents: Tensor, out: Tensor) -> None:
+    """out (float32) = q * 2^-exponents, rounded once."""
     n = q.numel()
-    _dequantise_kernel[(triton.cdiv(n, BLOCK),)](q, out, n, 2.0**-exponent, BLOCK=BLOCK, num_warps=4)
+    _dequantise_kernel[(triton.cdiv(n, BLOCK),)](q, out, exponents, n, n // len(exponents), BLOCK=BLOCK, num_warps=4)
 
 
-def dequantise_reference(q: Tensor, exponent: int, out: Tensor) -> None:
+def dequantise_reference(q: Tensor, exponents: Tensor, out: Tensor) -> None:
     """The same in plain torch, equal in every bit."""
-    out.copy_(q).mul_(2.0**-exponent)
+    out.copy_((_rows(q.float(), exponents) * _powers(-exponents).float()).view_as(out))
+
+
+def _rows(tensor: Tensor, exponents: Tensor) -> Tensor:
+    return tensor.reshape(len(exponents), -1)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    return exponents.double().exp2().unsqueeze(1)
 
 
 @triton.jit
@@ -71,18 +79,26 @@ def raise_flag(bad, fits, mask):
 
 
 @triton.jit
-def _quantise_kernel(q, grad, bad, n, scale, limit, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+def power(exponent):
+    """2^exponent as float32, exact: made of its bits."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _quantise_kernel(q, grad, exponents, bad, n, columns, limit, FIRST: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
+    scale = power(tl.load(exponents + at // columns, mask=mask, other=0))
     steps, fits = to_steps(tl.load(grad + at, mask=mask, other=0.0).to(tl.float32), scale, limit)
     if not FIRST:
         steps += tl.load(q + at, mask=mask, other=0)
-    tl.store(q + at, steps, mask=mask)
+    tl.store(q + at, steps.to(q.dtype.element_ty), mask=mask)
     raise_flag(bad, fits, mask)
 
 
 @triton.jit
-def _dequantise_kernel(q, out, n, scale, BLOCK: tl.constexpr):
+def _dequantise_kernel(q, out, exponents, n, columns, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    steps = tl.load(q + at, mask=at < n, other=0)
-    tl.store(out + at, steps.to(tl.float32) * scale, mask=at < n)
+    mask = at < n
+    scale = power(-tl.load(exponents + at // columns, mask=mask, other=0))
+    tl.store(out + at, tl.load(q + at, mask=mask, other=0).to(tl.float32) * scale, mask=mask)

@@ -85,7 +85,7 @@ def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], 
             for first in (True, False):
                 weight_grad(zeros(o, k, dtype=wide), zeros(t, o), zeros(t, k), first=first)
                 q, bad = zeros(o, k, dtype=torch.int64), zeros(dtype=torch.float64)
-                weight_grad_fixed(q, zeros(t, o), zeros(t, k), 40, 2.0**58, bad, first=first)
+                weight_grad_fixed(q, zeros(t, o), zeros(t, k), zeros(o, dtype=torch.int32), 2.0**58, bad, first=first)
 
     def head() -> None:
         x, weight = zeros(tokens, width, grad=True), zeros(shape.vocabulary, width, dtype=wide, grad=True)
@@ -98,12 +98,12 @@ def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], 
         weight_grad(zeros(dl.shape[1], x.shape[1], dtype=wide), dl, x)
 
     def fixed_point() -> None:
-        q = zeros(shape.parameters, dtype=torch.int64)
+        q, exponents = zeros(shape.parameters, dtype=torch.int64), zeros(shape.parameters // width, dtype=torch.int32)
         for dtype in {wide, shape.dtype}:
             for first in (True, False):
                 grad = zeros(shape.parameters, dtype=dtype)
-                quantise_add(q, grad, 40, 2.0**58, zeros(dtype=torch.float64), first=first)
-        dequantise(q, 40, zeros(shape.parameters, dtype=wide))
+                quantise_add(q, grad, exponents, 2.0**58, zeros(dtype=torch.float64), first=first)
+        dequantise(q, exponents, zeros(shape.parameters, dtype=wide))
 
     def optimizer() -> None:
         param, grad, mean, square, *undo = (zeros(shape.parameters, dtype=wide) for _ in range(7))

@@ -42,6 +42,14 @@ def add_rms_norm(
     return _RMSNorm.apply(x, weight, eps, residual, dtype or x.dtype)
 
 
+def rms_norm_keeping(
+    x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """(y, x) [..., H]: the gradient of the residual stream x is added where that of y is made, and rounded once, as
+    `add_rms_norm` does. So a layer that begins a stage has the bits of one that does not."""
+    return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype, True)
+
+
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None) -> Tensor:
     """`rms_norm` in plain torch, differentiable."""
     wide = x if x.dtype == torch.float64 else x.float()
@@ -58,23 +66,25 @@ def add_rms_norm_reference(
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, eps, residual, dtype):
+    def forward(ctx, x, weight, eps, residual, dtype, keeps=False):
         y, h, rstd = _forward(x, weight, eps, residual, dtype)
         ctx.save_for_backward(h, rstd)
         ctx.weight = weight  # a saved weight would be a detached copy under activation checkpointing
         ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
-        return y if residual is None else (y, h)
+        if residual is not None:
+            return y, h
+        return (y, x.view_as(x)) if keeps else y
 
     @staticmethod
     def backward(ctx, dy, dh=None):
         h, rstd = ctx.saved_tensors
         if dy is None:  # y went unused: only the residual stream carries a gradient
-            return dh.to(ctx.x_dtype), None, None, dh, None
+            return dh.to(ctx.x_dtype), None, None, None if ctx.residual_dtype is None else dh, None, None
         wanted = ctx.needs_input_grad[1]
         dx, dresidual, partial = _backward(dy, h, ctx.weight, rstd, dh, ctx.x_dtype, ctx.residual_dtype, wanted)
         dw = None if partial is None else partial.sum(0).to(ctx.weight.dtype)
-        return dx, dw, None, dresidual, None
+        return dx, dw, None, dresidual, None, None
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dtype: torch.dtype):

@@ -2,7 +2,7 @@
 
     weight_grad(buffer, dy, x)                              # buffer [O, K] float32 += dy^T x
     weight_grad(buffer, dy, x, first=True)                  # buffer = dy^T x: it need not be zeroed, nor is it read
-    weight_grad_fixed(q, dy, x, exponent, limit, bad)       # q [O, K] int64 += rint(dy^T x * 2^exponent)
+    weight_grad_fixed(q, dy, x, exponents, limit, bad)      # q [O, K] int64 += rint(dy^T x * 2^exponents), [O] or [1]
 
 dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row; the product is summed in
 float32 (float32 operands are multiplied as such, not as tf32) and added to the buffer in the epilogue, so the gradient
@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from .fixed_point import raise_flag, to_steps
+from .fixed_point import power, raise_flag, to_steps
 
 # rounds in which a tile is added to the buffer, 64 or more elements a thread: fewer spill, or keep a second program out
 ROUNDS, ROUNDS_FIXED = 2, 8
@@ -44,22 +44,23 @@ class Tile(NamedTuple):
 
 def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, *, first: bool = False, tile: Tile | None = None) -> None:
     """buffer [O, K] (float32, contiguous) += dy^T x; `first`: =."""
-    _launch(buffer, dy, x, None, 1.0, 1.0, first, tile)
+    _launch(buffer, dy, x, None, None, 1.0, first, tile)
 
 
 def weight_grad_fixed(
     q: Tensor,
     dy: Tensor,
     x: Tensor,
-    exponent: int,
+    exponents: Tensor,
     limit: float,
     bad: Tensor,
     *,
     first: bool = False,
     tile: Tile | None = None,
 ) -> None:
-    """q [O, K] (int64, contiguous) += rint(dy^T x * 2^exponent); `first`: =. For the rest see fixed_point.py."""
-    _launch(q, dy, x, bad, 2.0**exponent, limit, first, tile)
+    """q [O, K] (int64 or int32, contiguous) += rint(dy^T x * 2^exponents); exponents int32 [O], or [1] for all rows;
+    `first`: =. For the rest see fixed_point.py."""
+    _launch(q, dy, x, bad, exponents, limit, first, tile)
 
 
 def weight_grad_reference(buffer: Tensor, dy: Tensor, x: Tensor) -> None:
@@ -86,7 +87,7 @@ def _launch(
     dy: Tensor,
     x: Tensor,
     bad: Tensor | None,
-    scale: float,
+    exponents: Tensor | None,
     limit: float,
     first: bool,
     tile: Tile | None,
@@ -98,7 +99,8 @@ def _launch(
     tile = tile or tile_of(out, inner, x.dtype, arch)
     a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements; fewer than 64 take fewer rounds
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
-        buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0), scale, limit,
+        buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0),
+        exponents, 0 if exponents is None or len(exponents) == 1 else 1, limit,
         WHOLE=tokens % tile.tokens == 0, FIRST=first,
         OUT=tile.out, INNER=tile.inner, TOKENS=tile.tokens, GROUP=tile.group,
         PARTS=max(1, a_thread * (ROUNDS if bad is None else ROUNDS_FIXED) // 64),
@@ -108,7 +110,7 @@ def _launch(
 
 @triton.jit
 def _kernel(
-    buffer, dy, x, bad, tokens, out, inner, dy_stride, x_stride, scale, limit,
+    buffer, dy, x, bad, tokens, out, inner, dy_stride, x_stride, exponents, exponent_stride, limit,
     WHOLE: tl.constexpr, FIRST: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, TOKENS: tl.constexpr,
     GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -125,6 +127,9 @@ def _kernel(
         product = tl.dot(a, b, product, input_precision="ieee")
         dy_at += TOKENS * dy_stride
         x_at += TOKENS * x_stride
+    scale = None
+    if bad is not None:
+        scale = power(tl.load(exponents + o * exponent_stride, mask=o < out, other=0))[:, None]
     _add(buffer, product, bad, scale, limit, out, inner, tile_out * OUT, tile_inner * INNER, FIRST, OUT, INNER, PARTS)
 
 
@@ -148,4 +153,4 @@ def _add(
             raise_flag(bad, fits, mask)
         if not FIRST:
             product += tl.load(at, mask=mask, other=0)
-        tl.store(at, product, mask=mask)
+        tl.store(at, product.to(buffer.dtype.element_ty), mask=mask)

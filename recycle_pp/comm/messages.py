@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256  # bytes: the bits of a matrix product may depend on where its operands lie
+from .tensor_bytes import ALIGNMENT, aligned_bytes
 
 
 class Spec(Protocol):
@@ -40,10 +40,10 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def room(specs: Sequence[Spec], device: torch.device) -> Tensor:
-    """Uninitialised memory for what `pack` makes of such tensors."""
+    """Uninitialised memory for what `pack` makes of such tensors, at a multiple of `ALIGNMENT` bytes."""
     sizes = [_size(spec) for spec in specs]
     size = sizes[0] if len(sizes) == 1 else sum(map(_padded, sizes))
-    return torch.empty(size, dtype=torch.uint8, device=device)
+    return aligned_bytes(size, device)
 
 
 def unpack(message: Tensor, specs: Sequence[Spec]) -> list[Tensor]:

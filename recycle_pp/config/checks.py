@@ -26,7 +26,7 @@ _CHOICES = {
     "schedule.reroute": ("failed_only", "any"),
     "data.dtype": ("auto", "uint16", "uint32"),
     "optimizer.schedule": ("cosine", "linear", "constant", "wsd"),
-    "numerics.precision": ("fp32", "bf16"),
+    "numerics.precision": ("fp32", "bf16", "bf16-autocast"),
     "run.standby": ("auto", "on", "off"),
     "run.device": ("auto", "cpu", "cuda"),
     "control.coordinator": ("embedded", "etcd"),

@@ -93,7 +93,7 @@ class Optimizer:
 
 @dataclass
 class Numerics:
-    precision: str = "fp32"  # fp32 | bf16 (autocast)
+    precision: str = "fp32"  # fp32 | bf16 (weights and activations; float32 masters) | bf16-autocast (matrix products)
     reproducible: bool = False  # fixed-point gradient sums: bit-identical whoever dies
 
 

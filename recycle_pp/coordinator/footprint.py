@@ -3,8 +3,8 @@
     for line in footprint(settings, workers_here=4): print(line)
     bytes_of(settings, stage=0)             # {"weights": ..., "gradients": ..., ...}
 
-In float32, without deaths: with bf16 activations are less, and a dead worker's peers hold up to memory_extra more. The
-counts of activations are those of the reference kernels (a test measures them).
+Without deaths: a dead worker's peers hold up to memory_extra more. The counts of activations are those of the reference
+kernels in float32 (a test measures them); in bf16 they are half of it, under autocast somewhat less.
 """
 
 from __future__ import annotations
@@ -79,30 +79,32 @@ def parameters(model: Model, layers: range) -> int:
     return len(layers) * each + ends
 
 
-def activations(model: Model, layers: range, tokens: int) -> int:
-    """Bytes that the stage keeps of one micro-batch of so many tokens from its F to its B."""
+def activations(model: Model, layers: range, tokens: int, element: int = FLOAT) -> int:
+    """Bytes that the stage keeps of one micro-batch of so many tokens from its F to its B; `element` bytes each."""
     width, kv = model.width, model.kv_heads * model.width // model.heads
     each = width if model.recompute else 7 * width + 3 * model.ffn + 3 * kv + model.heads + 2
     head = (layers.stop == model.layers) * (model.vocabulary + 2 * width + 3)
-    return FLOAT * tokens * (len(layers) * each + head + 2 * (layers.start == 0))
+    return element * tokens * (len(layers) * each + head + 2 * (layers.start == 0))
 
 
 def bytes_of(settings: Settings, stage: int) -> dict[str, int]:
     """What a worker of that stage holds at most, without deaths."""
     model, p, o = settings.model, settings.parallel, settings.optimizer
     layers = _layers(settings)[stage]
-    weights = FLOAT * parameters(model, layers)
+    weights = FLOAT * parameters(model, layers)  # in bf16 the masters
+    rounded = settings.numerics.precision == "bf16"
+    element = FLOAT // 2 if rounded else FLOAT
     tokens = p.microbatch_size * model.sequence
     limit = initial_problem(settings).limit(Worker(0, stage))
     in_flight = int(min(limit, p.microbatches))
     sums = 2 * weights if settings.numerics.reproducible else weights  # int64 or float32
     sent = (stage > 0) + (stage < p.stages - 1)  # boundary tensors a micro-batch, kept until the commit
     return {
-        "weights": weights,
+        "weights": weights * 3 // 2 if rounded else weights,
         "gradients": 2 * sums,  # the accumulators, and the copy that is summed with the peers'
         "optimizer state": (5 if o.stagger else 2) * weights,  # with the undo copy
-        "activations": in_flight * activations(model, layers, tokens),
-        "replay log": FLOAT * p.microbatches * sent * tokens * model.width,
+        "activations": in_flight * activations(model, layers, tokens, element),
+        "replay log": element * p.microbatches * sent * tokens * model.width,
     }
 
 

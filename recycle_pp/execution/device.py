@@ -56,7 +56,7 @@ def is_unfit(error: Exception) -> bool:
     return type(error).__module__.startswith("triton.") or "no kernel image is available" in str(error)
 
 
-def platform(device: torch.device, backend: str) -> str:
+def platform(device: torch.device, backend: str, precision: str = "fp32") -> str:
     """What the bits of a result depend on beside its operands. Workers that differ in it could not stand in for each
     other: kernels, their tiles, the matrix libraries and the order of a reduction are chosen by it."""
     if device.type == "cuda":
@@ -64,5 +64,7 @@ def platform(device: torch.device, backend: str) -> str:
         chip = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}, triton {version('triton')}"
     else:
         chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+        if precision == "bf16":  # its products are computed by what the processor has for it, not by torch's own loops
+            chip += " bf16" * torch.cpu._is_avx512_bf16_supported() + " amx" * torch.cpu._is_amx_tile_supported()
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
     return f"{chip}{models}, torch {torch.__version__}, {backend}"

@@ -172,7 +172,7 @@ class Process:
         session.send(
             Ready(
                 joining.address,
-                platform(device, backend),
+                platform(device, backend, settings.numerics.precision),
                 *_described(stage),
                 socket.gethostname(),
                 os.cpu_count() or 1,

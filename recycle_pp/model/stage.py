@@ -13,7 +13,7 @@ loss over all G micro-batches: the 1/G is applied where the backward begins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from recycle_pp.comm.tensor_bytes import aligned
 from recycle_pp.config.settings import Settings
 from recycle_pp.numerics.gradients import Gradients
 from recycle_pp.numerics.layout import Layout
@@ -48,7 +49,9 @@ class Stage:
     any peer computes the same bits.
 
     Attributes:
-        parameters: full-model name -> parameter, in canonical order; views of the one vector `flat`.
+        parameters: full-model name -> parameter, in canonical order; views of the one vector `working`.
+        flat: the masters, float32, what the optimizer steps.
+        working: `flat` itself; in bf16 its rounding, by `publish`.
         names: the keys of `parameters`.
         module: what it computes; `module.takes` and `module.gives` are the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
@@ -72,6 +75,8 @@ class Stage:
         self.layout = Layout(self.module.shapes)
         self.names = self.layout.names
         self.flat = self.layout.zeros(device)
+        rounds = settings.numerics.precision == "bf16"
+        self.working = self.layout.zeros(device, torch.bfloat16) if rounds else self.flat
         self._sink = WeightGradStore()
         self.parameters = self._bind()
         reproducible, parts = settings.numerics.reproducible, [self.module.parts.get(name, 1) for name in self.names]
@@ -90,7 +95,7 @@ class Stage:
         The batch may be on the CPU: data are made there. None is enough where the module does not read it.
         """
         leaves = [
-            _aligned(tensor.detach()).requires_grad_(of.differentiable)
+            aligned(tensor.detach()).requires_grad_(of.differentiable)
             for tensor, of in zip(boundary, self.module.takes, strict=True)
         ]
         with self._autocast():
@@ -157,17 +162,29 @@ class Stage:
         return min(self.module.shared.get(name, [self.stage])) != self.stage
 
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of every parameter's bytes, by name, in canonical order."""
-        return digests({name: parameter.detach().cpu() for name, parameter in self.parameters.items()})
+        """The SHA-256 of every parameter's bytes, in bf16 of its master's, by name, in canonical order."""
+        return digests({name: master.cpu() for name, master in self._masters()})
 
     def copied(self) -> dict[str, Tensor]:
-        """Copies of the parameters on the CPU, by name, for `digests` in another thread."""
-        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.parameters.items()}
+        """Copies of the parameters on the CPU, in bf16 of the masters, by name, for `digests` in another thread."""
+        return {name: master.to("cpu", copy=True) for name, master in self._masters()}
+
+    def _masters(self) -> Iterator[tuple[str, Tensor]]:
+        return zip(self.names, self.layout.views(self.flat), strict=True)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """The masters have changed: what is computed with from now on is what they are."""
+        if self.working is not self.flat:
+            self.working.copy_(self.flat)
+        torch.autograd.graph.increment_version(list(self.parameters.values()))  # autocast's bf16 copies look at it
 
     def _bind(self) -> dict[str, nn.Parameter]:
-        views = dict(zip(self.names, self.layout.views(self.flat), strict=True))
+        masters, views = (
+            dict(zip(self.names, self.layout.views(flat), strict=True)) for flat in (self.flat, self.working)
+        )
         with torch.no_grad():
-            return dict(self.module.bind(views, self._sink))
+            return dict(self.module.bind(masters, views, self._sink))
 
     def _backward(self, g: int, grads: Sequence[Tensor], queue: Queue | None) -> list[Tensor]:
         flight = self._flights[g]
@@ -180,7 +197,7 @@ class Stage:
             outputs = [output for output, of in zip(outputs, self.module.gives, strict=True) if of.differentiable]
         assert len(grads) == len(outputs), "the gradient of a boundary tensor is missing"
         self._sink.queue = queue
-        torch.autograd.backward(outputs, [_aligned(grad) for grad in grads])
+        torch.autograd.backward(outputs, [aligned(grad) for grad in grads])
         return [_gradient(leaf) for leaf, of in zip(inputs, self.module.takes, strict=True) if of.differentiable]
 
     def _close(self, g: int, flight: _Flight) -> None:
@@ -193,7 +210,8 @@ class Stage:
         return None if batch is None else batch.to(self.device)
 
     def _autocast(self) -> AbstractContextManager:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.numerics.precision == "bf16")
+        enabled = self.settings.numerics.precision == "bf16-autocast"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
 
 def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
@@ -212,8 +230,3 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor where the bits of matrix products do not depend on its address; a copy in the rare case only."""
-    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()

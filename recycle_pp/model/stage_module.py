@@ -2,7 +2,7 @@
 
     module = transformer.part(settings, stage, device)         # the project's own Transformer: fused kernels
     module = general.part(settings, stage, device, run_dir)    # any nn.Module, any decoder of transformers
-    leaves = module.bind(views, sink)                          # its parameters now live in these tensors
+    leaves = module.bind(masters, views, sink)                 # its parameters now live in these tensors
     outputs = module(batch, boundary, key)                     # F; autograd and the sink do the rest
 
 A stage module computes and nothing else: it sends nothing, sums nothing, and holds the parameters of its own layers
@@ -93,9 +93,12 @@ class StageModule(Protocol):
     deferred: frozenset[str]
     reads: bool
 
-    def bind(self, views: Mapping[str, Tensor], sink: WeightGradStore) -> Mapping[str, nn.Parameter]:
-        """Writes the initial values into `views` (by name, float32) and makes them the parameters. Gradients go to the
-        sink, the gradient of parameter k of `shapes` as that of tensor k. Once."""
+    def bind(
+        self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
+    ) -> Mapping[str, nn.Parameter]:
+        """Writes the initial values into `masters` (by name, float32) and, rounded, into `views`, which become the
+        parameters; both may be the same. Gradients go to the sink, the gradient of parameter k of `shapes` as that of
+        tensor k. Once."""
         ...
 
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:

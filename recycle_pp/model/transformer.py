@@ -4,10 +4,10 @@
     loss = whole(tokens, targets, key=(seed, step, g))
     module = part(settings, 1, device)                                            # a pipeline stage, see `stage_module`
 
-RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. Activations travel as (b T, H) matrices; the
-residual stream is float32, under bf16 autocast only the matrices are multiplied in bf16. Everything random is keyed:
-initial weights by (seed, module), dropout by (seed, step, g, layer), so neither depends on the split, on the worker,
-or on whether a layer is recomputed.
+RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. Activations travel as (b T, H) matrices. The
+residual stream is float32, under bf16 autocast too (only the matrices are multiplied in bf16); in bf16 it is bfloat16,
+as all else but the insides of norms, attention and loss. Everything random is keyed: initial weights by (seed, module),
+dropout by (seed, step, g, layer), so neither depends on the split, on the worker, or on whether a layer is recomputed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Build:
     model: Model
     seed: int
     device: torch.device
+    stream: torch.dtype = torch.float32  # of the activations between layers
 
     def __post_init__(self) -> None:
         self.ops: Operations = operations(self.model.kernels, self.device)
@@ -77,7 +78,7 @@ class Linear(nn.Module):
     def operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x and the weight, in the dtype to multiply in."""
         if self.sink is None or not torch.is_autocast_enabled(x.device.type):
-            return x, self.weight
+            return x, self.weight.to(x.dtype)
         dtype = torch.get_autocast_dtype(x.device.type)
         if self._copied != self.weight._version:
             self._copy, self._copied = self.weight.detach().to(dtype), self.weight._version
@@ -114,10 +115,10 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = build.normal(build.model.vocabulary, build.model.width, STD, "embedding")
         self.sink: WeightGradStore | None = None
-        self.index = -1
+        self.index, self.stream = -1, build.stream
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return deferred.embedding(tokens, self.weight, self.sink, self.index)
+        return deferred.embedding(tokens, self.weight, self.sink, self.index).to(self.stream)
 
 
 class Attention(nn.Module):
@@ -205,10 +206,11 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, source: Tensor, targets: Tensor | None = None, *, key: Key | None = None) -> Tensor:
-        """source (b, T): int64 tokens for the first part, else float32 (b, T, H); targets (b, T) int64 for the last.
+        """source (b, T): int64 tokens for the first part, else (b, T, H), what a part before gave; targets (b, T) int64
+        for the last.
 
-        Returns (b, T, H) float32, or the last part's mean loss over its b T tokens, a float32 scalar. `key` switches
-        dropout on.
+        Returns (b, T, H) of the stream's dtype, or the last part's mean loss over its b T tokens, a float32 scalar.
+        `key` switches dropout on.
         """
         shape = source.shape[:2]
         x = source.flatten(0, 1) if self.embedding is None else self.embedding(source.flatten())
@@ -231,26 +233,28 @@ class TransformerStage:
     def __init__(self, settings: Settings, stage: int, device: torch.device):
         model, parallel = settings.model, settings.parallel
         layers = layers_of(depth(model), parallel.stages, model.split)[stage]
-        build = Build(model, settings.run.seed, device)
+        build = Build(model, settings.run.seed, device, stream_dtype(settings))
         self.module, self.ops = Transformer(build, layers), build.ops
         parameters = dict(self.module.named_parameters())
         self.shapes: Mapping[str, Sequence[int]] = {name: parameter.shape for name, parameter in parameters.items()}
         self.deferred = frozenset(self.shapes)
         self.parts: Mapping[str, int] = {}
         self.shared: Mapping[str, Sequence[int]] = {}
-        stream = Boundary((parallel.microbatch_size, model.sequence, model.width), torch.float32)
+        stream = Boundary((parallel.microbatch_size, model.sequence, model.width), build.stream)
         self._first, self._last = stage == 0, stage == parallel.stages - 1
         self.takes = [] if self._first else [stream]
         self.gives = [] if self._last else [stream]
         self.reads = self._first or self._last
 
-    def bind(self, views: Mapping[str, Tensor], sink: WeightGradStore) -> Mapping[str, nn.Parameter]:
+    def bind(
+        self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
+    ) -> Mapping[str, nn.Parameter]:
         for module in self.module.modules():
             if isinstance(module, Linear | Norm | Embedding):
                 module.sink = sink
         for name, parameter in list(self.module.named_parameters()):
             owner, _, attribute = name.rpartition(".")
-            view = views[name].copy_(parameter.detach())
+            view = views[name].copy_(masters[name].copy_(parameter.detach()))
             setattr(self.module.get_submodule(owner), attribute, nn.Parameter(view))
         return dict(self.module.named_parameters())
 
@@ -267,6 +271,11 @@ def depth(model: Model) -> int:
     """How many layers the own Transformer has."""
     assert isinstance(model.layers, int)
     return model.layers
+
+
+def stream_dtype(settings: Settings) -> torch.dtype:
+    """Of the activations between layers, and of what stages give each other."""
+    return torch.bfloat16 if settings.numerics.precision == "bf16" else torch.float32
 
 
 def rope_tables(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@
     gradients.clear()                                       # for the next step
 
 By default the sums are float32. With `reproducible` they are int64 fixed point (see `fixed_point`), one exponent per
-tensor; `follow(reduced)` derives the next exponents from a gradient that all peers hold, so all peers agree on them.
+block; `follow(reduced)` derives the next exponents from a gradient that all peers hold, so all peers agree on them.
 Beside the gradient travels a book of three rows of G float64: how often each micro-batch was counted, its loss, and
 whether its gradient did not fit the fixed point.
 """
@@ -30,7 +30,7 @@ from .operations import Operations
 class Reduced:
     """A stage's gradient of the mean loss over all G micro-batches; equal in every bit on all peers.
 
-    flat: float32, read only, laid out as the stage's parameters; squares: the squared norm of each tensor, in
+    flat: float32, read only, laid out as the stage's parameters; squares: the squared norm of each block, in
     canonical order; counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,)
     float64, zeros but at the last stage; finite: False if a NaN, an infinity or an overflow went in; shared: this
     stage's own sums of the parameters that other stages hold too, in one vector (see `ties`), or None.
@@ -44,7 +44,7 @@ class Reduced:
     shared: Tensor | None = None
 
     def to_tensors(self) -> list[Tensor]:
-        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (1 + tensors,), and `shared`
+        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (1 + blocks,), and `shared`
         if there is any."""
         book = torch.stack([self.counts.double(), self.losses])
         rest = torch.tensor([float(self.finite), *self.squares], dtype=torch.float64)
@@ -63,7 +63,8 @@ class Gradients:
     """Accumulators of one stage on one worker, all in one vector.
 
     Attributes:
-        exponents: of each tensor's fixed point (reproducible only, else empty): state of the stage, in the checkpoint.
+        exponents: of the fixed point of every row, int32 (rows,) on the device (reproducible only, else empty): state
+            of the stage, in the checkpoint. Replaced as a whole, never written to.
         places: `ops.places` of the layout.
     """
 
@@ -92,7 +93,8 @@ class Gradients:
         self._sums = layout.views(self._flat)
         self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros((), dtype=torch.float64, device=device)
-        self.exponents = [fixed.exponent(fixed.FIRST, microbatches)] * len(self.names) if reproducible else []
+        rows = sum(layout.rows) if reproducible else 0
+        self.exponents = fixed.exponents(torch.full((rows,), fixed.FIRST, device=device), microbatches)
         self.clear()
 
     # --- a micro-batch's gradient comes in
@@ -118,11 +120,11 @@ class Gradients:
 
     def add_sum(self, index: int, dy: Tensor) -> None:
         """The gradient of a bias: dy (N, O), summed over N."""
-        self.add(index, dy.sum(0))
+        self.add(index, dy.sum(0, dtype=torch.float32))
 
     def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None:
-        """The gradient of an embedding: dy (N, H) float32 added to the rows `rows` (N,) int64."""
-        total = self._sums[index]
+        """The gradient of an embedding: dy (N, H), float32 or bfloat16, added to the rows `rows` (N,) int64."""
+        total, dy = self._sums[index], dy.float()
         if self._fresh(index):
             total.zero_()
         if not self.reproducible:
@@ -132,7 +134,8 @@ class Gradients:
         rows, position = torch.unique(rows, return_inverse=True)
         grad = torch.ops.aten.embedding_dense_backward(dy, position, len(rows), -1, False)
         sums = total[rows]
-        self._ops.accumulate(sums, grad, *self._format(index), False)
+        e, limit, bad = self._format(index)
+        self._ops.accumulate(sums, grad, e[rows] if len(e) > 1 else e, limit, bad, False)
         total[rows] = sums
 
     @property
@@ -183,7 +186,7 @@ class Gradients:
     def restore(self, index: int, total: Tensor, out: Tensor) -> None:
         """out (float32) = what `total`, a sum as they are kept here, of tensor `index` says."""
         if self.reproducible:
-            self._ops.restore(total, self.exponents[index], out)
+            self._ops.restore(total, self.exponents_of(index), out)
         else:
             out.copy_(total)
 
@@ -192,20 +195,23 @@ class Gradients:
         if not self.reproducible:
             return
         if not reduced.finite:
-            self.exponents = [max(-126, e - fixed.COARSER) for e in self.exponents]
+            self.exponents = (self.exponents - fixed.COARSER).clamp_(min=-126)
             return
-        extremes = [torch.stack(torch.aminmax(grad)) for grad in self._layout.views(reduced.flat)]
-        self.exponents = [
-            fixed.exponent(max(-low, high), self.microbatches) if low or high else e
-            for (low, high), e in zip(torch.stack(extremes).tolist(), self.exponents, strict=True)
-        ]
+        blocks = [block.abs().max() for block in self._layout.blocks_of(reduced.flat)]
+        count = torch.tensor(self._layout.rows_of_blocks, device=self.device)
+        largest = torch.stack(blocks).repeat_interleave(count, output_size=len(self.exponents))
+        self.exponents = torch.where(largest > 0, fixed.exponents(largest, self.microbatches), self.exponents)
+
+    def exponents_of(self, index: int) -> Tensor:
+        """(rows of the tensor,)."""
+        return self.exponents.split(self._layout.rows)[index]
 
     def _fresh(self, index: int) -> bool:
         """Whether nothing was added to the tensor yet; from now on something was."""
         fresh, self._empty[index] = self._empty[index], False
         return fresh
 
-    def _format(self, index: int, parts: int = 1) -> tuple[int, float, Tensor]:
-        """(exponent, limit in steps, misfits) of an addend that is one of `parts` of a micro-batch's gradient."""
+    def _format(self, index: int, parts: int = 1) -> tuple[Tensor, float, Tensor]:
+        """(exponents, limit in steps, misfits) of an addend that is one of `parts` of a micro-batch's gradient."""
         terms = self.microbatches * parts * self._parts[index]
-        return self.exponents[index], fixed.limit(terms), self._bad
+        return self.exponents_of(index), fixed.limit(terms), self._bad

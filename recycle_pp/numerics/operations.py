@@ -38,8 +38,8 @@ class Operations(Protocol):
     def add_rms_norm(self, x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(y, h): h = x + branch (x without one) goes on as the residual stream, y = h / rms(h) * weight.
 
-        x (N, H) float32, branch (N, H) of any float dtype, weight (H,) -> y in the dtype that the next matrix
-        product may want (float32 or that of autocast), h float32.
+        x (N, H) float32 or bfloat16, branch (N, H) of any float dtype, weight (H,) float32 -> y in the dtype that the
+        next matrix product may want (x's or that of autocast), h in x's.
         """
         ...
 
@@ -64,20 +64,21 @@ class Operations(Protocol):
         """total (O, K) float32 += dy^T x; dy (N, O), x (N, K), both float32 or bfloat16."""
         ...
 
-    def accumulate(self, total: Tensor, grad: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
+    def accumulate(self, total: Tensor, grad: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool) -> None:
         """total (int64) += round(grad 2^e), half to even; `grad` (float32 or bfloat16, equal size) stays as it is.
 
+        e: int32 (rows,), of every row of the tensor, the rows as `layout` sees them.
         `bad` (float64 scalar) rises if an element is NaN, infinite or not below `limit` steps; total is void then.
         """
         ...
 
     def accumulate_product(
-        self, total: Tensor, dy: Tensor, x: Tensor, e: int, limit: float, bad: Tensor, first: bool
+        self, total: Tensor, dy: Tensor, x: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool
     ) -> None:
         """total (O, K) int64 += round(dy^T x 2^e), as `accumulate`."""
         ...
 
-    def restore(self, total: Tensor, e: int, out: Tensor) -> None:
+    def restore(self, total: Tensor, e: Tensor, out: Tensor) -> None:
         """out (float32) = total 2^-e, rounded once."""
         ...
 
@@ -88,7 +89,7 @@ class Operations(Protocol):
         ...
 
     def squared_norms(self, flat: Tensor, places: Any) -> Tensor:
-        """The squared norm of every tensor in `flat`: (tensors,) float64, finite exactly if the elements are."""
+        """The squared norm of every block in `flat`: (blocks,) float64, finite exactly if the elements are."""
         ...
 
     def adamw(

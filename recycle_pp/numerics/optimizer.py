@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recycle_pp.config.settings import Optimizer, Settings
 
@@ -72,18 +72,19 @@ def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
 
 class Updated(Protocol):
     """What the optimizer needs of a stage (`model.stage.Stage`): its parameters as one float32 vector `flat`, laid out
-    by `layout`, their gradients, and the operations that compute."""
+    by `layout`, their gradients, the operations that compute, and `publish`, to be called after `flat` has changed."""
 
     flat: Tensor
     layout: Layout
     names: list[str]
-    parameters: dict[str, nn.Parameter]
     gradients: Gradients
     ops: Operations
 
+    def publish(self) -> None: ...
+
 
 class StageOptimizer:
-    """The optimizer state of one stage; `stage.parameters` are updated in place.
+    """The optimizer state of one stage; `stage.flat` is updated in place.
 
     One thread updates. Another one may read `part`s of the state meanwhile (a donor's): the two wait for each other,
     the updating thread no longer than a part takes to be copied.
@@ -97,7 +98,7 @@ class StageOptimizer:
         self._undo: State | None = None  # allocated at the first speculation, then reused
         self._lock = threading.Lock()  # held while the state changes, or a part of it is copied
         self._committed = self._speculated = -1  # newest step in the state, and the newest that was tried
-        self._undo_exponents: list[int] | None = None  # not None while a speculation is open
+        self._undo_exponents: Tensor | None = None  # not None while a speculation is open
 
     def lr(self, step: int) -> float:
         return learning_rate(self._settings, step, self._steps)
@@ -134,6 +135,7 @@ class StageOptimizer:
             for kept, tensor in zip(self._undo, self._live, strict=True):
                 tensor.copy_(kept)
             self._stage.gradients.exponents, self._undo_exponents = self._undo_exponents, None
+            self._stage.publish()
 
     # -- by parts: elements [start, stop) of each vector of the state, both multiples of `layout.ALIGNMENT`
 
@@ -157,7 +159,7 @@ class StageOptimizer:
         """Takes over what `part` gave on a peer."""
         for flat, piece in zip(self._live, part, strict=True):
             flat[start : start + len(piece)].copy_(piece)
-        self._changed()
+        self._stage.publish()
 
     @torch.no_grad()
     def step_first(self, grad: Tensor, step: int, scale: float) -> None:
@@ -178,31 +180,36 @@ class StageOptimizer:
             scale=scale,
             undo=None,
         )
-        self._changed()
+        self._stage.publish()
 
     def state(self) -> dict[str, Tensor]:
         """Everything of the stage that outlives a step, by full-model names; live views, not copies.
 
         `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (float32, the parameter's shape) and, when reproducible,
-        `exponent.NAME` (int64 scalars).
+        `exponent.NAME` (int32, one for every row, see `layout`).
         """
         state: dict[str, Tensor] = {}
         for prefix, flat in zip(("model", "exp_avg", "exp_avg_sq"), self._live, strict=True):
             for name, view in zip(self._stage.names, self._stage.layout.views(flat), strict=True):
                 state[f"{prefix}.{name}"] = view
-        for name, exponent in zip(self._stage.names, self._stage.gradients.exponents, strict=False):
-            state[f"exponent.{name}"] = torch.tensor(exponent)
+        gradients = self._stage.gradients
+        if gradients.reproducible:
+            for index, name in enumerate(self._stage.names):
+                state[f"exponent.{name}"] = gradients.exponents_of(index)
         return state
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Takes over a `state()` of a peer or of a checkpoint; it may hold more names than this stage has."""
+        exponents = []
         for key, tensor in self.state().items():
-            if not key.startswith("exponent."):
+            if key.startswith("exponent."):
+                exponents.append(state[key].to(tensor).expand_as(tensor))  # there was one for a tensor once
+            else:
                 tensor.copy_(state[key])
-        if self._stage.gradients.reproducible:
-            self._stage.gradients.exponents = [int(state[f"exponent.{name}"]) for name in self._stage.names]
-        self._changed()
+        if exponents:
+            self._stage.gradients.exponents = torch.cat(exponents)
+        self._stage.publish()
 
     @torch.no_grad()
     def warm(self) -> None:
@@ -223,10 +230,7 @@ class StageOptimizer:
             stage.ops.adamw(
                 state, grad[run.part], run.places, run.settings, lr=lr * run.lr, step=step, scale=scale, undo=kept
             )
-        self._changed()
-
-    def _changed(self) -> None:
-        torch.autograd.graph.increment_version(list(self._stage.parameters.values()))  # bf16 copies look at it
+        self._stage.publish()
 
     def _undo_copy(self) -> State:
         if self._undo is None:

@@ -63,9 +63,8 @@ class Ties:
             self._gradients.restore(self._slot[name], total, views[self._slot[name]])
         squares = self._ops.squared_norms(reduced.flat, self._gradients.places).tolist()
         finite = finite and math.isfinite(sum(squares))
-        for name, stages in self._shared.items():
-            if stages[0] != self._stage:
-                squares[self._slot[name]] = 0.0
+        others = {self._slot[name] for name, stages in self._shared.items() if stages[0] != self._stage}
+        squares = [0.0 if block.tensor in others else x for block, x in zip(self._layout.blocks, squares, strict=True)]
         return replace(reduced, squares=squares, finite=finite)
 
     def _own(self, reduced: Reduced) -> list[Tensor]:

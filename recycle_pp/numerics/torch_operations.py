@@ -6,6 +6,7 @@ and the gradient of a norm's weight falls out of the same pass as the gradient o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from recycle_pp.config.settings import Optimizer
 
+from . import fixed_point as fixed
 from . import weight_grad_store as deferred
 from .layout import Layout
 from .operations import State
@@ -49,24 +51,36 @@ def add_product(total: Tensor, dy: Tensor, x: Tensor, first: bool) -> None:
         total.addmm_(dy.t(), x)
 
 
-def accumulate(total: Tensor, grad: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
-    low, high = torch.aminmax(grad)
-    most = limit * 2.0**-e
-    bad += ~((high < most) & (low > -most))  # NaN fails every comparison
-    for sums, values in zip(total.view(-1).split(BLOCK), grad.reshape(-1).split(BLOCK), strict=True):
-        steps = (values.float() * 2.0**e).round_()
+def accumulate(total: Tensor, grad: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool) -> None:
+    scales = fixed.powers(e).unsqueeze(1)
+    extremes: list[Tensor] = []
+    all_sums, all_values = total.view(len(e), -1), grad.reshape(len(e), -1)
+    for rows, columns in _pieces(*all_sums.shape):
+        sums, values = all_sums[rows, columns], all_values[rows, columns]
+        steps = (values.float() * scales[rows]).round_()
+        extremes += torch.aminmax(steps)
         if first:
             sums.copy_(steps)
         else:
-            sums += steps.to(torch.int64)
+            sums += steps.to(total.dtype)
+    if extremes:
+        bad += ~(torch.stack(extremes).abs() < limit).all()  # NaN fails every comparison
 
 
-def accumulate_product(total: Tensor, dy: Tensor, x: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
+def _pieces(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of a matrix of at most BLOCK elements."""
+    height, width = max(1, BLOCK // max(1, columns)), max(1, min(BLOCK, columns))
+    for row in range(0, rows, height):
+        for column in range(0, columns, width):
+            yield slice(row, row + height), slice(column, column + width)
+
+
+def accumulate_product(total: Tensor, dy: Tensor, x: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool) -> None:
     accumulate(total, dy.t().mm(x), e, limit, bad, first)
 
 
-def restore(total: Tensor, e: int, out: Tensor) -> None:
-    out.copy_(total).mul_(2.0**-e)
+def restore(total: Tensor, e: Tensor, out: Tensor) -> None:
+    out.copy_(total).view(len(e), -1).mul_(fixed.powers(-e).unsqueeze(1))
 
 
 def places(layout: Layout, device: torch.device) -> Layout:
@@ -74,11 +88,11 @@ def places(layout: Layout, device: torch.device) -> Layout:
 
 
 def squared_norms(flat: Tensor, places: Layout) -> Tensor:
-    return torch.stack([squared_norm(tensor) for tensor in places.views(flat)])
+    return torch.stack([squared_norm(block) for block in places.blocks_of(flat)])
 
 
 def squared_norm(grad: Tensor) -> Tensor:
-    """The squared norm of one tensor as a float64 scalar: each row in float32, the rows in float64.
+    """The squared norm of one block as a float64 scalar: each row in float32, the rows in float64.
 
     Twenty times faster on a CPU than float64 throughout, and as precise as the gradient itself: rows are short.
     """
@@ -111,24 +125,26 @@ def adamw(
 
 
 class _RMSNorm(torch.autograd.Function):
-    """y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019, arXiv:1910.07467), in float32."""
+    """y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019, arXiv:1910.07467), in float32; y has x's dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
         ctx.save_for_backward(x, scale)
         ctx.weight = weight
-        return (x * scale).mul_(weight)
+        return (wide * scale).mul_(weight).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, scale = ctx.saved_tensors
-        unit = x * scale
+        unit = x.float() * scale
+        dy = dy.float()
         product = dy * unit
         dweight = product.sum(0)
         mean = torch.mv(product, ctx.weight).div_(x.shape[-1]).unsqueeze_(-1)
         dx = (dy * ctx.weight).sub_(unit.mul_(mean)).mul_(scale)
-        return dx, dweight, None
+        return dx.to(x.dtype), dweight, None
 
 
 class _RopeQKV(torch.autograd.Function):

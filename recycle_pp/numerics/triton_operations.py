@@ -37,7 +37,7 @@ def add_rms_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     if branch is None:
-        return kernels.rms_norm(x, weight, eps, dtype=dtype), x
+        return kernels.rms_norm_keeping(x, weight, eps, dtype=dtype)
     return kernels.add_rms_norm(branch, x, weight, eps, dtype=dtype)
 
 
@@ -54,20 +54,21 @@ def add_product(total: Tensor, dy: Tensor, x: Tensor, first: bool) -> None:
     kernels.weight_grad(total, dy, x, first=first)
 
 
-def accumulate(total: Tensor, grad: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
+def accumulate(total: Tensor, grad: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool) -> None:
     kernels.quantise_add(total, grad.contiguous(), e, limit, bad, first)
 
 
-def accumulate_product(total: Tensor, dy: Tensor, x: Tensor, e: int, limit: float, bad: Tensor, first: bool) -> None:
+def accumulate_product(total: Tensor, dy: Tensor, x: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool) -> None:
     kernels.weight_grad_fixed(total, dy, x, e, limit, bad, first=first)
 
 
-def restore(total: Tensor, e: int, out: Tensor) -> None:
+def restore(total: Tensor, e: Tensor, out: Tensor) -> None:
     kernels.dequantise(total, e, out)
 
 
 def places(layout: Layout, device: torch.device) -> Chunks:
-    return kernels.make_chunks(layout.sizes, [len(shape) >= 2 for shape in layout.shapes], device)
+    decayed = [len(layout.shapes[block.tensor]) >= 2 for block in layout.blocks]
+    return kernels.make_chunks(layout.block_sizes, decayed, device)
 
 
 def squared_norms(flat: Tensor, places: Chunks) -> Tensor:

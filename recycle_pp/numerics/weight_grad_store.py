@@ -79,7 +79,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, sink: WeightGradStore, index: int) -> Tensor:
         ctx.sink, ctx.index = sink, index
-        return weight.view_as(weight)
+        return weight.view_as(weight) if weight.dtype == torch.float32 else weight.float()
 
     @staticmethod
     def backward(ctx: Any, dweight: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
@@ -107,7 +107,7 @@ def linear(x: Tensor, weight: Tensor, sink: WeightGradStore | None, index: int) 
 
 
 def norm_weight(weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
-    """The weight (H,) as an operation on it should see it: its gradient goes to the sink."""
+    """The weight (H,) in float32, as an operation on it should see it: its gradient goes to the sink."""
     return weight if sink is None else _Norm.apply(weight, sink, index)
 
 

@@ -51,7 +51,7 @@ class _Step(NamedTuple):
     step: int
     scale: float | None
     gradient: Tensor | None
-    exponents: list[int]
+    exponents: Tensor
 
 
 class Donations:
@@ -131,7 +131,7 @@ class _Donor(threading.Thread):
         if step is not None:
             if start:  # before the first part there is nothing to update
                 gradient = {} if step.gradient is None else {"gradient": step.gradient[:start]}
-                stream.send(StepGradient(self._session, step.step, start, step.exponents, step.scale), gradient)
+                stream.send(StepGradient(self._session, step.step, start, step.scale), gradient | _sent(step))
             return
         stop = min(start + PART, self._optimizer.size)
         part = self._optimizer.part(start, stop, newest=told.step)
@@ -139,8 +139,8 @@ class _Donor(threading.Thread):
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return
-        about = StatePart(self._session, told.step, start, told.exponents, stop)
-        stream.send(about, dict(zip(VECTORS, part, strict=True)))
+        about = StatePart(self._session, told.step, start, stop)
+        stream.send(about, dict(zip(VECTORS, part, strict=True)) | _sent(told))
         with self._changed:
             if self._sent == start and self._told is told:  # else it begins again
                 self._sent = stop
@@ -201,6 +201,8 @@ class Joining:
 
     def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> int:
         """How many elements of the state are those after `about.step`."""
+        if (exponents := tensors.pop("exponents", None)) is not None:
+            self._gradients.exponents = exponents.to(self._gradients.device)
         if isinstance(about, StatePart):
             if about.start == 0:
                 self._strike("join", about.step)
@@ -210,7 +212,11 @@ class Joining:
             have = about.start
             if about.scale is not None:
                 self._optimizer.step_first(tensors["gradient"], about.step, about.scale)
-        self._gradients.exponents = about.exponents
         if have == self._optimizer.size:
             self._participant.applied = self._participant.committed = about.step
         return have
+
+
+def _sent(step: _Step) -> dict[str, Tensor]:
+    """Every message has them: a few for a block of thousands of elements."""
+    return {"exponents": step.exponents} if len(step.exponents) else {}

@@ -9,70 +9,103 @@ over the micro-batches is the fixed point of the exactness contract, here spelle
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
-from recycle_pp.model.transformer import Build, Transformer, depth
+from recycle_pp.model.transformer import Build, Transformer, depth, stream_dtype
 from recycle_pp.numerics import fixed_point as fixed
+from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import clip_scale, learning_rate
 from recycle_pp.numerics.torch_operations import squared_norm
 
 
 def train(
-    settings: Settings, steps: int, model: Transformer | None = None, batches: Batches | None = None
+    settings: Settings,
+    steps: int,
+    model: Transformer | None = None,
+    batches: Batches | None = None,
+    masters: Sequence[nn.Parameter] | None = None,
 ) -> Iterator[tuple[float, float]]:
-    """Yields (mean loss, gradient norm before clipping) of each step; `model` is trained in place."""
+    """Yields (mean loss, gradient norm before clipping) of each step; `model`, and its `masters_of`, are trained in
+    place."""
     model = model or whole(settings)
     batches = batches or Batches(settings)
-    optimizer = adamw(settings, model)
     parameters = list(model.parameters())
+    masters = masters or masters_of(settings, parameters)
+    optimizer = adamw(settings, masters)
     G = settings.parallel.pipelines * settings.parallel.microbatches
-    exponents = [fixed.exponent(fixed.FIRST, G)] * len(parameters)
+    exponents = [fixed.exponents(torch.tensor(fixed.FIRST), G)] * len(blocks(parameters))
     for step in range(steps):
         losses = []
         totals = [torch.zeros_like(p, dtype=torch.int64) for p in parameters] if settings.numerics.reproducible else []
         for g in range(G):
-            with torch.autocast("cpu", torch.bfloat16, enabled=settings.numerics.precision == "bf16"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings.numerics.precision == "bf16-autocast"):
                 loss = model(*batches.batch(step, g), key=(settings.run.seed, step, g))
             (loss / G).backward()
             losses.append(loss.item())
-            for parameter, total, e in zip(parameters, totals, exponents, strict=False):
-                total += (gradient(parameter).double() * 2.0**e).round().long()
-                parameter.grad = None
-        for parameter, total, e in zip(parameters, totals, exponents, strict=False):
-            parameter.grad = total.float() * 2.0**-e
+            if totals:
+                grads = blocks([gradient(parameter) for parameter in parameters])
+                for grad, total, e in zip(grads, blocks(totals), exponents, strict=True):
+                    total += (grad.double() * 2.0 ** e.item()).round().long()
+                model.zero_grad()
         if totals:
-            exponents = [fixed.exponent(gradient(p).abs().max().item(), G) for p in parameters]
-        squares = [squared_norm(gradient(parameter)).item() for parameter in parameters]
-        norm, scale = clip_scale(squares, settings.optimizer.clip)
-        if scale != 1.0:
-            for parameter in parameters:
-                gradient(parameter).mul_(scale)
+            for parameter, total in zip(parameters, totals, strict=True):
+                parameter.grad = total.float()
+        grads = blocks([gradient(parameter) for parameter in parameters])
+        if totals:
+            for grad, e in zip(grads, exponents, strict=True):
+                grad *= 2.0 ** -e.item()
+            exponents = [fixed.exponents(grad.abs().max(), G) for grad in grads]
+        norm, scale = clip_scale([squared_norm(grad).item() for grad in grads], settings.optimizer.clip)
+        for parameter, master in zip(parameters, masters, strict=True):
+            master.grad = gradient(parameter) if scale == 1.0 else gradient(parameter) * scale
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings.optimizer, step, settings.run.steps)
         optimizer.step()
-        optimizer.zero_grad()
+        model.zero_grad()
+        with torch.no_grad():
+            for parameter, master in zip(parameters, masters, strict=True):
+                if parameter is not master:
+                    parameter.copy_(master.bfloat16())
         yield sum(losses) / G, norm
 
 
 def whole(settings: Settings) -> Transformer:
-    """The full model with ordinary autograd layers."""
-    build = Build(settings.model, settings.run.seed, torch.device("cpu"))
+    """The full model with ordinary autograd layers. In bf16 it has float32 leaves with values that are bfloat16: their
+    gradients are then the addends, rounded where a product rounds them and nowhere else."""
+    build = Build(settings.model, settings.run.seed, torch.device("cpu"), stream_dtype(settings))
     return Transformer(build, range(depth(settings.model)))
 
 
-def adamw(settings: Settings, model: Transformer) -> torch.optim.Optimizer:
+def masters_of(settings: Settings, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """What the optimizer steps: the parameters themselves, or in bf16 a copy, of which they become roundings."""
+    if settings.numerics.precision != "bf16":
+        return list(parameters)
+    masters = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.copy_(parameter.bfloat16())
+    return masters
+
+
+def adamw(settings: Settings, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """torch's AdamW, its fused form, with weight decay for matrices only."""
-    o, parameters = settings.optimizer, list(model.parameters())
+    o = settings.optimizer
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": o.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=True)
+
+
+def blocks(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of all tensors' blocks, each a matrix: what one norm and one exponent belong to."""
+    layouts = ((tensor, Layout({"": tensor.shape})) for tensor in tensors)
+    return [tensor.view(of.rows[0], -1)[block.rows] for tensor, of in layouts for block in of.blocks]
 
 
 def gradient(parameter: Tensor) -> Tensor:

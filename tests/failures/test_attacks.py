@@ -94,7 +94,7 @@ def test_a_wrong_token_and_a_flood_are_refused(runs):
                 held.append(socket.create_connection((host, port), 2))
         for address in ports(job) - {(host, port)}:
             with pytest.raises(TransferError), connect_transfer(address, "0" * 64, timeout=2.0) as stream:
-                stream.send(StatePart(session=0, step=0, start=0, exponents=[], stop=1), {})
+                stream.send(StatePart(session=0, step=0, start=0, stop=1), {})
         for sock in held:
             sock.close()
 

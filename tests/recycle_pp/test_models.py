@@ -61,6 +61,22 @@ def test_the_documented_module_trains_on_when_a_worker_dies(trained):
     assert 0 < profile["deferred_share"][0] < profile["deferred_share"][1] < 1
 
 
+@pytest.mark.parametrize("kind", ["own", "custom"])
+def test_in_bf16_too_a_death_changes_no_bit_and_half_of_the_bytes_cross_a_boundary(trained, kind):
+    model = (*(DOCUMENTED if kind == "custom" else ("model=tiny",)), "numerics.precision=bf16")
+    overrides = (*TWO, "+fail_at=[2:0.1@backward,4:1.0@allreduce]", "+rejoin_at=3:0.1")
+    same(trained, model, *overrides, deaths=2)
+    profile = trained(*model, *overrides, deaths=2)[2]
+    assert profile["boundary_bytes"] == ([2 * (2 * 2 * 16 * 32)] if kind == "custom" else [2 * 2 * 16 * 16])
+
+
+@full
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "olmoe"])
+def test_in_bf16_an_architecture_trains_on_when_a_worker_dies(trained, kind, tmp_path):
+    model = ("model=hf", f"model.path={models.folder(kind, tmp_path)}", "model.init=random", "numerics.precision=bf16")
+    same(trained, model, *THREE, "optimizer=staggered", "+fail_at=2:0.0@backward")
+
+
 def test_a_model_that_cannot_be_cut_ends_the_job_with_its_sentence_and_code_2(trained):
     skips = ("model=custom", f"model.build={HERE}:Skips", "model.layers=blocks")
     output = trained(*skips, *TWO, ends=2)

@@ -97,7 +97,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
     outline.canonical = unshare(model)
     container = layers_of(model, source.layers)
     outline.layers = [f"{source.layers}.{name}" for name, _ in container.named_children()]
-    _refuse_what_no_cut_can_have(model)
+    _refuse_what_no_cut_can_have(model, source.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         make_fake(model, fake)
         inputs, labels = (fake.from_tensor(tensor.clone()) for tensor in (batch.inputs, batch.labels))
@@ -178,6 +178,11 @@ class _Watch(TorchDispatchMode):
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(
                 f"the loss must be a scalar tensor, not {what}; model.loss can name a function that gives it"
+            )
+        if loss.dtype != torch.float32:
+            raise ValueError(
+                f"the loss is {_name(loss.dtype)}, which holds three digits: it must be computed in float32, of "
+                "logits.float()"
             )
         if self._calls != len(outline.layers):
             raise ValueError(f"{outline.layers[self._calls]} is never called: the layers must run once each, in order")
@@ -325,13 +330,20 @@ def _leaves(loss: Tensor) -> Iterable[Tensor]:
         todo += [following for following, _ in node.next_functions]
 
 
-def _refuse_what_no_cut_can_have(model: nn.Module) -> None:
+def _refuse_what_no_cut_can_have(model: nn.Module, dtype: torch.dtype) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise ValueError(_changes(f"{name}.running_mean"))
     for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"{name} is {parameter.dtype}; parameters must be float32, as they are trained in it")
+        if parameter.dtype != dtype:
+            raise ValueError(
+                f"{name} is {_name(parameter.dtype)}; with this numerics.precision parameters must be {_name(dtype)}, "
+                "as they are trained in it"
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _changes(name: str) -> str:

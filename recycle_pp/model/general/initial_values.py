@@ -51,10 +51,11 @@ def initial_values(source: Source, settings: Settings, run_dir: str | Path | Non
 
 
 def seeded(source: Source, seed: int) -> dict[str, Tensor]:
-    """Every parameter and buffer of the model as it is built after `torch.manual_seed(seed)`, by its names."""
+    """Every parameter and buffer of the model as it is built in float32 after `torch.manual_seed(seed)`, by its
+    names."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = source.build()
+        model = source.build(torch.float32)
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: tensor.detach().clone() for name, tensor in named}
 

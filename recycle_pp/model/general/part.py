@@ -38,7 +38,7 @@ def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Pa
     """Stage `stage` of the model that `settings` name. ValueError: it cannot be trained so; a sentence for the user."""
     source, parallel = source_of(settings), settings.parallel
     tokens = torch.zeros(parallel.microbatch_size, settings.model.sequence, dtype=torch.int64)
-    outline = dry_run(source, Batch(tokens, tokens), settings.numerics.precision == "bf16")
+    outline = dry_run(source, Batch(tokens, tokens), settings.numerics.precision == "bf16-autocast")
     layout = split_layers(len(outline.layers), parallel.stages, settings.model.split)
     for layers in layout:
         outline.refuse(layers)
@@ -79,13 +79,15 @@ class Part:
         self._leaves: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = defaultdict(list)  # by region
         self.model = self._empty_model()
 
-    def bind(self, views: Mapping[str, Tensor], sink: WeightGradStore) -> Mapping[str, nn.Parameter]:
+    def bind(
+        self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
+    ) -> Mapping[str, nn.Parameter]:
         index = {name: k for k, name in enumerate(self.shapes)}
         for name, view in views.items():
             value = self._initial(name)
             if value.shape != view.shape:
                 raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(view.shape)} in the model")
-            view.copy_(value)
+            view.copy_(masters[name].copy_(value))
         uses = {name: sorted(self._outline.regions[name] & set(self._layers)) for name in list(self._outline.regions)}
         places = {name: self._outline.canonical[name] for name, regions in uses.items() if regions}
         leaves = {of: nn.Parameter(views[of]) for of in views}
@@ -135,7 +137,8 @@ class Part:
             model.get_submodule(owner)._buffers[attribute] = buffer.to(self._device)
         for name in self._outline.bare:  # the code around the modules runs on every stage
             owner, _, attribute = name.rpartition(".")
-            zeros = torch.zeros((), device=self._device).expand(self._outline.shapes[self._outline.canonical[name]])
+            zero = torch.zeros((), dtype=self._source.dtype, device=self._device)
+            zeros = zero.expand(self._outline.shapes[self._outline.canonical[name]])
             model.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
         return model
 

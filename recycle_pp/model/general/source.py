@@ -1,7 +1,7 @@
 """Where a model comes from: `model=custom model.build=my_package:build`, or `model=hf model.path=FOLDER`.
 
     source = source_of(settings)
-    model = source.build()                          # the whole model, in float32
+    model = source.build()                          # the whole model, in source.dtype
     loss = source.loss(model, batch, items, labels) # of the whole model or, inside of a stage, of what it holds
 
 Three values and no subclass: `build()` gives an nn.Module, `model.layers` names its list of layers, `model.loss` a
@@ -25,18 +25,23 @@ from torch import Tensor, nn
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.model.stage_module import Batch
+from recycle_pp.model.transformer import stream_dtype
 
 
 class Source(Protocol):
     """name: for sentences; layers: name of the list of layers; folder: of safetensors with the initial values, or None;
-    prefix: what files of the bare model leave out of the names."""
+    prefix: what files of the bare model leave out of the names; dtype: of the parameters that are computed with."""
 
     name: str
     layers: str
     folder: Path | None
     prefix: str
+    dtype: torch.dtype
 
-    def build(self) -> nn.Module: ...
+    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
+        """dtype: of the parameters, another than the source's."""
+        ...
+
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any: ...
 
 
@@ -54,15 +59,16 @@ class Custom:
         self.name = f"model.build={model.build}"
         self.layers = str(model.layers)
         self.folder = Path(model.path) if model.path else None
-        self.prefix = ""
+        self.prefix, self.dtype = "", stream_dtype(settings)
         self._build = function("model.build", model.build)
         self._loss = function("model.loss", model.loss) if model.loss else None
 
-    def build(self) -> nn.Module:
+    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
         built = self._build()
         if not isinstance(built, nn.Module):
             raise ValueError(f"{self.name} must give an nn.Module, not {type(built).__name__}")
-        return built
+        dtype = dtype or self.dtype
+        return built if dtype == torch.float32 else built.to(dtype)  # buffers too, as torch does it
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         given = {"input_ids": batch.inputs, "labels": batch.labels, "num_items_in_batch": items, **batch.more}
@@ -94,6 +100,7 @@ class HuggingFace:
         if type(self.config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ValueError(f"{self.name}: transformers has no causal language model for {self.config.model_type}")
         self.config.use_cache = False
+        self.dtype = stream_dtype(settings)
         self._class = transformers.AutoModelForCausalLM
         self.folder = None if model.init == "random" else Path(model.path)
         with torch.device("meta"):
@@ -101,10 +108,10 @@ class HuggingFace:
         self.prefix = getattr(whole, "base_model_prefix", "")
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
-    def build(self) -> nn.Module:
+    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
         # Batched experts: every expert's gradient is there, and nothing depends on values.
         moe = {"experts_implementation": "batched_mm"} if _has_experts(self.config) else {}
-        return self._class.from_config(self.config, dtype=torch.float32, **moe)
+        return self._class.from_config(self.config, dtype=dtype or self.dtype, **moe)
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         """`labels` only say that a loss is wanted: they are shifted already, and go in as `shift_labels`."""

@@ -15,21 +15,21 @@ class DonorHello(Message, frozen=True):
 
 
 class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=True):
-    """Elements `start` to `stop` of the state after a step: the tensors are parameters and both moments.
+    """Elements `start` to `stop` of the state after a step: the tensors are parameters, both moments and, where sums
+    are fixed-point, all exponents (`numerics.gradients`).
 
     session    see `Donate`
-    exponents  of the fixed-point sums (`numerics.gradients`)
     """
 
     session: int
     step: int
     start: int
-    exponents: list[int]
     stop: int
 
 
 class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
-    """A step's reduced gradient of the first `start` elements, which have been sent; apply it with this clip scale.
+    """A step's reduced gradient of the first `start` elements, which have been sent, and the exponents after it; apply
+    it with this clip scale.
 
     scale None: the step was skipped, and there is no gradient.
     """
@@ -37,7 +37,6 @@ class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_field
     session: int
     step: int
     start: int
-    exponents: list[int]
     scale: float | None
 
 

@@ -5,7 +5,7 @@ import torch
 from compare import close, double, grads, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recycle_kernels import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from recycle_kernels import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_keeping, rms_norm_reference
 
 
 @settings(max_examples=12, deadline=None)
@@ -35,6 +35,16 @@ def test_the_residual_stream_carries_its_gradient_through(width, dtype):
     computed = grads(outputs, [x, residual, weight], upstream)
     assert [g.dtype for g in computed] == [dtype, torch.float32, torch.float32]
     assert close(computed, grads(exact, inputs, upstream), dtype)
+
+
+@pytest.mark.parametrize("width", [96, 5000])
+def test_without_a_branch_the_residual_stream_has_the_bits_of_an_empty_one(width):
+    """As at the beginning of a stage: a cut changes no bit."""
+    x, weight, upstream = randn(70, width, grad=True), randn(width, grad=True), [randn(70, width), randn(70, width)]
+    kept = rms_norm_keeping(x, weight)
+    added = add_rms_norm(torch.zeros_like(x), x, weight)
+    assert all(map(torch.equal, kept, added))
+    assert all(map(torch.equal, grads(kept, [x, weight], upstream), grads(added, [x, weight], upstream)))
 
 
 def test_an_unused_norm_passes_the_residual_gradient_on():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from recycle_kernels import Tile, dequantise, weight_grad, weight_grad_fixed, weight_grad_reference
 from recycle_kernels.weight_grad import tile_of
 
+E = torch.tensor([40], dtype=torch.int32, device=DEVICE)  # one exponent for all rows
 LIMIT = 2.0**60  # steps of an addend: four of them fit
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter multiplies bfloat16 wrongly
 TABLE = {tile_of(size, size, torch.bfloat16, arch) for size in (1024, 1920, 4096) for arch in (80, 90)}
@@ -37,8 +38,8 @@ def test_the_first_product_of_a_sum_does_not_look_at_what_was_there(dtype):
     weight_grad(zeroed, dy, x)
     assert torch.equal(poisoned, zeroed)
     poisoned, zeroed = torch.full((130, 70), -77, device=DEVICE), torch.zeros_like(zeroed, dtype=torch.int64)
-    weight_grad_fixed(poisoned, dy, x, 40, LIMIT, bad, first=True)
-    weight_grad_fixed(zeroed, dy, x, 40, LIMIT, bad)
+    weight_grad_fixed(poisoned, dy, x, E, LIMIT, bad, first=True)
+    weight_grad_fixed(zeroed, dy, x, E, LIMIT, bad)
     assert torch.equal(poisoned, zeroed) and zeroed.any()
 
 
@@ -87,8 +88,8 @@ def test_every_tile_of_the_table_adds_the_same_product(tile):
     exact, product = exact_product(buffer, dy, x), exact_product(torch.zeros_like(buffer), dy, x)
     weight_grad(buffer, dy, x, tile=tile)
     assert error(buffer, exact) < 1e-6
-    weight_grad_fixed(q, dy, x, 40, LIMIT, bad, tile=tile)
-    dequantise(q, 40, total)
+    weight_grad_fixed(q, dy, x, E, LIMIT, bad, tile=tile)
+    dequantise(q, E, total)
     assert error(total, product) < 1e-6 and not bad.item()
 
 
@@ -100,13 +101,13 @@ def test_micro_batches_add_up_to_the_same_bits_in_any_order(order):
     for sequence in (range(4), order):
         q = torch.zeros(130, 70, dtype=torch.int64, device=DEVICE)
         for i in sequence:
-            weight_grad_fixed(q, *parts[i], 40, LIMIT, bad)
+            weight_grad_fixed(q, *parts[i], E, LIMIT, bad)
         sums.append(q)
     assert torch.equal(*sums)
     assert not bad.item()
     exact = sum(dy.double().T @ x.double() for dy, x in parts)
     total = torch.empty(130, 70, device=DEVICE)
-    dequantise(sums[0], 40, total)
+    dequantise(sums[0], E, total)
     assert error(total, exact) < 1e-6
 
 
@@ -115,7 +116,22 @@ def test_a_product_that_does_not_fit_raises_the_flag():
     bad = torch.zeros((), dtype=torch.float64, device=DEVICE)
     dy, x = randn(30, 130), randn(30, 70)
     dy[3, 5] = float("inf")
-    weight_grad_fixed(q, dy, x, 40, LIMIT, bad)
+    weight_grad_fixed(q, dy, x, E, LIMIT, bad)
     assert bad.item() == 1
     assert not q[5].any()  # what does not fit counts as nothing
     assert q[6].all()
+
+
+def test_rows_of_the_product_have_exponents_of_their_own_and_fit_into_half_of_the_memory():
+    dy, x = randn(30, 130, scale=1e-3), randn(30, 70)
+    dy *= torch.logspace(-3, 2, 130, device=DEVICE)
+    exact = exact_product(torch.zeros(130, 70, device=DEVICE), dy, x)
+    _, bits = torch.frexp(exact.abs().amax(1).float())
+    exponents, bad = (22 - bits).int(), torch.zeros((), dtype=torch.float64, device=DEVICE)
+    q, total = torch.zeros(130, 70, dtype=torch.int32, device=DEVICE), torch.empty(130, 70, device=DEVICE)
+    weight_grad_fixed(q, dy, x, exponents, 2.0**26, bad)
+    weight_grad_fixed(q, dy, x, exponents, 2.0**26, bad)
+    dequantise(q, exponents, total)
+    assert not bad.item()
+    for row in range(130):
+        assert error(total[row], 2 * exact[row]) < 1e-5

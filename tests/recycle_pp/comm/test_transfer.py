@@ -17,7 +17,7 @@ from recycle_pp.wire.messages.supervisors import Kill
 from tests.recycle_pp.wire.any_message import any_message
 
 TOKEN = "token of this job"
-ABOUT = StatePart(session=1, step=3, start=0, exponents=[-20], stop=6)
+ABOUT = StatePart(session=1, step=3, start=0, stop=6)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
 

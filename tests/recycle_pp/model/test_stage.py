@@ -16,6 +16,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, small, sums
 
+PRECISIONS = ["fp32", "bf16", "bf16-autocast"]
 shapes = st.fixed_dictionaries(
     {
         "model__layers": st.integers(3, 4),
@@ -27,7 +28,7 @@ shapes = st.fixed_dictionaries(
         "model__recompute": st.booleans(),
         "parallel__stages": st.integers(1, 3),
         "parallel__microbatch_size": st.integers(1, 3),
-        "numerics__precision": st.sampled_from(["fp32", "bf16"]),
+        "numerics__precision": st.sampled_from(PRECISIONS),
         "numerics__reproducible": st.booleans(),
     }
 )
@@ -53,7 +54,8 @@ def test_i_and_then_w_gives_every_bit_of_b(changes):
 def test_stages_of_any_split_compute_the_bits_of_autograd_on_the_whole_model(changes):
     config = small(**changes | {"numerics__reproducible": False})
     stages, batches, model = pipeline(config), Batches(config), plain.whole(config)
-    with torch.autocast("cpu", torch.bfloat16, enabled=config.numerics.precision == "bf16"):
+    plain.masters_of(config, list(model.parameters()))
+    with torch.autocast("cpu", torch.bfloat16, enabled=config.numerics.precision == "bf16-autocast"):
         expected = model(*batches.batch(1, 2), key=(config.run.seed, 1, 2))
     (expected / stages[0].microbatches).backward()
     assert torch.equal(forward(stages, batches, 1, 2), expected)
@@ -92,7 +94,7 @@ def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else(recompu
     assert here[1].evaluate(batch, here[0].evaluate(batch)) != [loss(here, 2, 1)]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_recomputing_changes_no_bit(precision):
     def gradients(recompute):
         config = small(model__dropout=0.1, model__recompute=recompute, numerics__precision=precision)
@@ -164,8 +166,12 @@ def test_a_single_stage_is_first_and_last():
     assert reduce_alone([stage])[0].losses[0] == loss
 
 
-def test_boundary_tensors_have_the_announced_shape_and_are_float32_under_bf16_too():
-    config = small(numerics__precision="bf16")
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16-autocast", torch.float32), ("bf16", torch.bfloat16)],
+)
+def test_boundary_tensors_have_the_announced_shape_and_the_dtype_of_the_stream(precision, dtype):
+    config = small(numerics__precision=precision)
     first, last = pipeline(config)
     batch = Batch(*Batches(config).batch(0, 0))
     (y,) = first.forward(0, 0, batch)
@@ -174,6 +180,7 @@ def test_boundary_tensors_have_the_announced_shape_and_are_float32_under_bf16_to
     (announced,) = first.module.gives
     assert [announced] == last.module.takes
     assert (y.shape, y.dtype) == (dy.shape, dy.dtype) == (announced.shape, announced.dtype)
+    assert y.dtype == dtype
     assert not y.requires_grad and not dy.requires_grad
 
 
@@ -228,8 +235,9 @@ def test_dropping_the_flights_keeps_the_gradients():
         assert torch.equal(reduce_alone([stage])[0].flat, reduced.flat) and not stage._flights
 
 
-def test_the_bf16_copies_follow_every_change_of_the_weights():
-    config = small(numerics__precision="bf16", parallel__stages=1)
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
+def test_the_bf16_weights_follow_every_change_of_the_masters(precision):
+    config = small(numerics__precision=precision, parallel__stages=1)
     (stage,), batches = pipeline(config), Batches(config)
     optimizer = StageOptimizer(config, stage)
     forward([stage], batches, 0, 0)
@@ -249,3 +257,20 @@ def test_the_bf16_copies_follow_every_change_of_the_weights():
     assert loss() == fresh() != begin
     optimizer.undo()
     assert loss() == begin
+
+
+def test_bf16_computes_with_the_rounded_masters_and_steps_these():
+    """A learning rate far below the spacing of bfloat16: the weights would never move without masters."""
+    config = small(numerics__precision="bf16", parallel__stages=1, optimizer__lr=1e-5)
+    (stage,), batches = pipeline(config), Batches(config)
+    optimizer = StageOptimizer(config, stage)
+    begin = stage.flat.clone()
+    for step in range(3):
+        forward([stage], batches, step, 0)
+        backward([stage], 0)
+        optimizer.step(reduce_alone([stage])[0], step)
+        stage.gradients.clear()
+    assert stage.working.dtype == torch.bfloat16 and torch.equal(stage.working, stage.flat.bfloat16())
+    assert all(p.dtype == torch.bfloat16 and p.data_ptr() % 256 == 0 for p in stage.parameters.values())
+    moved = (stage.flat - begin)[begin.abs() > 0.01]
+    assert (moved != 0).float().mean() > 0.9 and moved.abs().max() < 0.01 * 2.0**-8

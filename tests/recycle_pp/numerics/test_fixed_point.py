@@ -20,6 +20,10 @@ def terms_of(seed: int, count: int, spread: float) -> torch.Tensor:
     return torch.randn(count, ELEMENTS, generator=random).clamp(-1, 1) * sizes
 
 
+def exponent(largest, terms):
+    return fixed.exponents(torch.tensor([largest], dtype=torch.float64).float(), terms)
+
+
 def summed(terms, e, count, start=None):
     total, bad = torch.zeros(ELEMENTS, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
     for number, term in enumerate(terms):
@@ -37,7 +41,7 @@ def restored(total, e):
 @given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 60), st.data())
 def test_any_split_of_the_terms_in_any_order_gives_the_same_bits(seed, count, spread, data):
     terms = terms_of(seed, count, spread)
-    e = fixed.exponent(terms.abs().max().item(), count)
+    e = exponent(terms.abs().max().item(), count)
     expected, bad = summed(terms, e, count)
     assert not bad
     order = data.draw(st.permutations(range(count)))
@@ -53,7 +57,7 @@ def test_it_is_as_precise_as_a_float32_sum_for_small_elements_too(seed, count):
     ulp of each term for elements that are smaller still."""
     terms = terms_of(seed, count, 22)
     largest = terms.abs().max().item()
-    e = fixed.exponent(largest, count)
+    e = exponent(largest, count)
     ours = restored(summed(terms, e, count)[0], e).double()
     exact = terms.double().sum(0)
     ulp = terms.abs().amax(0).double() * 2.0**-23
@@ -65,14 +69,14 @@ def test_it_is_as_precise_as_a_float32_sum_for_small_elements_too(seed, count):
 def test_what_does_not_fit_is_noticed_before_it_is_quantised(poison):
     term = torch.ones(ELEMENTS)
     term[123] = poison
-    e = fixed.exponent(1.0, 8)
+    e = exponent(1.0, 8)
     assert summed([torch.ones(ELEMENTS), term], e, 8)[1] > 0
     assert summed([torch.ones(ELEMENTS)] * 2, e, 8)[1] == 0
 
 
 @given(st.floats(2.0**-60, 2.0**60), st.integers(3, 1000))
 def test_a_sum_4096_times_the_last_one_still_fits(largest, count):
-    e = fixed.exponent(largest, count)
+    e = exponent(largest, count)
     grown = torch.full((ELEMENTS,), largest * 4095 / count)
     total, bad = summed([grown] * 3, e, count)
     assert not bad
@@ -82,7 +86,9 @@ def test_a_sum_4096_times_the_last_one_still_fits(largest, count):
 def test_blocks_cover_every_element():
     count = 2 * reference.BLOCK + 17
     total, bad = torch.zeros(count, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
-    reference.accumulate(total, torch.full((count,), 0.5), 10, fixed.limit(1), bad, first=False)
+    reference.accumulate(
+        total, torch.full((count,), 0.5), torch.tensor([10], dtype=torch.int32), fixed.limit(1), bad, first=False
+    )
     assert bool((total == 512).all())
 
 
@@ -98,3 +104,8 @@ def test_models_train_under_deterministic_algorithms(monkeypatch):
         assert train(settings, 2)[0] == expected
     finally:
         torch.set_deterministic_debug_mode("default")
+
+
+@given(st.integers(-126, 126))
+def test_powers_of_two_are_exact(e):
+    assert fixed.powers(torch.tensor([e], dtype=torch.int32)).item() == 2.0**e

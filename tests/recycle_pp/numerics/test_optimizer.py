@@ -25,7 +25,7 @@ def stage_and_optimizer() -> tuple[Stage, StageOptimizer]:
 def test_a_step_has_the_bits_of_torchs_adamw_after_clipping(scale):
     stage, optimizer = stage_and_optimizer()
     model = plain.whole(SETTINGS)
-    reference = plain.adamw(SETTINGS, model)
+    reference = plain.adamw(SETTINGS, list(model.parameters()))
     for step in range(4):
         reduced = gradient(stage, step)
         for parameter, grad in zip(model.parameters(), stage.layout.views(reduced.flat), strict=True):
@@ -99,6 +99,20 @@ def test_state_moves_between_splits_by_full_model_names():
         merged |= everything(loaded)
     assert same(merged, state)
     assert {name.partition(".")[0] for name in state} == {"model", "exp_avg", "exp_avg_sq", "exponent"}
+
+
+def test_a_state_with_one_exponent_for_each_tensor_can_be_taken_over():
+    """As checkpoints had once: all rows of the tensor get it."""
+    stage, optimizer = stage_and_optimizer()
+    state = everything(optimizer)
+    for number, name in enumerate(stage.names):
+        state[f"exponent.{name}"] = torch.tensor(number)
+    optimizer.load(state)
+    gradients = stage.gradients
+    assert [gradients.exponents_of(k).unique().tolist() for k in range(len(stage.names))] == [
+        [k] for k in range(len(stage.names))
+    ]
+    assert gradients.exponents.dtype == torch.int32
 
 
 @given(st.integers(0, 20), st.integers(1, 100))

@@ -58,7 +58,7 @@ def test_every_stage_holds_the_sum_over_the_stages(reproducible, seed):
         found = [stages.gradient(stage, united[stage], name) for stage in holders]
         assert all(torch.equal(found[0], other) for other in found)
         assert torch.allclose(found[0].double(), exact[name], atol=1e-5)
-        squares = [united[stage].squares[stages.gradients[stage].names.index(name)] for stage in holders]
+        squares = [united[stage].squares[stages.gradients[stage].names.index(name)] for stage in holders]  # one block
         assert squares[0] > 0 and not any(squares[1:]), "the norm counts it once"
 
 

@@ -103,7 +103,7 @@ HOW = ("stepped", "speculated", "skipped", "undone")
 
 @settings(max_examples=15, deadline=None)
 @given(
-    part=st.sampled_from([496, 1008, 2512, 1 << 20]),
+    part=st.sampled_from([512, 1024, 2560, 1 << 20]),
     reproducible=st.booleans(),
     events=st.lists(st.one_of(st.integers(1, 60), st.sampled_from(HOW)), max_size=60),
 )
@@ -157,7 +157,7 @@ def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state
 def test_the_donor_s_optimizer_waits_for_the_copy_of_one_part_at_most(pipe, monkeypatch):
     """Not for the network: the joiner takes nothing at all."""
     worker = Worker()
-    donations = donor(worker, pipe, monkeypatch, part=16)
+    donations = donor(worker, pipe, monkeypatch, part=128)
     donations.committed(*worker.commit(0, "stepped"))
     time.sleep(0.05)  # the thread hangs in its first send
     begun = time.monotonic()
@@ -168,9 +168,9 @@ def test_the_donor_s_optimizer_waits_for_the_copy_of_one_part_at_most(pipe, monk
 def test_no_part_is_taken_of_a_state_that_may_be_taken_back():
     worker = Worker()
     worker.commit(0, "stepped")
-    assert worker.optimizer.part(0, 16, newest=0) is not None
+    assert worker.optimizer.part(0, 128, newest=0) is not None
     worker.optimizer.speculate(worker.gradient(1), 1)
-    assert worker.optimizer.part(0, 16, newest=1) is None
+    assert worker.optimizer.part(0, 128, newest=1) is None
     worker.optimizer.confirm()
-    assert worker.optimizer.part(0, 16, newest=0) is None, "step 1 is in it, and the joiner does not know"
-    assert worker.optimizer.part(0, 16, newest=1) is not None
+    assert worker.optimizer.part(0, 128, newest=0) is None, "step 1 is in it, and the joiner does not know"
+    assert worker.optimizer.part(0, 128, newest=1) is not None

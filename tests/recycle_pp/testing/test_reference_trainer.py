@@ -14,7 +14,7 @@ def reference(settings):
     return list(plain.train(settings, STEPS, model)), {name: p.detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
 @pytest.mark.parametrize("stages", [1, 3])
 def test_reproducible_training_equals_the_plain_loop_bit_for_bit_in_any_order(stages, precision):
     settings = small(

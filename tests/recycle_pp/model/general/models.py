@@ -113,7 +113,7 @@ class Plain(nn.Module):
         return x
 
     def loss(self, x, labels):
-        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+        return F.cross_entropy(self.head(x).flatten(0, 1).float(), labels.flatten())
 
 
 class TiedByHand(Plain):
@@ -124,7 +124,7 @@ class TiedByHand(Plain):
         del self.head
 
     def loss(self, x, labels):
-        return F.cross_entropy((x @ self.embedding.weight.T).flatten(0, 1), labels.flatten())
+        return F.cross_entropy((x @ self.embedding.weight.T).flatten(0, 1).float(), labels.flatten())
 
 
 class SharedLayer(Plain):
@@ -250,6 +250,11 @@ class Half(Plain):
     def __init__(self):
         super().__init__()
         self.head.half()
+
+
+class RoughLoss(Plain):
+    def loss(self, x, labels):
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten()).bfloat16()
 
 
 class Logits(Plain):

@@ -81,7 +81,7 @@ def test_a_layer_that_is_used_four_times_has_the_same_sums_in_any_layout():
 
 
 @pytest.mark.parametrize("build", ["Routed", "TiedByHand"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
 def test_recomputing_changes_no_bit(build, precision):
     batch = models.batch()
     kept, again = (
@@ -91,7 +91,11 @@ def test_recomputing_changes_no_bit(build, precision):
     assert same(kept, again)
 
 
-@pytest.mark.parametrize("changes", [{}, {"numerics__precision": "bf16"}, {"model__recompute": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"numerics__precision": "bf16"}, {"numerics__precision": "bf16-autocast"}, {"model__recompute": True}],
+    ids=str,
+)
 def test_training_does_not_depend_on_the_layout_nor_on_the_order(changes, tmp_path):
     """Four steps of a tied model with dropout: fixed-point sums, clipping, AdamW, both halves of the tie."""
     models.folder("gpt2", tmp_path)
