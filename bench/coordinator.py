@@ -95,7 +95,7 @@ def measured(worker: Worker, step: int, problem: Problem) -> Measured:
 
 def vote(worker: Worker, step: int, job: Job) -> Vote:
     total = job.problem.total
-    return make_vote(0, step, [0.1] * 60, True, [1.0] * total, [2.0] * total, speaks=worker.pipeline == 0)
+    return make_vote(0, step, [0.1] * 60, True, True, [1.0] * total, [2.0] * total, speaks=worker.pipeline == 0)
 
 
 def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict[Worker, Participant]]:

@@ -223,7 +223,7 @@ def weight_grad(s: Shape) -> Iterator[Case]:
 
 def accumulated(o: int, k: int, t: int) -> Iterator[Case]:
     """One product dy^T x, added to a buffer in float32 and in fixed point."""
-    dy, x, bad = randn(t, o), randn(t, k), torch.zeros((), device=DEVICE)
+    dy, x, bad = randn(t, o), randn(t, k), torch.zeros(2, device=DEVICE)
     a, b, c = zeros(3, o, k)
     p, q = zeros(2, o, k, dtype=torch.int64)
     exponents = torch.full((o,), 30, dtype=torch.int32, device=DEVICE)
@@ -273,7 +273,7 @@ def optimizer(s: Shape) -> Iterator[Case]:
         "eager": lambda: torch.linalg.vector_norm(grad).double().square().view(1),
     }
     yield Case("squared_norms", 4.0 * n, "bytes", norms)
-    (p, q), bad = zeros(2, n, dtype=torch.int64), torch.zeros((), device=DEVICE)
+    (p, q), bad = zeros(2, n, dtype=torch.int64), torch.zeros(2, device=DEVICE)
     exponents = torch.full((n // s.width,), 40, dtype=torch.int32, device=DEVICE)
     adds = {
         "ours": writes(p, rk.quantise_add, p, grad, exponents, 2.0**58, bad),

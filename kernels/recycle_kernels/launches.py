@@ -84,7 +84,7 @@ def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], 
         for o, k, t in shape.products():
             for first in (True, False):
                 weight_grad(zeros(o, k, dtype=wide), zeros(t, o), zeros(t, k), first=first)
-                q, bad = zeros(o, k, dtype=torch.int64), zeros(dtype=torch.float64)
+                q, bad = zeros(o, k, dtype=torch.int64), zeros(2, dtype=torch.float64)
                 weight_grad_fixed(q, zeros(t, o), zeros(t, k), zeros(o, dtype=torch.int32), 2.0**58, bad, first=first)
 
     def head() -> None:
@@ -102,7 +102,7 @@ def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], 
         for dtype in {wide, shape.dtype}:
             for first in (True, False):
                 grad = zeros(shape.parameters, dtype=dtype)
-                quantise_add(q, grad, exponents, 2.0**58, zeros(dtype=torch.float64), first=first)
+                quantise_add(q, grad, exponents, 2.0**58, zeros(2, dtype=torch.float64), first=first)
         dequantise(q, exponents, zeros(shape.parameters, dtype=wide))
 
     def optimizer() -> None:

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from .fixed_point import power, raise_flag, to_steps
+from .fixed_point import power, raise_flags, to_steps
 
 # rounds in which a tile is added to the buffer, 64 or more elements a thread: fewer spill, or keep a second program out
 ROUNDS, ROUNDS_FIXED = 2, 8
@@ -149,8 +149,8 @@ def _add(
         at = buffer + o.to(tl.int64)[:, None] * inner + k[None, :]
         mask = (o < out)[:, None] & (k < inner)[None, :]
         if bad is not None:
-            product, fits = to_steps(product, scale, limit)
-            raise_flag(bad, fits, mask)
+            product, fits, finite = to_steps(product, scale, limit)
+            raise_flags(bad, fits, finite, mask)
         if not FIRST:
             product += tl.load(at, mask=mask, other=0)
         tl.store(at, product.to(buffer.dtype.element_ty), mask=mask)

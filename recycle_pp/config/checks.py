@@ -26,6 +26,7 @@ _CHOICES = {
     "schedule.reroute": ("failed_only", "any"),
     "data.dtype": ("auto", "uint16", "uint32"),
     "optimizer.schedule": ("cosine", "linear", "constant", "wsd"),
+    "numerics.sums": ("int64", "int32"),
     "numerics.precision": ("fp32", "bf16", "bf16-autocast"),
     "run.standby": ("auto", "on", "off"),
     "run.device": ("auto", "cpu", "cuda"),
@@ -51,6 +52,7 @@ _AT_LEAST = (
 )
 _ABOVE_ZERO: tuple[str, ...] = ("model.rope_theta", "model.norm_eps", "optimizer.lr", "optimizer.eps", "optimizer.clip")
 _ABOVE_ZERO += ("control.heartbeat", "control.suspicion", "control.lease")
+MOST_INT32_TERMS = 64  # numerics.fixed_point.INT32 keeps 30 - 8 - log2 of them bits of an element
 _SHARES = ("model.dropout", "data.validation_share", "optimizer.beta1", "optimizer.beta2")  # 0 <= x < 1
 
 
@@ -137,6 +139,7 @@ def _validate_values(settings: Settings) -> None:
             f"control.suspicion must be above control.heartbeat = {settings.control.heartbeat}, "
             f"not {settings.control.suspicion}"
         )
+    _validate_sums(settings)
     if not settings.run.dir:
         raise ValueError("run.dir must name a folder, not nothing")
     if settings.log.prometheus is not None and not 1 <= settings.log.prometheus <= 65535:
@@ -148,6 +151,20 @@ def _validate_values(settings: Settings) -> None:
             raise ValueError(f"control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not {endpoint!r}")
     if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
         raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto, tcp or gloo")
+
+
+def _validate_sums(settings: Settings) -> None:
+    """What `numerics.fixed_point` needs, which imports torch."""
+    if settings.numerics.sums != "int32":
+        return
+    if not settings.numerics.reproducible:
+        raise ValueError("numerics.sums=int32 needs numerics.reproducible=true: without it sums are float32")
+    terms = settings.parallel.pipelines * settings.parallel.microbatches
+    if terms > MOST_INT32_TERMS:
+        raise ValueError(
+            f"numerics.sums=int32 sums at most {MOST_INT32_TERMS} micro-batches a step, so that the largest element of "
+            f"a row keeps 16 bits; parallel.pipelines * parallel.microbatches is {terms}"
+        )
 
 
 def _validate_optimizer(settings: Settings) -> None:

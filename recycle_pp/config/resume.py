@@ -28,6 +28,8 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     known, defaults = flat(asdict(Settings())), flat(asdict(compose([])))
     old = {key: value for key, value in flat(before).items() if key in known and key not in _OF_A_START}
     said = [f"{key} is no key any more: left out" for key in flat(before) if key not in known]
+    if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
+        old["numerics.precision"] = "bf16-autocast"  # what the name meant before there were other sums than int64
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}

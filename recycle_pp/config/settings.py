@@ -95,6 +95,7 @@ class Optimizer:
 class Numerics:
     precision: str = "fp32"  # fp32 | bf16 (weights and activations; float32 masters) | bf16-autocast (matrix products)
     reproducible: bool = False  # fixed-point gradient sums: bit-identical whoever dies
+    sums: str = "int64"  # what these are kept in: int64 | int32 (half of the memory; needs reproducible)
 
 
 @dataclass

@@ -97,7 +97,8 @@ def bytes_of(settings: Settings, stage: int) -> dict[str, int]:
     tokens = p.microbatch_size * model.sequence
     limit = initial_problem(settings).limit(Worker(0, stage))
     in_flight = int(min(limit, p.microbatches))
-    sums = 2 * weights if settings.numerics.reproducible else weights  # int64 or float32
+    int64 = settings.numerics.reproducible and settings.numerics.sums == "int64"
+    sums = 2 * weights if int64 else weights  # else float32 or int32
     sent = (stage > 0) + (stage < p.stages - 1)  # boundary tensors a micro-batch, kept until the commit
     return {
         "weights": weights * 3 // 2 if rounded else weights,

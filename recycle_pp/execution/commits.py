@@ -104,8 +104,8 @@ class Commits:
                 cpu=time.process_time(),
             )
         )
-        squares, finite = reduced.squares, reduced.finite
-        self._session.send(make_vote(orders.generation, step, squares, finite, counts, losses, speaks))
+        squares, finite, fits = reduced.squares, reduced.finite, reduced.fits
+        self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks))
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
         """What went into the sum, as often as it did. Each peer says it: who speaks for them may die with the
@@ -115,10 +115,13 @@ class Commits:
         return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]
 
     def speculate(self, step: int) -> bool:
-        """Steps ahead of the agreement, if there is something to hope for: not with a gradient that is not finite."""
+        """Steps ahead of the agreement, if there is something to hope for: not with a gradient that is not finite, or
+        that did not fit into the sums."""
         with self._session.lock:
-            participant = self._session.participant
-            if participant.committed != step - 1 or participant.applied != step - 1 or not self.reduced[step].finite:
+            participant, reduced = self._session.participant, self.reduced[step]
+            if participant.committed != step - 1 or participant.applied != step - 1:
+                return False
+            if not (reduced.finite and reduced.fits):
                 return False
             participant.speculate(step)  # first: whoever revokes it from now on finds it to be undone
         self._faults.fire("optimizer", step)
@@ -127,14 +130,23 @@ class Commits:
             self._optimizer.speculate(self.reduced[step], step)
         return True
 
-    def settle(self, undone: Callable[[int], None], applied: Callable[[Commit, Reduced], None]) -> None:
-        """Everything that is pending: `undone(step)` after the step was taken back, `applied` after every commit."""
+    def settle(
+        self,
+        undone: Callable[[int], None],
+        forgotten: Callable[[int], None],
+        applied: Callable[[Commit, Reduced], None],
+    ) -> None:
+        """Everything that is pending: `undone(step)` after the step was taken back, `forgotten(step)` where it begins
+        again, `applied` after every commit."""
         while self._session.pending():
             with self._session.lock:
                 participant = self._session.participant
                 undo, step = participant.undo, participant.applied
                 if undo:
                     participant.taken_back()
+                again, attempt, broken = participant.again, participant.attempt, participant.committed + 1
+                if again:
+                    participant.begins_again()
                 commit = participant.next_commit()
                 speculated = commit is not None and participant.applied == commit.step
                 if commit is not None:
@@ -142,6 +154,9 @@ class Commits:
             if undo:
                 self._optimizer.undo()
                 undone(step)
+            if again:
+                self._stage.gradients.begin_again(attempt, self.reduced.pop(broken, None))
+                forgotten(broken)
             if commit is not None:
                 self._session.doing.works("O", commit.step)
                 self._apply(commit, speculated)

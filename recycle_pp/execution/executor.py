@@ -217,6 +217,9 @@ class Executor:
             self.mailbox.forget_after(step)
             self.spans.forget_after(step)
 
+        def forgotten(step: int) -> None:
+            undone(step - 1)
+
         def applied(commit: Commit, reduced: Reduced) -> None:
             self.mailbox.close(commit.step)
             if commit.savers:
@@ -227,7 +230,7 @@ class Executor:
             if commit.evaluate:
                 validations.append(commit.step)
 
-        self.commits.settle(undone, applied)
+        self.commits.settle(undone, forgotten, applied)
         return validations
 
     def _is_barrier(self, step: int) -> bool:

@@ -111,8 +111,8 @@ class Session:
             return None if self._over is not None else self.participant.orders
 
     def pending(self) -> bool:
-        """A commit waits to be applied, or a speculative step to be taken back."""
-        return bool(self.participant.commits) or self.participant.undo
+        """A commit waits to be applied, or a speculative step to be taken back, or a step to be forgotten."""
+        return bool(self.participant.commits) or self.participant.undo or self.participant.again
 
     def check(self, orders: Orders) -> None:
         if self._void(orders):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from recycle_pp.comm.tensor_bytes import aligned
 from recycle_pp.config.settings import Settings
+from recycle_pp.numerics import fixed_point
 from recycle_pp.numerics.gradients import Gradients
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.ties import Ties
@@ -83,7 +84,7 @@ class Stage:
         shared = self.module.shared
         self.gradients = Gradients(
             self.layout, self.microbatches, device,
-            reproducible=reproducible, ops=self.ops, parts=parts, shared=list(shared),
+            reproducible=reproducible, ops=self.ops, parts=parts, shared=list(shared), form=form_of(settings),
         )  # fmt: skip
         self.ties = Ties(self.gradients, self.layout, stage, shared, self.ops) if shared else None
         self._sink.gradients = self.gradients
@@ -212,6 +213,11 @@ class Stage:
     def _autocast(self) -> AbstractContextManager:
         enabled = self.settings.numerics.precision == "bf16-autocast"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+
+
+def form_of(settings: Settings) -> fixed_point.Format:
+    """Of the sums, if they are fixed-point."""
+    return fixed_point.INT32 if settings.numerics.sums == "int32" else fixed_point.INT64
 
 
 def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:

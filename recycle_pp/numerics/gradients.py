@@ -6,10 +6,11 @@
     reduced = gradients.reduced(payload)                    # the gradient of the mean loss over all G micro-batches
     gradients.clear()                                       # for the next step
 
-By default the sums are float32. With `reproducible` they are int64 fixed point (see `fixed_point`), one exponent per
-block; `follow(reduced)` derives the next exponents from a gradient that all peers hold, so all peers agree on them.
-Beside the gradient travels a book of three rows of G float64: how often each micro-batch was counted, its loss, and
-whether its gradient did not fit the fixed point.
+By default the sums are float32. With `reproducible` they are fixed point (see `fixed_point`): int64 with one exponent
+per block, or int32 with one per row. `follow(reduced)` derives the next exponents from a gradient that all peers hold,
+so all peers agree on them; after one that did not fit, `begin_again(attempt, reduced)` empties the sums for others.
+Beside the gradient travels a book of four rows of G float64: how often each micro-batch was counted, its loss, whether
+its gradient did not fit the fixed point, and whether it was not finite.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Reduced:
 
     flat: float32, read only, laid out as the stage's parameters; squares: the squared norm of each block, in
     canonical order; counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,)
-    float64, zeros but at the last stage; finite: False if a NaN, an infinity or an overflow went in; shared: this
-    stage's own sums of the parameters that other stages hold too, in one vector (see `ties`), or None.
+    float64, zeros but at the last stage; finite: False if a NaN or an infinity went in; fits: False if what is here is
+    void, though finite, and the step must begin again; shared: this stage's own sums of the parameters that other
+    stages hold too, in one vector (see `ties`), or None.
     """
 
     flat: Tensor
@@ -41,13 +43,14 @@ class Reduced:
     losses: Tensor
     squares: list[float]
     finite: bool
+    fits: bool = True
     shared: Tensor | None = None
 
     def to_tensors(self) -> list[Tensor]:
-        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (1 + blocks,), and `shared`
+        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (2 + blocks,), and `shared`
         if there is any."""
         book = torch.stack([self.counts.double(), self.losses])
-        rest = torch.tensor([float(self.finite), *self.squares], dtype=torch.float64)
+        rest = torch.tensor([float(self.finite), float(self.fits), *self.squares], dtype=torch.float64)
         shared = [] if self.shared is None else [self.shared]
         return [self.flat, book.to(self.flat.device), rest.to(self.flat.device), *shared]
 
@@ -55,8 +58,8 @@ class Reduced:
     def from_tensors(cls, tensors: Sequence[Tensor]) -> Reduced:
         flat, book, rest, *shared = tensors
         counts, losses = book.cpu()
-        finite, *squares = rest.tolist()
-        return cls(flat, counts.long(), losses, squares, bool(finite), *shared)
+        finite, fits, *squares = rest.tolist()
+        return cls(flat, counts.long(), losses, squares, bool(finite), bool(fits), *shared)
 
 
 class Gradients:
@@ -64,7 +67,8 @@ class Gradients:
 
     Attributes:
         exponents: of the fixed point of every row, int32 (rows,) on the device (reproducible only, else empty): state
-            of the stage, in the checkpoint. Replaced as a whole, never written to.
+            of the stage, in the checkpoint. Replaced as a whole, never written to. What a step's first attempt uses.
+        known: they come from a gradient. Without, int32 sums have a first step that only shows how large gradients are.
         places: `ops.places` of the layout.
     """
 
@@ -78,23 +82,26 @@ class Gradients:
         ops: Operations,
         parts: Sequence[int] | None = None,
         shared: Sequence[str] = (),
+        form: fixed.Format = fixed.INT64,
     ):
         """parts: how many addends a micro-batch's gradient of each tensor consists of; None: one. shared: names of
-        those that other stages hold as well."""
+        those that other stages hold as well. form: of the sums, with `reproducible`."""
         self.names = layout.names
         self.microbatches, self.reproducible = microbatches, reproducible
         self.places = ops.places(layout, device)
         self._ops = ops
         self._shared = [self.names.index(name) for name in sorted(shared)]
-        self.device, self.dtype = device, torch.int64 if reproducible else torch.float32  # of the sums
+        self.device, self.dtype = device, form.dtype if reproducible else torch.float32  # of the sums
+        self._form, self._attempt, self._learnt = form, 0, 0  # the attempt under way, and that which learnt exponents
         self._parts = list(parts or [1] * len(layout.names))
         self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
         self._flat = layout.zeros(device, self.dtype)
         self._sums = layout.views(self._flat)
-        self._book = torch.zeros(3, microbatches, dtype=torch.float64, device=device)
-        self._bad = torch.zeros((), dtype=torch.float64, device=device)
+        self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
+        self._bad = torch.zeros(2, dtype=torch.float64, device=device)
         rows = sum(layout.rows) if reproducible else 0
-        self.exponents = fixed.exponents(torch.full((rows,), fixed.FIRST, device=device), microbatches)
+        self.exponents = fixed.exponents(torch.full((rows,), fixed.FIRST, device=device), microbatches, form)
+        self.known = not form.by_row
         self.clear()
 
     # --- a micro-batch's gradient comes in
@@ -149,11 +156,12 @@ class Gradients:
         if loss is not None:
             self._book[1, g] += loss
         if self.reproducible:
-            self._book[2, g] += self._bad
+            self._book[2:, g] += self._bad
             self._bad.zero_()
 
     def clear(self) -> None:
-        """Forgets every micro-batch."""
+        """Forgets every micro-batch; what follows is the first attempt at a step."""
+        self._attempt = self._learnt = 0
         self._empty = [True] * len(self._sums)  # the first gradient of a tensor is written, not added to zeros
         self._book.zero_()
         self._bad.zero_()
@@ -161,7 +169,8 @@ class Gradients:
     # --- the sum over the peers
 
     def payload(self) -> list[Tensor]:
-        """Fresh copies of [the flat sum (float32 or int64), the book (3, G) float64], to be SUM-all-reduced in place.
+        """Fresh copies of [the flat sum (float32, int64 or int32), the book (4, G) float64], to be SUM-all-reduced in
+        place.
 
         Copies, because an aborted all-reduce leaves its buffers partly summed.
         """
@@ -172,7 +181,7 @@ class Gradients:
 
     def reduced(self, payload: Sequence[Tensor]) -> Reduced:
         """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
-        flat, (counts, losses, misfits) = payload[0], payload[1].cpu()
+        flat, (counts, losses, misfits, broken) = payload[0], payload[1].cpu()
         totals = self._layout.views(flat)
         shared = torch.cat([totals[index].flatten() for index in self._shared]) if self._shared else None
         if self.reproducible:
@@ -180,31 +189,60 @@ class Gradients:
             for index, (total, out) in enumerate(zip(totals, self._layout.views(flat), strict=True)):
                 self.restore(index, total, out)
         squares = self._ops.squared_norms(flat, self.places).tolist()
-        finite = math.isfinite(sum(squares)) and math.isfinite(losses.sum().item()) and not misfits.any()
-        return Reduced(flat, counts.long(), losses, squares, finite, shared)
+        fits = not self.reproducible or (self.known and not misfits.any())
+        finite = math.isfinite(losses.sum().item()) and not broken.any() and (not fits or math.isfinite(sum(squares)))
+        return Reduced(flat, counts.long(), losses, squares, finite, fits, shared)
 
     def restore(self, index: int, total: Tensor, out: Tensor) -> None:
         """out (float32) = what `total`, a sum as they are kept here, of tensor `index` says."""
         if self.reproducible:
-            self._ops.restore(total, self.exponents_of(index), out)
+            self._ops.restore(total, self._exponents_now(index), out)
         else:
             out.copy_(total)
 
     def follow(self, reduced: Reduced) -> None:
         """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""
-        if not self.reproducible:
-            return
-        if not reduced.finite:
-            self.exponents = (self.exponents - fixed.COARSER).clamp_(min=-126)
-            return
-        blocks = [block.abs().max() for block in self._layout.blocks_of(reduced.flat)]
-        count = torch.tensor(self._layout.rows_of_blocks, device=self.device)
-        largest = torch.stack(blocks).repeat_interleave(count, output_size=len(self.exponents))
-        self.exponents = torch.where(largest > 0, fixed.exponents(largest, self.microbatches), self.exponents)
+        if self.reproducible and reduced.finite:
+            largest = self._largest(reduced.flat)
+            e = fixed.exponents(largest, self.microbatches, self._form)
+            self.exponents = torch.where(largest > 0, e, self.exponents)
+
+    def begin_again(self, attempt: int, reduced: Reduced | None) -> None:
+        """Forgets every micro-batch of the step under way: attempt number `attempt`, from 1, has other exponents.
+
+        reduced: of the attempt before, if this worker holds it; all do where it was the first of all.
+        """
+        learnt = self._learnt
+        if not self.known and reduced is not None:
+            largest = self._largest(reduced.flat)
+            least = fixed.powers(-self.exponents)  # what has vanished is smaller
+            self.take_exponents(fixed.exponents(largest.maximum(least), self.microbatches, self._form))
+            learnt = attempt
+        self.clear()
+        self._attempt, self._learnt = attempt, learnt
+
+    def take_exponents(self, exponents: Tensor) -> None:
+        """Those of a peer or of a checkpoint."""
+        self.exponents, self.known = exponents.to(self.device), True
 
     def exponents_of(self, index: int) -> Tensor:
         """(rows of the tensor,)."""
         return self.exponents.split(self._layout.rows)[index]
+
+    def _largest(self, flat: Tensor) -> Tensor:
+        """What to expect of each row, (rows,) float32: of int64 sums, the largest magnitude in its block."""
+        if self._form.by_row:
+            matrices = [v.view(rows, -1) for v, rows in zip(self._layout.views(flat), self._layout.rows, strict=True)]
+            largest = [torch.linalg.vector_norm(matrix, math.inf, dim=1) for matrix in matrices]
+            return torch.cat([rows.maximum(rows.max() * fixed.FLOOR) for rows in largest])
+        blocks = torch.stack([block.abs().max() for block in self._layout.blocks_of(flat)])
+        count = torch.tensor(self._layout.rows_of_blocks, device=self.device)
+        return blocks.repeat_interleave(count, output_size=len(self.exponents))
+
+    def _exponents_now(self, index: int) -> Tensor:
+        e = self.exponents_of(index)
+        coarser = self._form.step * (self._attempt - self._learnt)
+        return (e - coarser).clamp_(min=-126) if coarser else e
 
     def _fresh(self, index: int) -> bool:
         """Whether nothing was added to the tensor yet; from now on something was."""
@@ -214,4 +252,4 @@ class Gradients:
     def _format(self, index: int, parts: int = 1) -> tuple[Tensor, float, Tensor]:
         """(exponents, limit in steps, misfits) of an addend that is one of `parts` of a micro-batch's gradient."""
         terms = self.microbatches * parts * self._parts[index]
-        return self.exponents_of(index), fixed.limit(terms), self._bad
+        return self._exponents_now(index), fixed.limit(terms, self._form), self._bad

@@ -65,17 +65,19 @@ class Operations(Protocol):
         ...
 
     def accumulate(self, total: Tensor, grad: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool) -> None:
-        """total (int64) += round(grad 2^e), half to even; `grad` (float32 or bfloat16, equal size) stays as it is.
+        """total (int64 or int32) += round(grad 2^e), half to even; `grad` (float32 or bfloat16, equal size) stays as it
+        is.
 
         e: int32 (rows,), of every row of the tensor, the rows as `layout` sees them.
-        `bad` (float64 scalar) rises if an element is NaN, infinite or not below `limit` steps; total is void then.
+        `bad` (2,) float64: the first rises if an element is not below `limit` steps, NaN or infinite (total is void
+        then), the second if one is NaN or infinite.
         """
         ...
 
     def accumulate_product(
         self, total: Tensor, dy: Tensor, x: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool
     ) -> None:
-        """total (O, K) int64 += round(dy^T x 2^e), as `accumulate`."""
+        """total (O, K) int64 or int32 += round(dy^T x 2^e), as `accumulate`."""
         ...
 
     def restore(self, total: Tensor, e: Tensor, out: Tensor) -> None:

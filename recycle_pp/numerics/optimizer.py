@@ -208,7 +208,7 @@ class StageOptimizer:
             else:
                 tensor.copy_(state[key])
         if exponents:
-            self._stage.gradients.exponents = torch.cat(exponents)
+            self._stage.gradients.take_exponents(torch.cat(exponents))
         self._stage.publish()
 
     @torch.no_grad()

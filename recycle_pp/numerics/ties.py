@@ -32,6 +32,8 @@ class Ties:
         self._gradients, self._layout, self._stage, self._ops = gradients, layout, stage, ops
         self._shared = {name: sorted(stages) for name, stages in sorted(shared.items())}
         self._slot = {name: k for k, name in enumerate(layout.names)}
+        # Each stage's own sum fits by half a bit and no more.
+        self._wide = torch.int64 if gradients.dtype == torch.int32 else gradients.dtype
         self.stages = sorted({other for of in shared.values() for other in of} - {stage})
 
     def parcel(self, reduced: Reduced, to: int) -> Tensor:
@@ -53,7 +55,7 @@ class Ties:
         rest = {stage: parcel[1:] for stage, parcel in parcels.items()}
         views = self._layout.views(reduced.flat)
         for name, own in zip(self._shared, self._own(reduced), strict=True):
-            total = torch.zeros_like(own)
+            total = torch.zeros_like(own, dtype=self._wide)
             for stage in self._shared[name]:
                 if stage == self._stage:
                     total += own

@@ -63,8 +63,9 @@ def accumulate(total: Tensor, grad: Tensor, e: Tensor, limit: float, bad: Tensor
             sums.copy_(steps)
         else:
             sums += steps.to(total.dtype)
-    if extremes:
-        bad += ~(torch.stack(extremes).abs() < limit).all()  # NaN fails every comparison
+    if extremes and not (torch.stack(extremes).abs() < limit).all():  # NaN fails every comparison
+        bad[0] += 1
+        bad[1] += ~torch.isfinite(all_values).all()
 
 
 def _pieces(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:

@@ -1,9 +1,9 @@
 """The vote on a step: when is it agreed, and with what clip factor.
 
-    vote = make_vote(generation, 7, squares, finite, counts, losses, speaks=True)     # a worker's
+    vote = make_vote(generation, 7, squares, finite, fits, counts, losses, speaks=True)     # a worker's
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
     ballot.cast(worker, vote)
-    if ballot.complete(live): decision = ballot.decide()
+    if ballot.complete(live): decision = ballot.decide()                            # unless ballot.misfits
 
 A worker votes when it holds its stage's reduced gradients, and with them how often each micro-batch was counted and
 what its loss was. So the job checks at every step that no sample was skipped and none seen twice, and that the peers of
@@ -33,17 +33,19 @@ def make_vote(
     step: int,
     squares: Sequence[float],
     finite: bool,
+    fits: bool,
     counts: Sequence[float],
     losses: Sequence[float],
     speaks: bool,
 ) -> Vote:
     """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage."""
-    every = (finite, *squares, *counts, *losses)
+    every = (finite, fits, *squares, *counts, *losses)
     numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs come with signs and payloads
     return Vote(
         generation=generation,
         step=step,
         finite=finite,
+        fits=fits,
         wrong=[(g, n) for g, n in enumerate(counts) if n != 1],
         digest=blake2b(numbers.tobytes(), digest_size=16).digest(),
         squares=[*squares] if speaks else [],
@@ -84,6 +86,12 @@ class Ballot:
 
     def complete(self, live: Collection[Worker]) -> bool:
         return len(self.votes) >= len(live) and all(w in self.votes for w in live)
+
+    @property
+    def misfits(self) -> list[int]:
+        """Stages whose sums did not fit, though all that went into any of them was finite: nothing is agreed."""
+        finite = all(vote.finite for vote in self.votes.values())
+        return sorted({w.stage for w, vote in self.votes.items() if not vote.fits}) if finite else []
 
     def decide(self) -> Decision:
         """The first of a stage speaks for it. The norm does not depend on the split into stages: fsum is exact."""

@@ -14,8 +14,10 @@ order of events that can be. A change of membership runs through the same three 
     report     from every member: what is done, what it holds, when it is free
     adopt      to every member: what is left of the broken step, and the plan of the steps after it
 
-and a step ends with two: `vote` from every live worker, `commit` to every live worker. A death at any point (also while
-reports are collected) starts the next generation; the last one wins. `notes` is the log of what happened, for events.
+and a step ends with two: `vote` from every live worker, `commit` to every live worker; or, where finite gradients did
+not fit into the fixed-point sums, with a generation that does it again, with coarser ones. A death at any point (also
+while reports are collected) starts the next generation; the last one wins. `notes` is the log of what happened, for
+events.
 
 (Longer than other files because all events read and change one state: a recovery can be followed in one place.)
 """
@@ -87,6 +89,7 @@ class Job:
 
     generation: int = -1
     committed: int = -1
+    attempt: int = 0  # at the step after it
     live: set[Worker] = field(default_factory=set)
     waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default everybody
     joiners: Joiners = field(default_factory=Joiners)
@@ -179,6 +182,7 @@ class Job:
     def take_over(self, found: Found) -> list[Send]:
         """Goes on where another coordinator left the job, with the members that are found alive. Raises StageLost."""
         self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
+        self.attempt = found.attempt
         self._base = found.generation if found.base is None else found.base
         self.phase = "running"
         self._new_ballot()
@@ -254,7 +258,7 @@ class Job:
         self._reports.clear()
         self._new_ballot()
         self._note("announced", members=[str(w) for w in sorted(self.live)])
-        message = Announce(self.generation, sorted(self.live), committed=self.committed, base=self._base)
+        message = Announce(self.generation, sorted(self.live), self.committed, self._base, self.attempt)
         return [Send(w, message) for w in message.members]
 
     def _reported(self, worker: Worker, report: Report) -> list[Send]:
@@ -318,11 +322,19 @@ class Job:
         if self.phase != "running" or worker not in self.live or vote.step != self.committed + 1:
             return []
         self._ballot.cast(worker, vote)
-        return self._commit() if self._ballot.complete(self.live) else []
+        if not self._ballot.complete(self.live):
+            return []
+        return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
+
+    def _repeat(self, stages: list[int]) -> list[Send]:
+        """The same samples again, with room for larger gradients: after a few attempts for any float32."""
+        self.attempt += 1
+        self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt)
+        return self._regroup()
 
     def _commit(self) -> list[Send]:
         decision = self._ballot.decide()
-        self.committed = decision.step
+        self.committed, self.attempt = decision.step, 0
         self._new_ballot()
         voters, last = sorted(self.live), decision.step == self.steps - 1
         early = self.ending and not last

@@ -56,6 +56,8 @@ class Participant:
     commits: list[Commit] = field(default_factory=list)  # agreed, not yet applied
     orders: Orders | None = None  # None: wait
     undo: bool = False  # the executor must take back its speculative step before anything else
+    attempt: int = 0  # at the step after `committed`
+    again: bool = False  # the executor must forget what it has summed in that step, before anything else but `undo`
     announced: Announce | None = None  # the newest announcement
     last: Commit | None = None  # the newest commit
 
@@ -75,6 +77,10 @@ class Participant:
         self.generation, self.announced = message.generation, message
         self.committed = max(self.committed, message.committed)  # news only to a worker that has just joined
         self.orders = None
+        if message.attempt > self.attempt:
+            self.attempt, self.again = message.attempt, True
+            self._forget_after(self.committed)
+            self.undo = self.undo or self.applied > self.committed
         return self.report(busy)
 
     def report(self, busy: float) -> Report:
@@ -91,6 +97,7 @@ class Participant:
             base=announced.base if announced and linked else None,
             committed=self.committed,
             commit=self.last,
+            attempt=self.attempt,
         )
 
     def adopt(self, message: Adopt) -> None:
@@ -123,7 +130,7 @@ class Participant:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
         step = message.step
         assert step == self.committed + 1, (step, self.committed)
-        self.committed, self.last = step, message
+        self.committed, self.last, self.attempt = step, message, 0
         self.records.pop(step, None)
         self.commits.append(message)
         if self.orders is not None:
@@ -151,6 +158,10 @@ class Participant:
         """The executor has undone its speculative step."""
         self.undo = False
         self.applied -= 1
+
+    def begins_again(self) -> None:
+        """The executor has forgotten the step under way."""
+        self.again = False
 
     def may_accumulate(self, step: int) -> bool:
         """Gradients of a step may be added once the step before is agreed: until then the sums belong to that one."""

@@ -23,7 +23,7 @@ from recycle_pp.wire.messages.workers import Commit, State
 class Found:
     """generation: -1 if nobody is a member yet; commit: the newest one, None before the first; behind: who lacks it;
     told: who has been told of it, or will be, and did not get it as parameters; base: of the links that stand between
-    all who live, None if they have to be made anew."""
+    all who live, None if they have to be made anew; attempt: the newest at the step after `committed`."""
 
     generation: int
     members: frozenset[Worker]
@@ -33,6 +33,7 @@ class Found:
     behind: frozenset[Worker]
     told: frozenset[Worker]
     base: int | None
+    attempt: int = 0
 
 
 def find(states: Mapping[Worker, State]) -> Found:
@@ -59,4 +60,5 @@ def find(states: Mapping[Worker, State]) -> Found:
         behind=frozenset(worker for worker, state in live.items() if state.committed < committed),
         told=frozenset(w for w, s in live.items() if s.committed < committed or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
+        attempt=max((state.attempt for state in live.values() if state.committed == committed), default=0),
     )

@@ -203,9 +203,13 @@ def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
         "parallel.microbatch_size": parallel.microbatch_size,
         "parallel.pipelines * parallel.microbatches": parallel.pipelines * parallel.microbatches,
         "numerics.reproducible": settings.numerics.reproducible,
+        "numerics.sums": settings.numerics.sums,
         "run.seed": settings.run.seed,
         "data.path (its contents)": fingerprint,
     }
+
+
+_ONCE = {"numerics.sums": "int64"}  # what checkpoints had that do not say it
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
@@ -217,8 +221,9 @@ def refuse_mismatch(path: str | Path, now: Mapping[str, Any]) -> None:
     """Raises ValueError with one sentence if the checkpoint was written under settings that do not go with `now`."""
     saved = read_about(path)
     for key, value in now.items():
-        if saved.get(key) != value:
-            raise ValueError(f"cannot resume from {path}: {key} was {saved.get(key)} and is now {value}")
+        was = saved.get(key, _ONCE.get(key))
+        if was != value:
+            raise ValueError(f"cannot resume from {path}: {key} was {was} and is now {value}")
 
 
 def _metadata(path: str | Path) -> Any:

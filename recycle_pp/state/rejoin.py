@@ -202,7 +202,7 @@ class Joining:
     def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> int:
         """How many elements of the state are those after `about.step`."""
         if (exponents := tensors.pop("exponents", None)) is not None:
-            self._gradients.exponents = exponents.to(self._gradients.device)
+            self._gradients.take_exponents(exponents)
         if isinstance(about, StatePart):
             if about.start == 0:
                 self._strike("join", about.step)

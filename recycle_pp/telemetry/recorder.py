@@ -159,6 +159,8 @@ class Recorder:
                 if self._recovery:
                     self._recovery.planned(time.monotonic(), self._job, self._gone(note))
                 self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
+            elif kind == "repeated":
+                self.event("repeated", None, stages=note["stages"], attempt=note["attempt"])
             elif kind in ("rejoined", "left"):
                 self._traces.mark(self._job.committed + 1)
                 self.event(kind, Worker.parse(note["worker"]))

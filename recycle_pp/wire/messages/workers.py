@@ -49,12 +49,14 @@ class Announce(Message, frozen=True):
 
     committed  the newest step that is agreed
     base       the newest generation that made links between all its members: they stand where nobody has died since
+    attempt    at the step after it: what was done of it in an earlier one is void, its sums did not fit
     """
 
     generation: int
     members: list[Worker]
     committed: int
     base: int
+    attempt: int = 0
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
@@ -276,7 +278,8 @@ class Measured(Message, frozen=True):
 class Vote(Message, frozen=True):
     """What one worker says of its stage's reduced gradients in a step.
 
-    finite   no NaN or infinity, and no overflow of the fixed-point sums
+    finite   no NaN or infinity
+    fits     no overflow of the fixed-point sums; else the step is done again with coarser ones
     wrong    (micro-batch, how often its gradient is in the sum) where that is not once
     digest   of everything that peers have in common
     squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
@@ -286,6 +289,7 @@ class Vote(Message, frozen=True):
     generation: int
     step: int
     finite: bool
+    fits: bool
     wrong: list[tuple[int, float]]
     digest: bytes
     squares: list[float]
@@ -361,6 +365,7 @@ class State(Message, frozen=True):
     generation, members  of the newest announcement; -1 before the first
     base                 its, if the links of that generation stand
     commit               the newest one
+    attempt              at the step after it
     said                 the last message of each lasting kind
     """
 
@@ -370,6 +375,7 @@ class State(Message, frozen=True):
     committed: int = -1
     commit: Commit | None = None
     said: list[Lasting] = msgspec.field(default_factory=list)
+    attempt: int = 0
 
 
 TO_WORKER, FROM_WORKER = Vocabulary(COORDINATOR, WORKER), Vocabulary(WORKER, COORDINATOR)

@@ -13,7 +13,7 @@ LIMIT = 2.0**53
 
 
 def run(add, values, exponents, first=False, dtype=torch.int64, limit=LIMIT):
-    q, bad = torch.arange(len(values), device=DEVICE, dtype=dtype), torch.zeros((), dtype=torch.float64, device=DEVICE)
+    q, bad = torch.arange(len(values), device=DEVICE, dtype=dtype), torch.zeros(2, dtype=torch.float64, device=DEVICE)
     add(q, values, exponents, limit, bad, first)
     return q, bad
 
@@ -61,7 +61,7 @@ def test_halves_round_to_even():
 
 def test_small_gradients_keep_more_bits_than_float32_sums():
     grad = torch.full((3000,), 1e-9, device=DEVICE)
-    q, bad = torch.zeros(3000, dtype=torch.int64, device=DEVICE), torch.zeros((), dtype=torch.float64, device=DEVICE)
+    q, bad = torch.zeros(3000, dtype=torch.int64, device=DEVICE), torch.zeros(2, dtype=torch.float64, device=DEVICE)
     one, e = torch.ones_like(grad), of_all_rows(45)
     quantise_add(q, one, e, LIMIT, bad)
     for _ in range(8):

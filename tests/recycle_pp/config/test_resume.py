@@ -51,6 +51,15 @@ def test_what_would_compute_something_else_is_refused(change):
         take_up(["run.resume=true", "run.dir=runs/mine", change], before())
 
 
+def test_bf16_of_a_version_that_had_autocast_only_stays_autocast():
+    old = before("numerics.precision=bf16")
+    assert take_up(["run.resume=true"], old)[0].numerics.precision == "bf16"
+    del old["numerics"]["sums"]
+    assert take_up(["run.resume=true"], old)[0].numerics.precision == "bf16-autocast"
+    with pytest.raises(ValueError, match=r"numerics\.precision must stay bf16-autocast"):
+        take_up(["run.resume=true", "numerics.precision=bf16"], old)
+
+
 def test_keys_that_are_new_or_gone_since_then_are_no_traceback():
     old = before("optimizer.lr=0.001")
     del old["checkpoint"]["minutes"], old["log"]

@@ -20,15 +20,15 @@ def terms_of(seed: int, count: int, spread: float) -> torch.Tensor:
     return torch.randn(count, ELEMENTS, generator=random).clamp(-1, 1) * sizes
 
 
-def exponent(largest, terms):
-    return fixed.exponents(torch.tensor([largest], dtype=torch.float64).float(), terms)
+def exponent(largest, terms, form=fixed.INT64):
+    return fixed.exponents(torch.tensor([largest], dtype=torch.float64).float(), terms, form)
 
 
-def summed(terms, e, count, start=None):
-    total, bad = torch.zeros(ELEMENTS, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+def summed(terms, e, count, form=fixed.INT64):
+    total, bad = torch.zeros(ELEMENTS, dtype=form.dtype), torch.zeros(2, dtype=torch.float64)
     for number, term in enumerate(terms):
-        reference.accumulate(total, term, e, fixed.limit(count), bad, first=number == 0)
-    return total, bad.item()
+        reference.accumulate(total, term, e, fixed.limit(count, form), bad, first=number == 0)
+    return total, bad.any().item()
 
 
 def restored(total, e):
@@ -85,7 +85,7 @@ def test_a_sum_4096_times_the_last_one_still_fits(largest, count):
 
 def test_blocks_cover_every_element():
     count = 2 * reference.BLOCK + 17
-    total, bad = torch.zeros(count, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+    total, bad = torch.zeros(count, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
     reference.accumulate(
         total, torch.full((count,), 0.5), torch.tensor([10], dtype=torch.int32), fixed.limit(1), bad, first=False
     )
@@ -109,3 +109,36 @@ def test_models_train_under_deterministic_algorithms(monkeypatch):
 @given(st.integers(-126, 126))
 def test_powers_of_two_are_exact(e):
     assert fixed.powers(torch.tensor([e], dtype=torch.int32)).item() == 2.0**e
+
+
+FORMS = [fixed.INT64, fixed.INT32]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["int64", "int32"])
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 64), scale=st.integers(-60, 60))
+def test_either_format_keeps_the_bits_that_it_promises(form, seed, count, scale):
+    terms = terms_of(seed, count, 8) * 2.0**scale
+    largest = terms.abs().max().item()
+    e = exponent(largest, count, form)
+    total, bad = summed(terms, e, count, form)
+    error = (restored(total, e).double() - terms.double().sum(0)).abs().max().item()
+    assert not bad
+    assert error <= count * largest * 2.0 ** -(form.kept(count)) + terms.double().sum(0).abs().max().item() * 2.0**-24
+    assert form.kept(count) >= fixed.LEAST_BITS
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["int64", "int32"])
+@given(count=st.integers(1, 64), sign=st.sampled_from([-1, 1]))
+def test_as_many_addends_as_promised_of_the_largest_that_fit_do_not_overflow(form, count, sign):
+    e, most = torch.zeros(1, dtype=torch.int32), torch.tensor(fixed.limit(count, form))
+    below = torch.nextafter(most, torch.tensor(0.0))
+    total, bad = summed([torch.full((ELEMENTS,), sign * below.item())] * count, e, count, form)
+    assert not bad and (total.double() == sign * below.double().round() * count).all()
+    assert summed([torch.full((ELEMENTS,), sign * most.item())], e, count, form)[1]
+
+
+def test_more_micro_batches_than_int32_takes_are_refused_by_the_configuration():
+    from recycle_pp.config.checks import MOST_INT32_TERMS
+
+    assert fixed.INT32.kept(MOST_INT32_TERMS) == fixed.LEAST_BITS > fixed.INT32.kept(MOST_INT32_TERMS + 1)

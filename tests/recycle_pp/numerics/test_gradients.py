@@ -1,10 +1,13 @@
 """What one worker adds up, and what its peers make of it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recycle_pp.numerics import fixed_point as fixed
 from recycle_pp.numerics import torch_operations as reference
 from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.layout import Layout
@@ -109,7 +112,7 @@ def test_parts_of_a_product_leave_room_for_each_other():
     worker.clear()
     worker.add_product(2, torch.full((1, 9), most), torch.ones(1, 5), parts=4)
     worker.close(0, None)
-    assert not worker.reduced(worker.payload()).finite
+    assert not worker.reduced(worker.payload()).fits
 
 
 @both
@@ -123,8 +126,8 @@ def test_an_aborted_all_reduce_leaves_the_accumulators_whole(reproducible):
 
 
 @both
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
-def test_a_gradient_that_is_not_finite_or_does_not_fit_is_known_to_all_peers(reproducible, poison):
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_is_known_to_all_peers(reproducible, poison):
     here, there = gradients(reproducible), gradients(reproducible)
     micro_batch(here, 0)
     micro_batch(there, 1, poison=poison)
@@ -133,6 +136,17 @@ def test_a_gradient_that_is_not_finite_or_does_not_fit_is_known_to_all_peers(rep
     micro_batch(here, 0)
     micro_batch(there, 1)
     assert reduced([here, there]).finite
+
+
+@both
+@pytest.mark.parametrize("large", [1e30, -3e38])
+def test_a_finite_gradient_that_does_not_fit_is_no_infinity(reproducible, large):
+    here, there = gradients(reproducible), gradients(reproducible)
+    micro_batch(here, 0)
+    micro_batch(there, 1, poison=large)
+    result = reduced([here, there])
+    assert result.fits is not reproducible
+    assert result.finite is reproducible, "its square is infinite in float32"
 
 
 def test_a_loss_that_is_not_finite_is_known_too():
@@ -152,19 +166,106 @@ def test_a_peer_can_take_over_the_reduced_gradient_as_tensors(reproducible):
     assert torch.equal(got.counts, sent.counts) and torch.equal(got.losses, sent.losses)
 
 
-def test_exponents_follow_the_gradient_and_grow_coarser_when_it_does_not_fit():
+def test_exponents_follow_the_gradient():
     worker = gradients(True)
     micro_batch(worker, 0)
     small = reduced([worker])
     worker.follow(small)
     before = worker.exponents
-    tiny = Reduced(small.flat * 2.0**-20, small.counts, small.losses, [], True)
+    tiny = replace(small, flat=small.flat * 2.0**-20)
     worker.follow(tiny)
     assert torch.equal(worker.exponents, before + 20)
-    worker.follow(Reduced(torch.zeros_like(small.flat), small.counts, small.losses, [], True))
+    worker.follow(replace(small, flat=torch.zeros_like(small.flat)))
     assert torch.equal(worker.exponents, before + 20), "a gradient of zeros says nothing"
-    worker.follow(Reduced(small.flat, small.counts, small.losses, [], False))
-    assert bool((worker.exponents < before).all())
+    worker.follow(replace(small, finite=False))
+    assert torch.equal(worker.exponents, before + 20), "nor does one that is not finite"
+
+
+@pytest.mark.parametrize("form", [fixed.INT64, fixed.INT32], ids=["int64", "int32"])
+@pytest.mark.parametrize("growth", [2.0**k for k in (13, 30, 60, 100)])
+def test_a_step_that_does_not_fit_does_after_a_few_attempts_with_the_same_bits_on_all_peers(form, growth):
+    def attempts(*peers):
+        for attempt in range(30):
+            for peer in peers:
+                peer.begin_again(attempt, None) if attempt else peer.clear()
+            for k, peer in enumerate(peers):
+                for g in range(k, G, len(peers)):
+                    peer.add("norm.weight", torch.full((5,), growth / 2.0**10))
+                    peer.close(g, None)
+            if (result := reduced(list(peers))).fits:
+                return attempt, result
+
+    def fresh():
+        worker = Gradients(LAYOUT, G, CPU, reproducible=True, ops=reference, form=form)
+        worker.take_exponents(fixed.exponents(torch.full((sum(LAYOUT.rows),), 2.0**-10), G, form))
+        return worker
+
+    attempt, alone = attempts(fresh())
+    again, together = attempts(fresh(), fresh(), fresh())
+    assert (attempt, alone.flat.tolist()) == (again, together.flat.tolist()) and 1 <= attempt <= 20
+    assert alone.finite == (growth < 2.0**70), "its square is infinite in float32"
+    torch.testing.assert_close(
+        LAYOUT.views(alone.flat)[1], torch.full((5,), G * growth / 2.0**10), rtol=2.0**-9, atol=0
+    )
+
+
+def test_an_attempt_is_over_with_its_step():
+    worker = gradients(True)
+    worker.begin_again(1, None)
+    assert bool((worker._exponents_now(0) == worker.exponents_of(0) - fixed.INT64.step).all())
+    worker.clear()
+    assert torch.equal(worker._exponents_now(0), worker.exponents_of(0))
+
+
+WIDE = Layout({"embedding.weight": (6, 32), "norm.weight": (32,)})
+
+
+def test_int32_sums_have_an_exponent_for_every_row_and_learn_them_in_a_first_attempt():
+    worker = Gradients(WIDE, G, CPU, reproducible=True, ops=reference, form=fixed.INT32)
+    grad = torch.randn(6, 32) * torch.tensor([1e-1, 1e-2, 1e-3, 1e-9, 0.0, 1e-1]).unsqueeze(1)
+
+    def attempt():
+        worker.add("embedding.weight", grad)
+        worker.add("norm.weight", torch.full((32,), 1e-12))
+        worker.close(0, None)
+        return worker.reduced(worker.payload())
+
+    first = attempt()
+    assert not first.fits and first.finite, "nothing is known yet"
+    worker.begin_again(1, first)
+    second = attempt()
+    assert second.fits
+    found, norm = WIDE.views(second.flat)
+    for row in (0, 1, 2, 5):
+        assert (found[row] - grad[row]).norm() <= grad[row].norm() * 2.0**-12
+    assert (found - grad).norm() <= grad.norm() * 2.0**-17
+    assert not norm.any() and not found[4].any()
+    worker.follow(second)
+    worker.clear()
+    exponents = worker.exponents_of(0)
+    assert len(exponents) == 6 and exponents[0] < exponents[1]
+    assert exponents[3] == exponents[4] <= fixed.exponents(grad.abs().max()[None], G, fixed.INT32).item() + 7
+    grad[4] = grad[0]
+    assert attempt().fits, "a row that comes alive fits"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(G)), st.integers(0, G))
+def test_int32_sums_do_not_depend_on_who_ran_what(order, cut):
+    def of(*parts):
+        before = None
+        workers = [Gradients(LAYOUT, G, CPU, reproducible=True, ops=reference, form=fixed.INT32) for _ in parts]
+        for attempt in range(2):
+            for worker, part in zip(workers, parts, strict=True):
+                if attempt:
+                    worker.begin_again(attempt, before)
+                for g in part:
+                    micro_batch(worker, g)
+            before = reduced(workers)
+        return before
+
+    expected, ours = of(range(G)), of(order[:cut], order[cut:])
+    assert ours.fits and torch.equal(ours.flat, expected.flat) and ours.squares == expected.squares
 
 
 def test_the_squared_norm_is_that_of_float64():

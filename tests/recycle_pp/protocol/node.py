@@ -158,11 +158,11 @@ class Node:
         me = self.me
         while True:
             yield from self._settle()
-            yield lambda: self._left or bool(me.commits) or me.undo or self._ready()
+            yield lambda: self._left or bool(me.commits) or me.undo or me.again or self._ready()
             if self._left:
                 self.world.gone(self)
                 yield lambda: False
-            if me.commits or me.undo or me.orders is None:
+            if me.commits or me.undo or me.again or me.orders is None:
                 continue
             with suppress(Void):
                 yield from self._follow(me.orders)
@@ -320,17 +320,20 @@ class Node:
         counts = [self._reduced[step][mb] for mb in self.world.problem.microbatch_keys()]
         squares = [4.0 if step in self.world.clipped else 0.01]
         losses = [1.0] * len(counts)
-        self.outbox.append(make_vote(orders.generation, step, squares, True, counts, losses, self.me.speaks))
+        fits = (step, self.me.attempt) not in self.world.misfits
+        self.outbox.append(make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks))
 
     def _settle(self, orders: Orders | None = None) -> Program:
         me, validate = self.me, []
-        while me.commits or me.undo:
+        while me.commits or me.undo or me.again:
             if me.undo:
-                undone = me.applied
+                self._forget_after(me.applied)
                 me.taken_back()
-                self._ran = {r for r in self._ran if r[0] <= undone}
-                self._log = {k: v for k, v in self._log.items() if k[0] <= undone}
-                self._received = {k: v for k, v in self._received.items() if k[0] <= undone}
+            if me.again:
+                self._forget_after(me.committed)
+                self._sums.clear()
+                self._reduced.pop(me.committed + 1, None)
+                me.begins_again()
             commit = me.next_commit()
             if commit is None:
                 continue
@@ -354,6 +357,11 @@ class Node:
             self._check(orders)
             for step in validate:
                 yield from self._evaluate(orders, step)
+
+    def _forget_after(self, step: int) -> None:
+        self._ran = {r for r in self._ran if r[0] <= step}
+        self._log = {k: v for k, v in self._log.items() if k[0] <= step}
+        self._received = {k: v for k, v in self._received.items() if k[0] <= step}
 
     def _save(self, step: int) -> None:
         if not self.world.save_every:

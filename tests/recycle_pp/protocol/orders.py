@@ -34,6 +34,7 @@ class Order:
     evaluate_every: int = 0
     save_every: int = 0
     clipped: frozenset[int] = frozenset()
+    misfits: frozenset[tuple[int, int]] = frozenset()  # (step, attempt)
     seed: int | None = None  # of what happens next; None: everybody in turn
     delays: int | None = None  # changes of priority; None: no priorities
 
@@ -47,6 +48,7 @@ class Order:
             evaluate_every=rng.choice((0, 2)),
             save_every=rng.choice((0, 2)),
             clipped=frozenset(step for step in range(4) if rng.random() < 0.15),
+            misfits=frozenset((rng.randrange(4), k) for k in range(rng.choice((0, 0, 0, 1, 1, 2)))),
             seed=seed,
             delays=rng.choice((None, 3)),
         )
@@ -73,6 +75,7 @@ class Order:
             evaluate_every=self.evaluate_every,
             save_every=self.save_every,
             clipped=self.clipped,
+            misfits=self.misfits,
         )
         return world.run(self._chooser(), self.faults)
 
@@ -159,6 +162,8 @@ def _smaller(order: Order) -> Iterator[Order]:
         yield replace(order, evaluate_every=0)
     if order.save_every:
         yield replace(order, save_every=0)
+    if order.misfits:
+        yield replace(order, misfits=frozenset())
     if order.clipped:
         yield replace(order, clipped=frozenset())
     if order.steps > 1:

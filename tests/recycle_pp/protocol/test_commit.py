@@ -14,8 +14,8 @@ LIVE = [Worker(d, s) for d in (0, 2, 3) for s in (0, 1)]  # W(1, s) have died
 LOSSES = [0.5, 1.0, 1.5, 2.0]
 
 
-def vote(worker, squares=(0.25,), counts=(1, 1, 1, 1), losses=LOSSES, finite=True, first=0):
-    return make_vote(0, 7, squares, finite, counts, losses, speaks=worker.pipeline == first)
+def vote(worker, squares=(0.25,), counts=(1, 1, 1, 1), losses=LOSSES, finite=True, fits=True, first=0):
+    return make_vote(0, 7, squares, finite, fits, counts, losses, speaks=worker.pipeline == first)
 
 
 def ballot(clip=None):
@@ -55,7 +55,9 @@ def test_a_micro_batch_that_is_not_once_in_the_sum_stops_the_job(n):
         ballot().cast(Worker(3, 1), vote(Worker(3, 1), counts=(1, 1, n, 1)))
 
 
-@pytest.mark.parametrize("other", [{"squares": (0.26,)}, {"losses": [0.5, 1.0, 1.5, 2.5]}, {"finite": False}])
+@pytest.mark.parametrize(
+    "other", [{"squares": (0.26,)}, {"losses": [0.5, 1.0, 1.5, 2.5]}, {"finite": False}, {"fits": False}]
+)
 def test_peers_that_hold_other_sums_stop_the_job(other):
     of = ballot()
     of.cast(Worker(0, 1), vote(Worker(0, 1)))
@@ -73,4 +75,17 @@ def test_a_gradient_that_is_not_a_number_skips_the_step_and_peers_agree_on_it():
 
 
 def test_who_does_not_speak_for_its_stage_says_little():
-    assert len(encode(make_vote(0, 7, [1.0] * 500, True, [1] * 8192, LOSSES * 2048, speaks=False))) < 120
+    assert len(encode(make_vote(0, 7, [1.0] * 500, True, True, [1] * 8192, LOSSES * 2048, speaks=False))) < 120
+
+
+def test_sums_that_do_not_fit_are_no_decision_unless_something_was_not_finite():
+    def ballot(**said):
+        of = Ballot(step=7, stages=2, microbatches=4, clip=1.0)
+        of.cast(Worker(0, 0), vote(Worker(0, 0)))
+        of.cast(Worker(0, 1), vote(Worker(0, 1), **said))
+        return of
+
+    assert ballot().misfits == []
+    assert ballot(fits=False).misfits == [1]
+    poisoned = ballot(fits=False, finite=False)
+    assert poisoned.misfits == [] and poisoned.decide().scale is None

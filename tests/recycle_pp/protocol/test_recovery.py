@@ -37,6 +37,20 @@ def test_a_death_at_any_event_changes_nothing_but_who_works(shape, stagger, each
             assert world.job.committed == 1
 
 
+@pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stagger", [False, True])
+@pytest.mark.parametrize("kind", ["kill", "orphan"])
+def test_a_step_whose_sums_do_not_fit_is_done_again_whoever_dies_when(kind, stagger, each):
+    order = Order((2, 2, 2), steps=3, stagger=stagger, misfits=frozenset({(0, 0), (1, 0), (1, 1)}))
+    quiet = order.run()
+    assert (quiet.job.committed, quiet.job.generation) == (2, 3), "three attempts were void"
+    for moment in range(0, quiet.events, each):
+        world = replace(order, faults=(Fault(moment, kind, Worker(0, 1)),), seed=moment).run()
+        assert world.lost is None
+        assert world.job.committed == 2
+        assert {n["step"] for n in world.job.notes if n["event"] == "repeated"} <= {0, 1}
+
+
 @pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])

@@ -76,9 +76,11 @@ class World:
         evaluate_every: int = 0,
         save_every: int = 0,
         clipped: frozenset[int] = frozenset(),
+        misfits: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self.stages, self.steps, self.clipped = stages, steps, clipped
+        self.misfits = misfits  # (step, attempt) whose sums do not fit
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
         self.wires: dict[tuple[int, Worker, Worker, Any], Any] = {}  # (generation, from, to, key) -> what was sent
         self.published: set[tuple[int, Worker]] = set()  # who has told where it listens, by the number of a mesh

@@ -167,13 +167,13 @@ def test_half_a_message_or_one_with_more_than_it_should_have_is_refused(kind, da
 
 
 def test_what_is_not_a_number_arrives_as_such():
-    vote = Vote(3, 7, finite=False, wrong=[], digest=b"", squares=[math.nan, math.inf], losses=[-math.nan])
+    vote = Vote(3, 7, finite=False, fits=True, wrong=[], digest=b"", squares=[math.nan, math.inf], losses=[-math.nan])
     arrived = FROM_WORKER.decode(encode_body(vote))
     assert math.isnan(arrived.squares[0]) and math.isinf(arrived.squares[1]) and math.isnan(arrived.losses[0])
 
 
 def test_a_message_of_another_generation_is_void_and_others_never_are():
-    of_generation = Vote(3, 7, finite=True, wrong=[], digest=b"", squares=[], losses=[])
+    of_generation = Vote(3, 7, finite=True, fits=True, wrong=[], digest=b"", squares=[], losses=[])
     assert not is_void(of_generation, 3) and is_void(of_generation, 4) and is_void(of_generation, 2)
     assert not is_void(Commit(3, 7, scale=1.0, norm=1.0, loss=1.0), 4), "what is agreed stays agreed"
 
