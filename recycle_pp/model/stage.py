@@ -222,7 +222,7 @@ def form_of(settings: Settings) -> fixed_point.Format:
 
 def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
     """The stage of the model that `model.kind` names."""
-    if settings.model.kind != "transformer":
+    if not settings.model.own:
         from .general.part import part  # takes a while to import
 
         return part(settings, stage, device, run_dir)
