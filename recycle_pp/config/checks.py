@@ -18,7 +18,7 @@ from .faults import faults
 from .settings import Model, Settings
 
 _CHOICES = {
-    "model.kind": ("transformer", "custom", "hf"),
+    "model.kind": ("transformer", "llama", "custom", "hf"),
     "model.init": ("weights", "random"),
     "model.kernels": ("auto", "triton", "reference"),
     "parallel.backend": ("auto", "tcp", "gloo", "nccl"),
@@ -87,11 +87,16 @@ def _validate_model(model: Model) -> None:
                 )
             )
         return
+    if kind != "llama":
+        for key in ("tied", "qkv_bias", "qk_norm", "rope_scaling"):
+            if getattr(model, key):
+                raise ValueError(f"model.{key} belongs to model=llama, whose config.json sets it; leave it out here")
     for key in ("build", "loss", "path") if kind == "transformer" else ("build", "loss"):
         if getattr(model, key) is not None:
             raise ValueError(f"model.{key} needs model={'hf' if key == 'path' else 'custom'}; it must be null here")
-    if kind == "hf":
+    if kind in ("hf", "llama"):
         _validate_folder(model)
+    if kind == "hf":
         if isinstance(layers, int):
             raise ValueError(
                 f"model.layers must be null or a name with model=hf (config.json says how many), not {layers}"
@@ -187,7 +192,7 @@ def _validate_shape(settings: Settings, world: int | None) -> None:
         raise ValueError(
             f"model.split must be null or parallel.stages = {parallel.stages} numbers above 0, not {model.split}"
         )
-    if model.kind == "transformer":
+    if model.own:
         _validate_transformer(model, parallel.stages)
     needed = parallel.pipelines * parallel.stages
     if world is not None and world != needed:
@@ -200,10 +205,11 @@ def _validate_shape(settings: Settings, world: int | None) -> None:
 
 def _validate_transformer(model: Model, stages: int) -> None:
     assert isinstance(model.layers, int)
-    if model.width % model.heads:
+    if model.head_dim is None and model.width % model.heads:
         raise ValueError(f"model.heads must divide model.width = {model.width}, and {model.heads} does not")
-    if model.width // model.heads % 2:
-        raise ValueError(f"model.width / model.heads must be even (RoPE turns pairs), not {model.width // model.heads}")
+    if model.head_size % 2 or model.head_size < 1:
+        of = "model.width / model.heads" if model.head_dim is None else "model.head_dim"
+        raise ValueError(f"{of} must be even (RoPE turns pairs), not {model.head_size}")
     if model.heads % model.kv_heads:
         raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, and {model.kv_heads} does not")
     if model.layers < stages:
@@ -243,7 +249,9 @@ def _validate_bytes(settings: Settings) -> None:
     model, data = settings.model, settings.data
     sources = data.path if isinstance(data.path, list) else [data.path]
     pretrained = (
-        model.kind == "hf" and model.init == "weights" and (Path(model.path or "") / "tokenizer.json").is_file()
+        model.kind in ("hf", "llama")
+        and model.init == "weights"
+        and (Path(model.path or "") / "tokenizer.json").is_file()
     )
     text = any(path is None or (not path.endswith(".bin") and not _is_megatron(Path(path))) for path in sources)
     if pretrained and text and data.tokenizer is None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import settings as settings_module
+from .llama import llama_sizes
 from .settings import FAULTS, Settings, load
 
 _PLAIN = ("data.path", "data.validation_path", "data.tokenizer", "run.dir", "run.on_event", "model.path")
@@ -76,6 +77,11 @@ def compose(arguments: list[str]) -> Settings:
         data.tokenizer = str(Path(data.tokenizer).expanduser().absolute())  # an export wants it, from anywhere
     if settings.model.path:
         settings.model.path = str(Path(settings.model.path).expanduser().absolute())
+    if settings.model.kind == "llama":
+        if not settings.model.path:
+            raise ValueError("model.path must name a folder with a config.json with model=llama, not null")
+        sizes = llama_sizes(Path(settings.model.path), settings.model.sequence)
+        settings.model = replace(settings.model, **sizes)
     if settings.model.kind == "hf" and settings.model.vocabulary == 0:
         settings.model.vocabulary = _vocabulary(settings.model.path)
     return settings

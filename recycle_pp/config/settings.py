@@ -21,26 +21,43 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 @dataclass
 class Model:
     """kind=transformer: a Llama-style decoder (RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and
-    head). custom and hf: any model, see docs/models.md; the keys from width to dropout are those of the first only."""
+    head). llama: the same with the sizes and weights of a folder. custom and hf: any model, see docs/models.md; the
+    keys from width to dropout are those of the first only."""
 
-    kind: str = "transformer"  # transformer (the project's own) | custom (model.build) | hf (model.path)
+    kind: str = "transformer"  # transformer, llama (the project's own; model.path) | custom (model.build) | hf
     layers: int | str | None = 8  # how many, split over the stages; custom, hf: the name of the model's list of layers
     build: str | None = None  # custom: MODULE:FUNCTION that gives the whole model
     loss: str | None = None  # custom: MODULE:FUNCTION of (output, batch); null: output.loss, or the output
-    path: str | None = None  # hf: folder with config.json and safetensors; custom: folder of safetensors to begin with
-    init: str = "weights"  # hf: weights (those in model.path) | random (its config.json alone, by run.seed)
+    path: str | None = None  # hf, llama: folder with config.json and safetensors; custom: of safetensors to begin with
+    init: str = "weights"  # hf, llama: weights (those in model.path) | random (its config.json alone, by run.seed)
     width: int = 64  # hidden size H
     heads: int = 4  # query heads; width % heads == 0
     kv_heads: int = 2  # key and value heads; heads % kv_heads == 0
+    head_dim: int | None = None  # of a head; null: width / heads
     ffn: int = 192  # inner size of SwiGLU
     sequence: int = 64  # tokens a sample, T
     vocabulary: int = 256  # 256 for bytes; at least the largest token id + 1; hf: 0 takes that of config.json
     rope_theta: float = 10000.0
+    rope_scaling: list[float] | None = (
+        None  # llama, as config.json has it: linear [factor], or Llama 3.1's four numbers
+    )
+    tied: bool = False  # llama: the embedding is the head as well
+    qkv_bias: bool = False  # llama: as Qwen2 has it
+    qk_norm: bool = False  # llama: as Qwen3 has it
     norm_eps: float = 1e-5
     dropout: float = 0.0  # after attention and after the feed-forward block
     split: list[int] | None = None  # layers per stage; null: as even as possible, the first stages take the rest
     recompute: bool = False  # activation checkpointing of every layer
     kernels: str = "auto"  # auto (triton on GPUs) | triton | reference
+
+    @property
+    def own(self) -> bool:
+        """The project's own Transformer."""
+        return self.kind in ("transformer", "llama")
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.width // self.heads
 
 
 @dataclass

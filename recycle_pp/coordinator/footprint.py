@@ -33,7 +33,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
     each_step = f"each step: {samples} sample{'s' * (samples != 1)}, {samples * settings.model.sequence:,} tokens"
-    if settings.model.kind != "transformer":
+    if not settings.model.own:
         return [each_step]
     count = sum(parameters(settings.model, layers) for layers in _layers(settings))
     lines = [f"{_count(count)} parameters in {p.stages} stage{'s' * (p.stages != 1)}; {each_step}"]
@@ -71,18 +71,21 @@ def _layers(settings: Settings) -> list[range]:
 
 def parameters(model: Model, layers: range) -> int:
     """The number of parameters of a stage with these layers."""
-    head = model.width // model.heads
-    attention = model.width * (model.heads + 2 * model.kv_heads) * head + model.width**2
+    head, turned = model.head_size, model.heads + model.kv_heads
+    attention = model.width * (turned + model.kv_heads) * head + model.width * model.heads * head
+    attention += model.qkv_bias * (turned + model.kv_heads) * head + model.qk_norm * 2 * head
     each = attention + 3 * model.ffn * model.width + 2 * model.width
     ends = (layers.start == 0) * model.vocabulary * model.width
-    ends += (layers.stop == model.layers) * (model.vocabulary + 1) * model.width
+    once = model.tied and layers.start == 0  # the head is the embedding, which is here
+    ends += (layers.stop == model.layers) * ((not once) * model.vocabulary + 1) * model.width
     return len(layers) * each + ends
 
 
 def activations(model: Model, layers: range, tokens: int, element: int = FLOAT) -> int:
     """Bytes that the stage keeps of one micro-batch of so many tokens from its F to its B; `element` bytes each."""
-    width, kv = model.width, model.kv_heads * model.width // model.heads
-    each = width if model.recompute else 7 * width + 3 * model.ffn + 3 * kv + model.heads + 2
+    width, kv, q = model.width, model.kv_heads * model.head_size, model.heads * model.head_size
+    q += model.qk_norm * (q + kv)
+    each = width if model.recompute else 4 * width + 3 * q + 3 * model.ffn + 3 * kv + model.heads + 2
     head = (layers.stop == model.layers) * (model.vocabulary + 2 * width + 3)
     return element * tokens * (len(layers) * each + head + 2 * (layers.start == 0))
 

@@ -11,7 +11,11 @@ a concatenation of rows there, and nothing is permuted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from recycle_pp.config.settings import Model
 
@@ -19,7 +23,7 @@ from recycle_pp.config.settings import Model
 def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
     """Own name -> [(Hugging Face's name, its rows of the own tensor)], every parameter, in canonical order."""
     assert isinstance(model.layers, int)  # of the own Transformer
-    head = model.width // model.heads
+    head = model.head_size
     everything, q, k = slice(None), model.heads * head, model.kv_heads * head
     names = {"embedding.weight": [("model.embed_tokens.weight", everything)]}
     for layer in range(model.layers):
@@ -32,6 +36,7 @@ def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
                 (f"{attention}k_proj.weight", slice(q, q + k)),
                 (f"{attention}v_proj.weight", slice(q + k, q + 2 * k)),
             ],
+            **_more(model, own, attention, {"q": slice(0, q), "k": slice(q, q + k), "v": slice(q + k, q + 2 * k)}),
             f"{own}attention.wo.weight": [(f"{attention}o_proj.weight", everything)],
             f"{own}ffn_norm.weight": [(f"{hf}post_attention_layernorm.weight", everything)],
             f"{own}ffn.w_gate_up.weight": [
@@ -40,10 +45,23 @@ def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
             ],
             f"{own}ffn.w_down.weight": [(f"{mlp}down_proj.weight", everything)],
         }
-    return names | {
-        "norm.weight": [("model.norm.weight", everything)],
-        "head.weight": [("lm_head.weight", everything)],
-    }
+    names["norm.weight"] = [("model.norm.weight", everything)]
+    return names if model.tied else names | {"head.weight": [("lm_head.weight", everything)]}
+
+
+def _more(model: Model, own: str, attention: str, rows: dict[str, slice]) -> dict[str, list[tuple[str, slice]]]:
+    """What Qwen's attention has besides."""
+    names: dict[str, list[tuple[str, slice]]] = {}
+    if model.qkv_bias:
+        names[f"{own}attention.qkv_bias.weight"] = [(f"{attention}{x}_proj.bias", rows[x]) for x in "qkv"]
+    if model.qk_norm:
+        names |= {f"{own}attention.{x}_norm.weight": [(f"{attention}{x}_norm.weight", slice(None))] for x in "qk"}
+    return names
+
+
+def from_llama(model: Model, name: str, read: Callable[[str], Tensor]) -> Tensor:
+    """The own tensor `name` from a folder's: `read` gives one of these by its name."""
+    return torch.cat([read(part) for part, _ in to_llama(model)[name]])
 
 
 def llama_config(model: Model) -> dict[str, Any]:
@@ -57,7 +75,7 @@ def llama_config(model: Model) -> dict[str, Any]:
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
-        "head_dim": model.width // model.heads,
+        "head_dim": model.head_size,
         "max_position_embeddings": model.sequence,
         "rms_norm_eps": model.norm_eps,
         "rope_theta": model.rope_theta,

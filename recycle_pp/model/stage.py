@@ -13,7 +13,7 @@ loss over all G micro-batches: the 1/G is applied where the backward begins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,16 +163,15 @@ class Stage:
         return min(self.module.shared.get(name, [self.stage])) != self.stage
 
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of every parameter's bytes, of its master's in bf16, by name, in canonical order."""
-        return digests(self._masters(lambda master: master.cpu()))
+        """The SHA-256 of every parameter's bytes, in bf16 of its master's, by name, in canonical order."""
+        return digests({name: master.cpu() for name, master in self._masters()})
 
     def copied(self) -> dict[str, Tensor]:
-        """Copies of the parameters, of their masters in bf16, on the CPU, by name, for `digests` in another thread."""
-        return self._masters(lambda master: master.to("cpu", copy=True))
+        """Copies of the parameters on the CPU, in bf16 of the masters, by name, for `digests` in another thread."""
+        return {name: master.to("cpu", copy=True) for name, master in self._masters()}
 
-    def _masters(self, function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        masters = zip(self.names, self.layout.views(self.flat), strict=True)
-        return {name: function(master.detach()).contiguous() for name, master in masters}
+    def _masters(self) -> Iterator[tuple[str, Tensor]]:
+        return zip(self.names, self.layout.views(self.flat), strict=True)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -223,7 +222,7 @@ def form_of(settings: Settings) -> fixed_point.Format:
 
 def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
     """The stage of the model that `model.kind` names."""
-    if settings.model.kind != "transformer":
+    if not settings.model.own:
         from .general.part import part  # takes a while to import
 
         return part(settings, stage, device, run_dir)

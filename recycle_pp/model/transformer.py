@@ -4,7 +4,8 @@
     loss = whole(tokens, targets, key=(seed, step, g))
     module = part(settings, 1, device)                                            # a pipeline stage, see `stage_module`
 
-RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. Activations travel as (b T, H) matrices. The
+RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head; with `model=llama` what Qwen has besides, and
+ties. Activations travel as (b T, H) matrices. The
 residual stream is float32, under bf16 autocast too (only the matrices are multiplied in bf16); in bf16 it is bfloat16,
 as all else but the insides of norms, attention and loss. Everything random is keyed: initial weights by (seed, module),
 dropout by (seed, step, g, layer), so neither depends on the split, on the worker, or on whether a layer is recomputed.
@@ -13,8 +14,11 @@ dropout by (seed, step, g, layer), so neither depends on the split, on the worke
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +30,9 @@ from recycle_pp.numerics.backends import operations
 from recycle_pp.numerics.operations import Operations
 from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
+from .llama_names import from_llama
 from .recompute import recomputed
+from .safetensors_folder import Folder
 from .split import layers_of
 from .stage_module import Batch, Boundary, Key
 
@@ -46,12 +52,15 @@ class Build:
     seed: int
     device: torch.device
     stream: torch.dtype = torch.float32  # of the activations between layers
+    drawn: bool = True  # matrices get initial values; else their memory is there, and nothing in it
 
     def __post_init__(self) -> None:
         self.ops: Operations = operations(self.model.kernels, self.device)
 
     def normal(self, rows: int, columns: int, std: float, *name: object) -> nn.Parameter:
         """Drawn on the CPU whatever the device, from (seed, name) alone."""
+        if not self.drawn:
+            return nn.Parameter(torch.empty(rows, columns, device=self.device))
         random = generator(torch.device("cpu"), self.seed, *name)
         return nn.Parameter(torch.empty(rows, columns).normal_(0, std, generator=random).to(self.device))
 
@@ -89,7 +98,8 @@ class Head(Linear):
     """The projection to the vocabulary, and the mean loss of what it says: a float32 scalar."""
 
     def __init__(self, build: Build):
-        super().__init__(build, build.model.width, build.model.vocabulary, STD, "head")
+        name = "embedding" if build.model.tied else "head"
+        super().__init__(build, build.model.width, build.model.vocabulary, STD, name)
         self.loss = build.ops.head_loss
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
@@ -99,9 +109,9 @@ class Head(Linear):
 class Norm(nn.Module):
     """RMSNorm, with the addition that ends the branch before it: (normalised, residual stream)."""
 
-    def __init__(self, build: Build):
+    def __init__(self, build: Build, width: int | None = None):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(build.model.width, device=build.device))
+        self.weight = nn.Parameter(torch.ones(width or build.model.width, device=build.device))
         self.add_rms_norm, self.eps = build.ops.add_rms_norm, build.model.norm_eps
         self.sink: WeightGradStore | None = None
         self.index = -1
@@ -121,22 +131,44 @@ class Embedding(nn.Module):
         return deferred.embedding(tokens, self.weight, self.sink, self.index).to(self.stream)
 
 
+class Bias(nn.Module):
+    def __init__(self, build: Build, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, device=build.device))
+        self.sink: WeightGradStore | None = None
+        self.index = -1
+
+    def forward(self, y: Tensor) -> Tensor:
+        return deferred.bias(y, self.weight.to(y.dtype), self.sink, self.index)
+
+
 class Attention(nn.Module):
     """Causal attention of `heads` query heads, each `heads / kv_heads` of which share keys and values."""
 
     def __init__(self, build: Build, std: float, layer: int):
         super().__init__()
         model = build.model
-        self.shape = (model.sequence, model.heads + 2 * model.kv_heads, model.width // model.heads)
+        self.shape = (model.sequence, model.heads + 2 * model.kv_heads, model.head_size)
         self.heads, self.kv_heads, self.rope_qkv = model.heads, model.kv_heads, build.ops.rope_qkv
         self.wqkv = Linear(build, model.width, self.shape[1] * self.shape[2], STD, "layer", layer, "wqkv")
-        self.wo = Linear(build, model.width, model.width, std, "layer", layer, "wo")
+        self.qkv_bias = Bias(build, self.shape[1] * self.shape[2]) if model.qkv_bias else None
+        self.q_norm = Norm(build, model.head_size) if model.qk_norm else None
+        self.k_norm = Norm(build, model.head_size) if model.qk_norm else None
+        self.wo = Linear(build, model.heads * model.head_size, model.width, std, "layer", layer, "wo")
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        qkv = self.wqkv(x).view(-1, *self.shape)
+        qkv = self.wqkv(x)
+        qkv = (qkv if self.qkv_bias is None else self.qkv_bias(qkv)).view(-1, *self.shape)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 2)
+            q, k = (
+                norm(y.reshape(-1, y.shape[-1]), None)[0].view(y.shape)
+                for norm, y in ((self.q_norm, q), (self.k_norm, k))
+            )
+            qkv = torch.cat([q.to(v.dtype), k.to(v.dtype), v], 2)
         q, k, v = (part.transpose(1, 2) for part in self.rope_qkv(qkv, self.heads, self.kv_heads, cos, sin))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-        return self.wo(y.transpose(1, 2).reshape(x.shape))
+        return self.wo(y.transpose(1, 2).reshape(len(x), -1))
 
 
 class FeedForward(nn.Module):
@@ -148,6 +180,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w_down(self.swiglu(self.w_gate_up(x)))
+
+
+Uses = Linear | Norm | Embedding | Bias  # the modules with a parameter, `weight`
 
 
 class Layer(nn.Module):
@@ -193,17 +228,24 @@ class Transformer(nn.Module):
     def __init__(self, build: Build, layers: range):
         super().__init__()
         model = build.model
-        self.recompute = model.recompute
+        self.recompute, self.tied = model.recompute, model.tied
         self.embedding = Embedding(build) if layers.start == 0 else None
         self.layers = nn.ModuleDict({str(layer): Layer(build, layer) for layer in layers})
         last = layers.stop == depth(model)
         self.norm = Norm(build) if last else None
         self.head = Head(build) if last else None
-        for index, (name, _) in enumerate(self.named_parameters()):
-            self.get_submodule(name.rpartition(".")[0]).index = index  # type: ignore[assignment]
-        cos, sin = rope_tables(model.sequence, model.width // model.heads, model.rope_theta, build.device)
+        if model.tied and self.head is not None and self.embedding is not None:
+            self.head.weight = self.embedding.weight
+        cos, sin = rope_tables(model.sequence, model.head_size, model.rope_theta, build.device, model.rope_scaling)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+
+    def uses(self) -> Iterator[tuple[str, Uses]]:
+        """(full-model name of its parameter, module), in the order of use; the name twice where both ends of a tie are
+        here."""
+        for name, module in self.named_modules():
+            if isinstance(module, Uses):
+                yield "embedding.weight" if self.tied and module is self.head else f"{name}.weight", module
 
     def forward(self, source: Tensor, targets: Tensor | None = None, *, key: Key | None = None) -> Tensor:
         """source (b, T): int64 tokens for the first part, else (b, T, H), what a part before gave; targets (b, T) int64
@@ -233,13 +275,16 @@ class TransformerStage:
     def __init__(self, settings: Settings, stage: int, device: torch.device):
         model, parallel = settings.model, settings.parallel
         layers = layers_of(depth(model), parallel.stages, model.split)[stage]
-        build = Build(model, settings.run.seed, device, stream_dtype(settings))
+        folder = Folder(Path(model.path)) if model.path and model.init == "weights" else None
+        build = Build(model, settings.run.seed, device, stream_dtype(settings), drawn=folder is None)
         self.module, self.ops = Transformer(build, layers), build.ops
-        parameters = dict(self.module.named_parameters())
-        self.shapes: Mapping[str, Sequence[int]] = {name: parameter.shape for name, parameter in parameters.items()}
+        self._model, self._folder = model, folder
+        uses = list(self.module.uses())
+        self.shapes: Mapping[str, Sequence[int]] = {name: module.weight.shape for name, module in uses}
         self.deferred = frozenset(self.shapes)
-        self.parts: Mapping[str, int] = {}
-        self.shared: Mapping[str, Sequence[int]] = {}
+        self.parts: Mapping[str, int] = Counter(name for name, _ in uses)
+        ends = model.tied and parallel.stages > 1 and stage in (0, parallel.stages - 1)
+        self.shared: Mapping[str, Sequence[int]] = {"embedding.weight": [0, parallel.stages - 1]} if ends else {}
         stream = Boundary((parallel.microbatch_size, model.sequence, model.width), build.stream)
         self._first, self._last = stage == 0, stage == parallel.stages - 1
         self.takes = [] if self._first else [stream]
@@ -249,14 +294,19 @@ class TransformerStage:
     def bind(
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
     ) -> Mapping[str, nn.Parameter]:
-        for module in self.module.modules():
-            if isinstance(module, Linear | Norm | Embedding):
-                module.sink = sink
-        for name, parameter in list(self.module.named_parameters()):
-            owner, _, attribute = name.rpartition(".")
-            view = views[name].copy_(masters[name].copy_(parameter.detach()))
-            setattr(self.module.get_submodule(owner), attribute, nn.Parameter(view))
-        return dict(self.module.named_parameters())
+        index, leaves = {name: k for k, name in enumerate(self.shapes)}, {}
+        for name, module in self.module.uses():
+            if name not in leaves:
+                value = module.weight.detach() if self._folder is None else self._read(self._folder, name)
+                leaves[name] = nn.Parameter(views[name].copy_(masters[name].copy_(value)))
+            module.sink, module.index, module.weight = sink, index[name], leaves[name]
+        return leaves
+
+    def _read(self, folder: Folder, name: str) -> Tensor:
+        value = from_llama(self._model, name, folder.read)
+        if value.shape != torch.Size(self.shapes[name]):
+            raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(self.shapes[name])} in the model")
+        return value
 
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
         if batch is None:
@@ -278,8 +328,23 @@ def stream_dtype(settings: Settings) -> torch.dtype:
     return torch.bfloat16 if settings.numerics.precision == "bf16" else torch.float32
 
 
-def rope_tables(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2i/dim), each (length, 1, dim/2) float32."""
-    frequency = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+def rope_tables(
+    length: int, dim: int, theta: float, device: torch.device, scaling: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * theta^(-2i/dim), each (length, 1, dim/2) float32; scaling: see `config.llama`."""
+    frequency = _scaled(theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim), scaling)
     angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency).unsqueeze_(1)
     return angle.cos().float().to(device), angle.sin().float().to(device)
+
+
+def _scaled(frequency: Tensor, scaling: Sequence[float] | None) -> Tensor:
+    """Linear position interpolation (Chen et al. 2023, arXiv:2306.15595), or that of Llama 3.1: only frequencies that
+    turn less than `low` times in `positions` are divided, above `high` none, in between a mixture."""
+    if scaling is None:
+        return frequency
+    factor, *rest = scaling
+    if not rest:
+        return frequency / factor
+    low, high, positions = rest
+    share = ((positions * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    return (1 - share) * frequency / factor + share * frequency

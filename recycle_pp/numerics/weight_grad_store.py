@@ -101,9 +101,26 @@ class _Embedding(torch.autograd.Function):
         return None, None, None, None
 
 
+class _Bias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, bias: Tensor, sink: WeightGradStore, index: int) -> Tensor:
+        ctx.sink, ctx.index = sink, index
+        return y + bias
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        ctx.sink.put(ctx.sink.gradients.add_sum, ctx.index, dy)
+        return dy, None, None, None
+
+
 def linear(x: Tensor, weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
     """x (N, K), weight (O, K) -> (N, O), both in one dtype."""
     return F.linear(x, weight) if sink is None else _Linear.apply(x, weight, sink, index)
+
+
+def bias(y: Tensor, bias: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
+    """y (N, O) + bias (O,), both in one dtype."""
+    return y + bias if sink is None else _Bias.apply(y, bias, sink, index)
 
 
 def norm_weight(weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:

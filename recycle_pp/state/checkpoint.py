@@ -196,7 +196,7 @@ def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
         "norm_eps",
         "dropout",
     ]
-    if model.kind != "transformer":
+    if not model.own:
         keys = ["kind", "build", "loss", "path", "init", "layers", "sequence", "vocabulary"]
     return {
         **{f"model.{key}": getattr(model, key) for key in keys},

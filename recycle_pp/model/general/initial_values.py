@@ -12,7 +12,6 @@ not fit into memory needs a folder.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.model.safetensors_folder import Folder
 
 from .source import Source
 
@@ -69,48 +69,3 @@ class Built:
 
     def find(self, name: str) -> Tensor | None:
         return self._tensors.get(name)
-
-
-class Folder:
-    """The safetensors of a Hugging Face folder. Only what is asked for is read.
-
-    prefix: files of the bare model (`wte.weight`) leave it out of the names (`transformer.wte.weight`).
-    """
-
-    def __init__(self, path: Path, prefix: str = "") -> None:
-        self._path, self._prefix = path, f"{prefix}." if prefix else ""
-        index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-        if index.exists():
-            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        elif single.exists():
-            with _opened(single) as file:
-                self._files = dict.fromkeys(file.keys(), single.name)
-        else:
-            raise ValueError(
-                f"model.path={path} holds no model.safetensors; model.init=random trains from the beginning"
-            )
-
-    def read(self, name: str) -> Tensor:
-        found = self.find(name)
-        if found is None:
-            some = ", ".join(sorted(self._files)[:3])
-            raise ValueError(
-                f"model.path={self._path} holds no {name} (but {some}, ...): transformers converts such files as it "
-                "loads them; write the folder anew with from_pretrained and save_pretrained(save_original_format=False)"
-            )
-        return found
-
-    def find(self, name: str) -> Tensor | None:
-        for candidate in (name, name.removeprefix(self._prefix)):
-            if candidate in self._files:
-                with _opened(self._path / self._files[candidate]) as file:
-                    return file.get_tensor(candidate)
-        return None
-
-
-def _opened(path: Path):  # type: ignore[no-untyped-def]
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise ValueError("reading safetensors needs the package: pip install 'recycle-pp[hf]'") from error
-    return safe_open(path, framework="pt")

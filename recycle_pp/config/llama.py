@@ -1,0 +1,69 @@
+"""What a config.json of the Llama family says, as the keys of `model`: for the project's own Transformer.
+
+    llama_sizes(Path("SmolLM2-135M"))       # {"layers": 30, "width": 576, "tied": True, ...}
+
+Llama, Mistral, Qwen2, Qwen3, and what has their model_type (SmolLM, TinyLlama, Yi, ...). ValueError, one sentence that
+says what the own Transformer lacks, for anything else: `model=hf` trains it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
+    """sequence: tokens of a sample; a window of attention that is not shorter does nothing."""
+    try:
+        c = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path must name a folder with a config.json, not {folder}") from error
+    kind = c.get("model_type")
+    rope = c.get("rope_parameters") or {**(c.get("rope_scaling") or {}), "rope_theta": c.get("rope_theta", 10000.0)}
+    scaling = rope.get("rope_type") or rope.get("type") or "default"
+    lacks = {
+        f"model_type {kind}": kind not in FAMILY,
+        f"hidden_act {c.get('hidden_act')}": c.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(c.get("attention_bias")),
+        "mlp_bias": bool(c.get("mlp_bias")),
+        f"rope_type {scaling}": scaling not in ("default", "linear", "llama3"),
+        "sliding_window": 0 < _window(c) < sequence,
+    }
+    for what in (name for name, there in lacks.items() if there):
+        raise ValueError(f"model=llama has no {what}, which {folder / 'config.json'} asks for; model=hf trains it")
+    heads, width = c["num_attention_heads"], c["hidden_size"]
+    return {
+        "layers": c["num_hidden_layers"],
+        "width": width,
+        "heads": heads,
+        "kv_heads": c.get("num_key_value_heads") or heads,
+        "head_dim": c.get("head_dim") or width // heads,
+        "ffn": c["intermediate_size"],
+        "vocabulary": c["vocab_size"],
+        "rope_theta": float(rope.get("rope_theta", 10000.0)),
+        "rope_scaling": _scaling(scaling, rope),
+        "norm_eps": float(c.get("rms_norm_eps", 1e-6)),
+        "tied": bool(c.get("tie_word_embeddings", False)),
+        "qkv_bias": kind == "qwen2",
+        "qk_norm": kind == "qwen3",
+    }
+
+
+def _window(c: dict[str, Any]) -> int:
+    """Tokens that attention looks back in some layer; 0: all."""
+    if c["model_type"] != "mistral" and not c.get("use_sliding_window", False):
+        return 0
+    return c.get("sliding_window") or 0
+
+
+def _scaling(kind: str, rope: dict[str, Any]) -> list[float] | None:
+    """[factor], or what Llama 3.1 has: [factor, low_freq_factor, high_freq_factor, original positions]."""
+    if kind == "default":
+        return None
+    keys = ["factor"]
+    if kind == "llama3":
+        keys += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    return [float(rope[key]) for key in keys]

@@ -1,0 +1,58 @@
+"""A folder of safetensors, read by name.
+
+folder = Folder(Path("SmolLM2-135M"))
+folder.read("model.norm.weight")        # that tensor alone, in the file's dtype
+folder.find("lm_head.weight")           # None if there is none
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torch import Tensor
+
+
+class Folder:
+    """The safetensors of a Hugging Face folder. Only what is asked for is read.
+
+    prefix: files of the bare model (`wte.weight`) leave it out of the names (`transformer.wte.weight`).
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self._path, self._prefix = path, f"{prefix}." if prefix else ""
+        index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+        if index.exists():
+            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        elif single.exists():
+            with _opened(single) as file:
+                self._files = dict.fromkeys(file.keys(), single.name)
+        else:
+            raise ValueError(
+                f"model.path={path} holds no model.safetensors; model.init=random trains from the beginning"
+            )
+
+    def read(self, name: str) -> Tensor:
+        found = self.find(name)
+        if found is None:
+            some = ", ".join(sorted(self._files)[:3])
+            raise ValueError(
+                f"model.path={self._path} holds no {name} (but {some}, ...): transformers converts such files as it "
+                "loads them; write the folder anew with from_pretrained and save_pretrained(save_original_format=False)"
+            )
+        return found
+
+    def find(self, name: str) -> Tensor | None:
+        for candidate in (name, name.removeprefix(self._prefix)):
+            if candidate in self._files:
+                with _opened(self._path / self._files[candidate]) as file:
+                    return file.get_tensor(candidate)
+        return None
+
+
+def _opened(path: Path):  # type: ignore[no-untyped-def]
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ValueError("reading safetensors needs the package: pip install 'recycle-pp[hf]'") from error
+    return safe_open(path, framework="pt")
