@@ -7,8 +7,8 @@
 beside them. Every sentence that calls a worker slow is an alarm, and there must be none.
 
 `slow`: a worker becomes slow and later normal again; steps until either is said. By `+slow_at` (which ends with the
-process: it is killed, and comes back normal), as cpulimit does it (stopped three quarters of the time), and by spinning
-neighbours on the one core that it may use.
+process: it is killed, and comes back normal), as cpulimit does it (stopped three quarters of the time), and as a
+container's limit does it: a control group that grants a quarter of the processor time that it had before (needs root).
 """
 
 from __future__ import annotations
@@ -71,16 +71,17 @@ def slow(cases: list[str]) -> int:
             until(run, lambda run=run: steps(run) >= BEGIN)
             pid = [e["pid"] for e in run.lines(run.events) if e["event"] == "spawned" and e["worker"] == SLOW][-1]
             with throttle(pid):
-                found = wait(run, "slow", BEGIN)
+                begun = BEGIN if throttle is nullcontext else steps(run)
+                found = wait(run, "slow", begun)
+                normal = steps(run)
             ended = wait(run, "slow_no_more", found)
-            normal = next((e["step"] for e in run.lines(run.events) if e["event"] == "rejoined"), None)
-            normal = found if normal is None else normal
+            normal = next((e["step"] for e in run.lines(run.events) if e["event"] == "rejoined"), normal)
             others = [
-                e for e in run.lines(run.events) if e["event"] == "slow" and (e["worker"] != SLOW or e["step"] < BEGIN)
+                e for e in run.lines(run.events) if e["event"] == "slow" and (e["worker"] != SLOW or e["step"] < begun)
             ]
         told = "; ".join(f"{e['worker']} in step {e['step']} by {e['factor']}" for e in others) or "none"
-        print(f"{name:<28}{found - BEGIN:>12}{ended - normal:>11}   {told}", flush=True)
-        bad += (found - BEGIN > 8) + len(others)
+        print(f"{name:<28}{found - begun:>12}{ended - normal:>11}   {told}", flush=True)
+        bad += (found - begun > 8) + len(others)
     return bad
 
 
@@ -134,13 +135,9 @@ def until(run: RunFolder, true: Callable[[], bool], seconds: float = 240.0) -> N
 
 
 @contextmanager
-def spinning(count: int, core: int | None = None) -> Iterator[None]:
-    """core: that they may use; None: all."""
+def spinning(count: int) -> Iterator[None]:
     processes = [subprocess.Popen(SPIN) for _ in range(count)]
     try:
-        for process in processes:
-            if core is not None:
-                os.sched_setaffinity(process.pid, {core})
         yield
     finally:
         for process in processes:
@@ -171,18 +168,30 @@ def limited(pid: int) -> Iterator[None]:
 
 
 @contextmanager
-def crowded(pid: int) -> Iterator[None]:
-    core = max(os.sched_getaffinity(0))
-    tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
-    for task in tasks:
-        os.sched_setaffinity(task, {core})
+def granted(pid: int) -> Iterator[None]:
+    """It gets a quarter of the processor time that it has had."""
+    before, begun = cpu_seconds(pid), time.monotonic()
+    time.sleep(3.0)
+    share = (cpu_seconds(pid) - before) / (time.monotonic() - begun) / 4
+    root = Path("/sys/fs/cgroup/cpu" if Path("/sys/fs/cgroup/cpu").is_dir() else "/sys/fs/cgroup")
+    group = root / f"recycle-bench-{pid}"
+    group.mkdir()
+    quota = round(max(0.01, share) * 100_000)  # microseconds in each 0.1 s
+    if (group / "cpu.max").exists():
+        (group / "cpu.max").write_text(f"{quota} 100000")
+    else:
+        (group / "cpu.cfs_quota_us").write_text(f"{quota}")
     try:
-        with spinning(3, core):
-            yield
+        (group / "cgroup.procs").write_text(f"{pid}")
+        yield
     finally:
-        for task in tasks:
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(task, os.sched_getaffinity(0))
+        (root / "cgroup.procs").write_text(f"{pid}")
+        group.rmdir()
+
+
+def cpu_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def faults(factor: float) -> list[str]:
@@ -193,7 +202,7 @@ CASES = [
     ("+slow_at by 1.5", 4, [*FOUR, *faults(1.5)], nullcontext),
     ("+slow_at by 3", 4, [*FOUR, *faults(3.0)], nullcontext),
     ("stopped 3/4 of the time", 2, TWO, limited),
-    ("3 neighbours on its core", 2, TWO, crowded),
+    ("a quarter of its CPU time", 2, TWO, granted),
 ]
 
 if __name__ == "__main__":
