@@ -172,6 +172,7 @@ class Deaths:
             self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
             return
         rank.explained = incarnation
+        rank.causes = {of: why for of, why in rank.causes.items() if of >= incarnation}
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
             self._recorder.explain_death(rank.role, death)

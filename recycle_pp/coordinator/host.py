@@ -16,6 +16,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Leader
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.exporters.processes import Exporters
+from recycle_pp.telemetry.harmless import harmless, harmless_but
 from recycle_pp.telemetry.heartbeat import SECONDS, Heartbeat
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.report import report
@@ -44,7 +45,7 @@ class Host:
             progress.say(f"{world} {'worker starts' if world == 1 else 'workers start'}; run folder {run.path}")
             for line in footprint(settings, int(os.environ.get("LOCAL_WORLD_SIZE", world))):
                 progress.say(line)
-        run.make()
+        harmless(run.make)()
         self._run, self._events = run, Events(run.events, progress.say)
         self._exporters = Exporters(settings, run)
         self._heartbeat = Heartbeat(run, leader.term, f"{leader.host}:{leader.port}")
@@ -75,7 +76,9 @@ class Host:
         self._coordinator.give_way()
         self.close()
 
+    @harmless_but(str)
     def report(self) -> str:
+        """What the run was, in words."""
         return report(self._run)
 
     def close(self) -> None:

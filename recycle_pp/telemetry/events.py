@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,20 @@ from typing import Any
 class Lines:
     """A .jsonl file that only grows. NaN and infinity, which JSON does not know, become null.
 
-    On a full disk lines are lost, which is said once, and the training goes on.
+    On a full disk, or where the file cannot be made, lines are lost, which is said once, and the training goes on.
     """
 
     def __init__(self, path: Path):
-        self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._path, self._file = path, -1
         self._torn = False  # the last line is half there
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            report_once(f"{path} cannot be written: {error.strerror}")
 
     def write(self, record: Mapping[str, Any]) -> None:
+        if self._file < 0:
+            return
         line = json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n"
         try:
             self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
@@ -47,7 +53,8 @@ class Lines:
 
 @cache
 def report_once(sentence: str) -> None:
-    print(f"recycle_pp: {sentence}; the run goes on without it", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # nobody reads any more
+        print(f"recycle_pp: {sentence}; the run goes on without it", file=sys.stderr, flush=True)
 
 
 class Events:

@@ -42,6 +42,6 @@ class History:
             dead=frozenset(worker for worker, is_dead in life.items() if is_dead),
             step=metrics[-1]["step"] if metrics else -1,
             loss=metrics[-1]["loss"] if metrics else None,
-            cpu_steps=[0.0, *(line["cpu_seconds"] for line in metrics), 0.0],
+            cpu_steps=[line["cpu_seconds"] for line in metrics],
             seconds=time.time() - since[0]["time"] if since else 0.0,
         )

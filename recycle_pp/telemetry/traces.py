@@ -27,6 +27,7 @@ from recycle_pp.protocol.job import Job
 from .packing import KINDS, listed, table_of, unpack
 from .recovery import Part, Recovery
 from .run_folder import RunFolder
+from .spread import Spread
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
 Row = tuple[Worker, Span, str]  # and what became of it: done, cut, redone
@@ -36,7 +37,7 @@ COMPUTE = "FIWB"
 class Traces:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self.bubbles: list[float] = []  # of every step whose spans are known
+        self.bubbles = Spread()  # of every step whose spans are known
         self.redone = 0  # ops
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="traces")
         self._written: list[Future[None]] = []
@@ -90,6 +91,7 @@ class Traces:
         for old in [k for k in self._measured if k < step - 1]:
             for kept in (self._measured, self._spans, self._lost, self._cut, self._problems):
                 kept.pop(old, None)
+        self._marked = {k: recovery for k, recovery in self._marked.items() if k > step - 3}
 
     def finish(self, job: Job) -> None:
         """The last step has no next one."""
@@ -110,7 +112,7 @@ class Traces:
         steps = {w: t[t[:, 0] == KINDS.index("O")] for w, t in after.items()}
         lost = [(w, table_of(of)) for w, of in self._lost.get(step, {}).items()]
         cut = [(w, table_of([span])) for w, span in self._cut.get(step, {}).items()]
-        self.bubbles.append(_bubbles(self._problems[step], [*spans.items(), *steps.items(), *lost, *cut]))
+        self.bubbles.add(_bubbles(self._problems[step], [*spans.items(), *steps.items(), *lost, *cut]))
         again = self._again(step)
         if again:
             rows = ((w, *span[:3]) for w, t in spans.items() for span in listed(t))
@@ -119,10 +121,10 @@ class Traces:
 
     def _check(self) -> None:
         """A mistake of ours in the thread is one here."""
-        for writing in self._written:
-            if writing.done():
-                writing.result()
-        self._written = [writing for writing in self._written if not writing.done()]
+        done = [writing for writing in self._written if writing.done()]
+        self._written = [writing for writing in self._written if writing not in done]
+        for writing in done:
+            writing.result()
 
     def _write(self, step: int, job: Job) -> None:
         if step not in self._measured or step not in self._problems:

@@ -8,7 +8,7 @@ import pytest
 
 from recycle_pp.testing.local_cluster import Zygote
 
-from .harness import Case, Runs, Strike, explain
+from .harness import Case, Runs, Strike, explain, fails
 
 KIND = "endings"
 
@@ -115,3 +115,15 @@ def test_a_stage_that_is_lost_by_an_exception_says_which(sabotaged):
     case = Case("its only worker fails", "1x2", deaths=None, ends=says)
     outcome, last = run(sabotaged, case, **{"raise": "ValueError", "stage": 1, "step": 3, "g": 1})
     assert outcome.code == 1 and says in last and last.endswith("died so: ValueError: sabotaged"), explain(outcome)
+
+
+@pytest.mark.parametrize(
+    "where", ["Traces.measured", "Traces.committed", "Recovery.announced", "Progress.step", "Lines.write"]
+)
+def test_telemetry_that_fails_is_said_once_and_ends_nothing(where, sabotaged):
+    case = Case(f"{where} fails", "2x2", fails("3:0.1@backward"), deaths=None)
+    outcome, _ = run(sabotaged, case, telemetry=where)
+    expected = sabotaged.fault_free(case).summary["weights_sha256"]
+    assert outcome.summary["weights_sha256"] == expected is not None, explain(outcome)
+    said = [line for line in outcome.output.splitlines() if "telemetry failed in" in line]
+    assert len(said) == len(set(said)) > 0 and "RuntimeError" in said[0], explain(outcome)
