@@ -20,8 +20,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import torch
 from recycle_schedules import Worker
 
@@ -51,7 +53,7 @@ from recycle_pp.wire.messages.workers import (
     WorkerHeartbeat,
     WorkerWelcome,
 )
-from recycle_pp.wire.worker_spec import WorkerSpec, last_words
+from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 
 from .activity import Doing
 from .commits import Commits
@@ -65,6 +67,7 @@ from .session import Session
 from .spans import Spans
 from .transports import transport_for
 
+_read_ahead: dict[str, Batches] = {}  # by the settings that say what to read
 NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages a second, however many workers
 
 
@@ -138,7 +141,7 @@ class Process:
 
         try:
             stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir)
-            batches = Batches(settings)
+            batches = _read_ahead.pop(repr(settings), None) or Batches(settings)
             if welcome.resume:
                 path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
@@ -255,6 +258,13 @@ def _stage(settings: Settings, stage: int, device: torch.device, run_dir: str) -
     return real, optimizer
 
 
+def _prepare(ahead: Ahead) -> None:
+    """While it stands by. A mistake in the data is for the worker to find, should there ever be one."""
+    with suppress(Exception):
+        settings = msgspec.convert(ahead.settings, Settings)
+        _read_ahead[repr(settings)] = Batches(settings)
+
+
 def _call(name: str) -> None:
     """What `ps` and `top` show (prctl(2), PR_SET_NAME: 15 letters)."""
     ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
@@ -262,6 +272,6 @@ def _call(name: str) -> None:
 
 if __name__ == "__main__":
     _call("recycle-standby")  # until its supervisor has a place for it
-    spec = WorkerSpec.read()
+    spec = WorkerSpec.read(_prepare)
     _call("recycle-worker")
     sys.exit(main(spec))
