@@ -2,7 +2,7 @@
 
 spread = Spread()
 spread.add(0.31)
-spread.median                     # None before the first value; exact up to 4096 values
+spread.median                     # None before the first value; exact up to 1024 values
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable
 from statistics import median
 
-MOST = 4096  # values that are kept
+MOST = 1024  # values that are kept
 
 
 class Spread:

@@ -35,6 +35,7 @@ from triton.runtime.errors import OutOfResources
 from recycle_pp.comm import collectives
 from recycle_pp.data.batches import Batches
 from recycle_pp.execution import worker
+from recycle_pp.execution.commits import Commits
 from recycle_pp.execution.session import Session
 from recycle_pp.model.stage import Stage
 from recycle_pp.state import checkpoint
@@ -75,8 +76,6 @@ def forward(self, step, g, *arguments):
         raise {"ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}[now["raise"]]("sabotaged")
     if (now.get("flip"), now.get("step")) == (self.stage, step) and _first(now["once"]):
         self.flat.view(torch.int32)[0] ^= 1 << 20
-    if self.stage == g == 0:
-        census("worker", step)
     results = _forward(self, step, g, *arguments)
     if now.get("nan") == self.stage and step in now["steps"]:
         results[0].mul_(torch.nan)
@@ -141,7 +140,7 @@ def platform(*arguments):
 
 def census(who, number, of="steps"):
     now = sabotage()
-    if number in now.get(of, ()):
+    if "census" in now and number in now.get(of, ()):
         gc.collect()
         size = sum(map(sys.getsizeof, gc.get_objects()))
         with open(now["census"], "a") as file:
@@ -151,6 +150,12 @@ def census(who, number, of="steps"):
 def committed(self, commit):
     _committed(self, commit)
     census("coordinator", commit.step)
+
+
+def vote(self, orders, step, *arguments):
+    _vote(self, orders, step, *arguments)
+    if self._session.participant.worker == (0, 0):
+        census("worker", step)
 
 
 def noted(self, note):
@@ -183,6 +188,7 @@ def jumping_time():
 
 Stage.__init__, Stage.forward, worker.platform, time.time = init, forward, platform, jumping_time
 _committed, Recorder._committed = Recorder._committed, committed
+_vote, Commits.vote = Commits.vote, vote
 _noted, Recorder._noted = Recorder._noted, noted
 _announced, Session._announced = Session._announced, announced
 for of, method in (
