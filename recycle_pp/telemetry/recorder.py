@@ -34,6 +34,7 @@ from recycle_pp.wire.messages.workers import (
     WorkerHeartbeat,
 )
 
+from .background import Background
 from .clocks import Clocks
 from .events import Events, Lines
 from .harmless import harmless, harmless_but
@@ -51,13 +52,14 @@ Json = dict[str, Any]
 class Recorder:
     def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job) -> None:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
-        self._metrics = Lines(run.metrics)
-        self._sample_log = Lines(run.samples) if settings.run.sample_log else None
+        self._metrics = Lines(run.metrics, run.later)
+        self._sample_log = Lines(run.samples, run.later) if settings.run.sample_log else None
         self._samples: tuple[int, list[int]] = -1, []  # step, and what is in its gradient
         self._begun = time.monotonic()
         self._step_ended = self._begun
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
-        self._traces = Traces(run)
+        self._later = Background("traces")
+        self._traces = Traces(run, self._later)
         self._clocks = Clocks()
         self._cpu: dict[Worker, float] = {}
         self._cpu_now = 0.0  # of the step under way
@@ -204,21 +206,19 @@ class Recorder:
     @harmless
     def _begin_anew(self) -> None:
         self._write_line()
-        self._traces.close()
         bubbles, redone = self._traces.bubbles, self._traces.redone
-        self._traces = Traces(self._run)
+        self._traces = Traces(self._run, self._later)
         self._traces.bubbles, self._traces.redone = bubbles, redone
         self._cpu.clear()
         self.event("restored", None, checkpoint=self._job.first_step)
 
-    def took_over(self, job: Job, succession: Succession, dead: Collection[Worker]) -> None:
+    def took_over(self, job: Job, succession: Succession, history: History, dead: Collection[Worker]) -> None:
         """Goes on with the files of the coordinator that was lost, as far as they are on this machine."""
         self._job, self._started = job, True
-        self._go_on(job, succession, dead)
+        self._go_on(job, succession, history, dead)
 
     @harmless
-    def _go_on(self, job: Job, succession: Succession, dead: Collection[Worker]) -> None:
-        history = History.read(self._run)
+    def _go_on(self, job: Job, succession: Succession, history: History, dead: Collection[Worker]) -> None:
         self._deaths, self._stalls = history.deaths, history.stalls
         self._cpu_steps, self._steps = Spread(history.cpu_steps[2:]), len(history.cpu_steps)
         self._lost = self._traces.redone = history.lost_ops  # its steps are committed: nothing of them is missing
@@ -254,15 +254,19 @@ class Recorder:
         self._write_line()
         self._traces.finish(self._job)
         self.event("finished", None)
-        self._run.write_json(self._run.summary, self._summary(digests).to_json())
+        self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
 
     @harmless
     def close(self) -> None:
         self._write_line()
-        self._traces.close()
         self._metrics.close()
         if self._sample_log is not None:
             self._sample_log.close()
+
+    async def written(self, seconds: float) -> None:
+        """Until all is on the disk, or so long."""
+        await self._later.flushed(seconds)
+        await self._run.later.flushed(seconds)
 
     # -- steps -------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,15 @@
 """How a job ends that cannot go on: the exit code and the last line tell what was wrong, and nothing wrong is kept."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Zygote
 
 from .harness import Case, Runs, Strike, explain, fails
@@ -127,3 +131,15 @@ def test_telemetry_that_fails_is_said_once_and_ends_nothing(where, sabotaged):
     assert outcome.summary["weights_sha256"] == expected is not None, explain(outcome)
     said = [line for line in outcome.output.splitlines() if "telemetry failed in" in line]
     assert len(said) == len(set(said)) > 0 and "RuntimeError" in said[0], explain(outcome)
+
+
+def test_a_pager_that_is_paused_from_the_beginning_to_the_end_holds_nothing_up(tmp_path):
+    """As `... | less`, without a key pressed: 2000 lines are twice what a pipe holds."""
+    run = RunFolder(tmp_path / "run")
+    quick = ["emulate=sleep", *(f"emulate.{op}=0" for op in "FIWO")]
+    command = [sys.executable, "-m", "recycle_pp.train", *Case("", "1x1", steps=2000).arguments, *quick]
+    environment = {**os.environ, "COLUMNS": "80"}
+    with subprocess.Popen([*command, f"run.dir={run.path}"], stdout=subprocess.PIPE, env=environment) as job:
+        assert job.wait(240) == 0
+        assert len(run.lines(run.metrics)) == 2000 and run.summary.exists()
+        assert len(job.stdout.read()) > 60_000, "it was full"
