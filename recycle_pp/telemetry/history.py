@@ -80,9 +80,10 @@ T = TypeVar("T")
 
 
 def _lines(path: Path, of: type[T]) -> Iterator[T]:
-    """As far as they are whole, and what they should be."""
+    """As far as they are whole, and what they should be. One at a time: a call of C over all of them would keep Python's
+    lock, and the event loop waiting, for as long."""
     decoder = msgspec.json.Decoder(of)
-    with suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
             with suppress(msgspec.MsgspecError):
                 yield decoder.decode(line)
