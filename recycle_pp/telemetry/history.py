@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 def _lines(path: Path, of: type[T]) -> Iterator[T]:
-    """As far as they are whole, and what they should be. One at a time: a call of C over all of them would keep Python's
+    """Those that are whole, and what they should be. One at a time: a call of C over all of them would keep Python's
     lock, and the event loop waiting, for as long."""
     decoder = msgspec.json.Decoder(of)
     with suppress(FileNotFoundError), path.open("rb") as file:
