@@ -46,6 +46,7 @@ from recycle_pp.wire.messages.workers import (
     CannotRun,
     Exit,
     Finished,
+    Leave,
     Leaving,
     Ready,
     StoreValue,
@@ -153,7 +154,8 @@ class Process:
                 said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 unfit = f"model.kernels: the kernels cannot run on {device} ({said}); the reference needs none"
                 return self._refuse(ValueError(unfit), session)
-            error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
+            if not self._spec.incarnation:  # who comes later may fail for a reason of its own
+                error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
             raise
 
         spans = Spans(NEWS_SECONDS * pipelines * stages, self._finisher(device))
@@ -199,7 +201,7 @@ class Process:
         """Nothing can be done with what the user asks for: the job stops with this sentence. This process stays until
         it does, or a death without a reason would be heard first."""
         self._client.send(CannotRun(str(error)))
-        while session is None and not isinstance(self._client.recv(), Exit):
+        while session is None and not isinstance(self._client.recv(), Exit | Leave):
             pass
         if session is not None:
             session.wait_for_the_end()

@@ -190,8 +190,8 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{_when(e)}: worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
     ),
     "refused": lambda e: (
-        f"{_when(e)}: worker {e['worker']} runs on {e.get('platform')}, the others on {e.get('expected')}; "
-        "it is sent away"
+        f"{_when(e)}: worker {e['worker']} is sent away: "
+        + (e.get("detail") or f"it runs on {e.get('platform')}, the others on {e.get('expected')}")
     ),
     "coordinator_lost": lambda e: f"{_when(e)}: the coordinator, in rank {e.get('rank')}'s supervisor, is lost",
     "coordinator_elected": lambda e: (

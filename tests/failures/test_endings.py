@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Zygote
 
-from .harness import Case, Runs, Strike, explain, fails
+from .harness import TEXT, Case, Runs, Strike, explain, fails
 
 KIND = "endings"
 
@@ -98,6 +99,24 @@ def test_a_file_of_half_a_token_ends_the_job_with_that_sentence(shape, runs, tmp
     says = f"{path} has 40001 bytes, which is no whole number of uint16"
     outcome, last = run(runs, Case("half a token", shape, (f"data.path={path}",), deaths=0, ends=says))
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
+
+
+def test_data_that_only_a_returning_worker_cannot_read_end_nothing(runs, tmp_path):
+    """As on a node whose disk is gone: the others have what they need."""
+    text = tmp_path / "text"
+    text.write_bytes(TEXT.read_bytes() * 4)
+
+    def lose(job):
+        job.wait_for_event("started", 60)
+        text.unlink()
+        pids = {e["worker"]: e["pid"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"}
+        os.kill(pids["0.1"], signal.SIGKILL)
+
+    overrides = (f"data.path={text}", "run.respawns=1")
+    case = Case("its data are gone", "2x2", overrides, steps=200, deaths=None, bound=120)
+    outcome = runs.of(case, KIND, meanwhile=lose)
+    assert [e["worker"] for e in outcome.all("refused")] == ["0.1"], explain(outcome)
+    assert f"{text} does not exist" in outcome.all("refused")[0]["detail"] and outcome.all("given_up")
 
 
 @pytest.mark.parametrize("shape", ["2x2", "3x2"])
