@@ -1,6 +1,7 @@
 """How long a job stands still when a worker is killed, phase by phase, and what the hit step costs.
 
     python bench/recovery.py [--deaths 20] [--launcher torchrun|fork] [--compute sleep|real] [--seed 1]
+    python bench/recovery.py --mtbf 5 [--seconds 120]
 
 Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train; again and again a random one gets SIGKILL from outside at
 a random instant of a step, is started again by its supervisor and rejoins. `sleep` emulates compute (20 ms an op), so
@@ -9,6 +10,11 @@ that twelve processes on few cores are as free to react as the hosts of twelve G
 Milliseconds from the kill; `stall` is until the last survivor that had to wait has started its next op. `excess` is how
 much longer the hit step took than the median step without a death, in steps; a worker is missing for a part of that
 step, so it cannot be 0.
+
+With --mtbf workers are killed at random, one every so many seconds on average, whether or not the last one is back. The
+table says how long until a killed worker takes part again, part by part, and `live work`: the steps that were done,
+in those that all workers would have done in that time, divided by the share of workers that lived. 1 is a job in which
+a death costs nothing but what the dead one would have done meanwhile.
 """
 
 from __future__ import annotations
@@ -29,9 +35,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recycle_pp.chaos import Live
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Zygote
 
+Kills = list[tuple[float, str]]  # when, who
+WORKERS = 12
+STEADY = 30  # steps before the first death
+WARM_SECONDS = 20.0
+BACK = ("death_detected", "respawned", "spawned", "joining", "rejoined")
 PHASES = ("detected", "announced", "unblocked", "regrouped", "planned", "resumed")
 COMMON = ["parallel=3x4", "model=tiny", "run.steps=100000", "run.validate_every=0", "run.respawns=1000"]
 COMPUTE = {
@@ -45,6 +57,8 @@ def main() -> None:
     parser.add_argument("--deaths", type=int, default=20)
     parser.add_argument("--launcher", choices=["torchrun", "fork"], default="torchrun")
     parser.add_argument("--compute", choices=list(COMPUTE), default="sleep")
+    parser.add_argument("--mtbf", type=float, help="seconds between two deaths, on average")
+    parser.add_argument("--seconds", type=float, default=120.0, help="with --mtbf: for how long (default 120)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("overrides", nargs="*", help="further settings, for instance optimizer.stagger=true")
     arguments = parser.parse_args()
@@ -52,6 +66,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="recycle-bench-") as folder:
         run = RunFolder(Path(folder) / "run")
         with LAUNCHERS[arguments.launcher]([*overrides, f"run.dir={run.path}"]):
+            if arguments.mtbf is not None:
+                live_work(run, *strike_at_random(run, arguments, random.Random(arguments.seed)), arguments)
+                return
             kills = strike(run, arguments.deaths, random.Random(arguments.seed))
         table(run, kills, arguments)
 
@@ -73,6 +90,57 @@ def strike(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
         print(f"\r{number + 1} of {deaths} deaths", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return kills
+
+
+def strike_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:
+    """Kills members at random instants, none of them the last of its stage. Returns (kills, from, to): time.time()."""
+    live, kills = Live(run), []
+    _until(lambda: _steps(run) > STEADY, 600)
+    time.sleep(WARM_SECONDS)  # until all who stand by have imported what they need
+    begun = time.time()
+    due, end = begun + rng.expovariate(1 / arguments.mtbf), begun + arguments.seconds
+    while due < end:
+        time.sleep(max(0.0, due - time.time()))
+        live.look()
+        victims = [worker for worker in live.victims(cruel=False) if worker in live.members]
+        if victims:
+            victim = rng.choice(victims)
+            kills.append((time.time(), victim))
+            os.kill(live.pids[victim], signal.SIGKILL)
+            live.struck(victim)
+        due += rng.expovariate(1 / arguments.mtbf)
+        print(f"\r{len(kills)} deaths", end="", file=sys.stderr, flush=True)
+    time.sleep(max(0.0, end - time.time()))
+    print(file=sys.stderr)
+    return kills, begun, time.time()
+
+
+def live_work(run: RunFolder, kills: Kills, begun: float, end: float, arguments: argparse.Namespace) -> None:
+    events, metrics = run.lines(run.events), run.lines(run.metrics)
+    plain = statistics.median(x["step_seconds"] for x in metrics[3:] if x["time"] < begun)
+    done = sum(begun < x["time"] <= end for x in metrics) * plain / (end - begun)
+    parts: dict[str, list[float]] = {name: [] for name in BACK}
+    missing = 0.0
+    for at, worker in kills:
+        for name in BACK:
+            found = [e["time"] for e in events if e["event"] == name and e["worker"] == worker and e["time"] > at]
+            parts[name] += [found[0] - at] if found else []
+        back = [e["time"] for e in events if e["event"] == "rejoined" and e["worker"] == worker and e["time"] > at]
+        missing += min([*back, end]) - at
+    live = 1 - missing / WORKERS / (end - begun)
+    print(f"{len(kills)} deaths in {end - begun:.0f} s, {arguments.launcher}, compute={arguments.compute}")
+    print(f"{'':>14}{'median':>9}{'p90':>9}{'max':>9}   s from the kill")
+    for name in BACK:
+        values = sorted(parts[name])
+        if values:
+            p90 = values[min(len(values) - 1, int(0.9 * len(values)))]
+            print(f"{name:>14}{statistics.median(values):9.2f}{p90:9.2f}{values[-1]:9.2f}")
+    print(f"step without a death: {1e3 * plain:.0f} ms; {live:.1%} of the workers lived; {done:.1%} of the steps done")
+    print(f"live work: {done / live:.3f}")
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    result = {"back": parts, "step_seconds": plain, "live": live, "done": done, "arguments": vars(arguments)}
+    (out / f"recovery-mtbf-{arguments.launcher}-{arguments.compute}.json").write_text(json.dumps(result, indent=1))
 
 
 def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> None:

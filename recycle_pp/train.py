@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 
 from recycle_pp.config.settings import Settings
@@ -140,12 +141,11 @@ def export(run: RunFolder, step: int) -> int:
 
 def _steps_done(settings: Settings, run: RunFolder) -> int:
     """Of the newest whole checkpoint. ValueError where there is none that is whole, or nothing is left to do."""
-    from recycle_pp.coordinator.checkpoints import Saving
+    from recycle_pp.coordinator.checkpoints import newest_whole
 
-    saving = Saving(run.checkpoints, settings.parallel.stages)
-    done = saving.steps_done()
-    if saving.damaged and not done:
-        damage = next(iter(saving.damaged.values()))
+    done, damaged = newest_whole(run.checkpoints)
+    if damaged and not done:
+        damage = next(iter(damaged.values()))
         raise ValueError(f"run.resume: none of the checkpoints in {run.checkpoints} is whole: {damage}")
     if done >= settings.run.steps:
         raise ValueError(f"run.steps must be above {done}, the steps that run.dir={run.path} has done already")
@@ -160,4 +160,9 @@ if __name__ == "__main__":
     faulthandler.enable()
     if "RANK" in os.environ:
         die_with_parent(os.getppid(), signal.SIGTERM)
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    # Its threads may be stuck in a disk or a pipe, and none of them must wake in an interpreter that ends.
+    os._exit(code)

@@ -11,8 +11,10 @@ A checkpoint is named by the steps it contains: `step-000020` holds the state af
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from recycle_schedules import Worker
 
@@ -32,16 +34,41 @@ class CannotRestore(RuntimeError):
         self.step = step
 
 
+class Whole(NamedTuple):
+    """step: steps done of the newest finished checkpoint that is whole, 0 without one. damaged: of newer ones, what is
+    wrong with each, by its steps done."""
+
+    step: int = 0
+    damaged: Mapping[int, str] = MappingProxyType({})
+
+
+NOTHING = Whole()
+
+
+def newest_whole(folder: Path) -> Whole:
+    """Reads every byte of the newest checkpoint, and of those before it as long as one is damaged: blocks for minutes
+    where they are large."""
+    damaged: dict[int, str] = {}
+    found = {int(p.name.removeprefix("step-")): p for p in folder.glob("step-*") if p.suffix != ".tmp"}
+    for step, path in sorted(found.items(), reverse=True):
+        wrong = damage(path)
+        if wrong is None:
+            return Whole(step, damaged)
+        damaged[step] = wrong
+    return Whole(0, damaged)
+
+
 class Saving:
-    def __init__(self, folder: Path, stages: int) -> None:
-        self._folder, self._stages = folder, stages
+    """newest: steps done of the newest checkpoint that is known."""
+
+    def __init__(self, folder: Path, newest: int = 0) -> None:
+        self._folder, self._newest = folder, newest
         self._step = -1  # of the save that is under way
         self._missing: dict[int, Worker] = {}  # stage -> who writes it
         self._last: Worker | None = None  # who wrote its part last: it assembles, once the replicas are compared
         self.replicas = Replicas()
         self._assembler: Worker | None = None
         self._final = False
-        self.damaged: dict[int, str] = {}  # steps done of a checkpoint that cannot be used -> what is wrong with it
         self._restored = -1  # steps done of the checkpoint that was restored last
         self.failed = False  # the last checkpoint of the run could not be written
 
@@ -55,24 +82,21 @@ class Saving:
         missing = [self._assembler] if self._assembler is not None else sorted(silent)
         return f"worker{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
 
-    def steps_done(self) -> int:
-        """Steps done of the newest complete and undamaged checkpoint; 0 without one. Reads it."""
-        found = {int(p.name.removeprefix("step-")): p for p in self._folder.glob("step-*") if p.suffix != ".tmp"}
-        for step, path in sorted(found.items(), reverse=True):
-            wrong = damage(path)
-            if wrong is None:
-                return step
-            self.damaged[step] = wrong
-        return 0
-
     def newest(self) -> Path | None:
-        """Path of the newest complete checkpoint, which is not read; None without one."""
-        found = [path for path in self._folder.glob("step-*") if path.suffix != ".tmp"]
-        return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+        """The newest finished checkpoint, without a look at the disk."""
+        return self.path(self._newest) if self._newest else None
 
-    def restore_point(self, started: bool, present: int, stages: int) -> int:
-        """Steps done of the checkpoint at which everybody begins anew; never twice the same one."""
-        step = self.steps_done()
+    def known(self, newest: int) -> None:
+        """Another coordinator has finished the checkpoint of so many steps."""
+        self._newest = max(self._newest, newest)
+
+    def path(self, step: int) -> Path:
+        """Of the finished checkpoint of so many steps."""
+        return self._folder / f"step-{step:06d}"
+
+    def restore_point(self, step: int, started: bool, present: int, stages: int) -> int:
+        """Steps done of the checkpoint at which everybody begins anew; never twice the same one. step: of the newest
+        that is whole."""
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
         elif step == self._restored:
@@ -120,6 +144,7 @@ class Saving:
             self._missing, self._assembler, self._last = {}, worker, None
 
     def assembled(self, message: Assembled) -> None:
+        self._newest = max(self._newest, message.step)
         if message.step == self._step:
             self.abandon()
 

@@ -33,7 +33,7 @@ from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, Exit
 
 from .arrivals import until_all_have_come
-from .checkpoints import Saving
+from .checkpoints import Saving, Whole
 from .context import Context
 from .deaths import Deaths
 from .driver import Driver
@@ -47,6 +47,8 @@ from .timers import Timers
 from .watch import Standing, Watch
 from .workers import Workers
 
+WRITE_SECONDS = 10.0  # at the end, for what is still on its way to the run folder
+
 
 class Coordinator:
     def __init__(
@@ -57,24 +59,25 @@ class Coordinator:
         progress: Progress,
         agreement: Agreement,
         leader: Leader,
+        whole: Whole,
     ) -> None:
+        """whole: the checkpoint to begin at, with run.resume."""
         self._settings, self._run, self._agreement = settings, run, agreement
         self._world = settings.parallel.pipelines * settings.parallel.stages
         self.gave_way = False
         self.agents: set[int] = set()  # of the launch, that still live at the end
-        saving = Saving(run.checkpoints, settings.parallel.stages)
-        job = new_job(settings, saving.steps_done() if settings.run.resume else 0)
+        saving, job = Saving(run.checkpoints, whole.step), new_job(settings, whole.step)
         self._recorder = Recorder(settings, run, events, progress, job)
         self._roster, self._restarts, self._timers = Roster(settings), RestartPolicy(settings), Timers()
         self._lifecycle = Lifecycle(self._recorder, lambda: self._deaths.close())
         context = Context(settings, run, self._roster, self._restarts, self._timers, self._recorder, self._lifecycle)
         self._driver = Driver(context, agreement, saving, job, lambda: self._deaths.respawn_due(), self.give_way)
         self._deaths = Deaths(context, self._driver)
-        self._watch = Watch(settings, self._roster, self, run.hangs)
+        self._watch = Watch(settings, self._roster, self, run.hangs, run.later)
         self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._watch)
         self._workers = Workers(context, self._driver, self._deaths, self._watch)
-        self._driver.report_damage()
-        if saving.damaged and not job.first_step:
+        self._driver.report_damage(whole.damaged)
+        if whole.damaged and not whole.step:
             self.stop(f"run.resume=true: none of the checkpoints in {run.checkpoints} is whole")
 
     # -- the job's life ----------------------------------------------------------------------------------------
@@ -95,6 +98,7 @@ class Coordinator:
         self._driver.agreement_gate.close()
         await self._until_all_have_gone()
         self._recorder.close()
+        await self._recorder.written(WRITE_SECONDS)
         return code
 
     def stop(self, reason: str, code: int = 1) -> None:

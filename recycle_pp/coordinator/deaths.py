@@ -15,7 +15,9 @@ deaths.end_stuck(rank, stuck)                 # likewise: it does not get on
 
 from __future__ import annotations
 
+import asyncio
 import time
+import traceback
 
 import msgspec
 
@@ -23,10 +25,11 @@ from recycle_pp.protocol.job import StageLost
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.takeover import Found
+from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.events import cause_in_words
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
-from .checkpoints import CannotRestore
+from .checkpoints import CannotRestore, Whole, newest_whole
 from .context import Context
 from .driver import Driver
 from .problem import new_job, with_less_memory
@@ -43,6 +46,7 @@ class Deaths:
         self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
         self._newest: dict[int, Death] = {}  # of each stage
+        self._restoring: asyncio.Task[None] | None = None
 
     # -- who sees it -------------------------------------------------------------------------------------------
 
@@ -108,7 +112,7 @@ class Deaths:
         self._restarts.died(rank.role, self._driver.job.committed)
         self._go_on_without(rank)
         self._driver.died(rank.role)
-        self._timers.after(cause_seconds, self._explain, rank, incarnation)
+        rank.call_off = self._timers.after(cause_seconds, self._explain, rank, incarnation)
 
     def _go_on_without(self, rank: Rank) -> None:
         try:
@@ -127,17 +131,28 @@ class Deaths:
 
     def _stage_lost(self, stage: int) -> None:
         self._recorder.event("stage_lost", None, stage=stage)
-        self._timers.after(CAUSE_SECONDS, self._restore, stage)  # who has died by itself can be started again
+        self._timers.after(CAUSE_SECONDS, self._begin_anew, stage)  # who has died by itself can be started again
 
-    def _restore(self, stage: int) -> None:
-        """Fills the stage with other workers, and lets everybody begin at the newest checkpoint."""
+    def _begin_anew(self, stage: int) -> None:
+        self._restoring = asyncio.create_task(self._read_checkpoints(stage))
+
+    async def _read_checkpoints(self, stage: int) -> None:
+        try:
+            whole = await apart(newest_whole, self._run.checkpoints)
+            if not self._lifecycle.over:
+                self._restore(stage, whole)
+        except Exception:
+            self._lifecycle.stop(f"the coordinator failed:\n{traceback.format_exc()}")
+
+    def _restore(self, stage: int, whole: Whole) -> None:
+        """Fills the stage with other workers, and lets everybody begin at the newest checkpoint that is whole."""
         present = [rank for rank in self._roster if rank.alive]
         driver, stages = self._driver, self._settings.parallel.stages
         if driver.ending.signal is not None:
             driver.end_early()
             return
         try:
-            step = driver.saving.restore_point(driver.job.started, len(present), stages)
+            step = driver.saving.restore_point(whole.step, driver.job.started, len(present), stages)
         except CannotRestore as cannot:
             self._lifecycle.stop(
                 f"stage {stage} has no live worker left, {cannot}. Start the run again with enough workers and "
@@ -145,7 +160,7 @@ class Deaths:
             )
             return
         finally:
-            driver.report_damage()
+            driver.report_damage(whole.damaged)
         roles = fill_stages({r.number: r.role for r in self._roster}, [r.number for r in present], stages)
         for number, role in roles.items():
             self._roster[number].role = role
@@ -169,9 +184,11 @@ class Deaths:
             # Only its connection broke, or its supervisor would have seen it die: it is ended, and begins anew.
             rank.ended = incarnation
             rank.kill()
-            self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
+            rank.call_off = self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
             return
         rank.explained = incarnation
+        rank.call_off()
+        rank.causes = {of: why for of, why in rank.causes.items() if of >= incarnation}
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
             self._recorder.explain_death(rank.role, death)

@@ -153,9 +153,9 @@ class Driver:
             self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
         self.finish_if_done()
 
-    def report_damage(self) -> None:
-        """An event for each damaged checkpoint that was found."""
-        for step, damage in self.saving.damaged.items():
+    def report_damage(self, damaged: Mapping[int, str]) -> None:
+        """Of checkpoints that were read, by their steps."""
+        for step, damage in damaged.items():
             self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
 
     def _follow_commit(self, note: Mapping[str, Any]) -> None:

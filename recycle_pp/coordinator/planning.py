@@ -8,7 +8,6 @@ planning.look()                                # after every event: begins if th
 from __future__ import annotations
 
 import asyncio
-import json
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -68,14 +67,14 @@ class Planning:
         was_complete = self._profile.complete
         changed = self._profile.add(spans)
         if self._profile.complete and not was_complete:
-            self._run.write_json(self._run.profile, self._profile.to_json())
+            self._run.later(self._run.write_json, self._run.profile, self._profile.to_json())
         self.follow_profile()
         return changed
 
-    def take_up(self) -> None:
-        """What the coordinator before this one has measured, if its run folder is on this machine."""
-        if self._run.profile.exists():
-            self._profile.take_up(json.loads(self._run.profile.read_text()))
+    def take_up(self, measured: Mapping[str, Any] | None) -> None:
+        """What the coordinator before this one has measured: its profile.json, if it is on this machine."""
+        if measured is not None:
+            self._profile.take_up(measured)
         self.follow_profile()
 
     def follow_profile(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from recycle_schedules import Worker
@@ -35,6 +36,7 @@ class Rank:
     respawns: int = 0
     heard: float = 0.0  # when its worker gave the last sign of life
     causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> why it died
+    call_off: Callable[[], None] = lambda: None  # the wait for the cause of its death
 
     @property
     def host(self) -> str | None:

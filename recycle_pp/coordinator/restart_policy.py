@@ -20,6 +20,8 @@ from recycle_pp.wire.messages.supervisors import Death
 
 from .ranks import NODE_LOSS, Rank
 
+REMEMBERED = 100  # ops that have killed a worker
+
 
 class RestartPolicy:
     def __init__(self, settings: Settings) -> None:
@@ -67,4 +69,6 @@ class RestartPolicy:
 
     def failed(self, where: str, role: Worker) -> Worker | None:
         first = self._exceptions.setdefault(where, role)
+        for old in list(self._exceptions)[:-REMEMBERED]:
+            del self._exceptions[old]
         return None if first == role else first

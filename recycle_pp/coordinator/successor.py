@@ -9,11 +9,14 @@ repeated, a checkpoint whose writer died with it is given up (the last one of a 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from recycle_pp.protocol.takeover import Found, find
+from recycle_pp.telemetry.background import apart
+from recycle_pp.telemetry.history import History
 from recycle_pp.telemetry.succession import Succession
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
@@ -22,10 +25,13 @@ from recycle_pp.wire.messages.supervisors import Died, Present
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, Assembled, Assembling, Measured, State
 
+from .checkpoints import newest_whole
 from .coordinator import Coordinator
 from .failover_discovery import FailoverDiscovery
 from .problem import new_job
 from .ranks import Rank
+
+HISTORY_SECONDS = 2.0  # for what is in the run folder of the time before
 
 
 class Successor(Coordinator):
@@ -66,20 +72,25 @@ class Successor(Coordinator):
     async def _take_over(self) -> None:
         """From what supervisors and workers say of themselves; `Job.take_over` has the protocol's part of it."""
         control, parallel = self._settings.control, self._settings.parallel
+        reading = asyncio.create_task(self._history())
         await self._discovery.complete(await self._agreement.supervisors(), control.suspicion)
         states = self._discovery.states()
         found = find(states)
         begun = found.generation >= 0
-        committed = max((state.committed for state in states.values()), default=self._driver.job.committed)
+        committed = max((state.committed for state in states.values()), default=-1)
+        if not states and self._settings.run.resume:
+            committed = (await apart(newest_whole, self._run.checkpoints)).step - 1
+        history = await reading
+        self._driver.saving.known(history.checkpoint)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
         job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
         job.committed = committed
         self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
-        self._recorder.took_over(job, self._succession, found.members - found.live)
-        self._driver.planning.take_up()
+        self._recorder.took_over(job, self._succession, history, found.members - found.live)
+        self._driver.planning.take_up(history.profile)
         if begun:
             self._restarts.taken_over(found.live, found.committed)
-            self._go_on_saving(found)
+            await self._go_on_saving(found)
             self._deaths.take_over(found)
         for rank in self._roster:
             rank.heard = time.monotonic()
@@ -114,8 +125,17 @@ class Successor(Coordinator):
         else:
             self._deaths.found(rank, begun)
 
-    def _go_on_saving(self, found: Found) -> None:
+    async def _history(self) -> History:
+        """What the coordinator before has written; nothing of it if the disk is slow."""
+        try:
+            return await asyncio.wait_for(apart(History.read, self._run), HISTORY_SECONDS)
+        except (OSError, TimeoutError):
+            return History()
+
+    async def _go_on_saving(self, found: Found) -> None:
         """A checkpoint that was under way: what is done of it will be said again."""
         savers, done = found.commit.savers if found.commit else [], found.committed + 1
-        if savers and not self._settings.emulate.mode and self._driver.saving.steps_done() != done:
+        if not savers or self._settings.emulate.mode:
+            return
+        if not await apart(self._driver.saving.path(done).exists):
             self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.told)

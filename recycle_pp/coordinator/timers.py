@@ -9,18 +9,25 @@ from typing import Any
 
 class Timers:
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()  # a task that nobody holds may be collected before it runs
+        self._waiting: set[asyncio.TimerHandle] = set()
 
-    def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-        async def wait() -> None:
-            await asyncio.sleep(seconds)
+    def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+        """Returns what calls it off; to be called from the loop, also after it came."""
+
+        def call() -> None:
+            self._waiting.discard(handle)
             function(*arguments)
 
-        task = asyncio.get_running_loop().create_task(wait())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        def call_off() -> None:
+            self._waiting.discard(handle)
+            handle.cancel()
+
+        handle = asyncio.get_running_loop().call_later(seconds, call)
+        self._waiting.add(handle)
+        return call_off
 
     def close(self) -> None:
         """None of them comes any more."""
-        for task in self._tasks:
-            task.cancel()
+        for handle in self._waiting:
+            handle.cancel()
+        self._waiting.clear()

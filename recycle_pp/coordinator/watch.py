@@ -25,6 +25,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.liveness import Patience, Sign, Stuck, Verdict, judge
+from recycle_pp.telemetry.background import Later, now
 from recycle_pp.telemetry.events import report_once
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.activity import Activity
@@ -68,10 +69,11 @@ class _Known:
 
 
 class Watch:
-    def __init__(self, settings: Settings, roster: Roster, watched: Watched, folder: Path) -> None:
+    def __init__(self, settings: Settings, roster: Roster, watched: Watched, folder: Path, later: Later = now) -> None:
+        """later: what writes to the folder."""
         control = settings.control
         self._beat, self._patience = control.heartbeat, Patience(control.suspicion, control.lease)
-        self._roster, self._watched, self._folder = roster, watched, folder
+        self._roster, self._watched, self._folder, self._later = roster, watched, folder, later
         self._known: dict[int, _Known] = {}
         self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
         self._judged = self._not_before = -math.inf  # the last time; the last one before the newest generation was seen
@@ -91,7 +93,7 @@ class Watch:
 
     def stacks(self, rank: Rank, message: Stacks) -> None:
         step, _ = self._reports
-        self._write(f"{_name(step)}-{rank.role}.txt", message.text)
+        self._later(self._write, f"{_name(step)}-{rank.role}.txt", message.text)
 
     async def run(self) -> None:
         before = time.monotonic()
@@ -186,7 +188,7 @@ class Watch:
             "waits": [[str(a), str(b)] for a, b in verdict.graph.edges],
         })  # fmt: skip
         self._reports = standing.step, reports
-        self._write(f"{_name(standing.step)}.json", json.dumps(reports, indent=1) + "\n")
+        self._later(self._write, f"{_name(standing.step)}.json", json.dumps(reports, indent=1) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         try:

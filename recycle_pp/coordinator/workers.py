@@ -68,7 +68,7 @@ class Workers:
             Resumed: lambda rank, message: self._recorder.resumed(rank.role, message),
             Broken: self._broken,
             Ready: self._ready,
-            CannotRun: lambda rank, message: self._lifecycle.stop(message.reason, code=2),
+            CannotRun: self._cannot_run,
             Leaving: self._leaving,
             LinksMeasured: lambda rank, message: self._driver.planning.links_measured(message),
             Finished: self._finished,
@@ -123,6 +123,15 @@ class Workers:
         if self._fits(rank, message.platform) and rank.role not in job.live:
             earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)
             self._driver.drive(job.ready, rank.role, earliest)
+
+    def _cannot_run(self, rank: Rank, message: CannotRun) -> None:
+        """What the user asks for cannot be done; but where others do it, only this worker, or its node, cannot."""
+        job = self._driver.job
+        if job.phase == "starting" or rank.role in job.live:
+            self._lifecycle.stop(message.reason, code=2)
+            return
+        self._recorder.event("refused", rank.role, detail=message.reason)
+        rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
 
     def _fits(self, rank: Rank, platform: str) -> bool:
         """Peers must compute the same bits, so all workers have the platform of the first. At the start another one

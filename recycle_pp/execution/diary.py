@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from recycle_schedules import Worker
 
@@ -23,7 +24,8 @@ class Diary:
         self._step = 0  # that runs, or comes next
 
     def note(self, sentence: str) -> None:
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} worker {self._worker}: {sentence}", flush=True)
+        with suppress(OSError):  # the disk is full: training does not need it
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} worker {self._worker}: {sentence}", flush=True)
 
     def heard(self, message: Message) -> None:
         match message:

@@ -20,8 +20,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import torch
 from recycle_schedules import Worker
 
@@ -44,6 +46,7 @@ from recycle_pp.wire.messages.workers import (
     CannotRun,
     Exit,
     Finished,
+    Leave,
     Leaving,
     Ready,
     StoreValue,
@@ -51,7 +54,7 @@ from recycle_pp.wire.messages.workers import (
     WorkerHeartbeat,
     WorkerWelcome,
 )
-from recycle_pp.wire.worker_spec import WorkerSpec, last_words
+from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 
 from .activity import Doing
 from .commits import Commits
@@ -65,6 +68,7 @@ from .session import Session
 from .spans import Spans
 from .transports import transport_for
 
+_read_ahead: dict[str, Batches] = {}  # by the settings that say what to read
 NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages a second, however many workers
 
 
@@ -138,7 +142,7 @@ class Process:
 
         try:
             stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir)
-            batches = Batches(settings)
+            batches = _read_ahead.pop(repr(settings), None) or Batches(settings)
             if welcome.resume:
                 path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
@@ -150,7 +154,8 @@ class Process:
                 said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 unfit = f"model.kernels: the kernels cannot run on {device} ({said}); the reference needs none"
                 return self._refuse(ValueError(unfit), session)
-            error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
+            if not self._spec.incarnation:  # who comes later may fail for a reason of its own
+                error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
             raise
 
         spans = Spans(NEWS_SECONDS * pipelines * stages, self._finisher(device))
@@ -196,7 +201,7 @@ class Process:
         """Nothing can be done with what the user asks for: the job stops with this sentence. This process stays until
         it does, or a death without a reason would be heard first."""
         self._client.send(CannotRun(str(error)))
-        while session is None and not isinstance(self._client.recv(), Exit):
+        while session is None and not isinstance(self._client.recv(), Exit | Leave):
             pass
         if session is not None:
             session.wait_for_the_end()
@@ -255,6 +260,13 @@ def _stage(settings: Settings, stage: int, device: torch.device, run_dir: str) -
     return real, optimizer
 
 
+def _prepare(ahead: Ahead) -> None:
+    """While it stands by. A mistake in the data is for the worker to find, should there ever be one."""
+    with suppress(Exception):
+        settings = msgspec.convert(ahead.settings, Settings)
+        _read_ahead[repr(settings)] = Batches(settings)
+
+
 def _call(name: str) -> None:
     """What `ps` and `top` show (prctl(2), PR_SET_NAME: 15 letters)."""
     ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
@@ -262,6 +274,6 @@ def _call(name: str) -> None:
 
 if __name__ == "__main__":
     _call("recycle-standby")  # until its supervisor has a place for it
-    spec = WorkerSpec.read()
+    spec = WorkerSpec.read(_prepare)
     _call("recycle-worker")
     sys.exit(main(spec))

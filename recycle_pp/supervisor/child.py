@@ -37,7 +37,7 @@ import msgspec
 
 from recycle_pp.comm.torch_internals import NCCL_ENVIRONMENT
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
-from recycle_pp.wire.worker_spec import LastWords, WorkerSpec
+from recycle_pp.wire.worker_spec import Ahead, LastWords, WorkerSpec
 
 from .lifeline import Lifeline
 from .vital_signs import Board, VitalSigns
@@ -92,7 +92,7 @@ class Child:
         """It has died, and can be reaped."""
         return bool(select.select([self.pidfd], [], [], 0.0)[0])
 
-    def tell(self, message: WorkerSpec | CoordinatorAt) -> None:
+    def tell(self, message: WorkerSpec | Ahead | CoordinatorAt) -> None:
         """One line to its standard input."""
         with suppress(BrokenPipeError):
             os.write(self._ears, msgspec.json.encode(message) + b"\n")  # far below a pipe's 64 KiB: never blocks

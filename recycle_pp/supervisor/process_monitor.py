@@ -5,7 +5,7 @@ monitor.spawn(order, make_spec, log)        # the coordinator's order; a worker 
 monitor.kill(incarnation); monitor.evict()   # by SIGKILL; by SIGTERM, to hand over
 monitor.kill(incarnation, stacks=True)      # the same, once it has said where its threads stand
 monitor.signs(most)                         # of the worker, for a heartbeat
-monitor.stand_by()                          # the next worker's process starts now, imports everything and waits
+monitor.stand_by(settings)                  # the next worker's process starts now, imports and reads all, and waits
 await monitor.end(gently=True)              # none is started any more, and the last one has a while to end by itself
 monitor.close()                             # nothing is left of it, whatever happened
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Died, Dying, Signs, Spawn, Spawned, Stacks
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.worker_spec import WorkerSpec
+from recycle_pp.wire.worker_spec import Ahead, WorkerSpec
 
 from .child import Child
 
@@ -63,11 +63,12 @@ class ProcessMonitor:
             self._child.send_signal(signal.SIGKILL)
 
     def stand_by(self, settings: Mapping[str, Any]) -> bool:
-        """The next worker need not import anything any more; True if its process has been started just now."""
+        """The next worker need not import or read anything any more; True if its process has been started just now."""
         if self._child is None or self._standby is not None or self._ending:
             return False
         with suppress(OSError):
             self._standby = Child.spawn(settings, self._child.log, self._module)
+            self._standby.tell(Ahead(dict(settings)))
         return self._standby is not None
 
     def tell(self, message: CoordinatorAt) -> None:

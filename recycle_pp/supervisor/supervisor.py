@@ -32,6 +32,7 @@ from recycle_pp.config.settings import Control, Settings
 from recycle_pp.consensus.agreement import PLANNING, LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
+from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.succession import Succession
@@ -190,7 +191,7 @@ class Supervisor:
                 ended = await asyncio.wait_for(host.ended, END_SECONDS)
                 code = code or ended
             if code == 0:
-                print(host.report())
+                await host.report()
                 lost = self._launch.agents - len(host.agents)
                 if lost > 0 and 0 in host.agents:  # who hosts the agents' store
                     await release(self._launch, lost)
@@ -376,10 +377,14 @@ class Supervisor:
     async def _start_host(self, leader: Leader, succession: Succession | None) -> Host:
         assert self._settings is not None and self._leadership.agreement is not None
         await asyncio.to_thread(_prepare_to_lead)
+        from recycle_pp.coordinator.checkpoints import NOTHING, newest_whole
         from recycle_pp.coordinator.host import Host
 
+        whole = NOTHING
+        if self._settings.run.resume and succession is None:
+            whole = await apart(newest_whole, self._run.checkpoints)
         world, agreement = self._launch.world, self._leadership.agreement
-        return Host(self._settings, self._run, agreement, leader, self._token, world, succession)
+        return Host(self._settings, self._run, agreement, leader, self._token, world, succession, whole)
 
     def _leave(self) -> None:
         if self._peer is not None:

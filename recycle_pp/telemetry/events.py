@@ -5,7 +5,8 @@
     metrics = Lines(run.metrics)
     metrics.write({"step": 20, "loss": 2.31, ...})
 
-A line is written whole, so that a killed process loses none and leaves no half one behind.
+A line is written whole, so that a killed process leaves no half one behind. The coordinator has a thread that writes
+(`later`), so a death of its own may cost the lines of the last milliseconds, on a slow disk more.
 """
 
 from __future__ import annotations
@@ -13,33 +14,51 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from .background import Later, now
 
 
 class Lines:
     """A .jsonl file that only grows. NaN and infinity, which JSON does not know, become null.
 
-    On a full disk lines are lost, which is said once, and the training goes on.
+    On a full disk, or where the file cannot be made, lines are lost, which is said once, and the training goes on.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    def __init__(self, path: Path, later: Later = now):
+        """later: calls what touches the file, in order; in another thread, where that is not to be waited for."""
+        self._path, self._file, self._later = path, -1, later
         self._torn = False  # the last line is half there
+        later(self._open)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n"
+        self._later(self._append, json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        self._later(self._close)
+
+    def _open(self) -> None:
+        try:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            report_once(f"{self._path} cannot be written: {error.strerror}")
+
+    def _append(self, line: bytes) -> None:
+        if self._file < 0:
+            return
         try:
             self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
         except OSError as error:
             report_once(f"{self._path} cannot be written: {error.strerror}")
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -47,14 +66,24 @@ class Lines:
 
 @cache
 def report_once(sentence: str) -> None:
-    print(f"recycle_pp: {sentence}; the run goes on without it", file=sys.stderr, flush=True)
+    """On standard error, unless nobody reads there at present: it is not worth waiting for."""
+    with suppress(OSError, ValueError):
+        if _can_be_written(sys.stderr):
+            print(f"recycle_pp: {sentence}; the run goes on without it", file=sys.stderr, flush=True)
+
+
+def _can_be_written(stream: TextIO) -> bool:
+    try:
+        return bool(select.select([], [stream], [], 0.0)[1])
+    except (OSError, ValueError):  # no file at all, as in tests
+        return True
 
 
 class Events:
     """Records events, and says those that a person wants to know."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = lambda sentence: None):
-        self._lines, self._say = Lines(path), say
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda sentence: None, later: Later = now):
+        self._lines, self._say = Lines(path, later), say
 
     def record(
         self, event: str, *, step: int, generation: int, worker: object | None = None, **details: Any
@@ -165,8 +194,8 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{_when(e)}: worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
     ),
     "refused": lambda e: (
-        f"{_when(e)}: worker {e['worker']} runs on {e.get('platform')}, the others on {e.get('expected')}; "
-        "it is sent away"
+        f"{_when(e)}: worker {e['worker']} is sent away: "
+        + (e.get("detail") or f"it runs on {e.get('platform')}, the others on {e.get('expected')}")
     ),
     "coordinator_lost": lambda e: f"{_when(e)}: the coordinator, in rank {e.get('rank')}'s supervisor, is lost",
     "coordinator_elected": lambda e: (

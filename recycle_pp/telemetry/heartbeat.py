@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .clocks import boot_id
+from .harmless import harmless
 from .run_folder import RunFolder
 
 if TYPE_CHECKING:  # a supervisor reads this module, and has no room for numpy
@@ -80,6 +81,7 @@ class Heartbeat:
         self._run, self._term, self._address = run, term, address
         self._started = _started(os.getpid()) or 0
 
+    @harmless
     def write(self, live: Iterable[Worker], over: bool = False, code: int | None = None) -> None:
         sign = Sign(
             time=time.time(),

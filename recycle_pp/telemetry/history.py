@@ -1,47 +1,89 @@
 """What an earlier coordinator of the same run has written, as the one that takes its place needs it.
 
-history = History.read(run)
+history = History.read(run)                     # blocks: 100,000 steps take some tenths of a second
 history.deaths, history.stalls, history.cpu_steps, history.step
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from .run_folder import RunFolder
 
 _LIFE = {"respawned": False, "spawned": False, "rejoined": False, "death_detected": True}  # event -> it is dead
 
 
+class _Event(msgspec.Struct):
+    """What is read of a line of events.jsonl."""
+
+    event: str
+    time: float
+    worker: str | None = None
+    stall_seconds: float = 0.0
+    lost_ops: int = 0
+    checkpoint: int = 0
+
+
+class _Step(msgspec.Struct):
+    """The same of metrics.jsonl."""
+
+    step: int
+    cpu_seconds: float
+    loss: float | None = None
+
+
 @dataclass(frozen=True)
 class History:
     """step: newest one with a line in metrics.jsonl, -1 without; dead: workers whose last news is their death; seconds:
-    since the run began, or was resumed."""
+    since the run began, or was resumed; checkpoint: steps of the newest that was saved, 0 without; profile: what
+    profile.json holds."""
 
-    deaths: int
-    stalls: list[float]
-    lost_ops: int
-    dead: frozenset[str]
-    step: int
-    loss: float | None
-    cpu_steps: list[float]
-    seconds: float
+    deaths: int = 0
+    stalls: list[float] = field(default_factory=list)
+    lost_ops: int = 0
+    dead: frozenset[str] = frozenset()
+    step: int = -1
+    loss: float | None = None
+    cpu_steps: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    checkpoint: int = 0
+    profile: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, run: RunFolder) -> History:
-        events, metrics = run.lines(run.events), run.lines(run.metrics)
-        starts = [number for number, event in enumerate(events) if event["event"] == "started"]
+        events, metrics = list(_lines(run.events, _Event)), list(_lines(run.metrics, _Step))
+        starts = [number for number, event in enumerate(events) if event.event == "started"]
         since = events[starts[-1] :] if starts else events
-        life: dict[str, Any] = {e["worker"]: _LIFE[e["event"]] for e in events if e["event"] in _LIFE}
+        life = {e.worker: _LIFE[e.event] for e in events if e.event in _LIFE}
         return cls(
-            deaths=sum(event["event"] == "death_detected" for event in since),
-            stalls=[event["stall_seconds"] for event in since if event["event"] == "resumed"],
-            lost_ops=sum(event["lost_ops"] for event in since if event["event"] == "resumed"),
-            dead=frozenset(worker for worker, is_dead in life.items() if is_dead),
-            step=metrics[-1]["step"] if metrics else -1,
-            loss=metrics[-1]["loss"] if metrics else None,
-            cpu_steps=[0.0, *(line["cpu_seconds"] for line in metrics), 0.0],
-            seconds=time.time() - since[0]["time"] if since else 0.0,
+            deaths=sum(event.event == "death_detected" for event in since),
+            stalls=[event.stall_seconds for event in since if event.event == "resumed"],
+            lost_ops=sum(event.lost_ops for event in since if event.event == "resumed"),
+            dead=frozenset(str(worker) for worker, is_dead in life.items() if is_dead),
+            step=metrics[-1].step if metrics else -1,
+            loss=metrics[-1].loss if metrics else None,
+            cpu_steps=[line.cpu_seconds for line in metrics],
+            seconds=time.time() - since[0].time if since else 0.0,
+            checkpoint=max((event.checkpoint for event in events if event.event == "checkpoint_saved"), default=0),
+            profile=msgspec.json.decode(run.profile.read_bytes()) if run.profile.exists() else None,
         )
+
+
+T = TypeVar("T")
+
+
+def _lines(path: Path, of: type[T]) -> Iterator[T]:
+    """Those that are whole, and what they should be. One at a time: a call of C over all of them would keep Python's
+    lock, and the event loop waiting, for as long."""
+    decoder = msgspec.json.Decoder(of)
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            with suppress(msgspec.MsgspecError):
+                yield decoder.decode(line)

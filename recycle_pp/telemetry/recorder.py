@@ -5,7 +5,8 @@
     recorder.read_notes()                 # after every event of the job
     recorder.finished(digests)
 
-`recorder.spans(step)` is what the workers measured in a step: `coordinator.planning` plans with it.
+`recorder.spans(step)` is what the workers measured in a step: `coordinator.planning` plans with it. A mistake in any of
+it ends nothing (`harmless`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,12 +34,15 @@ from recycle_pp.wire.messages.workers import (
     WorkerHeartbeat,
 )
 
+from .background import Background
 from .clocks import Clocks
 from .events import Events, Lines
+from .harmless import harmless, harmless_but
 from .history import History
 from .progress import Progress
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
+from .spread import Spread
 from .succession import Succession
 from .traces import Traces
 
@@ -49,17 +52,19 @@ Json = dict[str, Any]
 class Recorder:
     def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job) -> None:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
-        self._metrics = Lines(run.metrics)
-        self._sample_log = Lines(run.samples) if settings.run.sample_log else None
+        self._metrics = Lines(run.metrics, run.later)
+        self._sample_log = Lines(run.samples, run.later) if settings.run.sample_log else None
         self._samples: tuple[int, list[int]] = -1, []  # step, and what is in its gradient
-        self._read = 0  # notes of the job that are done with
         self._begun = time.monotonic()
         self._step_ended = self._begun
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
-        self._traces = Traces(run)
+        self._later = Background("traces")
+        self._traces = Traces(run, self._later)
         self._clocks = Clocks()
         self._cpu: dict[Worker, float] = {}
-        self._cpu_steps: list[float] = [0.0]  # the last one is still running
+        self._cpu_now = 0.0  # of the step under way
+        self._cpu_last, self._steps = 0.0, 0  # of the step before, and how many there were
+        self._cpu_steps = Spread()  # of all but the first two
         self._own_cpu = time.process_time()
         self._logged: dict[Worker, int] = {}
         self._addresses: dict[Worker, Address] = {}
@@ -76,12 +81,15 @@ class Recorder:
 
     # -- from the workers --------------------------------------------------------------------------------------
 
+    @harmless
     def heartbeat(self, worker: Worker, message: WorkerHeartbeat) -> None:
         self._clocks.heard(worker, message.boot, message.now, time.monotonic())
 
+    @harmless
     def ready(self, worker: Worker, message: Ready) -> None:
         self._addresses[worker] = message.address
 
+    @harmless
     def measured(self, worker: Worker, message: Measured) -> None:
         self._traces.measured(worker, message.step, message.spans, self._clocks.here(worker, 0.0))
         if message.samples:
@@ -89,13 +97,15 @@ class Recorder:
         self._logged[worker], self._lr = message.logged_bytes, message.lr
         before, self._cpu[worker] = self._cpu.get(worker), message.cpu
         if before is not None:
-            self._cpu_steps[-1] += message.cpu - before
+            self._cpu_now += message.cpu - before
 
+    @harmless
     def progress(self, worker: Worker, message: OpProgress) -> None:
         here = partial(self._clocks.here, worker)
         *op, start = message.running
         self._traces.progress(worker, message.step, _spans_here(message.spans, here), [*op, here(start)])
 
+    @harmless
     def resumed(self, worker: Worker, message: Resumed) -> None:
         if self._recovery:
             here = partial(self._clocks.here, worker)
@@ -109,14 +119,17 @@ class Recorder:
 
     # -- from the coordinator ----------------------------------------------------------------------------------
 
+    @harmless
     def event(self, name: str, worker: Worker | None, **details: Any) -> None:
         step = self._job.committed + 1
         self._events.record(name, step=step, generation=self._job.generation, worker=worker, **details)
 
+    @harmless
     def say(self, sentence: str) -> None:
         """To the user, without an event."""
         self._progress.say(sentence)
 
+    @harmless
     def death(self, worker: Worker, now: float, stood: float | None = None) -> None:
         """At once, before the job plans around it; the cause follows. stood: seconds since its last progress, from
         which the stall of a hang counts."""
@@ -130,6 +143,7 @@ class Recorder:
             self._traces.mark(self._recovery.step, self._recovery)
         self._traces.died(worker, now)
 
+    @harmless
     def explain_death(self, worker: Worker, death: Death) -> None:
         self._deaths += 1
         details = {"cause": death.cause, "detail": death.detail, "injected": death.injected}
@@ -139,32 +153,35 @@ class Recorder:
             self._recovery.died(worker, self._clocks.here(worker, death.at))
 
     def read_notes(self) -> list[Json]:
-        """Records what the job has noted since the last call, and returns it."""
-        new = self._job.notes[self._read :]
-        self._read = len(self._job.notes)
+        """Records what the job has noted since the last call, and takes it out of its notes; returns it."""
+        new, self._job.notes[:] = self._job.notes[:], []
         for note in new:
-            kind = note["event"]
-            if kind == "committed":
-                self._committed(note["commit"])
-            elif kind == "evaluated":
-                self._write_line(val_loss=note["val_loss"])
-            elif kind == "announced":
-                if self._recovery:
-                    self._recovery.announced(time.monotonic())
-            elif kind == "plan_adopted":
-                if not self._started:
-                    self._started = True
-                    self._step_ended = time.monotonic()  # the start is no part of the first step
-                    self.event("started", None, workers=len(self._job.live))
-                if self._recovery:
-                    self._recovery.planned(time.monotonic(), self._job, self._gone(note))
-                self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
-            elif kind == "repeated":
-                self.event("repeated", None, stages=note["stages"], attempt=note["attempt"])
-            elif kind in ("rejoined", "left"):
-                self._traces.mark(self._job.committed + 1)
-                self.event(kind, Worker.parse(note["worker"]))
+            self._noted(note)
         return new
+
+    @harmless
+    def _noted(self, note: Json) -> None:
+        kind = note["event"]
+        if kind == "committed":
+            self._committed(note["commit"])
+        elif kind == "evaluated":
+            self._write_line(val_loss=note["val_loss"])
+        elif kind == "announced":
+            if self._recovery:
+                self._recovery.announced(time.monotonic())
+        elif kind == "plan_adopted":
+            if not self._started:
+                self._started = True
+                self._step_ended = time.monotonic()  # the start is no part of the first step
+                self.event("started", None, workers=len(self._job.live))
+            if self._recovery:
+                self._recovery.planned(time.monotonic(), self._job, self._gone(note))
+            self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
+        elif kind == "repeated":
+            self.event("repeated", None, stages=note["stages"], attempt=note["attempt"])
+        elif kind in ("rejoined", "left"):
+            self._traces.mark(self._job.committed + 1)
+            self.event(kind, Worker.parse(note["worker"]))
 
     def _gone(self, note: Json) -> set[Part]:
         """What had ended on the dead: by their own word, or because a survivor has used it."""
@@ -172,10 +189,12 @@ class Recorder:
         used = {(step, "F" if kind == "F" else "I", mb, stage) for kind, mb, stage in note["lost"]}
         return used | self._traces.gone(step) | self._traces.gone(step + 1)
 
+    @harmless_but(dict[Worker, np.ndarray])
     def spans(self, step: int) -> dict[Worker, np.ndarray]:
         """What each worker measured of its ops in `step`, as `packing.unpack` gives it."""
         return self._traces.spans(step)
 
+    @harmless
     def speed_changed(self, worker: Worker, factor: float) -> None:
         """Plans of the steps after this one count with it: `factor` times as long as its peers."""
         self._traces.mark(self._job.committed + 1)
@@ -183,20 +202,27 @@ class Recorder:
 
     def restored(self, job: Job) -> None:
         """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
+        self._job, self._recovery = job, None
+        self._begin_anew()
+
+    @harmless
+    def _begin_anew(self) -> None:
         self._write_line()
-        self._job, self._read, self._recovery = job, 0, None
-        self._traces.close()
         bubbles, redone = self._traces.bubbles, self._traces.redone
-        self._traces = Traces(self._run)
+        self._traces = Traces(self._run, self._later)
         self._traces.bubbles, self._traces.redone = bubbles, redone
         self._cpu.clear()
-        self.event("restored", None, checkpoint=job.first_step)
+        self.event("restored", None, checkpoint=self._job.first_step)
 
-    def took_over(self, job: Job, succession: Succession, dead: Collection[Worker]) -> None:
+    def took_over(self, job: Job, succession: Succession, history: History, dead: Collection[Worker]) -> None:
         """Goes on with the files of the coordinator that was lost, as far as they are on this machine."""
-        history = History.read(self._run)
         self._job, self._started = job, True
-        self._deaths, self._stalls, self._cpu_steps = history.deaths, history.stalls, history.cpu_steps
+        self._go_on(job, succession, history, dead)
+
+    @harmless
+    def _go_on(self, job: Job, succession: Succession, history: History, dead: Collection[Worker]) -> None:
+        self._deaths, self._stalls = history.deaths, history.stalls
+        self._cpu_steps, self._steps = Spread(history.cpu_steps[2:]), len(history.cpu_steps)
         self._lost = self._traces.redone = history.lost_ops  # its steps are committed: nothing of them is missing
         self._begun -= history.seconds
         self._known, self._recorded, self._final_loss = history.dead, history.step, history.loss
@@ -214,27 +240,35 @@ class Recorder:
         """The coordinator that was lost has recorded it."""
         return str(worker) in self._known
 
+    @harmless
     def commit_again(self, commit: Commit) -> None:
         """A step's line, if the coordinator that was lost had no time left to write it."""
         if commit.step > self._recorded:
             self._committed(commit)
 
+    @harmless
     def stopped(self, reason: str) -> None:
         self._write_line()
         self.event("stopped", None, reason=reason)
 
+    @harmless
     def finished(self, digests: Mapping[Worker, Mapping[str, str]]) -> None:
         self._write_line()
         self._traces.finish(self._job)
         self.event("finished", None)
-        self._run.write_json(self._run.summary, self._summary(digests).to_json())
+        self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
 
+    @harmless
     def close(self) -> None:
         self._write_line()
-        self._traces.close()
         self._metrics.close()
         if self._sample_log is not None:
             self._sample_log.close()
+
+    async def written(self, seconds: float) -> None:
+        """Until all is on the disk, or so long."""
+        await self._later.flushed(seconds)
+        await self._run.later.flushed(seconds)
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -260,16 +294,17 @@ class Recorder:
             "least_live_stage": live.index(min(live)),
             "least_live": min(live),
             "logged_bytes": max(self._logged.values(), default=0),
-            "cpu_seconds": self._cpu_steps[-1] + time.process_time() - self._own_cpu,  # workers and coordinator
+            "cpu_seconds": self._cpu_now + time.process_time() - self._own_cpu,  # workers and coordinator
         }
-        self._own_cpu = time.process_time()
-        self._cpu_steps[-1] = self._line["cpu_seconds"]
+        self._cpu_last, self._cpu_now, self._own_cpu = self._line["cpu_seconds"], 0.0, time.process_time()
+        self._steps += 1
+        if self._steps > 2:
+            self._cpu_steps.add(self._cpu_last)
         if not commit.evaluate:
             self._write_line()
         if self._sample_log is not None:
             of, samples = self._samples
             self._sample_log.write({"step": step, "samples": samples if of == step else []})
-        self._cpu_steps.append(0.0)
         self._traces.committed(step, self._job)
 
     def _write_line(self, **more: Any) -> None:
@@ -297,11 +332,11 @@ class Recorder:
             tokens=samples * s.model.sequence,
             deaths=self._deaths,
             stall_seconds=self._stalls,
-            bubbles=median(self._traces.bubbles) if self._traces.bubbles else None,
+            bubbles=self._traces.bubbles.median,
             lost_ops=self._lost,
             redone_ops=self._traces.redone,
             wall_seconds=time.monotonic() - self._begun,
-            cpu_seconds_per_step=median(self._cpu_steps[2:-1] or self._cpu_steps),
+            cpu_seconds_per_step=self._cpu_steps.median or self._cpu_last,
             final_loss=self._final_loss,
             weights_sha256=weights_sha256(digests),
         )

@@ -3,6 +3,7 @@
 run = RunFolder.create(settings)     # ValueError if the folder holds another run and run.resume is false
 run = RunFolder("runs/mine")         # to read
 run.lines(run.metrics), run.log("1.2"), run.write_json(run.summary, {...})
+run.later(run.write_json, run.summary, {...})            # the same in a thread: see Background
 
 config.yaml      the resolved configuration          profile.json     measured durations, first forward per rank
 metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
@@ -27,6 +28,7 @@ from typing import Any
 
 from recycle_pp.config.settings import Settings
 
+from .background import Background
 from .events import report_once
 from .follower import Follower
 
@@ -68,6 +70,7 @@ class RunFolder:
         self.traces = self.path / "traces"
         self.hangs = self.path / "hangs"
         self.checkpoints = self.path / "checkpoints"
+        self.later = Background("run folder")  # what is written there and must not be waited for
         self.made: list[Path] = []  # by `create`
         self._lock = -1
 

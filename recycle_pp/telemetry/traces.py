@@ -8,14 +8,13 @@
     traces.gone(step)                    # ops that had ended on workers which died in it
     traces.bubbles, traces.redone        # the figures of the steps so far (docs/figures.md)
 
-A step's optimizer spans come with those of the next step, so a trace is written one step late; and by a thread, as
-with a thousand workers it takes seconds.
+A step's optimizer spans come with those of the next step, so a trace is written one step late; and `later`, in a
+thread, as with a thousand workers it takes seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,12 @@ from recycle_schedules.analysis.figures import PARTS, bubbles_of
 
 from recycle_pp.protocol.job import Job
 
+from .background import Later
+from .harmless import harmless
 from .packing import KINDS, listed, table_of, unpack
 from .recovery import Part, Recovery
 from .run_folder import RunFolder
+from .spread import Spread
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
 Row = tuple[Worker, Span, str]  # and what became of it: done, cut, redone
@@ -34,12 +36,10 @@ COMPUTE = "FIWB"
 
 
 class Traces:
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self.bubbles: list[float] = []  # of every step whose spans are known
+    def __init__(self, run: RunFolder, later: Later) -> None:
+        self._run, self._later = run, later
+        self.bubbles = Spread()  # of every step whose spans are known
         self.redone = 0  # ops
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="traces")
-        self._written: list[Future[None]] = []
         self._measured: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # what live workers did, and by which clock
         self._spans: dict[int, dict[Worker, np.ndarray]] = {}  # the same, once somebody has asked
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # what dead ones had done
@@ -90,15 +90,11 @@ class Traces:
         for old in [k for k in self._measured if k < step - 1]:
             for kept in (self._measured, self._spans, self._lost, self._cut, self._problems):
                 kept.pop(old, None)
+        self._marked = {k: recovery for k, recovery in self._marked.items() if k > step - 3}
 
     def finish(self, job: Job) -> None:
         """The last step has no next one."""
         self._write(job.committed, job)
-
-    def close(self) -> None:
-        """Once everything is written."""
-        self._writer.shutdown()
-        self._check()
 
     def _again(self, step: int) -> frozenset[Part]:
         """Lost ops: of this step, and of this one as the next of a recovery's."""
@@ -110,19 +106,12 @@ class Traces:
         steps = {w: t[t[:, 0] == KINDS.index("O")] for w, t in after.items()}
         lost = [(w, table_of(of)) for w, of in self._lost.get(step, {}).items()]
         cut = [(w, table_of([span])) for w, span in self._cut.get(step, {}).items()]
-        self.bubbles.append(_bubbles(self._problems[step], [*spans.items(), *steps.items(), *lost, *cut]))
+        self.bubbles.add(_bubbles(self._problems[step], [*spans.items(), *steps.items(), *lost, *cut]))
         again = self._again(step)
         if again:
             rows = ((w, *span[:3]) for w, t in spans.items() for span in listed(t))
             ran = ((step, part, (d, i), w.stage) for w, kind, d, i in rows for part in PARTS.get(kind, ""))
             self.redone += sum(part in again for part in ran)
-
-    def _check(self) -> None:
-        """A mistake of ours in the thread is one here."""
-        for writing in self._written:
-            if writing.done():
-                writing.result()
-        self._written = [writing for writing in self._written if not writing.done()]
 
     def _write(self, step: int, job: Job) -> None:
         if step not in self._measured or step not in self._problems:
@@ -143,8 +132,7 @@ class Traces:
             trace = _trace(problem, generation, rows, phases, died)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
 
-        self._check()
-        self._written.append(self._writer.submit(write, dict(self.spans(step)), dict(self.spans(step + 1))))
+        self._later(harmless(write), dict(self.spans(step)), dict(self.spans(step + 1)))
 
 
 def _rows(

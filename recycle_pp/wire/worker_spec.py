@@ -1,6 +1,7 @@
 """What a worker is told by its supervisor, and its last words: lines of JSON through inherited pipes.
 
-    spec = WorkerSpec.read()                # in the worker: the first line on its standard input
+    spec = WorkerSpec.read(prepare)         # in the worker: the first line on its standard input, unless that is an
+                                            # `Ahead` for one that stands by: then prepare(ahead), and the next one
     for place in told_later(): ...          # blocks: CoordinatorAt, where it is now; ends with the supervisor
     last_words(spec, cause="exception", detail=traceback.format_exc())
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -39,9 +40,20 @@ class WorkerSpec:
     lifeline: int = -1  # descriptor of what tells the supervisor of its death
 
     @classmethod
-    def read(cls) -> WorkerSpec:
-        """In a worker: the first line that the supervisor wrote to its standard input."""
-        return msgspec.json.decode(_standard_input().readline(), type=cls)
+    def read(cls, prepare: Callable[[Ahead], None] = lambda ahead: None) -> WorkerSpec:
+        """In a worker: the first lines that the supervisor wrote to its standard input."""
+        while True:
+            line = _standard_input().readline()
+            try:
+                return msgspec.json.decode(line, type=cls)
+            except msgspec.ValidationError:
+                prepare(msgspec.json.decode(line, type=Ahead))
+
+
+class Ahead(msgspec.Struct, forbid_unknown_fields=True):
+    """What a process that stands by for a worker is told before there is a spec."""
+
+    settings: dict[str, Any]
 
 
 class LastWords(msgspec.Struct, frozen=True):

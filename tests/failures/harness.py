@@ -31,7 +31,14 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import LocalJob, LocalNodes, Zygote
 
 Json = dict[str, Any]
-SHAPES = {"1x2": (1, 2, 4), "2x2": (2, 2, 4), "3x2": (3, 2, 3), "3x3": (3, 3, 2), "3x4": (3, 4, 2)}  # D, P, M
+SHAPES = {
+    "1x1": (1, 1, 4),
+    "1x2": (1, 2, 4),
+    "2x2": (2, 2, 4),
+    "3x2": (3, 2, 3),
+    "3x3": (3, 3, 2),
+    "3x4": (3, 4, 2),
+}  # D, P, M
 TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
 
 

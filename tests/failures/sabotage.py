@@ -3,6 +3,9 @@
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
 RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights, in one worker's memory
 RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # what the stage gives is not a number in these steps
+RECYCLE_SABOTAGE='{"telemetry": "Traces.measured"}'      # this method of the telemetry fails whenever it is called
+RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # what Python's objects weigh, after these steps
+RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "generations": [9, 39]}'  # or in these generations
 RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need more shared memory than there is
 RECYCLE_SABOTAGE='{"start": 1}'          # the model of stage 1 cannot be made
 RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker to start has another platform
@@ -19,8 +22,11 @@ RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/
 """
 
 import ctypes
+import functools
+import gc
 import json
 import os
+import sys
 import time
 
 import torch
@@ -29,8 +35,15 @@ from triton.runtime.errors import OutOfResources
 from recycle_pp.comm import collectives
 from recycle_pp.data.batches import Batches
 from recycle_pp.execution import worker
+from recycle_pp.execution.commits import Commits
+from recycle_pp.execution.session import Session
 from recycle_pp.model.stage import Stage
 from recycle_pp.state import checkpoint
+from recycle_pp.telemetry.events import Lines
+from recycle_pp.telemetry.progress import Progress
+from recycle_pp.telemetry.recorder import Recorder
+from recycle_pp.telemetry.recovery import Recovery
+from recycle_pp.telemetry.traces import Traces
 
 _init, _forward, _platform, _time = Stage.__init__, Stage.forward, worker.platform, time.time
 _batch, _all_reduce, _write_part, _save = (
@@ -125,11 +138,67 @@ def platform(*arguments):
     return _platform(*arguments) if same else "another GPU"
 
 
+def census(who, number, of="steps"):
+    now = sabotage()
+    if "census" in now and number in now.get(of, ()):
+        gc.collect()
+        size = sum(map(sys.getsizeof, gc.get_objects()))
+        with open(now["census"], "a") as file:
+            file.write(json.dumps([who, number, size]) + "\n")
+
+
+def committed(self, commit):
+    _committed(self, commit)
+    census("coordinator", commit.step)
+
+
+def vote(self, orders, step, *arguments):
+    _vote(self, orders, step, *arguments)
+    if self._session.participant.worker == (0, 0):
+        census("worker", step)
+
+
+def noted(self, note):
+    _noted(self, note)
+    if note["event"] == "announced":
+        census("coordinator", note["generation"], "generations")
+
+
+def announced(self, message):
+    _announced(self, message)
+    if self.participant.worker == (0, 0):
+        census("worker", message.generation, "generations")
+
+
+def failing(cls, name):
+    method = getattr(cls, name)
+
+    @functools.wraps(method)
+    def fails(*arguments, **named):
+        if sabotage().get("telemetry") == f"{cls.__name__}.{name}":
+            raise RuntimeError("sabotaged")
+        return method(*arguments, **named)
+
+    setattr(cls, name, fails)
+
+
 def jumping_time():
     return _time() + sabotage().get("clock", 0) * (int(time.monotonic() * 20) % 3 - 1)
 
 
 Stage.__init__, Stage.forward, worker.platform, time.time = init, forward, platform, jumping_time
+_committed, Recorder._committed = Recorder._committed, committed
+_vote, Commits.vote = Commits.vote, vote
+_noted, Recorder._noted = Recorder._noted, noted
+_announced, Session._announced = Session._announced, announced
+for of, method in (
+    (Traces, "measured"),
+    (Traces, "committed"),
+    (Recovery, "announced"),
+    (Progress, "step"),
+    (Lines, "write"),
+):
+    failing(of, method)
 Batches.batch, collectives.all_reduce, checkpoint._write_part, checkpoint.Saver.save = (
     batch,
     all_reduce,

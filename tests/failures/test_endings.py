@@ -1,14 +1,19 @@
 """How a job ends that cannot go on: the exit code and the last line tell what was wrong, and nothing wrong is kept."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Zygote
 
-from .harness import Case, Runs, Strike, explain
+from .harness import TEXT, Case, Runs, Strike, explain, fails
 
 KIND = "endings"
 
@@ -96,6 +101,24 @@ def test_a_file_of_half_a_token_ends_the_job_with_that_sentence(shape, runs, tmp
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
 
 
+def test_data_that_only_a_returning_worker_cannot_read_end_nothing(runs, tmp_path):
+    """As on a node whose disk is gone: the others have what they need."""
+    text = tmp_path / "text"
+    text.write_bytes(TEXT.read_bytes() * 4)
+
+    def lose(job):
+        job.wait_for_event("started", 60)
+        text.unlink()
+        pids = {e["worker"]: e["pid"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"}
+        os.kill(pids["0.1"], signal.SIGKILL)
+
+    overrides = (f"data.path={text}", "run.respawns=1")
+    case = Case("its data are gone", "2x2", overrides, steps=200, deaths=None, bound=120)
+    outcome = runs.of(case, KIND, meanwhile=lose)
+    assert [e["worker"] for e in outcome.all("refused")] == ["0.1"], explain(outcome)
+    assert f"{text} does not exist" in outcome.all("refused")[0]["detail"] and outcome.all("given_up")
+
+
 @pytest.mark.parametrize("shape", ["2x2", "3x2"])
 def test_a_kernel_that_cannot_run_here_ends_the_job_with_a_sentence(shape, sabotaged):
     says = "model.kernels: the kernels cannot run on cpu (OutOfResources: out of resource: shared memory"
@@ -115,3 +138,27 @@ def test_a_stage_that_is_lost_by_an_exception_says_which(sabotaged):
     case = Case("its only worker fails", "1x2", deaths=None, ends=says)
     outcome, last = run(sabotaged, case, **{"raise": "ValueError", "stage": 1, "step": 3, "g": 1})
     assert outcome.code == 1 and says in last and last.endswith("died so: ValueError: sabotaged"), explain(outcome)
+
+
+@pytest.mark.parametrize(
+    "where", ["Traces.measured", "Traces.committed", "Recovery.announced", "Progress.step", "Lines.write"]
+)
+def test_telemetry_that_fails_is_said_once_and_ends_nothing(where, sabotaged):
+    case = Case(f"{where} fails", "2x2", fails("3:0.1@backward"), deaths=None)
+    outcome, _ = run(sabotaged, case, telemetry=where)
+    expected = sabotaged.fault_free(case).summary["weights_sha256"]
+    assert outcome.summary["weights_sha256"] == expected is not None, explain(outcome)
+    said = [line for line in outcome.output.splitlines() if "telemetry failed in" in line]
+    assert len(said) == len(set(said)) > 0 and "RuntimeError" in said[0], explain(outcome)
+
+
+def test_a_pager_that_is_paused_from_the_beginning_to_the_end_holds_nothing_up(tmp_path):
+    """As `... | less`, without a key pressed: 2000 lines are twice what a pipe holds."""
+    run = RunFolder(tmp_path / "run")
+    quick = ["emulate=sleep", *(f"emulate.{op}=0" for op in "FIWO")]
+    command = [sys.executable, "-m", "recycle_pp.train", *Case("", "1x1", steps=2000).arguments, *quick]
+    environment = {**os.environ, "COLUMNS": "80"}
+    with subprocess.Popen([*command, f"run.dir={run.path}"], stdout=subprocess.PIPE, env=environment) as job:
+        assert job.wait(240) == 0
+        assert len(run.lines(run.metrics)) == 2000 and run.summary.exists()
+        assert len(job.stdout.read()) > 60_000, "it was full"

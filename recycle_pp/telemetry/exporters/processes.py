@@ -15,6 +15,7 @@ from pathlib import Path
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.events import report_once
+from recycle_pp.telemetry.harmless import harmless
 from recycle_pp.telemetry.run_folder import RunFolder
 
 from .exporter import wanted
@@ -26,6 +27,11 @@ class Exporters:
     def __init__(self, settings: Settings, run: RunFolder) -> None:
         self._run = run
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._start(settings)
+
+    @harmless
+    def _start(self, settings: Settings) -> None:
+        run = self._run
         known = ",".join(str(_size(path)) for path in (run.metrics, run.events))  # passed on before: this run goes on
         for name, arguments in wanted(settings).items():
             command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
@@ -34,6 +40,7 @@ class Exporters:
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
                 )
 
+    @harmless
     def look(self) -> None:
         for name, process in list(self._processes.items()):
             if process.poll() is not None:
@@ -44,11 +51,11 @@ class Exporters:
         folder."""
         for process in self._processes.values():
             assert process.stdin is not None
-            process.stdin.close()
+            with suppress(OSError):  # it has ended
+                process.stdin.close()
         waiting = [asyncio.to_thread(self._wait, process) for process in self._processes.values()]
         await asyncio.gather(*waiting)
-        for name in list(self._processes):
-            self._ended(name)
+        self.look()
 
     def kill(self) -> None:
         """Nothing stays behind."""

@@ -10,7 +10,7 @@ LIVE = [Worker(0, 0), Worker(1, 0), Worker(1, 1)]  # W(0, 1) has died
 
 
 def saving(tmp_path, *, final):
-    begun = Saving(tmp_path, stages=2)
+    begun = Saving(tmp_path)
     begun.begin(8, SAVERS, final, live=())
     return begun
 

@@ -219,7 +219,7 @@ class World:
             first_step=first_step, evaluate_every=self.evaluate_every, save_every=self.save_every,
             generation=generation, waiting={self._roles[rank] for rank in ranks},
         )  # fmt: skip
-        self.saving = Saving(NOWHERE, self.stages)
+        self.saving = Saving(NOWHERE)
         self._notes_read = 0
         self._planned: Steps | None = None
         self._stage_lost: int | None = None

@@ -1,0 +1,416 @@
+"""How long the coordinator's event loop stands still at most, with a large checkpoint and a long history in its folder.
+
+    python bench/loop.py                          # 16x8x64: 128 workers; 10 GB, 100,000 steps
+    python bench/loop.py --size 3x4x6 --gigabytes 1 --history 1000
+
+The coordinator is the real one, on a real server; its supervisors and workers are impostors in another process, who
+say what real ones say and compute nothing. They start, do some steps, one dies and returns; then all of a stage die, so
+that the newest checkpoint is read, byte for byte, while the others are heard; and at last the coordinator is lost, and
+another one takes over, with all that lies in the folder. `still` is the longest that one callback of the loop took,
+without the time for which its thread could run and others had the processors (schedstat; `wall` is with it), `cpu` what
+of it was spent computing: the rest is a wait that must not be, or one for the interpreter's lock. The longest five are
+named. Results in bench/out/loop.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import io
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from recycle_schedules import Worker
+from recycle_schedules.compiled import load
+
+from recycle_pp.config.settings import Emulate, Parallel, Run, Settings
+from recycle_pp.coordinator.checkpoints import NOTHING
+from recycle_pp.coordinator.coordinator import Coordinator
+from recycle_pp.coordinator.successor import Successor
+from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.participant import Participant
+from recycle_pp.state.checksum import fingerprint
+from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.packing import pack
+from recycle_pp.telemetry.progress import Progress
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.succession import Succession
+from recycle_pp.wire.connection import Peer, connect, serve
+from recycle_pp.wire.messages.agreement import Leader, Place
+from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.supervisors import (
+    TO_SUPERVISOR,
+    Death,
+    Died,
+    Dying,
+    Finish,
+    Present,
+    Spawn,
+    Spawned,
+    SupervisorHeartbeat,
+    SupervisorWelcome,
+)
+from recycle_pp.wire.messages.workers import (
+    TO_WORKER,
+    Adopt,
+    Announce,
+    Commit,
+    Donate,
+    Exit,
+    Measured,
+    Ready,
+    State,
+    SteadyPlan,
+    Synced,
+    WorkerHeartbeat,
+    WorkerWelcome,
+)
+
+OUT = Path(__file__).resolve().parent / "out" / "loop.json"
+TOKEN, HOST = "of the bench", "127.0.0.1"
+STEP_SECONDS = 0.05
+PHASES = ("start", "steps", "death", "restore", "take-over")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="16x8x64", metavar="DxPxM", help="pipelines, stages, micro-batches")
+    parser.add_argument("--gigabytes", type=float, default=10.0, help="of the checkpoint (a sparse file, read in full)")
+    parser.add_argument("--history", type=int, default=100_000, help="steps that metrics.jsonl holds already")
+    arguments = parser.parse_args()
+    load()
+    pipelines, stages, microbatches = map(int, arguments.size.split("x"))
+    settings = Settings(
+        parallel=Parallel(pipelines=pipelines, stages=stages, microbatches=microbatches),
+        run=Run(steps=arguments.history + 100_000, respawns=100),
+        emulate=Emulate(mode="sleep", F=0.01, I=0.01, W=0.01, O=0.01),
+    )
+    with tempfile.TemporaryDirectory(prefix="recycle-bench-") as folder:
+        run = RunFolder(folder)
+        run.make()
+        prepare(run, arguments.history, arguments.gigabytes)
+        still = asyncio.run(measure(settings, run, arguments.history))
+    print(f"{arguments.size}: {pipelines * stages} workers, {arguments.gigabytes:g} GB, {arguments.history} steps")
+    print(f"{'':>10}{'still':>9}{'cpu':>9}{'wall':>9}   ms; the longest callbacks")
+    for phase in PHASES:
+        longest = still[phase]
+        figures = "".join(f"{1e3 * max(column):9.1f}" for column in list(zip(*longest, strict=True))[:3])
+        print(f"{phase:>10}{figures}   {', '.join(f'{1e3 * each[0]:.0f} {each[3]}' for each in longest)}")
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps({"arguments": vars(arguments), "still": still}, indent=1))
+    return 0
+
+
+def prepare(run: RunFolder, steps: int, gigabytes: float) -> None:
+    """A run that has done so many steps, with a checkpoint at its end."""
+    line = {"time": time.time(), "generation": 0, "loss": 2.0, "grad_norm": 1.0, "cpu_seconds": 0.5, "live_workers": 1}
+    with run.metrics.open("w") as file:
+        file.writelines(json.dumps({"step": step, **line}) + "\n" for step in range(steps))
+    event = {"time": time.time(), "step": 0, "generation": 0, "worker": None}
+    with run.events.open("w") as file:
+        file.write(json.dumps({**event, "event": "started"}) + "\n")
+        file.writelines(
+            json.dumps({**event, "event": "resumed", "stall_seconds": 0.1, "lost_ops": 3}) + "\n"
+            for _ in range(steps // 10)
+        )
+    checkpoint = run.checkpoints / f"step-{steps:06d}"
+    checkpoint.mkdir()
+    part = checkpoint / "weights.distcp"
+    with part.open("wb") as file:
+        file.truncate(int(gigabytes * 1e9))
+    (checkpoint / "about.json").write_text(json.dumps({"files": {part.name: fingerprint(part)}}))
+
+
+# ----------------------------------------------------------------------------------------------- the coordinator
+
+
+class Alone:
+    """The agreement of a supervisor that nobody else competes with."""
+
+    def __init__(self) -> None:
+        self.places: Mapping[int, Place] = {}
+
+    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
+        self.places = dict(supervisors)
+
+    async def supervisors(self) -> Mapping[int, Place]:
+        return self.places
+
+
+Still = tuple[float, float, float, str]  # seconds: still, of these computing, on the clock; of which callback
+
+
+class Stopwatch:
+    """Of every callback of the loop: how long it took."""
+
+    def __init__(self) -> None:
+        self.longest: dict[str, list[Still]] = {phase: [] for phase in PHASES}
+        self.phase = PHASES[0]
+        self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        original = asyncio.events.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            begun, cpu, delayed = time.perf_counter(), time.thread_time(), self._delayed()
+            original(handle)
+            wall = time.perf_counter() - begun
+            self._add(wall - (self._delayed() - delayed), time.thread_time() - cpu, wall, handle)
+
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+
+    def _delayed(self) -> float:
+        """Seconds for which this thread has waited for a processor so far."""
+        return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e9
+
+    def _add(self, seconds: float, cpu: float, wall: float, handle: asyncio.Handle) -> None:
+        longest = self.longest[self.phase]
+        if len(longest) < 5 or seconds > longest[-1][0]:
+            callback: Any = handle._callback
+            task = getattr(callback, "__self__", None)
+            name = task.get_coro().__qualname__ if isinstance(task, asyncio.Task) else getattr(
+                callback, "__qualname__", repr(callback)
+            )  # fmt: skip
+            longest.append((seconds, cpu, wall, name))
+            longest.sort(reverse=True)
+            del longest[5:]
+
+
+async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str, list[Still]]:
+    watch, agreement, progress = Stopwatch(), Alone(), Progress(settings.run.steps, 1, io.StringIO())
+    current: Coordinator | None = None
+    peers: set[Peer] = set()
+
+    async def handle(peer: Peer) -> None:
+        peers.add(peer)
+        if current is not None:
+            await current.handle(peer)
+
+    server = await serve(handle, HOST, 0, TOKEN)
+    port = server.sockets[0].getsockname()[1]
+    leader = Leader(0, 0, HOST, port)
+    current = Coordinator(
+        settings, run, Events(run.events, progress.say, run.later), progress, agreement, leader, NOTHING
+    )  # type: ignore[arg-type]
+    running = asyncio.create_task(current.run())
+    spawner = multiprocessing.get_context("spawn")
+    ours, theirs = spawner.Pipe()
+    impostors = spawner.Process(target=impersonate, args=(settings, port, theirs), daemon=True)
+    impostors.start()
+
+    async def until(true: Any, what: str, seconds: float = 240.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline or running.done():
+                raise SystemExit(f"no {what} in {seconds} s: {progress._stream.getvalue()[-3000:]}")  # type: ignore[union-attr]
+            await asyncio.sleep(0.02)
+
+    async def steps(count: int) -> None:
+        assert current is not None
+        before = current._driver.job.committed
+        await until(lambda: current._driver.job.committed >= before + count, f"{count} steps")
+
+    await until(lambda: current._driver.job.started, "start")
+    await steps(5)
+    gc.freeze()  # as a host does, see there
+    watch.phase = "steps"
+    await steps(20)
+    watch.phase = "death"
+    ours.send([settings.parallel.stages + 1])
+    await until(lambda: len(current.live) == current._world - 1, "death")
+    await until(lambda: len(current.live) == current._world, "return")
+    await steps(5)
+    watch.phase = "restore"
+    stages = settings.parallel.stages
+    ours.send([d * stages for d in range(settings.parallel.pipelines)])
+    await until(lambda: current._driver.job.first_step == history, "restored job")
+    await until(lambda: current._driver.job.committed > history + 3, "steps after it")
+    watch.phase = "take-over"
+    current.give_way()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    succession = Succession(1, 0, 0, time.monotonic(), time.monotonic())
+    current = Successor(
+        settings, run, Events(run.events, progress.say, run.later), progress, agreement, Leader(1, 0, HOST, port),
+        NOTHING, succession=succession, token=TOKEN,
+    )  # fmt: skip
+    running = asyncio.create_task(current.run())
+    for peer in list(peers):
+        peer.abort()
+    await until(lambda: current._driver.job.committed > history + 3, "take-over")
+    await steps(20)
+    impostors.kill()
+    running.cancel()
+    server.close()
+    return watch.longest
+
+
+# -------------------------------------------------------------------------------------------------- the impostors
+
+
+def impersonate(settings: Settings, port: int, orders: Any) -> None:
+    with suppress(KeyboardInterrupt):
+        asyncio.run(Impostors(settings, port, orders).run())
+
+
+class Impostors:
+    def __init__(self, settings: Settings, port: int, orders: Any) -> None:
+        self.settings, self.port, self._orders = settings, port, orders
+        ranks = settings.parallel.pipelines * settings.parallel.stages
+        self.supervisors = [FakeSupervisor(self, rank) for rank in range(ranks)]
+        self.workers: dict[Worker, FakeWorker] = {}
+
+    async def run(self) -> None:
+        tasks = [asyncio.create_task(supervisor.run()) for supervisor in self.supervisors]
+        while tasks:
+            await asyncio.sleep(0.01)
+            if self._orders.poll():
+                for rank in self._orders.recv():
+                    self.supervisors[rank].worker_dies()
+
+
+class FakeSupervisor:
+    def __init__(self, all: Impostors, rank: int) -> None:
+        self._all, self._rank = all, rank
+        self._peer: Peer | None = None
+        self._order: Spawn | None = None
+        self._worker: FakeWorker | None = None
+        self._deaths: list[Died] = []
+
+    async def run(self) -> None:
+        while True:
+            with suppress(OSError):
+                hello = SupervisorHello(self._rank, "here", 1, 0)
+                self._peer = await connect(HOST, self._all.port, TOKEN, hello)
+                beats = asyncio.create_task(self._beat(self._peer))
+                async for message in self._peer.listen(TO_SUPERVISOR):
+                    self._hear(message)
+                beats.cancel()
+            await asyncio.sleep(0.2)
+
+    async def _beat(self, peer: Peer) -> None:
+        while True:
+            await asyncio.sleep(self._all.settings.control.heartbeat)
+            peer.send(SupervisorHeartbeat(None))
+
+    def _hear(self, message: Any) -> None:
+        assert self._peer is not None
+        match message:
+            case SupervisorWelcome():
+                place = Place(HOST, 1000 + self._rank)
+                self._peer.send(Present(place, self._order, self._worker is not None, self._deaths))
+            case Spawn():
+                self._order = message
+                if self._worker is not None:
+                    self._worker.end()
+                self._worker = FakeWorker(self._all, self._rank, message)
+                self._peer.send(Spawned(message.incarnation, 1))
+            case Finish():
+                sys.exit(0)
+
+    def worker_dies(self) -> None:
+        worker, self._worker = self._worker, None
+        assert worker is not None and self._peer is not None
+        worker.end()
+        died = Died(worker.incarnation, Death("signal", "SIGKILL", time.monotonic()), False)
+        self._deaths = [*self._deaths, died][-3:]
+        self._peer.send(Dying(worker.incarnation, time.monotonic()))
+        self._peer.send(died)
+
+
+class FakeWorker:
+    def __init__(self, all: Impostors, rank: int, order: Spawn) -> None:
+        self._all, self._rank, self.incarnation = all, rank, order.incarnation
+        parallel = all.settings.parallel
+        self._me, self._total = Worker(*order.worker), parallel.pipelines * parallel.microbatches
+        self._spans = pack([
+            [kind, self._me.pipeline, i, float(i), i + 1.0] for i in range(parallel.microbatches) for kind in "FIW"
+        ])  # fmt: skip
+        self._last = self._me.stage == parallel.stages - 1
+        self.member = Participant(self._me, parallel.stages)
+        self._peer: Peer | None = None
+        self._ready: Ready | None = None
+        self._voted = (-1, -1)
+        self._joins: list[tuple[FakeWorker, int]] = []
+        all.workers[self._me] = self
+        self._task = asyncio.create_task(self._run())
+
+    def end(self) -> None:
+        self._task.cancel()
+        if self._peer is not None:
+            self._peer.abort()
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(OSError):
+                moved = self._ready is not None
+                hello = WorkerHello(self._rank, self.incarnation, moved)
+                self._peer = await connect(HOST, self._all.port, TOKEN, hello)
+                if moved:
+                    state: State = self.member.state(linked=True)
+                    self._peer.send(msgspec.structs.replace(state, said=[self._ready]))
+                async for message in self._peer.listen(TO_WORKER):
+                    self._hear(message)
+            await asyncio.sleep(0.2)
+
+    def _say(self, message: Any) -> None:
+        if self._peer is not None:
+            self._peer.send(message)
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case WorkerWelcome():
+                self.member.committed = self.member.applied = message.resume - 1
+                self._ready = Ready((HOST, 1), "impostor")
+                self._say(self._ready)
+            case Announce():
+                self._say(self.member.announce(message))
+            case Adopt():
+                self.member.adopt(message)
+            case SteadyPlan():
+                self.member.plan(message)
+                asyncio.get_running_loop().call_later(STEP_SECONDS, self._vote)
+            case Commit():
+                self.member.commit(message)
+                self.member.next_commit()
+                self.member.applied = message.step
+                for joiner, session in self._joins:
+                    joiner.follow(message.step, session)
+                self._joins = [] if message.hold else self._joins
+                asyncio.get_running_loop().call_later(STEP_SECONDS, self._vote)
+            case Donate():
+                joiner = self._all.workers[message.to]
+                self._joins.append((joiner, message.session))
+                joiner.follow(self.member.applied, message.session)
+            case Exit():
+                self.end()
+
+    def follow(self, step: int, session: int) -> None:
+        if self.member.generation < 0:
+            self.member.applied = self.member.committed = step
+            self._say(Synced(step, session))
+
+    def _vote(self) -> None:
+        orders, step = self.member.orders, self.member.committed + 1
+        if orders is None or orders.steady is None or self._voted == (orders.generation, step):
+            return
+        self._voted = orders.generation, step
+        self.member.record(step).reduced = True
+        self._say(WorkerHeartbeat(time.monotonic(), "elsewhere"))
+        self._say(Measured(step, self._spans, [], 0, 1e-4, float(step)))
+        losses = [2.0] * self._total if self._last else []
+        counts, speaks = [1.0] * self._total, self.member.speaks
+        self._say(make_vote(orders.generation, step, [0.1] * 60, True, counts, losses, speaks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

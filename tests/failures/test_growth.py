@@ -1,0 +1,74 @@
+"""Nothing grows with the steps, nor with the deaths: what all objects of the coordinator and of a worker weigh."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.telemetry.follower import Follower
+from recycle_pp.testing.local_cluster import Zygote
+
+from .harness import Case, Runs
+
+AT_ONCE = ("emulate=sleep", "schedule.profile_steps=0", *(f"emulate.{op}=0" for op in "FIWO"))
+STEPS, DEATHS = 12_000, 40_000  # bytes of what is kept of the last ones; a list with an entry a step would have 16,000
+A_DEATH = 100  # bytes: summary.json has the stall of each
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory, runs):
+    with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
+        yield Runs(zygote, tmp_path_factory.mktemp("growth"), runs.results)
+
+
+def sizes(path):
+    """By who and step."""
+    return {(who, step): size for who, step, size in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.mark.parametrize(
+    ("early", "late"),
+    [(1000, 3000), pytest.param(2000, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+)
+def test_nothing_grows_with_the_steps(early, late, counted, tmp_path):
+    census = {"census": str(tmp_path / "sizes"), "steps": [early, late]}
+    case = Case("many steps", "2x2", AT_ONCE, steps=late + 1, deaths=0, bound=60 + 0.1 * late)
+    counted.of(case, "growth", environment={"RECYCLE_SABOTAGE": json.dumps(census)})
+    found = sizes(tmp_path / "sizes")
+    growth = {who: found[who, late] - found[who, early] for who in ("coordinator", "worker")}
+    assert max(growth.values()) < STEPS, growth
+
+
+@pytest.mark.parametrize(
+    ("early", "late"), [(5, 20), pytest.param(20, 200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_nothing_grows_with_the_deaths(early, late, counted, tmp_path):
+    """Worker 1.1 dies as soon as it is back; each death, and each return, is a generation."""
+    generations = [2 * early, 2 * late]
+    census = {"census": str(tmp_path / "sizes"), "generations": generations}
+
+    def kill(job):
+        events, deaths = Follower(job.run.events), 0
+        pid = None
+        while deaths < late + 2:
+            for event in events.new():
+                if event["event"] == "spawned" and event["worker"] == "1.1":
+                    pid = event["pid"]
+                if event["event"] == "started" or (event["event"] == "rejoined" and event["worker"] == "1.1"):
+                    os.kill(pid, signal.SIGKILL)
+                    deaths += 1
+            time.sleep(0.01)
+        job.signal(signal.SIGINT)
+
+    slow = ("emulate=sleep", "run.respawns=100000", *(f"emulate.{op}=0.01" for op in "FIWO"))
+    bound = 60 + 10.0 * late
+    case = Case("many deaths", "2x2", slow, steps=100_000, deaths=None, bound=bound, ends="SIGINT")
+    environment = {"RECYCLE_SABOTAGE": json.dumps(census)}
+    outcome = counted.of(case, "growth", environment=environment, meanwhile=kill)
+    assert outcome.deaths >= late
+    found = sizes(tmp_path / "sizes")
+    growth = {who: found[who, generations[1]] - found[who, generations[0]] for who in ("coordinator", "worker")}
+    assert max(growth.values()) < DEATHS + A_DEATH * (late - early), growth
