@@ -70,12 +70,13 @@ class LayoutBounds:
                 found = min(found, max(first, float(self._least(np.maximum, self._after(n))[0][n])))
         return found
 
-    def layout(self, slack: float = 1.0, power: float = 2.0) -> Layout:
-        """The layout with the least sum of the terms' powers among those whose terms are at most slack * best."""
+    def layout(self, slack: float = 1.0, power: float = 2.0, tilt: float = 0.0) -> Layout:
+        """The layout with the least sum of the terms' powers among those whose terms are at most slack * best. tilt: how
+        much more the last stage's term weighs than the first one's, as a share: what is late makes everybody wait."""
         level, least, found = max(self.best, 1e-300), math.inf, ()
         cost = lambda t: np.where(t <= level * max(slack, 1 + 1e-12), (t / level) ** power, np.inf)  # noqa: E731
         for n, first in self._first_stages():
-            terms = [cost(t) for t in self._after(n)]
+            terms = [cost(t) * (1 + tilt * s / self.problem.stages) for s, t in enumerate(self._after(n), 1)]
             table = self._least(np.add, terms)
             if float(cost(first)) + table[0][n] < least:
                 least, found = float(cost(first)) + table[0][n], (n, *self._path(n, terms, table))

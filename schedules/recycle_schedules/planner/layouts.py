@@ -39,12 +39,12 @@ from .partial_schedule import PartialSchedule, finish, value
 from .planner import plans
 from .search import MOVED
 
-EVEN = ((1.0, 32.0), (1.03, 1.0), (1.03, 8.0), (1.1, 1.0), (1.1, 8.0))
-"""Ideas of even: slack and power of `LayoutBounds.layout`."""
+EVEN = ((1.0, 2.0, 0.1), (1.0, 2.0, 0.5), (1.03, 8.0, 0.3), (1.03, 1.0, 0.1))
+"""Ideas of even: slack, power and tilt of `LayoutBounds.layout`."""
 ARMS = 6
 """Layouts that are refined in turn."""
 RUNS = ((0.2, 1.0), (0.5, 8.0), (0.2, 1.0), (0.1, 8.0))
-LEAN = (0.75, 0.5, 0.25, 0.0, 1.0)
+LEAN = (0.5, 0.0, 1.0)
 """heat and weight, and lean, of runs of local search (`candidates.improved`)."""
 
 
@@ -154,8 +154,8 @@ class _Search:
     def climb(self) -> bool:
         """Plan the neighbour of the best layout with the least bound; False if none can be better."""
         found = [
-            (bound, sum(n * n for n in layout), layout)
-            for layout in _neighbours(self.best.layout)
+            (bound, sum(s * n for s, n in enumerate(layout)), layout)
+            for layout in (self.best.layout, *_neighbours(self.best.layout))
             if layout not in self.planned and (bound := self.bounds.of(layout)) < self.best.value * (1 - 1e-9)
         ]
         if not found:
