@@ -203,7 +203,7 @@ class LayoutBounds:
         if p.optimizer == "none":
             step, reduce = 0 * step, 0.0
         if p.total == 0:
-            return np.where(fine, step / slow, np.inf), np.where(fine, 0.0, np.inf)
+            return np.where(fine, step / slow, np.inf), np.where(fine, -np.inf, np.inf)
         stage = of(self.sums["F"]), of(self.early), of(self.backward), limit, p.i_release, beyond
         span = _with_memory(*stage)
         if p.optimizer == "staggered":
