@@ -42,7 +42,9 @@ class Layers:
         bytes              what a worker holds of the layer all the time: parameters, gradients, optimizer state
         activation_bytes   what it holds of one micro-batch in flight"""
         if not isinstance(given, Mapping) or not set(NEEDED) <= set(given):
-            raise ValueError(f"layers: an object with the keys F, I and W is needed, one number per layer, not {given!r}")
+            raise ValueError(
+                f"layers: an object with the keys F, I and W is needed, one number per layer, not {given!r}"
+            )
         unknown = sorted(str(key) for key in given if key not in KEYS)
         if unknown:
             raise ValueError(f"layers: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")

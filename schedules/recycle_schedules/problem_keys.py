@@ -54,8 +54,8 @@ class ProblemKeys:
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages; send_rerouted: between different pipelines (default: send)
     links          hosts, and the latency and bandwidth of the links between them (links.py), instead of `send`
-    layers         {"F", "I", "W", "O", "bytes", "activation_bytes"}: a number per layer (layers.py), instead of durations:
-                   then the boundaries between stages are part of the plan (`plan_layout`)
+    layers         {"F", "I", "W", "O", "bytes", "activation_bytes"}: a number per layer (layers.py), instead of
+                   durations: then the boundaries between stages are part of the plan (`plan_layout`)
     capacity_bytes with layers: what a worker has for its layers and for the micro-batches in flight through them
     allreduce      time from a stage's last gradient to its optimizer steps; one per stage or one for all
     reroute        "failed_only": micro-batches leave their pipeline only where its worker is dead | "any"

@@ -8,8 +8,8 @@
 Why it is a bound. Those of a fixed layout (`bounds.py`) are the maximum over the stages of terms, and the term of a
 stage knows of the other stages only how long a first micro-batch takes through all that is before it, and a round trip
 through all that is behind it. Both are sums over layers: whatever the layout, the layers before a stage are those below
-its first layer a, and those behind it the ones from its end b on. So the term of stage s is a function t(s, a, b) of its
-own two boundaries, and the least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L is found exactly, by
+its first layer a, and those behind it the ones from its end b on. So the term of stage s is a function t(s, a, b) of
+its own two boundaries, and the least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L is found exactly, by
 dynamic programming. Where a term does depend on the rest of the layout it is made smaller:
 
 - workers before or behind run at the speed of the fastest live worker of all those stages;
@@ -44,8 +44,8 @@ ABOVE = 1.1
 
 
 class LayoutBounds:
-    """The terms t(s, a, b) of a problem with layers and what follows from them. ValueError if there is no layout in which
-    all stages have room for their layers and one micro-batch."""
+    """The terms t(s, a, b) of a problem with layers and what follows from them. ValueError if there is no layout in
+    which all stages have room for their layers and one micro-batch."""
 
     def __init__(self, problem: Problem) -> None:
         p, model = problem, problem.model
@@ -71,9 +71,12 @@ class LayoutBounds:
         return found
 
     def layout(self, slack: float = 1.0, power: float = 2.0, tilt: float = 0.0) -> Layout:
-        """The layout with the least sum of the terms' powers among those whose terms are at most slack * best. tilt: how
-        much more the last stage's term weighs than the first one's, as a share: what is late makes everybody wait."""
-        level, least, found = max(self.best, 1e-300), math.inf, ()
+        """The layout with the least sum of the terms' powers among those whose terms are at most slack * best.
+
+        tilt: how much more the last stage's term weighs than the first one's, as a share. The last stages begin late and
+        end early; with fewer layers there the pipeline is filled and drained sooner."""
+        level, least = max(self.best, 1e-300), math.inf
+        found: Layout = ()
         cost = lambda t: np.where(t <= level * max(slack, 1 + 1e-12), (t / level) ** power, np.inf)  # noqa: E731
         for n, first in self._first_stages():
             terms = [cost(t) * (1 + tilt * s / self.problem.stages) for s, t in enumerate(self._after(n), 1)]
@@ -122,8 +125,8 @@ class LayoutBounds:
         return [np.maximum(alone, way + last) for alone, way in self.terms[1:]]
 
     def _least(self, both: np.ufunc, terms: list[Array]) -> list[Array]:
-        """(L + 1,) for each of some last stages, and one more: [k][a] is the least cost of those from the k-th on if that
-        begins at layer a."""
+        """(L + 1,) for each of some last stages, and one more: [k][a] is the least cost of those from the k-th on if
+        that begins at layer a."""
         L = self.count
         end = np.full(L + 1, np.inf)
         end[L] = 0.0
@@ -156,7 +159,9 @@ class LayoutBounds:
             a, layout = 0, []
             for s, rate in enumerate(rates):
                 allowed = self.work[a] + (level / rate if rate else math.inf)
-                b = min(np.searchsorted(self.work, allowed, "right"), np.searchsorted(held, held[a] + capacity, "right"))
+                b = min(
+                    np.searchsorted(self.work, allowed, "right"), np.searchsorted(held, held[a] + capacity, "right")
+                )
                 b = min(int(b) - 1, L - (p.stages - 1 - s))
                 if b <= a:
                     return None
@@ -179,8 +184,8 @@ class LayoutBounds:
     @cached_property
     def terms(self) -> list[tuple[Array, Array]]:
         """(P) pairs of (L + 1, longest): [b, n - 1] belongs to stage s with the layers from b - n on. t(s, b - n, b)
-        without, and with the way back to stage 0, where W and O of that are still missing; inf where that is no stage or
-        is above `most`."""
+        without, and with the way back to stage 0, where W and O of that are still missing; inf where that is no stage
+        or is above `most`."""
         return [self._terms(s) for s in range(self.problem.stages)]
 
     def _terms(self, s: int) -> tuple[Array, Array]:
@@ -260,7 +265,7 @@ def _least_work(own: list[Share], some: list[Share]) -> float:
 def _with_memory(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
     """`bounds._with_memory` for arrays of stages."""
     late = whole - early
-    behind = bounds._behind(L, i_release)
+    behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
 
     def span(v: float, n: int) -> Array:
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
@@ -279,7 +284,7 @@ def _with_memory(F: Array, early: Array, whole: Array, L: Array, i_release: floa
 def _until_last_gradient(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
     """`bounds._until_last_gradient` for arrays of stages."""
     late = whole - early
-    behind = bounds._behind(L, i_release)
+    behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
 
     def span(v: float, n: int) -> Array:
         front = np.maximum(0.0, beyond + (1 - np.minimum(L, n)) * F / v)

@@ -6,7 +6,7 @@ for candidate in plans(problem): ...     # ever better ones, for as long as the 
 best = plan_layout(problem)              # of a problem with layers: the boundaries between stages, too
 """
 
-from .layouts import layout_plans, plan_layout
+from .layouts import layout_plans, plan_layout, plan_rerouted
 from .planner import plan, plans
 
-__all__ = ["layout_plans", "plan", "plan_layout", "plans"]
+__all__ = ["layout_plans", "plan", "plan_layout", "plan_rerouted", "plans"]

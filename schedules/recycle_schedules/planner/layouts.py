@@ -2,6 +2,7 @@
 
     best = plan_layout(problem)               # best.layout, best.problem with the durations of its stages
     best = plan_layout(problem, seconds=1.0)  # keeps searching
+    plan_rerouted(problem).value              # with the boundaries of the job with nobody dead, for comparison
 
 What makes a layout good is what the planner makes of it: loads that are equal leave nothing to fill the pipeline with,
 and memory limits and re-routing weigh differently at every stage. So:
@@ -36,7 +37,7 @@ from .block_decomposition import plan_in_blocks
 from .candidates import improved, retimed
 from .instance import Instance
 from .partial_schedule import PartialSchedule, finish, value
-from .planner import plans
+from .planner import plan, plans
 from .search import MOVED
 
 EVEN = ((1.0, 2.0, 0.1), (1.0, 2.0, 0.5), (1.03, 8.0, 0.3), (1.03, 1.0, 0.1))
@@ -60,6 +61,15 @@ def plan_layout(problem: Problem, *, seconds: float = 0.0) -> Plan:
         if time.perf_counter() >= until:
             break
     return best()
+
+
+def plan_rerouted(problem: Problem, *, seconds: float = 0.0) -> Plan:
+    """What re-routing alone makes of the deaths: the best plan found of the layout that the job has with nobody dead.
+
+    As `plan_layout` otherwise, except that the bound is of this layout alone."""
+    layout = plan_layout(problem.replace(failed=())).layout
+    assert layout is not None
+    return _of_layout(plan(problem.with_layout(layout), seconds=seconds), layout)
 
 
 def layout_plans(problem: Problem) -> Iterator[Callable[[], Plan]]:
@@ -125,8 +135,8 @@ class _Search:
             found = finish(arm.instance, arm.schedule, 0.0)
         else:
             found = copy.copy(arm.whole)
-        found.__dict__.update(layout=arm.layout, lower_bound=self.bounds.best)
-        return found
+        found.__dict__["lower_bound"] = self.bounds.best
+        return _of_layout(found, arm.layout)
 
     def _even(self) -> Iterator[Layout]:
         """Layouts to begin with."""
@@ -200,6 +210,12 @@ class _Search:
         known = self.arms.get(arm.layout)
         if known is None or arm.value < known.value:
             self.arms[arm.layout] = arm
+
+
+def _of_layout(found: Plan, layout: Layout) -> Plan:
+    """The plan, which nobody else has seen, with its layout: whatever kind of Plan it is."""
+    found.__dict__["layout"] = layout
+    return found
 
 
 def _neighbours(layout: Layout) -> Iterator[Layout]:

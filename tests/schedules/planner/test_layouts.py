@@ -1,7 +1,7 @@
 """The boundaries between stages: what plan_layout finds is a plan of its layout, and no layout beats the bound."""
 
 import time
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -27,7 +27,7 @@ def layouts(problem):
     for cuts in combinations(range(1, L), P - 1):
         ends = (0, *cuts, L)
         try:
-            yield problem.with_layout([b - a for a, b in zip(ends, ends[1:], strict=False)])
+            yield problem.with_layout([b - a for a, b in pairwise(ends)])
         except ValueError:
             continue
 
