@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -171,30 +172,27 @@ MOVED: list[tuple[str, tuple[int, int, int], list[tuple[int, int]], dict[str, An
 def layered() -> list[dict[str, Any]]:
     """Jobs whose layers may move: the plan of the fault-free layout with re-routing alone, the plan with the boundaries
     moved, the bound over all layouts, and what layouts that differ between pipelines could come to at best."""
-    heads = (("job", 10), ("dead", 4), ("memory", 6), ("re-routed", 9), ("moved", 7), ("own", 7), ("bound", 7))
+    heads = [("job", 10), ("dead", 4), ("memory", 6)]
+    heads += [(name, 9) for name in ("1F1B", "re-routed", "moved", "own", "bound")]
     print(f"{'':20}", *(f"{name:>{width}}" for name, width in (*heads, ("gap", 6), ("cpu", 7))), " layers")
     rows = []
     for name, (D, P, M), dead, other in MOVED:
         for memory, limit in (("none", None), ("1f1b+2", {"base": "1f1b", "extra": 2})):
             problem = layered_problem(D, P, M, dead, limit, **other)
             found, wall, cpu = timed(lambda p=problem: plan_layout(p))
-            rerouted, own = plan_rerouted(problem).value, own_layouts(problem)
-            row = {
-                "name": name,
-                "job": f"{D}x{P}x{M}",
-                "dead": dead,
-                "memory": memory,
-                "rerouted": rerouted,
-                "own": own,
-            }
-            row |= {"value": found.value, "bound": found.lower_bound, "gap": found.gap, "wall": wall, "cpu": cpu}
-            rows.append(row | {"layout": found.layout, "errors": len(validate(found))})
-            layout = " ".join(map(str, found.layout or ())) if P <= 8 else "..."
-            print(f"{name:20} {row['job']:>10} {len(dead):4} {memory:>6} {rerouted:9.5g} {found.value:7.5g}", end=" ")
-            print(
-                f"{'-' if own is None else f'{own:.5g}':>7} {found.lower_bound:7.5g} {100 * found.gap:5.2f}%", end=" "
+            rerouted, own = plan_rerouted(problem), own_layouts(problem)
+            one_f_one_b = problem.replace(
+                failed=(), backward="coupled", optimizer="barrier", speed={}, memory_limit={"base": "1f1b", "extra": 0}
             )
-            print(f"{1e3 * cpu:4.0f} ms  {layout}", flush=True)
+            usual = plan(one_f_one_b.with_layout(rerouted.layout or ())).value
+            row = {"name": name, "job": f"{D}x{P}x{M}", "dead": dead, "memory": memory, "1f1b": usual, "own": own}
+            row |= {"rerouted": rerouted.value, "value": found.value, "bound": found.lower_bound, "gap": found.gap}
+            row |= {"wall": wall, "cpu": cpu, "layout": found.layout, "errors": len(validate(found))}
+            rows.append(row)
+            figures = usual, rerouted.value, found.value, math.nan if own is None else own, found.lower_bound
+            layout = " ".join(map(str, found.layout or ())) if P <= 8 else "..."
+            print(f"{name:20} {row['job']:>10} {len(dead):4} {memory:>6}", *(f"{x:9.5g}" for x in figures), end=" ")
+            print(f"{100 * found.gap:5.2f}% {1e3 * cpu:4.0f} ms  {layout}", flush=True)
     return rows
 
 

@@ -73,8 +73,8 @@ class LayoutBounds:
     def layout(self, slack: float = 1.0, power: float = 2.0, tilt: float = 0.0) -> Layout:
         """The layout with the least sum of the terms' powers among those whose terms are at most slack * best.
 
-        tilt: how much more the last stage's term weighs than the first one's, as a share. The last stages begin late and
-        end early; with fewer layers there the pipeline is filled and drained sooner."""
+        tilt: how much more the last stage's term weighs than the first one's, as a share. The last stages begin late
+        and end early; with fewer layers there the pipeline is filled and drained sooner."""
         level, least = max(self.best, 1e-300), math.inf
         found: Layout = ()
         cost = lambda t: np.where(t <= level * max(slack, 1 + 1e-12), (t / level) ** power, np.inf)  # noqa: E731
