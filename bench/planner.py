@@ -3,10 +3,11 @@
     python bench/planner.py                      # golden problems: value, best known, bound, gap, time
     python bench/planner.py --scale              # time to plan and gap from 3x4x6 to 4096 workers
     python bench/planner.py --links              # hosts and links: time to plan, and what ignoring them would cost
+    python bench/planner.py --layers             # layers that move: against re-routing, and own layouts of pipelines
     python bench/planner.py --golden DIR --seconds 0.8
 
-Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json). Every plan is checked by
-the validator.
+Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, planner-layers.json).
+Every plan is checked by the validator.
 Times are of this process: wall seconds, and CPU seconds, which a busy machine does not stretch.
 """
 
@@ -14,15 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recycle_schedules import Plan, Problem, plan
+from recycle_schedules import Plan, Problem, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 from recycle_schedules.compiled import load
+from recycle_schedules.planner import plan_rerouted
 from recycle_schedules.validate import validate
 
 HERE = Path(__file__).resolve().parent
@@ -35,11 +38,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.75, help="search time of each golden problem (default 0.75)")
     parser.add_argument("--scale", action="store_true", help="large jobs instead")
     parser.add_argument("--links", action="store_true", help="jobs on hosts with links between them instead")
+    parser.add_argument("--layers", action="store_true", help="jobs whose layers may move between stages instead")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     load()
     print(f"machine code loaded in {time.perf_counter() - begin:.1f} s")
-    if arguments.links:
+    if arguments.layers:
+        rows, name = layered(), "planner-layers.json"
+    elif arguments.links:
         rows, name = linked(), "planner-links.json"
     elif arguments.scale:
         rows, name = scale(), "planner-scale.json"
@@ -137,6 +143,92 @@ def linked() -> list[dict[str, Any]]:
             print(f"{row['job']:>14} {len(dead):4} {latency:7g} {1e3 * wall:6.1f} ms {1e3 * without:6.1f} ms", end=" ")
             print(f"{found.value:8g} {ignoring:8g} {100 * found.gap:5.2f}%")
     return rows
+
+
+MOVED: list[tuple[str, tuple[int, int, int], list[tuple[int, int]], dict[str, Any]]] = [
+    ("equal", (3, 4, 6), [(1, 2)], {}),
+    ("equal", (2, 4, 8), [(1, 2)], {}),
+    ("equal", (4, 8, 16), [(1, 3)], {}),
+    ("equal", (3, 4, 12), [(1, 2)], {}),
+    ("equal", (8, 8, 32), [(1, 3), (2, 3), (4, 6)], {}),
+    ("two dead", (3, 4, 12), [(1, 2), (2, 0)], {}),
+    ("two of a stage", (4, 4, 12), [(1, 2), (2, 2)], {}),
+    ("three dead", (6, 6, 24), [(0, 1), (3, 1), (4, 5)], {}),
+    ("every third slow", (3, 4, 12), [(1, 2)], {"layer": [1, 1, 3]}),
+    ("big head", (3, 4, 12), [(1, 2)], {"head": 12}),
+    ("big head, none dead", (2, 4, 16), [], {"head": 12}),
+    ("slow worker", (3, 4, 12), [(1, 2)], {"speed": {"0,1": 0.7}}),
+    ("optimizer step", (3, 4, 12), [(1, 2)], {"O": 0.5}),
+    ("room for 11 layers", (3, 4, 12), [(1, 2)], {"capacity": 11 * 4.0}),
+    ("room for 9 layers", (3, 4, 12), [(1, 2)], {"capacity": 9 * 4.0}),
+    ("4 layers a stage", (3, 4, 12), [(1, 2)], {"layers": 4}),
+    ("few layers, large", (16, 8, 64), [(1, 3), (5, 3)], {"layers": 4}),
+    ("equal, large", (64, 16, 128), [(1, 2), (17, 3), (30, 9)], {}),
+    ("equal, 4096 workers", (64, 64, 128), [(1, 3)], {}),
+]
+"""Name; pipelines, stages, micro-batches; deaths; what is not as in the first: 8 equal layers a stage, F = I = W."""
+
+
+def layered() -> list[dict[str, Any]]:
+    """Jobs whose layers may move: the plan of the fault-free layout with re-routing alone, the plan with the boundaries
+    moved, the bound over all layouts, and what layouts that differ between pipelines could come to at best."""
+    heads = [("job", 10), ("dead", 4), ("memory", 6)]
+    heads += [(name, 9) for name in ("1F1B", "re-routed", "moved", "own", "bound")]
+    print(f"{'':20}", *(f"{name:>{width}}" for name, width in (*heads, ("gap", 6), ("cpu", 7))), " layers")
+    rows = []
+    for name, (D, P, M), dead, other in MOVED:
+        for memory, limit in (("none", None), ("1f1b+2", {"base": "1f1b", "extra": 2})):
+            problem = layered_problem(D, P, M, dead, limit, **other)
+            found, wall, cpu = timed(lambda p=problem: plan_layout(p))
+            rerouted, own = plan_rerouted(problem), own_layouts(problem)
+            one_f_one_b = problem.replace(
+                failed=(), backward="coupled", optimizer="barrier", speed={}, memory_limit={"base": "1f1b", "extra": 0}
+            )
+            usual = plan(one_f_one_b.with_layout(rerouted.layout or ())).value
+            row = {"name": name, "job": f"{D}x{P}x{M}", "dead": dead, "memory": memory, "1f1b": usual, "own": own}
+            row |= {"rerouted": rerouted.value, "value": found.value, "bound": found.lower_bound, "gap": found.gap}
+            row |= {"wall": wall, "cpu": cpu, "layout": found.layout, "errors": len(validate(found))}
+            rows.append(row)
+            figures = usual, rerouted.value, found.value, math.nan if own is None else own, found.lower_bound
+            layout = " ".join(map(str, found.layout or ())) if P <= 8 else "..."
+            print(f"{name:20} {row['job']:>10} {len(dead):4} {memory:>6}", *(f"{x:9.5g}" for x in figures), end=" ")
+            print(f"{100 * found.gap:5.2f}% {1e3 * cpu:4.0f} ms  {layout}", flush=True)
+    return rows
+
+
+def layered_problem(
+    D: int, P: int, M: int, dead: list[tuple[int, int]], memory: Any, *, layers: int = 8, layer: Sequence[float] = (1,),
+    head: float | None = None, capacity: float | None = None, O: float = 0.0, **other: Any,
+) -> Problem:  # fmt: skip
+    """A stage's F, I and W take one slot each if its layers are `layers` equal ones. layer: relative times, in turn;
+    head: of the last layer; capacity: bytes, a layer has 1 and as much for each micro-batch in flight."""
+    times = [float(layer[k % len(layer)]) for k in range(layers * P)]
+    if head is not None:
+        times[-1] = head
+    each = [t * P / sum(times) for t in times] if head is None else [t / layers for t in times]
+    given: dict[str, Any] = {"F": each, "I": each, "W": each}
+    given |= {"O": [O / layers] * len(each)} if O else {}
+    given |= {"bytes": [1.0] * len(each), "activation_bytes": [0.5] * len(each)} if capacity else {}
+    return Problem(pipelines=D, stages=P, microbatches=M, failed=dead, memory_limit=memory, layers=given,
+                   capacity_bytes=capacity, **other)  # fmt: skip
+
+
+def own_layouts(problem: Problem) -> float | None:
+    """The period of pipelines that divide all layers over their own live workers and re-route nothing, if their shares
+    of the micro-batches are the best and no pipeline ever waits for another's gradients: so at best. None where a
+    pipeline has lost two workers, workers differ in speed, memory is in bytes, or the job is large."""
+    D, P, N = problem.pipelines, problem.stages, problem.total
+    hit = len({w.pipeline for w in problem.dead})
+    if hit != len(problem.dead) or not 0 < hit < D or problem.speed or problem.capacity_bytes or N * P > 3000:
+        return None
+
+    def value(stages: int, microbatches: int) -> float:
+        one = problem.replace(pipelines=1, stages=stages, microbatches=microbatches, failed=())
+        return plan_layout(one).value
+
+    even = N * (P - 1) / (D * P - hit)
+    tried = range(max(1, int(even) - 1), int(even) + 3)
+    return min(max(value(P - 1, m), value(P, -(-(N - hit * m) // (D - hit)))) for m in tried)
 
 
 def timed(make: Callable[[], Any]) -> tuple[Plan, float, float]:

@@ -11,6 +11,11 @@ A problem is planned; a plan, a trace or a run folder is shown as it is, and pla
 problem or --seconds asks for a search. Ctrl-C ends a long search with the best plan so far. docs/planner.md explains
 every key, docs/figures.md every figure.
 
+If a problem file gives `layers` instead of durations, the boundaries between stages are part of the plan; its `layout`
+says how many layers each stage has:
+
+    "layers": {"F": [1, 1, 1, 1, 2], "I": [1, 1, 1, 1, 2], "W": [1, 1, 1, 1, 2]}
+
 The key `links` of a problem file says on which hosts the workers run and what a message takes between them:
 
     "links": {"hosts": [["a", "a"], ["b", "b"]], "zones": {"a": "west", "b": "east"}, "bytes": 4e6,
@@ -31,7 +36,7 @@ from typing import Any
 from recycle_schedules import Plan, Problem
 from recycle_schedules.analysis.torch_csv import torch_csv
 from recycle_schedules.analysis.what_if import Table, what_if
-from recycle_schedules.planner import plans
+from recycle_schedules.planner import layout_plans, plans
 from rich.console import Console
 from rich.table import Table as Grid
 
@@ -77,9 +82,8 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_as_json(best), indent=1))
     else:
         chart = Chart.of(best)
-        console.print(
-            report.table([chart], baselines(chart.plan, source.run if source.shown is not None else None, source.step))
-        )
+        run = source.run if source.shown is not None else None
+        console.print(report.table([chart], baselines(chart.plan, run, source.step, source.problem)))
         for sentence in report.recovery(chart):
             console.print(sentence, highlight=False)
         if source.run and (sentence := totals(source.run)):
@@ -132,7 +136,7 @@ def _search(problem: Problem, seconds: float) -> Plan:
     begin, said = time.perf_counter(), 0.0
     best = None
     try:
-        for best in plans(problem):
+        for best in plans(problem) if problem.layers is None else layout_plans(problem):
             spent = time.perf_counter() - begin
             if spent >= seconds:
                 break
@@ -162,6 +166,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "problem": chart.problem.to_json(),
         "time_unit": chart.unit,
+        "layout": chart.plan.layout,
         "period": m.period,
         "makespan": m.makespan,
         "lower_bound": m.lower_bound,
@@ -208,6 +213,9 @@ def _deaths_as_json(table: Table, unit: str) -> dict[str, Any]:
             "limit": None if row.limit == float("inf") else row.limit,
             "bytes": row.bytes,
             "fits": row.fits,
+            "moved_period": row.moved,
+            "moved_slowdown": row.moved_slowdown,
+            "layout": row.layout,
         }
         for row in table.rows
     ]
@@ -217,11 +225,13 @@ def _deaths_as_json(table: Table, unit: str) -> dict[str, Any]:
 
 def _grid(table: Table, capacity: float | None) -> Grid:
     grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for name in ("dies next", "period", "slowdown", "fullest peer", "in flight", "limit", "size", "fits"):
-        grid.add_column(name, justify="left" if name in ("dies next", "fits") else "right")
+    layers = table.now.layout is not None
+    names = ["dies next", "period", "slowdown", *(["moved", "slowdown"] if layers else [])]
+    for name in (*names, "fullest peer", "in flight", "limit", "size", "fits", *(["layers moved"] if layers else [])):
+        grid.add_column(name, justify="left" if name in ("dies next", "fits", "layers moved") else "right")
     for row in table.rows:
         if row.period is None:
-            grid.add_row(str(row.worker), "none", "-", "-", "-", "-", "-", "no: its stage is gone")
+            grid.add_row(str(row.worker), "none", *["-"] * (len(names) + 2), "no: its stage is gone")
             continue
         size = (
             "-" if row.bytes is None else format_size(row.bytes) + (f" of {format_size(capacity)}" if capacity else "")
@@ -229,11 +239,13 @@ def _grid(table: Table, capacity: float | None) -> Grid:
         cells = (
             f"{row.period:g}",
             f"{100 * (row.slowdown or 0):+.1f} %",
+            *([f"{row.moved:g}", f"{100 * (row.moved_slowdown or 0):+.1f} %"] if layers else []),
             str(row.peer),
             f"{row.peak:g}",
             f"{row.limit:g}",
         )
-        grid.add_row(str(row.worker), *cells, size, "yes" if row.fits else "no")
+        layout = [" ".join(map(str, row.layout))] if row.layout else []
+        grid.add_row(str(row.worker), *cells, size, "yes" if row.fits else "no", *layout)
     return grid
 
 

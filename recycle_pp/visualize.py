@@ -8,6 +8,7 @@
     python -m recycle_pp.visualize --compare plan.json trace.json
     python -m recycle_pp.visualize runs/demo --follow
 
+A problem with layers and deaths is drawn twice: re-routed, and with the boundaries between stages moved.
 The ending of --out decides: .svg .png .pdf (figures), .html (a page), .json (Chrome trace), .csv (torch's notation).
 """
 
@@ -21,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from recycle_schedules import Plan, plan
+from recycle_schedules import Plan, plan, plan_layout
+from recycle_schedules.planner import plan_rerouted
 from rich.console import Console
 
 from recycle_pp.drawing import page, perfetto, terminal, torch_csv
@@ -67,9 +69,9 @@ def _once(a: argparse.Namespace) -> int:
     source = None if a.compare else read_source(a)
     charts = [_named(name, a.step) for name in a.compare] if source is None else _charts(a, source)
     run = source.run if source and source.shown is not None else None
-    step = source.step if source else 0
+    step, problem = (source.step, source.problem) if source else (0, None)
     shown = {chart.title for chart in charts}
-    against = [] if a.compare else [b for b in baselines(charts[-1].plan, run, step) if b[0] not in shown]
+    against = [] if a.compare else [b for b in baselines(charts[-1].plan, run, step, problem) if b[0] not in shown]
     for out in a.out:
         if run and Path(out).suffix.lower() == ".html":
             page.save(_all_steps(run), out, title=a.title or str(run.path), first=run.steps.index(step))
@@ -91,23 +93,28 @@ def _charts(a: argparse.Namespace, source: Source) -> list[Chart]:
     if source.run and source.shown is not None:
         return charts_of(source.run, source.step, with_plan=a.with_plan)
     chosen = _plan_of(source)
+    moved = source.problem.layers is not None and bool(source.problem.dead)
+    charts = [Chart.of(chosen, "boundaries moved" if moved else title_of(chosen) if a.against else "")]
+    if moved:  # beside what re-routing alone makes of the deaths
+        rerouted = plan_rerouted(source.problem, seconds=SECONDS)
+        charts.insert(0, Chart.of(replace(rerouted, time_unit=source.unit), "re-routed"))
     if not a.against:
-        return [Chart.of(chosen)]
-    chart = Chart.of(chosen, title_of(chosen))
-    known = dict(baselines(chart.plan))
+        return charts
+    known = dict(baselines(charts[-1].plan, problem=source.problem))
     name = "fault-free 1F1B" if a.against == "1f1b" else "fault-free"
     if name not in known:
         raise ValueError(
             f"--against {a.against}: nothing to compare with, since nobody is dead or this is no whole step"
         )
-    return [Chart.of(known[name], name), chart]
+    return [Chart.of(known[name], name), *charts]
 
 
 def _plan_of(source: Source) -> Plan:
     if source.shown is not None:
         return source.shown
     compile_planner()
-    return replace(plan(source.problem, seconds=SECONDS), time_unit=source.unit)
+    make = plan if source.problem.layers is None else plan_layout
+    return replace(make(source.problem, seconds=SECONDS), time_unit=source.unit)
 
 
 def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] | None:

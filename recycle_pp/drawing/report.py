@@ -49,6 +49,7 @@ def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[st
         ("lower bound", [_bound(m, u) for m, u in zip(measures, units, strict=True)]),
         (f"against {charts[0].title}", ["", *(_against(c.plan, charts[0].plan) for c in charts[1:])]),
         *((f"against {name}", [_against(c.plan, plan) for c in charts]) for name, plan in baselines),
+        ("layers by stage", [_by_stage(c.plan.layout or (), str) for c in charts]),
         ("bubbles", [percent(m.idle) for m in measures]),
         ("  by stage", [_by_stage(m.bubble, lambda x: f"{x:.0%}") for m in measures]),
         ("peak micro-batches in flight", [number(max(m.peak, default=0.0)) for m in measures]),

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recycle_schedules import Plan, Trace, load, plan
+from recycle_schedules import Plan, Problem, Trace, load, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 
 from . import report
@@ -79,19 +79,32 @@ def charts_of(run: Run, step: int, *, with_plan: bool) -> list[Chart]:
     return [trace, Chart.of(planned, "the new plan" if trace.recovery else "the plan")]
 
 
-def baselines(of: Plan, run: Run | None = None, step: int = 0) -> list[tuple[str, Plan]]:
+def baselines(
+    of: Plan, run: Run | None = None, step: int = 0, problem: Problem | None = None
+) -> list[tuple[str, Plan]]:
     """What a step is compared with: a measured one with the traced step before, a planned one with fault-free 1F1B and,
-    where somebody is dead, with the fault-free plan of the same job."""
+    where somebody is dead, with the fault-free plan of the same job; with layers also with re-routing alone.
+
+    problem: what was planned, if that gives layers."""
     if run is not None:
         before = [s for s in run.steps if s < step]
         return [(f"step {before[-1]}", Chart.of(run.trace(before[-1])).plan)] if before else []
     p = of.problem
     if isinstance(of, Trace) or p.remainder:
         return []
-    alive = p.replace(failed=None)
+    alive, same, extra = p.replace(failed=None), "", list[tuple[str, Plan]]()
+    if problem is not None and problem.layers is not None:
+        fault_free = plan_layout(problem.replace(failed=None))
+        alive, layout = fault_free.problem, fault_free.layout
+        if p.dead and layout is not None:
+            extra = [("re-routed", plan(problem.with_layout(layout)))]
+    elif of.layout is not None and p.dead:  # how the job looks with nobody dead is not known: its layers are not
+        same = " with the same layers"
     one_f_one_b = alive.replace(backward="coupled", optimizer="barrier" if p.optimizer != "none" else "none",
                                 memory_limit={"base": "1f1b", "extra": 0}, reroute=None)  # fmt: skip
-    found = [("fault-free 1F1B", plan(one_f_one_b)), *([("fault-free", plan(alive))] if p.dead else [])]
+    found = [(f"fault-free 1F1B{same}", plan(one_f_one_b)), *extra]
+    if p.dead:
+        found.insert(1, (f"fault-free{same}", plan(alive)))
     if p.links is not None:
         ignoring = simulate(plan(p.replace(links=None)), links=p.links)
         found.append(("ignoring links", Plan(ignoring.problem, ignoring.arrays)))

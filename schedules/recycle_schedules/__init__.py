@@ -5,7 +5,7 @@
     best = plan(Problem(pipelines=3, stages=4, microbatches=6, failed=[Worker(1, 2)]))
     todo = actions(best)[Worker(0, 2)]
 
-Plain data in and out; no torch. `plan` and what it needs (numba) are imported when they are first used.
+Plain data in and out; no torch. `plan`, `plan_layout` and what they need (numba) are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from .progress import Progress
 from .trace import Trace, load
 
 if TYPE_CHECKING:
-    from .planner import plan
+    from .planner import plan, plan_layout
 
 __all__ = [
     "KINDS",
@@ -38,15 +38,16 @@ __all__ = [
     "actions",
     "load",
     "plan",
+    "plan_layout",
     "unpack",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import the planner when it is first asked for: the data types alone stay light."""
-    if name == "plan":
-        from .planner import plan as function
+    if name in ("plan", "plan_layout"):
+        from . import planner
 
-        globals()["plan"] = function
-        return function
+        globals()[name] = getattr(planner, name)
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

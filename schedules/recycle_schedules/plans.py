@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from .layers import Layout
 from .ops import KINDS, MicroBatch, O, Op, Worker
 from .problem import Problem
 
@@ -56,12 +57,15 @@ class OpArrays:
 class Plan:
     """A valid schedule of a problem. Times in `time_unit`; those of a remainder count from the moment of the cut.
 
-    lower_bound: no valid plan has a smaller `value`."""
+    lower_bound: no valid plan has a smaller `value`.
+    layout       layers of each stage (P,), if the boundaries between stages are part of the plan (`plan_layout`). Then
+                 the bound is over all layouts, and `problem` has the durations of the stages, not of the layers."""
 
     problem: Problem
     arrays: OpArrays
     lower_bound: float = 0.0
     time_unit: str = "slots"
+    layout: Layout | None = None
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -137,6 +141,7 @@ class Plan:
         return {
             "version": 1,
             "time_unit": self.time_unit,
+            **({} if self.layout is None else {"layout": list(self.layout)}),
             "problem": self.problem.to_json(),
             "makespan": self.makespan,
             "period": self.period,
@@ -148,8 +153,11 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """A plan from the keys of its file; ValueError with one sentence if something is malformed."""
         problem, ops = read_problem_and_ops(data)
-        bound = float(data.get("lower_bound", 0.0))
-        return cls(problem, OpArrays.of(problem, ops), bound, str(data.get("time_unit", "slots")))
+        bound, layout = float(data.get("lower_bound", 0.0)), data.get("layout")
+        if layout is not None and (not isinstance(layout, list) or len(layout) != problem.stages):
+            raise ValueError(f"layout: {problem.stages} numbers of layers are needed, one per stage, not {layout!r}")
+        unit = str(data.get("time_unit", "slots"))
+        return cls(problem, OpArrays.of(problem, ops), bound, unit, None if layout is None else tuple(layout))
 
     def save(self, path: str | Path) -> None:
         """Write the plan's file; OSError if that fails."""

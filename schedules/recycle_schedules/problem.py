@@ -10,13 +10,15 @@ key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from .graph import StageGraph
-from .ops import Done
+from .layers import Layers
+from .ops import Done, Worker
 from .problem_checks import check
 from .problem_keys import Begun, ProblemKeys
 from .progress import Progress
@@ -63,6 +65,36 @@ class Problem(ProblemKeys):
     def graph(self) -> StageGraph:
         """The live workers and what a message takes between them."""
         return StageGraph(self)
+
+    # ---- layers
+
+    @cached_property
+    def model(self) -> Layers:
+        """The layers of the key `layers`; ValueError if the problem has none."""
+        if self.layers is None:
+            raise ValueError("layers: the problem has stages only")
+        return Layers.of(self.layers, self.stages)
+
+    def with_layout(self, layout: Sequence[int]) -> Problem:
+        """The problem with the boundaries between stages fixed: the durations of its stages instead of the layers', and
+        the memory limits that follow from `capacity_bytes`. layout: layers of each stage, (P,).
+
+        ValueError if that is no layout, or if a worker would have no room for one micro-batch."""
+        model = self.model
+        layout = model.check(layout, self.stages)
+        changes: Json = {"layers": None, "capacity_bytes": None, "durations": model.durations(layout)}
+        if self.capacity_bytes is not None:
+            changes["memory_limit"] = self._within(model.in_flight(layout, self.capacity_bytes))
+        return self.replace(**changes)
+
+    def _within(self, most: Sequence[float]) -> Any:
+        """`memory_limit` with nothing above `most`, (P,)."""
+        limits = {w: min(self.limit(w), most[w.stage]) for w in self.workers()}
+        value = lambda n: None if n == math.inf else n  # noqa: E731
+        per_stage = [{limits[Worker(d, s)] for d in self.live[s]} for s in range(self.stages)]
+        if all(len(values) == 1 for values in per_stage):
+            return [value(values.pop()) for values in per_stage]
+        return {"per_worker": {f"{w.pipeline},{w.stage}": value(n) for w, n in limits.items()}, "default": None}
 
     def __hash__(self) -> int:
         return hash(repr(self))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .layers import Layers
 from .links import Links
 from .ops import KINDS, Done, Worker
 from .problem_keys import CHOICES, OP_SETS, ProblemKeys
@@ -30,6 +31,7 @@ def check(p: ProblemKeys) -> None:
             raise ValueError(f"{name}: {getattr(p, name)!r} is not one of {', '.join(allowed)}")
     put("failed", _failed(p))
     _durations(p)
+    _layers(p)
     for name in ("send", "send_rerouted"):
         if getattr(p, name) is not None:
             _time(name, getattr(p, name))
@@ -113,6 +115,21 @@ def _durations(p: ProblemKeys) -> None:
         if kind not in KINDS:
             raise ValueError(f"durations: unknown op {kind!r}; known are {', '.join(KINDS)}")
         _times(f"durations.{kind}", value, p.stages)
+
+
+def _layers(p: ProblemKeys) -> None:
+    if p.capacity_bytes is not None:
+        if p.layers is None:
+            raise ValueError("capacity_bytes: layers are needed, too, with bytes and activation_bytes")
+        if _number("capacity_bytes", p.capacity_bytes) <= 0:
+            raise ValueError(f"capacity_bytes: {p.capacity_bytes} is not above 0")
+    if p.layers is None:
+        return
+    Layers.of(p.layers, p.stages)
+    if p.durations:
+        raise ValueError("durations: layers say how long things take; leave out one of the two")
+    if p.remainder:
+        raise ValueError("layers: what is left of a broken step has the layout that the step had; give durations")
 
 
 def _per_worker(name: str, p: ProblemKeys, given: Any) -> dict[Worker, float]:

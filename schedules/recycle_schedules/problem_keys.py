@@ -54,6 +54,9 @@ class ProblemKeys:
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages; send_rerouted: between different pipelines (default: send)
     links          hosts, and the latency and bandwidth of the links between them (links.py), instead of `send`
+    layers         {"F", "I", "W", "O", "bytes", "activation_bytes"}: a number per layer (layers.py), instead of
+                   durations: then the boundaries between stages are part of the plan (`plan_layout`)
+    capacity_bytes with layers: what a worker has for its layers and for the micro-batches in flight through them
     allreduce      time from a stage's last gradient to its optimizer steps; one per stage or one for all
     reroute        "failed_only": micro-batches leave their pipeline only where its worker is dead | "any"
     speed          {"d,s": x}: that worker takes duration / x
@@ -79,6 +82,8 @@ class ProblemKeys:
     done: Iterable[Done] | Progress | None = None
     busy_until: Mapping[str, float] | None = None
     committed: Iterable[int] | None = None
+    layers: Mapping[str, Any] | None = None
+    capacity_bytes: float | None = None
     name: str | None = None
 
     def replace(self, **changes: Any) -> Self:
@@ -129,6 +134,8 @@ class ProblemKeys:
 
     @cached_property
     def _per_stage(self) -> dict[str, tuple[float, ...]]:
+        if self.layers is not None:
+            raise ValueError("layers: how long a stage takes depends on the layout; plan_layout(problem) finds one")
         given = {"F": 1.0, "I": 1.0, "W": 1.0, "O": 0.0} | dict(self.durations) | {"allreduce": self.allreduce}
         wide = {
             k: tuple(map(float, v)) if isinstance(v, (list, tuple)) else (float(v),) * self.stages

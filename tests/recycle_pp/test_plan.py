@@ -85,6 +85,32 @@ def test_what_if_says_that_a_stage_would_be_gone(capsys):
     assert capsys.readouterr().out.count("no: its stage is gone") == 2
 
 
+def problem_of_layers(path, **keys):
+    """A file with 3 x 4 workers and 8 equal layers a stage."""
+    each = [1 / 8] * 32
+    shape = {"pipelines": 3, "stages": 4, "microbatches": 6, "failed": [[1, 2]]}
+    path.write_text(json.dumps(shape | {"layers": {"F": each, "I": each, "W": each}} | keys))
+    return str(path)
+
+
+def test_the_plan_of_a_problem_with_layers_says_its_layout(tmp_path, capsys):
+    best = saved(tmp_path, problem_of_layers(tmp_path / "layers.json"))
+    file = json.loads((tmp_path / "plan.json").read_text())
+    assert sum(file["layout"]) == 32 and len(file["layout"]) == 4
+    assert "layers" not in file["problem"] and best.value <= 21
+    out = capsys.readouterr().out
+    assert "against re-routed" in out and "layers by stage" in out
+
+
+def test_what_if_has_re_routed_and_moved_side_by_side(tmp_path, capsys):
+    path = problem_of_layers(tmp_path / "layers.json", failed=[])
+    assert main([path, "--what-if", "--seconds", "0", "--json"]) == 0
+    rows = {row["worker"]: row for row in json.loads(capsys.readouterr().out)["deaths"]}
+    assert rows["1.2"]["period"] == 27 and rows["1.2"]["moved_period"] <= 21.5 and sum(rows["1.2"]["layout"]) == 32
+    assert main([path, "--what-if", "--seconds", "0"]) == 0
+    assert "layers moved" in capsys.readouterr().out
+
+
 MISTAKES = {
     "--fail 0.1 1.1 2.1": "failed: no live worker at stage 1",
     "--fail 7.1": "failed: worker 7.1 does not exist",

@@ -54,6 +54,19 @@ def linked(draw, **fixed):
 
 
 @st.composite
+def layered(draw, most_layers=4, **fixed):
+    """Any whole step of a model that is given layer by layer, up to `most_layers` more of them than stages."""
+    p = draw(problems(**fixed))
+    count = p.stages + draw(st.integers(0, most_layers))
+    numbers = st.lists(TIMES | st.just(0.0), min_size=count, max_size=count)
+    layers = {key: draw(numbers) for key in ("F", "I", "W")}
+    for key in draw(st.sets(st.sampled_from(["O", "bytes", "activation_bytes"]))):
+        layers[key] = draw(numbers)
+    capacity = draw(st.none() | st.sampled_from([5.0, 20.0, 60.0]))
+    return p.replace(durations=None, layers=layers, capacity_bytes=capacity)
+
+
+@st.composite
 def deaths(draw, D, P):
     dead = [[d, s] for s in range(P) for d in draw(st.sets(st.integers(0, D - 1), max_size=D - 1))]
     return draw(st.sampled_from([dead, dead[:1], []]))

@@ -8,11 +8,12 @@ table.thinnest       # the stage with the fewest live workers
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..in_flight import peaks
+from ..layers import Layout
 from ..ops import Worker
-from ..planner import plan
+from ..planner import plan, plan_layout
 from ..plans import Plan
 from ..problem import Problem
 
@@ -24,7 +25,9 @@ class Row:
     period, slowdown   None where no schedule exists any more; slowdown is a share of the present period
     peer, peak, limit  the fullest worker of the stage, micro-batches in flight on it, and its limit (inf: none)
     bytes              peak in bytes, None if the size of a micro-batch is not known
-    fits               is there a plan that keeps to the limits?"""
+    fits               is there a plan that keeps to the limits?
+    moved, moved_slowdown, layout   where the problem gives layers: the period with the boundaries between stages moved,
+                       which all figures before are without, and the layers of each stage then; else None"""
 
     worker: Worker
     period: float | None
@@ -34,6 +37,9 @@ class Row:
     limit: float
     bytes: float | None
     fits: bool
+    moved: float | None = None
+    moved_slowdown: float | None = None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ def what_if(
     capacity: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Table:
-    """A plan for every single next death, compared with the present one.
+    """A plan for every single next death, compared with the present one; with layers, a second one with the boundaries
+    between stages moved.
 
     seconds            search time of each plan
     microbatch_bytes   activations of one micro-batch in flight
@@ -63,9 +70,9 @@ def what_if(
     ValueError if not one micro-batch fits into `capacity`."""
     if microbatch_bytes and capacity is not None:
         problem = _within(problem, int(capacity / microbatch_bytes))
-    now = plan(problem, seconds=seconds)
+    now = plan(problem, seconds=seconds) if problem.layers is None else plan_layout(problem, seconds=seconds)
     live = problem.workers()
-    rows, known = [], dict[object, Plan]()
+    rows, known = [], dict[object, tuple[Plan, Plan | None]]()
     for k, worker in enumerate(live):
         peers = [d for d in problem.live[worker.stage] if d != worker.pipeline]
         if not peers:
@@ -73,20 +80,30 @@ def what_if(
             continue
         key = _alike(problem, worker)
         if key not in known:
-            known[key] = plan(problem.replace(failed=[*problem.dead, worker]), seconds=seconds)
-        rows.append(_row(known[key], now, worker, microbatch_bytes))
+            known[key] = _after(problem.replace(failed=[*problem.dead, worker]), now, seconds)
+        rows.append(_row(*known[key], now, worker, microbatch_bytes))
         progress(k + 1, len(live))
     thinnest = min(range(problem.stages), key=lambda s: len(problem.live[s]))
     return Table(now, rows, thinnest, len(problem.live[thinnest]))
 
 
-def _row(after: Plan, now: Plan, worker: Worker, size: float | None) -> Row:
+def _after(problem: Problem, now: Plan, seconds: float) -> tuple[Plan, Plan | None]:
+    """The plan with the boundaries of `now`; with layers, also the one with the boundaries moved."""
+    if now.layout is None:
+        return plan(problem, seconds=seconds), None
+    return plan(problem.with_layout(now.layout), seconds=seconds), plan_layout(problem, seconds=seconds)
+
+
+def _row(after: Plan, moved: Plan | None, now: Plan, worker: Worker, size: float | None) -> Row:
     top = {w: n for w, n in peaks(after).items() if w.stage == worker.stage}
     peer = max(top, key=lambda w: top[w])
     limit = after.problem.limit(peer)
-    slowdown = after.value / now.value - 1 if now.value else 0.0
+    slower = lambda p: p.value / now.value - 1 if now.value else 0.0  # noqa: E731
     need = None if size is None else size * top[peer]
-    return Row(worker, after.value, slowdown, peer, top[peer], limit, need, top[peer] <= limit + 1e-6)
+    row = Row(worker, after.value, slower(after), peer, top[peer], limit, need, top[peer] <= limit + 1e-6)
+    if moved is None:
+        return row
+    return replace(row, moved=moved.value, moved_slowdown=slower(moved), layout=moved.layout)
 
 
 def _within(p: Problem, most: int) -> Problem:

@@ -5,5 +5,6 @@ lower_bound(problem)                     # of Plan.value, in the problem's unit
 """
 
 from .bounds import lower_bound, steady_bounds
+from .layout_bound import LayoutBounds
 
-__all__ = ["lower_bound", "steady_bounds"]
+__all__ = ["LayoutBounds", "lower_bound", "steady_bounds"]

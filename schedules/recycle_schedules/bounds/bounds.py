@@ -33,7 +33,12 @@ from .remainder_bound import remainder_bound
 def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
     """A value, in the problem's unit, that no valid plan's `value` is below.
 
-    limits (P,): most micro-batches in flight at each stage of a whole step, instead of the problem's own limits."""
+    limits (P,): most micro-batches in flight at each stage of a whole step, instead of the problem's own limits.
+    If the problem gives layers, the bound is over all layouts (`layout_bound.py`)."""
+    if problem.layers is not None:
+        from .layout_bound import LayoutBounds
+
+        return LayoutBounds(problem).best
     if problem.remainder:
         return remainder_bound(problem)
     both = steady_bounds(problem, limits)

@@ -17,6 +17,8 @@ import numpy as np
 
 from ..bounds import lower_bound
 from ..compiled import LOOPS
+from ..compiled.timing import NEVER
+from ..layers import Layout
 from ..ops import O, Worker
 from ..plans import OpArrays, Plan
 from ..problem import Problem
@@ -141,9 +143,11 @@ class _BlockPlan(Plan):
         arrays: OpArrays | None = None,
         lower_bound: float = 0.0,
         time_unit: str = "slots",
+        layout: Layout | None = None,
         parts: Any = (),
     ) -> None:
-        given = {"problem": problem, "lower_bound": lower_bound, "time_unit": time_unit, "_parts": parts}
+        given = {"problem": problem, "lower_bound": lower_bound, "time_unit": time_unit, "layout": layout}
+        given |= {"_parts": parts}
         self.__dict__.update(given if arrays is None else given | {"arrays": arrays})
 
     @cached_property
@@ -155,6 +159,27 @@ class _BlockPlan(Plan):
     def _starts(self) -> list[np.ndarray]:
         """Starts of each part's ops; of a repeated step as late as the ends of the job's stages allow."""
         return [_late(x, schedule, self._ends) if steady(x) else schedule.starts for _, x, schedule, _ in self._parts]
+
+    @cached_property
+    def period(self) -> float | None:  # type: ignore[override]
+        """As of any plan, but without the arrays of all ops."""
+        p = self.problem
+        if p.optimizer != "staggered":
+            return self.makespan
+        ends = self._steps + np.array(p.per_stage("O"))
+        longest = max(p.per_stage("O"))  # of an idle worker
+        for (_, x, schedule, _), starts in zip(self._parts, self._starts, strict=True):
+            first = times(x, PartialSchedule(schedule.codes, starts, schedule.host))[1]
+            works = first < NEVER
+            spans = ends[np.flatnonzero(works) % p.stages] - first[works] / x.ticks
+            longest = max(longest, float(spans.max(initial=0.0)))
+        return longest
+
+    @property
+    def _steps(self) -> np.ndarray:
+        """(P,) when the optimizer steps of each stage begin."""
+        ready = self._ends / self._parts[0][1].ticks + np.array(self.problem.per_stage("allreduce"))
+        return np.full(len(ready), ready.max()) if self.problem.optimizer == "barrier" else ready
 
     @cached_property
     def arrays(self) -> OpArrays:  # type: ignore[override]
@@ -187,9 +212,7 @@ class _BlockPlan(Plan):
 
     def _add_steps(self, out: OpArrays, at: int) -> None:
         p = self.problem
-        ready = self._ends / self._parts[0][1].ticks + np.array(p.per_stage("allreduce"))
-        if p.optimizer == "barrier":
-            ready = np.full(p.stages, ready.max())
+        ready = self._steps
         pipeline, stage = np.array(p.workers()).T
         out.kind[at:], out.microbatch[at:], out.stage[at:], out.pipeline[at:] = O, -1, stage, pipeline
         out.start[at:] = ready[stage]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ..bounds import lower_bound
 from ..compiled import load
@@ -38,24 +39,26 @@ def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
     return found if quick is None or found.value <= quick.value else quick
 
 
-class _Candidate:
+@dataclass(frozen=True, eq=False)
+class Candidate:
     """A plan of a schedule, made when it is called."""
 
-    def __init__(self, x: Instance, schedule, bound: float) -> None:
-        self._x, self._schedule, self._bound = x, schedule, bound
+    instance: Instance
+    schedule: PartialSchedule
+    bound: float
 
     def __call__(self) -> Plan:
-        return finish(self._x, self._schedule, self._bound)
+        return finish(self.instance, self.schedule, self.bound)
 
 
-def plans(problem: Problem) -> Iterator[_Candidate]:
+def plans(problem: Problem) -> Iterator[Candidate]:
     """The best plan so far, again and again, each time after more work; ends at a provable optimum. Call one for its
     Plan."""
     x = Instance.of(problem)
     bound = lower_bound(problem)
     target = round(bound * x.ticks) + 1
     for schedule in search(x, target, _ignoring_links(x)):
-        yield _Candidate(x, schedule, bound)
+        yield Candidate(x, schedule, bound)
 
 
 def _ignoring_links(x: Instance) -> PartialSchedule | None:

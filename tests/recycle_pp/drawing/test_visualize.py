@@ -31,6 +31,16 @@ def test_a_problem_on_flags_is_planned_and_drawn_in_one_go(capsys: pytest.Captur
     assert " dead ╱" in out and "against fault-free 1F1B" in out and "peak micro-batches in flight" in out
 
 
+def test_a_problem_with_layers_is_drawn_re_routed_and_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    each = [0.25] * 8
+    keys = {"pipelines": 2, "stages": 2, "microbatches": 4, "failed": [[1, 1]]}
+    (tmp_path / "x.json").write_text(json.dumps(keys | {"layers": {"F": each, "I": each, "W": each}}))
+    assert main([str(tmp_path / "x.json"), "--width", "120"]) == 0
+    out = capsys.readouterr().out
+    assert "re-routed" in out and "boundaries moved" in out and out.count(" dead ╱") == 2
+    assert "against re-routed" in out and "4 4" in out
+
+
 @pytest.mark.parametrize("what", ["plan", "trace", "problem"])
 def test_a_file_may_hold_a_plan_a_trace_or_a_problem(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,103 @@
+"""The layers of a model, from which the durations of a stage follow once it is known which ones it has.
+
+    layers = Layers.of({"F": [1, 1, 2], "I": [1, 1, 2], "W": [1, 1, 2]}, stages=2)
+    layers.durations((2, 1))                 # {"F": [2, 2], "I": [2, 2], "W": [2, 2]}
+    layers.in_flight((2, 1), capacity=16e9)  # [inf, inf]: without sizes everything fits
+
+A layout is the number of layers of each stage, first stage first; all pipelines have the same one, so that any worker
+of a stage can take over any micro-batch there. Embedding and head count as layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+TIMES = ("F", "I", "W", "O")
+SIZES = ("bytes", "activation_bytes")
+KEYS = (*TIMES, *SIZES)
+NEEDED = ("F", "I", "W")
+
+Layout = tuple[int, ...]
+"""Layers of each stage: (P,), each at least 1."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """values[key]: one number per layer, for every key of KEYS; those that were not given are 0."""
+
+    values: Mapping[str, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, given: Any, stages: int) -> Layers:
+        """The layers that the problem's key `layers` describes; ValueError with one sentence that begins with the key.
+
+        F, I, W            times of a forward, a backward for the input, a backward for the weights
+        O                  time of the optimizer step
+        bytes              what a worker holds of the layer all the time: parameters, gradients, optimizer state
+        activation_bytes   what it holds of one micro-batch in flight"""
+        if not isinstance(given, Mapping) or not set(NEEDED) <= set(given):
+            raise ValueError(
+                f"layers: an object with the keys F, I and W is needed, one number per layer, not {given!r}"
+            )
+        unknown = sorted(str(key) for key in given if key not in KEYS)
+        if unknown:
+            raise ValueError(f"layers: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
+        count = len(given["F"]) if isinstance(given["F"], (list, tuple)) else 0
+        for key, numbers in given.items():
+            if not isinstance(numbers, (list, tuple)) or len(numbers) != count:
+                raise ValueError(f"layers.{key}: a list of numbers is needed, one per layer, as many as layers.F has")
+            for x in numbers:
+                if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x) or x < 0:
+                    raise ValueError(f"layers.{key}: {x!r} is not a finite number of at least 0")
+        if count < stages:
+            raise ValueError(f"layers: {count} layers are too few for {stages} stages")
+        return cls({key: tuple(map(float, given.get(key, (0,) * count))) for key in KEYS})
+
+    @property
+    def count(self) -> int:
+        return len(self.values["F"])
+
+    @cached_property
+    def sums(self) -> dict[str, np.ndarray]:
+        """(L + 1,) float64 by key: [k] is the sum over the first k layers."""
+        return {key: np.concatenate([[0.0], np.cumsum(numbers)]) for key, numbers in self.values.items()}
+
+    def check(self, layout: Sequence[int], stages: int) -> Layout:
+        """The layout, if it is one; else ValueError."""
+        fine = len(layout) == stages and all(isinstance(n, int) and n >= 1 for n in layout)
+        if not fine or sum(layout) != self.count:
+            raise ValueError(
+                f"layout: {stages} numbers of at least 1 that add up to {self.count} are needed, not {list(layout)}"
+            )
+        return tuple(layout)
+
+    def durations(self, layout: Layout) -> dict[str, list[float]]:
+        """The problem's key `durations`: F, I, W of every stage, and O if some layer has one. B is I + W."""
+        return {key: self._of_stages(key, layout) for key in TIMES if key != "O" or any(self.values["O"])}
+
+    def in_flight(self, layout: Layout, capacity: float) -> list[float]:
+        """(P,) most micro-batches in flight on a worker of each stage that has `capacity` bytes; inf: any number."""
+        held, each = (self._of_stages(key, layout) for key in SIZES)
+        return [fitting(capacity - state, one) for state, one in zip(held, each, strict=True)]
+
+    def _of_stages(self, key: str, layout: Layout) -> list[float]:
+        """math.fsum, since differences of running sums would not be exactly equal for equal stages."""
+        ends = np.cumsum(layout).tolist()
+        return [math.fsum(self.values[key][end - n : end]) for end, n in zip(ends, layout, strict=True)]
+
+
+def fitting(room: float, each: float) -> float:
+    """How many things of a size fit into a room: whole, inf for a size of 0, 0 where not even the rest of the room is
+    left."""
+    if room < 0:
+        return 0
+    return math.floor(room / each * (1 + 1e-12)) if each else math.inf
+
+
+__all__ = ["Layers", "Layout"]
