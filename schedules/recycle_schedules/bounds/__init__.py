@@ -4,7 +4,8 @@ from recycle_schedules.bounds import lower_bound
 lower_bound(problem)                     # of Plan.value, in the problem's unit
 """
 
-from .bounds import lower_bound, steady_bounds
+from .bounds import lower_bound
 from .layout_bound import LayoutBounds
+from .stage_bounds import steady_bounds
 
 __all__ = ["LayoutBounds", "lower_bound", "steady_bounds"]

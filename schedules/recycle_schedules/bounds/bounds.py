@@ -1,178 +1,23 @@
-"""Lower bounds of `Plan.value`.
+"""A lower bound of `Plan.value`: lower_bound(problem), whatever the problem is of.
 
-    lower_bound(problem)    # of the period of a staggered step, else of the makespan
-    steady_bounds(problem)  # {"makespan": ..., "period": ...}
-
-Every bound looks at one stage s and assumes that all others never make it wait longer than one micro-batch's way:
-
-    makespan >= fill(s) + span(s) + all-reduce + O        (fill: the first micro-batch reaches s)
-    period   >= span(s) + all-reduce + O                  (staggered: nothing but the stage itself)
-    both     >= way(u, s) + span'(s) + W + all-reduce + O (way: the first micro-batch comes from stage u before s, and
-                                                           the last one's gradient goes back there)
-
-span(s) is the time of the fullest worker in the best split of the micro-batches over the stage's live workers. A
-worker that may hold L micro-batches idles in addition: until the first one's gradient is back it can do no more than L
-forwards and one backward, before the last forward's gradient is back no more than one forward and L backwards, and
-each micro-batch occupies its place for a full round trip. The two idle times add up where they cannot overlap: where
-the work is longer than both, or more than fits into both. span' ends with the last I: W of at most L micro-batches can
-be left then.
+Of whole steps with given stages (`stage_bounds.py`), of all layouts of a problem with layers (`layout_bound.py`), of
+what is left of a broken step (`remainder_bound.py`).
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from ..ops import Worker
 from ..problem import Problem
+from .layout_bound import LayoutBounds
 from .remainder_bound import remainder_bound
+from .stage_bounds import stage_bound
 
 
 def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
-    """A value, in the problem's unit, that no valid plan's `value` is below.
+    """A value, in the problem's unit, that no valid plan's `value` is below; of no layout, if it gives layers.
 
-    limits (P,): most micro-batches in flight at each stage of a whole step, instead of the problem's own limits.
-    If the problem gives layers, the bound is over all layouts (`layout_bound.py`)."""
+    limits (P,): most micro-batches in flight at each stage of a whole step, instead of the problem's own limits."""
     if problem.layers is not None:
-        from .layout_bound import LayoutBounds
-
         return LayoutBounds(problem).best
-    if problem.remainder:
-        return remainder_bound(problem)
-    both = steady_bounds(problem, limits)
-    return both["period"] if problem.optimizer == "staggered" else both["makespan"]
-
-
-@dataclass(frozen=True)
-class _Times:
-    """Least durations per stage: whole = one micro-batch's backward work, early = until its gradient is passed on."""
-
-    forward: tuple[float, ...]
-    early: tuple[float, ...]
-    late: tuple[float, ...]  # the rest of `whole`
-    whole: tuple[float, ...]
-    longest: tuple[float, ...]  # the longest backward a worker may choose
-
-    @classmethod
-    def of(cls, p: Problem) -> _Times:
-        F, I, W, B = (p.per_stage(kind) for kind in "FIWB")
-        split = tuple(i + w for i, w in zip(I, W, strict=True))
-        least = lambda a, b: tuple(map(min, a, b))  # noqa: E731
-        early = {"coupled": B, "decoupled": I, "mixed": least(I, B)}[p.backward]
-        whole = {"coupled": B, "decoupled": split, "mixed": least(B, split)}[p.backward]
-        longest = {"coupled": B, "decoupled": split, "mixed": tuple(map(max, B, split))}[p.backward]
-        return cls(F, early, tuple(w - e for w, e in zip(whole, early, strict=True)), whole, longest)
-
-
-def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str, float]:
-    """Lower bounds of a whole step's makespan and period, optimizer steps included. limits: as for `lower_bound`."""
-    t = _Times.of(p)
-    P, N = p.stages, p.total
-    given = p.speeds
-    speeds = [[given.get(Worker(d, s), 1.0) if given else 1.0 for d in p.live[s]] for s in range(P)]
-    fast = [max(v) for v in speeds]
-    hops = [_least_latency(p, s) for s in range(P - 1)]
-    fill_f = [t.forward[s] / fast[s] for s in range(P)]
-    fill_g = [t.early[s] / fast[s] for s in range(P)]
-    O, reduce = (p.per_stage(k) if p.optimizer != "none" else (0.0,) * P for k in ("O", "allreduce"))
-    makespan = period = max(O[s] / min(speeds[s]) for s in range(P))
-    for s in range(P if N else 0):
-        head = sum(fill_f[:s]) + sum(hops[:s])
-        beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * sum(hops[s:])
-        L = _most_in_flight(p, s) if limits is None else limits[s]
-        span = _with_memory(t, s, L, p.i_release, beyond)
-        fullest = _fullest(p, s, speeds[s], span)
-        makespan = max(makespan, head + fullest + reduce[s] + O[s] / min(speeds[s]))
-        period = max(period, _fullest(p, s, speeds[s], _followed_by(span, reduce[s], O[s])))
-        if p.backward == "coupled":
-            trip = fullest
-        else:
-            trip = _fullest(p, s, speeds[s], _until_last_gradient(t, s, L, p.i_release, beyond))
-        for u in reversed(range(s)):  # the first one comes through u, and the last one's gradient goes back there
-            trip += fill_f[u] + fill_g[u] + 2 * hops[u]
-            end = trip + t.late[u] / fast[u] + reduce[u]
-            period = max(period, end + O[u] / fast[u])
-            if u == 0:
-                makespan = max(makespan, end + O[u] / min(speeds[u]))
-    return {"makespan": makespan, "period": period if p.optimizer == "staggered" else makespan}
-
-
-Span = Callable[[float, int], float]
-"""Time that n micro-batches take on a worker of speed v: span(v, n)."""
-
-
-def _work(cost: float) -> Span:
-    """The span of work alone: `cost` for each micro-batch."""
-    return lambda v, n: n * cost / v
-
-
-def _followed_by(span: Span, reduce: float, step: float) -> Span:
-    """A span with the stage's all-reduce and optimizer step after it."""
-    return lambda v, n: span(v, n) + reduce + step / v
-
-
-def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
-    """The span of n micro-batches on a worker of speed v that holds at most L. beyond: the round trip of a micro-batch
-    through the later stages."""
-    F, early, late, whole, longest = t.forward[s], t.early[s], t.late[s], t.whole[s], t.longest[s]
-    behind = _behind(L, i_release)
-
-    def span(v: float, n: int) -> float:
-        work, trip = n * (F + whole) / v, beyond + (F + early) / v
-        stay = trip + late / v
-        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # what fits into trip and stay
-        front, back = max(0.0, trip - before), max(0.0, stay - after)
-        apart = work >= trip + stay or work > (before + after) * (1 + 1e-9)  # if they met, the work would not fit in
-        idle = front + back if apart else max(front, back)
-        return max(work + idle, n * (trip + (1 - i_release) * late / v) / min(L, n))
-
-    return span
-
-
-def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
-    """The span from the first F to the end of the last I of n micro-batches on a worker of speed v: W can be left only
-    of those that it holds then, at most L."""
-    F, late, whole = t.forward[s], t.late[s], t.whole[s]
-    behind = _behind(L, i_release)
-
-    def span(v: float, n: int) -> float:
-        front = max(0.0, beyond + (1 - min(L, n)) * F / v)
-        return (n * (F + whole) - min(behind, n) * late) / v + front
-
-    return span
-
-
-def _behind(L: float, i_release: float) -> float:
-    """Most micro-batches that a worker holds between I and W."""
-    return L / (1 - i_release) if i_release < 1 else math.inf
-
-
-def _least_latency(p: Problem, s: int) -> float:
-    """The shortest time of a message between stages s and s + 1; within a pipeline if no micro-batch has to leave its
-    own."""
-    stays = p.pipelines == 1 or (p.reroute == "failed_only" and len(p.live[s]) == len(p.live[s + 1]) == p.pipelines)
-    return p.graph.least(s, within=stays)
-
-
-def _most_in_flight(p: Problem, s: int) -> float:
-    """The largest limit of the stage's live workers."""
-    alike = not (isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit)
-    return max(p.limit(Worker(d, s)) for d in (p.live[s][:1] if alike else p.live[s]))
-
-
-def _fullest(p: Problem, s: int, speeds: list[float], span: Span) -> float:
-    """Least possible maximum of span(speed, n) over all splits of the micro-batches over a stage's live workers."""
-    own = 0.0
-    if p.reroute == "failed_only":
-        alone = {(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True)}
-        own = max((span(v, n) for v, n in alone if n), default=0.0)
-    if len(set(speeds)) == 1:
-        return max(own, span(speeds[0], -(-p.total // len(speeds))))
-    heap = [(span(v, 1), v, 1) for v in speeds]
-    heapq.heapify(heap)
-    for _ in range(p.total):
-        top, v, n = heap[0]
-        heapq.heapreplace(heap, (span(v, n + 1), v, n + 1))
-    return max(own, top)
+    return remainder_bound(problem) if problem.remainder else stage_bound(problem, limits)

@@ -5,9 +5,9 @@
     bounds.layout(1.05)           # the most even layout with no term more than 5 % above that
     bounds.of((9, 9, 5, 9))       # the bound of one layout
 
-Why it is a bound. Those of a fixed layout (`bounds.py`) are the maximum over the stages of terms, and the term of a
-stage knows of the other stages only how long a first micro-batch takes through all that is before it, and a round trip
-through all that is behind it. Both are sums over layers: whatever the layout, the layers before a stage are those below
+Why it is a bound. Those of a fixed layout (`stage_bounds.py`) are the maximum over the stages of terms, and the term of
+a stage knows of the other stages only how long a first micro-batch takes through all that is before it, and a round
+trip through all that is behind it. Both are sums over layers: whatever the layout, the layers before a stage are those below
 its first layer a, and those behind it the ones from its end b on. So the term of stage s is a function t(s, a, b) of
 its own two boundaries, and the least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L is found exactly, by
 dynamic programming. Where a term does depend on the rest of the layout it is made smaller:
@@ -33,7 +33,7 @@ import numpy as np
 from ..layers import Layout
 from ..ops import Worker
 from ..problem import Problem
-from . import bounds
+from . import stage_bounds
 
 Array = np.ndarray
 Share = tuple[float, int]
@@ -53,13 +53,13 @@ class LayoutBounds:
         self.backward = self.sums["I"] + self.sums["W"]
         self.early = self.sums["I"] if p.backward != "coupled" else self.backward
         self.work = self.sums["F"] + self.backward
-        self.hops = np.array([bounds._least_latency(p, s) for s in range(p.stages - 1)])
+        self.hops = np.array([stage_bounds._least_latency(p, s) for s in range(p.stages - 1)])
         self.speeds = [[p.speeds.get(Worker(d, s), 1.0) for d in p.live[s]] for s in range(p.stages)]
         self.fast = np.array([max(v) for v in self.speeds])
         self.own = [_own(p, s, v) for s, v in enumerate(self.speeds)]
         self.some = [_some(p.total, v) for v in self.speeds]
         self._known: dict[int, list[Array]] = {}
-        self.most = bounds.lower_bound(p.with_layout(self._by_work())) * ABOVE
+        self.most = stage_bounds.stage_bound(p.with_layout(self._by_work())) * ABOVE
 
     @cached_property
     def best(self) -> float:
@@ -223,7 +223,7 @@ class LayoutBounds:
 
     def _limits(self, s: int, of: Callable[[Array], Array]) -> Array:
         """Most micro-batches in flight; a rounding error allows one more."""
-        p, given = self.problem, bounds._most_in_flight(self.problem, s)
+        p, given = self.problem, stage_bounds._most_in_flight(self.problem, s)
         held, each = of(self.sums["bytes"]), of(self.sums["activation_bytes"])
         if p.capacity_bytes is None:
             return np.full_like(held, given)
@@ -263,7 +263,7 @@ def _least_work(own: list[Share], some: list[Share]) -> float:
 
 
 def _with_memory(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
-    """`bounds._with_memory` for arrays of stages."""
+    """`stage_bounds._with_memory` for arrays of stages."""
     late = whole - early
     behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
 
@@ -282,7 +282,7 @@ def _with_memory(F: Array, early: Array, whole: Array, L: Array, i_release: floa
 
 
 def _until_last_gradient(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
-    """`bounds._until_last_gradient` for arrays of stages."""
+    """`stage_bounds._until_last_gradient` for arrays of stages."""
     late = whole - early
     behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
 
