@@ -7,10 +7,10 @@
 
 Why it is a bound. Those of a fixed layout (`stage_bounds.py`) are the maximum over the stages of terms, and the term of
 a stage knows of the other stages only how long a first micro-batch takes through all that is before it, and a round
-trip through all that is behind it. Both are sums over layers: whatever the layout, the layers before a stage are those below
-its first layer a, and those behind it the ones from its end b on. So the term of stage s is a function t(s, a, b) of
-its own two boundaries, and the least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L is found exactly, by
-dynamic programming. Where a term does depend on the rest of the layout it is made smaller:
+trip through all that is behind it. Both are sums over layers: whatever the layout, the layers before a stage are those
+below its first layer a, and those behind it the ones from its end b on. So the term of stage s is a function t(s, a, b)
+of its own two boundaries, and the least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L is found exactly,
+by dynamic programming. Where a term does depend on the rest of the layout it is made smaller:
 
 - workers before or behind run at the speed of the fastest live worker of all those stages;
 - of the stages to which the last gradient goes back only stage 0 counts. Its W and O come after that: so there is one
