@@ -95,9 +95,10 @@ class Executor:
             self.session.wait_commit(orders)
 
     def _measure_links(self, orders: Orders, step: int) -> None:
-        self.session.doing.waits("links", step)
-        me = self.session.participant.worker
-        self._link_times |= measure(self.session.links, me, orders.probes, self.stage.device)
+        me, doing = self.session.participant.worker, self.session.doing
+        doing.waits("links", step)
+        waits = lambda partner: doing.waits("links", step, peer=partner)  # noqa: E731
+        self._link_times |= measure(self.session.links, me, orders.probes, self.stage.device, waits)
         self.session.send(LinksMeasured(socket.gethostname(), self._link_times))
 
     def _run_step(self, orders: Orders, step: int, actions: list[Action]) -> None:

@@ -1,6 +1,6 @@
 """Latency and bandwidth of this worker's links, measured over the very transport that its tensors take.
 
-    found = measure(links, me, {"node1": Worker(1, 1)}, device)      # {"node1": (0.00012, 1.1e9)}
+    found = measure(links, me, {"node1": Worker(1, 1)}, device, waits)      # {"node1": (0.00012, 1.1e9)}
 
 In the executor's thread, before the generation's first op: nothing else is under way then. A link within a data centre
 takes 10 ms, one with a round trip of 100 ms 0.5 s.
@@ -9,7 +9,7 @@ takes 10 ms, one with a round trip of 100 ms 0.5 s.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from recycle_schedules import Worker
@@ -30,18 +30,23 @@ OVER = -1
 
 
 def measure(
-    links: Links, me: Worker, partners: Mapping[str, Worker], device: torch.device
+    links: Links,
+    me: Worker,
+    partners: Mapping[str, Worker],
+    device: torch.device,
+    waits: Callable[[Worker], None] = lambda partner: None,
 ) -> dict[str, tuple[float, float]]:
     """Seconds one way and bytes a second to the partners of the next stage, by the partner's key; for those of the
     stage before, this worker is the other end.
 
     Each partner calls it in the same generation with this worker among its partners, who are all of a stage beside its
     own. Blocks until all have; LinkBroken when the generation ends meanwhile. Everybody keeps to one order of all pairs
-    (`meetings`), so there is always a pair that can go on."""
+    (`meetings`), so there is always a pair that can go on. waits: called before each exchange, for the watch."""
     links.connect(partners.values())
     keys = {worker: key for key, worker in partners.items()}
     found = {}
     for here, there in meetings(me, keys):
+        waits(there if here == me else here)
         if here == me:
             found[keys[there]] = _Asker(links, there, device).measure()
         else:

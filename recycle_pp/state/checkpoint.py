@@ -255,7 +255,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member(kind: Any, name: str) -> Enum:
-    """All that `getattr` is allowed to do."""
+    """An enum's member by name: the only use of `getattr` that is let through."""
     if not isinstance(kind, EnumMeta) or name not in kind.__members__:
         raise pickle.UnpicklingError(f"a checkpoint's metadata asks for {name} of {kind}, which has no place there")
     return kind[name]

@@ -214,7 +214,7 @@ def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
 
 
 def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
-    """Whether there was any of them."""
+    """Copies those of the files that exist; whether any did."""
     there = [name for name in names if (source / name).is_file()]
     for name in there:
         shutil.copyfile(source / name, folder / name)

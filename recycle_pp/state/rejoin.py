@@ -200,7 +200,7 @@ class Joining:
             _log.info("the donor is gone: %s", error)  # the coordinator finds another one
 
     def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> int:
-        """How many elements of the state are those after `about.step`."""
+        """Applies a parcel; how many elements of the state, from the first on, are then as after `about.step`."""
         if (exponents := tensors.pop("exponents", None)) is not None:
             self._gradients.take_exponents(exponents)
         if isinstance(about, StatePart):
