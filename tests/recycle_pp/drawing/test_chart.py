@@ -33,6 +33,17 @@ def test_ops_that_leave_their_pipeline_are_marked_rerouted_and_no_others() -> No
     assert not Chart.of(one_f_one_b(shape())).marks.any()
 
 
+def test_where_the_stage_graph_knows_hosts_rows_are_named_after_them_and_tensors_between_them_are_counted() -> None:
+    hosts = [["a", "a", "b", "b"], ["a", "a", "b", "b"], ["c", "c", "c", "c"]]
+    problem = shape()
+    linked = problem.replace(links={"hosts": hosts, "between_hosts": {"latency": 0.1}})
+    chart = Chart.of(plan(linked))
+    assert chart.names[:3] == ["0.0 a", "0.1 a", "0.2 b"] and chart.names[-1] == "2.3 c"
+    there_and_back = 2 * (linked.counts[0] + linked.counts[1])
+    assert Measures.of(chart).between_hosts == there_and_back
+    assert Chart.of(plan(problem)).names[0] == "0.0" and Measures.of(Chart.of(plan(problem))).between_hosts is None
+
+
 def test_a_trace_shows_what_was_cut_lost_and_redone_and_by_whom() -> None:
     chart = Chart.of(recovered())
     lost, redone = names(chart, LOST), names(chart, REDONE)
