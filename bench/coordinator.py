@@ -7,7 +7,8 @@ A step waits for the commit, and all votes arrive at once: `vote` decodes them a
 decides; `log` records the step afterwards. Then a worker dies in the middle of a step of the planner's own schedule:
 `announce` tells everybody, `hear` decodes all reports, `adopt` works out and plans what is left and writes everybody's
 list, `follow` does the same for the steps after that, in a thread, while training goes on. Milliseconds, the least of
-three; `MB` is what adopt and follow send altogether. Results in bench/out/coordinator.json.
+three; `MB` is what adopt and follow send altogether. Results in bench/out/coordinator.json. `bench/loop.py` has the
+coordinator at work in its event loop, with a large run folder.
 """
 
 from __future__ import annotations

@@ -409,7 +409,7 @@ class FakeWorker:
         self._say(Measured(step, self._spans, [], 0, 1e-4, float(step)))
         losses = [2.0] * self._total if self._last else []
         counts, speaks = [1.0] * self._total, self.member.speaks
-        self._say(make_vote(orders.generation, step, [0.1] * 60, True, counts, losses, speaks))
+        self._say(make_vote(orders.generation, step, [0.1] * 60, True, True, counts, losses, speaks))
 
 
 if __name__ == "__main__":

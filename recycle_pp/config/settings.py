@@ -104,7 +104,7 @@ class Optimizer:
     eps: float = 1e-8
     weight_decay: float = 0.1  # matrices only
     clip: float | None = 1.0  # most global gradient norm; null: no clipping
-    most_skipped: int = 5  # steps in a row whose update is skipped (NaN, overflow): then the job stops
+    most_skipped: int = 5  # steps in a row whose update is skipped (NaN, infinity): then the job stops
     stagger: bool = False  # step before the commit, with an undo copy
 
 

@@ -180,8 +180,8 @@ class Driver:
         if commit.skipped >= most:
             newest = self.saving.newest()
             self._lifecycle.stop(
-                f"the updates of {commit.skipped} steps in a row were skipped, as a gradient was NaN, infinite or too "
-                f"large to be summed (optimizer.most_skipped={most}); "
+                f"the updates of {commit.skipped} steps in a row were skipped, as a gradient was NaN or infinite "
+                f"(optimizer.most_skipped={most}); "
                 + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
             )
 

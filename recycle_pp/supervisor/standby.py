@@ -5,7 +5,7 @@
 
 A worker that is killed is back when its successor has imported torch, found its place and got the state; the first of
 these takes seconds, and needs nothing of the job. So a second process imports ahead and waits: after the worker's first
-step, when importing delays nobody's start, and one rank of a machine after the other.
+step, when importing delays nobody's start, at first one rank of a machine after the other, later at once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ class Standby:
         self._launch, self._wanted = launch, settings.run.standby
         self._incarnation = self._step = -1
         self._beats = 0  # since the first step of this incarnation was done
+        self._turn = 1 + BEATS * launch.local_rank  # at the start all ranks are due at once: one after the other
 
     def due(self, signs: Signs | None) -> bool:
         """signs: of the worker at this heartbeat."""
         if self._wanted == "off" or signs is None or signs.activity.step < 0 or "torch" in sys.modules:
             return False  # who is forked from a process that has torch imports nothing
         if signs.incarnation != self._incarnation:
+            if self._incarnation >= 0:
+                self._turn = 1  # the one who stood by has taken its place: the next death may be near
             self._incarnation, self._step, self._beats = signs.incarnation, signs.activity.step, 0
         self._beats += signs.activity.step > self._step
-        if self._beats != 1 + BEATS * self._launch.local_rank:
+        if self._beats != self._turn:
             return False
         return self._wanted == "on" or free_memory() >= FREE * self._launch.local_world
 

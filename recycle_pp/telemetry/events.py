@@ -182,9 +182,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "rejoined": lambda e: f"{_when(e)}: worker {e['worker']} is back",
     "evicted": lambda e: f"{_when(e)}: worker {e['worker']} got SIGTERM; it ends this step, hands over and leaves",
     "left": lambda e: f"{_when(e)}: worker {e['worker']} has handed over and takes no part any more",
-    "update_skipped": lambda e: (
-        f"{_when(e)}: the update is skipped: a gradient is NaN, infinite or too large to be summed"
-    ),
+    "update_skipped": lambda e: f"{_when(e)}: the update is skipped: a gradient is NaN or infinite",
     "slow": lambda e: (
         f"{_when(e)}: worker {e['worker']} is slow: its ops take {e.get('factor')} times as long as its peers'; "
         "they take over a part of its work"

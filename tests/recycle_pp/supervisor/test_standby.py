@@ -1,0 +1,48 @@
+"""When a rank's next process is started ahead."""
+
+import sys
+
+import pytest
+
+from recycle_pp.config.settings import Run, Settings
+from recycle_pp.supervisor import standby
+from recycle_pp.supervisor.standby import BEATS, Standby
+from recycle_pp.wire.launch import Launch
+from recycle_pp.wire.messages.activity import Activity
+from recycle_pp.wire.messages.supervisors import Signs
+
+
+@pytest.fixture(autouse=True)
+def light(monkeypatch):
+    """As a supervisor, which never imports torch."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+def of(local_rank, wanted="on"):
+    launch = Launch(rank=local_rank, world=4, local_rank=local_rank, local_world=4)
+    return Standby(launch, Settings(run=Run(standby=wanted)))
+
+
+def beats(standby, incarnation, steps):
+    """At which of these heartbeats it is due, if its worker is in these steps then."""
+    signs = [Signs(incarnation, 1, Activity("works", "F", step), 0.0, 0.0) for step in steps]
+    return [number for number, sign in enumerate(signs) if standby.due(sign)]
+
+
+@pytest.mark.parametrize("local_rank", range(4))
+def test_at_the_start_one_rank_of_a_machine_comes_after_the_other_and_none_before_its_first_step_is_done(local_rank):
+    assert beats(of(local_rank), 0, [-1, 0, 0, *range(1, 40)]) == [3 + BEATS * local_rank]
+
+
+@pytest.mark.parametrize("local_rank", range(4))
+def test_once_it_has_taken_a_place_the_next_one_is_started_as_soon_as_a_step_is_done(local_rank):
+    ours = of(local_rank)
+    beats(ours, 0, range(40))
+    assert beats(ours, 1, [-1, 40, 40, 41, 42, 43]) == [3]
+    assert beats(ours, 2, [50, 51, 52]) == [1]
+
+
+def test_without_memory_or_where_nobody_wants_it_there_is_none(monkeypatch):
+    assert beats(of(0, "off"), 0, range(40)) == []
+    monkeypatch.setattr(standby, "free_memory", lambda: 0.0)
+    assert beats(of(0, "auto"), 0, range(40)) == [] and beats(of(0, "on"), 0, range(40)) == [1]
