@@ -144,7 +144,10 @@ def _frame(axes: Axes, chart: Chart, groups: list[list[int]], row_height: float,
     figures += [f"bubbles {m.idle:.0%}", f"peak in flight {max(m.peak):g}"]
     figures += [f"{m.between_hosts} tensors between hosts"] if m.between_hosts is not None else []
     if chart.recovery:
-        figures += [f"stall {report.number(chart.recovery.stall)} {chart.unit}", f"redone {m.redone} ops"]
+        figures += [
+            f"stall {report.number(chart.recovery.stall)} {chart.unit}",
+            f"redone {report.count_of(m.redone, 'op')}",
+        ]
     axes.set_title(chart.title, loc="left", fontsize=9, fontweight="bold", pad=5, gid=f"{number}-title")
     axes.set_title(" · ".join(figures), loc="right", fontsize=7, color="#4A505B", pad=5)
 

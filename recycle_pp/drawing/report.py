@@ -104,7 +104,7 @@ def recovery(chart: Chart) -> list[str]:
     if lost:
         out.append("lost with the dead: " + _listing(lost))
     again = _ops_by_worker(chart, REDONE)
-    out.append(f"redone: {redone(chart.plan)} ops" + (f", by {_listing(again)}" if again else ""))
+    out.append(f"redone: {count_of(redone(chart.plan), 'op')}" + (f", by {_listing(again)}" if again else ""))
     return out
 
 
@@ -121,12 +121,17 @@ def _listing(ops: dict[Worker, list[str]], most: int = 12) -> str:
         return f"{worker} ({' '.join(names[:most])}{more})"
 
     shown = list(ops.items())[:most]
-    rest = f" and {len(ops) - most} more workers" if len(ops) > most else ""
+    rest = f" and {count_of(len(ops) - most, 'more worker')}" if len(ops) > most else ""
     return "; ".join(one(w, n) for w, n in shown) + rest
 
 
 def _names(workers: Sequence[Worker]) -> str:
     return " and ".join(f"W({w.pipeline},{w.stage})" for w in workers) or "a worker"
+
+
+def count_of(count: int, noun: str) -> str:
+    """3 ops, 1 op."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def number(x: float) -> str:

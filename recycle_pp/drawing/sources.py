@@ -128,7 +128,9 @@ def totals(run: Run) -> str:
         summary = {}
     if "lost_ops" in summary:
         share = "" if summary.get("bubbles") is None else f"bubbles {report.percent(summary['bubbles'])} (median), "
-        return f"the whole run: {share}{summary['lost_ops']} ops lost, {summary['redone_ops']} redone"
+        return (
+            f"the whole run: {share}{report.count_of(summary['lost_ops'], 'op')} lost, {summary['redone_ops']} redone"
+        )
     return ""
 
 

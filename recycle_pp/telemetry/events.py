@@ -164,7 +164,8 @@ def _checkpoint(e: Mapping[str, Any]) -> str:
 
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": lambda e: (
-        f"all workers are ready, {e.get('workers', '?')} of them; the run begins with step {e['step'] + 1}"
+        f"{plural(e.get('workers', '?'), 'worker')} {'is' if e.get('workers') == 1 else 'are'} ready; "
+        f"the run begins with step {e['step'] + 1}"
     ),
     "death_detected": _death,
     "hang_suspected": lambda e: (

@@ -36,15 +36,16 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=20)  # of recent steps
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """One finished step: a record of metrics.jsonl (keys that are absent are left out of the line)."""
-        now = time.monotonic()
+        """One finished step: a record of metrics.jsonl (keys that are absent are left out of the line). The first one
+        has no speed: what is touched and compiled for the first time is in it."""
+        now, first = time.monotonic(), self._last is None
         if self._last is not None:
             self._seconds.append(now - self._last)
         self._last = now
         done = record["step"] + 1
         parts = [f"step {done:>{len(str(self._steps))}}/{self._steps}"]
         for key, form in _NUMBERS.items():
-            if record.get(key) is not None:
+            if record.get(key) is not None and not (first and key == "tokens_per_second"):
                 parts.append(form.format(record[key]))
         parts.append(self._live(record))
         if self._seconds and done < self._steps:

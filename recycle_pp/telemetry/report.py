@@ -73,7 +73,7 @@ def _summary(summary: Record) -> list[str]:
     lines = []
     if (steps := summary.get("steps")) is not None:
         text = f"  {plural(steps, 'step')}, {summary.get('samples', 0):,} samples, {summary.get('tokens', 0):,} tokens"
-        lines.append(f"{text} in {summary.get('wall_seconds', 0.0):.1f} s")
+        lines.append(f"{text}; {summary.get('wall_seconds', 0.0):.1f} s since the last start")
     if (share := summary.get("bubbles")) is not None:
         counts = f"{plural(summary.get('lost_ops', 0), 'op')} lost, {summary.get('redone_ops', 0)} redone"
         lines.append(f"  bubbles {share:.1%} (median of the steps); {counts}")

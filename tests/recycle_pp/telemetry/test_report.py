@@ -56,7 +56,7 @@ def test_it_tells_of_a_death_the_loss_around_it_its_stall_and_what_was_redone(ru
         "loss 3.6000 (step 20), 3.5000 (step 21), 3.4000 (step 22)",
         "    stalled 51 ms; 9 ops lost, 7 redone by peers",
         "  after step 25: worker 1.2 is back: loss 3.1000 (step 25), 3.0000 (step 26), 2.9000 (step 27)",
-        "  30 steps, 1,080 samples, 69,120 tokens in 12.3 s",
+        "  30 steps, 1,080 samples, 69,120 tokens; 12.3 s since the last start",
         "  weights sha256 ab12",
     ]
 
