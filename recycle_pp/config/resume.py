@@ -33,6 +33,9 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
+    split = values["model.split"]
+    if "model.split" not in asked and isinstance(split, list) and len(split) != values["parallel.stages"]:
+        values["model.split"] = "auto"  # of other stages
     settings: Settings = load(_nested(values))
     refuse_changes(old, settings)
     said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
