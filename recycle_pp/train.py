@@ -92,6 +92,10 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     done = _steps_done(settings, folder) if settings.run.resume else 0
     anew = settings.run.resume == "auto"
     settings.run.resume = settings.run.resume is True or done > 0
+    if settings.model.split == "auto":
+        from recycle_pp.coordinator.balance import balanced
+
+        settings.model.split = balanced(settings)
     run = RunFolder.create(settings, done, anew)
     if settings.run.resume:
         print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)

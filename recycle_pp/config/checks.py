@@ -188,9 +188,12 @@ def _validate_optimizer(settings: Settings) -> None:
 
 def _validate_shape(settings: Settings, world: int | None) -> None:
     model, parallel = settings.model, settings.parallel
-    if model.split is not None and (len(model.split) != parallel.stages or min(model.split) < 1):
+    split = model.split
+    if isinstance(split, str) and split != "auto":
+        raise ValueError(f"model.split must be auto, null or a list of whole numbers, not {split!r}")
+    if isinstance(split, list) and (len(split) != parallel.stages or min(split) < 1):
         raise ValueError(
-            f"model.split must be null or parallel.stages = {parallel.stages} numbers above 0, not {model.split}"
+            f"model.split must be auto, null or parallel.stages = {parallel.stages} numbers above 0, not {split}"
         )
     if model.own:
         _validate_transformer(model, parallel.stages)
@@ -214,7 +217,7 @@ def _validate_transformer(model: Model, stages: int) -> None:
         raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, and {model.kv_heads} does not")
     if model.layers < stages:
         raise ValueError(f"model.layers must be at least parallel.stages = {stages}, one a stage, not {model.layers}")
-    if model.split is not None and sum(model.split) != model.layers:
+    if isinstance(model.split, list) and sum(model.split) != model.layers:
         raise ValueError(
             f"model.split must add up to model.layers = {model.layers}; {model.split} adds up to {sum(model.split)}"
         )

@@ -33,10 +33,18 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
+    if now["model.split"] == "auto" and "model.split=auto" not in arguments:
+        values["model.split"] = _measured_before(old, values["parallel.stages"])
     settings: Settings = load(_nested(values))
     refuse_changes(old, settings)
     said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
     return settings, said
+
+
+def _measured_before(old: Mapping[str, Any], stages: int) -> Any:
+    """The boundaries that the run has; "auto" if they are those of another number of stages."""
+    split = old.get("model.split", "auto")
+    return "auto" if isinstance(split, list) and len(split) != stages else split
 
 
 def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:

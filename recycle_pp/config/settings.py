@@ -46,7 +46,8 @@ class Model:
     qk_norm: bool = False  # llama: as Qwen3 has it
     norm_eps: float = 1e-5
     dropout: float = 0.0  # after attention and after the feed-forward block
-    split: list[int] | None = None  # layers per stage; null: as even as possible, the first stages take the rest
+    split: list[int] | str | None = "auto"  # layers per stage; null: as even as possible, the first stages take the
+    # rest; auto: by measured time and memory where that matters, then the list stands in the run's configuration
     recompute: bool = False  # activation checkpointing of every layer
     kernels: str = "auto"  # auto (triton on GPUs) | triton | reference
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def layers_of(layers: int, stages: int, split: Sequence[int] | None = None) -> list[range]:
-    """The layers of every stage: `split`, or as even as possible with the rest on the first stages.
+def layers_of(layers: int, stages: int, split: Sequence[int] | str | None = None) -> list[range]:
+    """The layers of every stage: `split`, or as even as possible with the rest on the first stages. "auto" is even.
 
     Raises:
         ValueError: fewer layers than stages, or a split that does not name `stages` stages of at least one layer,
@@ -18,7 +18,7 @@ def layers_of(layers: int, stages: int, split: Sequence[int] | None = None) -> l
     """
     if layers < stages:
         raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages}, one a stage")
-    if split is None:
+    if split is None or isinstance(split, str):
         each, rest = divmod(layers, stages)
         split = [each + (stage < rest) for stage in range(stages)]
     if len(split) != stages or sum(split) != layers or min(split) < 1:

@@ -34,7 +34,7 @@ MISTAKES = [
     (["run.resume=3"], "run.resume must be true or false or a text, not 3"),
     (["run.resume=maybe"], "run.resume must be true, false or auto, not maybe"),
     (["optimizer.lr=fast"], "optimizer.lr must be a number, not 'fast'"),
-    (["model.split=[1,a]"], "model.split must be a list of whole numbers or null"),
+    (["model.split=[1,a]"], "model.split must be a list of whole numbers or a text or null"),
     (["model.split=[2,2"], "model.split=[2,2: no such value"),
     (["run.dir=${nowhere}"], "run.dir: Interpolation key 'nowhere' not found"),
     # ranges
@@ -55,8 +55,9 @@ MISTAKES = [
     # shapes
     (["parallel.stages=5"], "3 * 5 = 15 workers, but 12 processes were launched; use torchrun --nproc-per-node=15"),
     (["model.layers=3"], "model.layers must be at least parallel.stages = 4"),
-    (["model.split=[2,2,2]"], "model.split must be null or parallel.stages = 4 numbers above 0"),
-    (["model.split=[2,2,4,0]"], "model.split must be null or parallel.stages = 4 numbers above 0"),
+    (["model.split=even"], "model.split must be auto, null or a list of whole numbers, not 'even'"),
+    (["model.split=[2,2,2]"], "model.split must be auto, null or parallel.stages = 4 numbers above 0"),
+    (["model.split=[2,2,4,0]"], "model.split must be auto, null or parallel.stages = 4 numbers above 0"),
     (["model.split=[2,2,2,3]"], "model.split must add up to model.layers = 8; [2, 2, 2, 3] adds up to 9"),
     (["model.heads=3"], "model.heads must divide model.width = 64, and 3 does not"),
     (["model.kv_heads=3"], "model.kv_heads must divide model.heads = 4, and 3 does not"),

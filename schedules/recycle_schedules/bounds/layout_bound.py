@@ -199,7 +199,7 @@ class LayoutBounds:
         a = np.maximum(a, 0)
         of = lambda sums: sums[b] - sums[a]  # noqa: E731
         pace = self.sums["F"] + self.early
-        before, behind = (float(v.max(initial=1e-300)) for v in (self.fast[:s], self.fast[s + 1 :]))
+        before, behind = (float(v.max(initial=0.0)) or 1.0 for v in (self.fast[:s], self.fast[s + 1 :]))
         beyond = (pace[L] - pace[b]) / behind + 2 * self.hops[s:].sum()
         limit = self._limits(s, of)
         fine &= limit >= 1

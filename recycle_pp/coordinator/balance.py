@@ -1,0 +1,157 @@
+"""model.split=auto: boundaries between stages by what the layers take, not by counting them.
+
+    settings.model.split = balanced(settings)                   # before any worker starts
+    python -m recycle_pp.coordinator.balance < settings.json    # the process that measures: prints the layers' times
+
+An embedding and above all a head of a large vocabulary take as much as several layers. The first stage has the one and
+the last stage the other, so they count with the first and the last layer. One layer of each sort is run on a
+micro-batch of zeros, on the device that the workers will have; `plan_layout` makes the boundaries of it. That takes
+seconds, so it is done only where the number of weights says that even stages are not the best ones.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from statistics import median
+from typing import Any
+
+from recycle_schedules import Problem
+from recycle_schedules.bounds import LayoutBounds
+from recycle_schedules.layers import TIMES
+
+from recycle_pp.config.settings import Settings, load
+from recycle_pp.model.split import layers_of
+
+from .footprint import parameters
+from .problem import initial_problem
+
+ENOUGH = 1.02
+"""Even stages are kept if their lower bound is at most so much above the best one, by the number of weights."""
+REPEATS = 5
+ROOM = 0.9
+"""Share of a GPU's memory for layers and micro-batches in flight; the rest is for messages and torch."""
+
+
+def balanced(settings: Settings) -> list[int] | None:
+    """The layers of each stage; None for as even as possible: with emulated compute, with a model that is not our own,
+    where even is best, and (with a sentence) where nothing can be measured. Blocks for the time of a measurement."""
+    if settings.emulate.mode or settings.model.kind != "transformer" or settings.parallel.stages == 1:
+        return None
+    assert isinstance(settings.model.layers, int)
+    even = tuple(map(len, layers_of(settings.model.layers, settings.parallel.stages)))
+    bounds = LayoutBounds(_problem(settings, dict.fromkeys("FIW", by_weights(settings))))
+    if bounds.of(even) <= ENOUGH * bounds.best:
+        return None
+    command = [sys.executable, "-m", "recycle_pp.coordinator.balance"]
+    done = subprocess.run(command, input=json.dumps(asdict(settings)), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print("model.split=auto: the layers could not be measured; every stage has as many", file=sys.stderr)
+        return None
+    return layout_of(settings, json.loads(done.stdout.splitlines()[-1]))
+
+
+def layout_of(settings: Settings, measured: dict[str, Any]) -> list[int] | None:
+    """The best layout for layers as `measure` gives them; None if it is the even one, or if none has room."""
+    from recycle_schedules import plan_layout
+
+    assert isinstance(settings.model.layers, int)
+    try:
+        found = plan_layout(_problem(settings, measured["layers"], measured["capacity_bytes"])).layout
+    except ValueError as error:
+        print(f"model.split=auto: {error}; every stage has as many layers", file=sys.stderr)
+        return None
+    even = [len(layers) for layers in layers_of(settings.model.layers, settings.parallel.stages)]
+    return None if found is None or list(found) == even else list(found)
+
+
+def by_weights(settings: Settings) -> list[float]:
+    """What each layer takes in proportion to its weights that are multiplied with: an embedding is looked up."""
+    model = settings.model
+    assert isinstance(model.layers, int)
+    counts = [float(parameters(model, range(k, k + 1))) for k in range(model.layers)]
+    counts[0] -= model.vocabulary * model.width
+    return counts
+
+
+def _problem(settings: Settings, layers: dict[str, list[float]], capacity: float | None = None) -> Problem:
+    return initial_problem(settings).replace(
+        durations=None, layers=layers, capacity_bytes=capacity, backward=settings.schedule.backward
+    )
+
+
+# ---- the process that measures
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """{"layers": the problem's key, "capacity_bytes": of the device, None on a CPU}; seconds."""
+    import torch
+
+    torch.set_num_threads(1)  # of a CPU: all of the work is then on the clock of this thread
+    count = settings.model.layers
+    assert isinstance(count, int)
+    on_gpu = settings.run.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    alone = replace(
+        settings,
+        model=replace(settings.model, split=None),
+        parallel=replace(settings.parallel, stages=count),
+    )
+    of = {k: _one_layer(alone, k, device) for k in sorted({0, 1, count - 1})}
+    each = [of[k] if k in of else of[1] for k in range(count)]
+    layers = {key: [one[key] for one in each] for key in of[0]}
+    capacity = ROOM * torch.cuda.get_device_properties(device).total_memory if on_gpu else None
+    return {"layers": layers, "capacity_bytes": capacity}
+
+
+def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
+    """Median seconds of F, I, W and O of a stage that has this layer alone; on a GPU also its bytes."""
+    import torch
+
+    from recycle_pp.model.stage import Stage
+    from recycle_pp.model.stage_module import Batch
+    from recycle_pp.numerics.optimizer import StageOptimizer
+
+    on_gpu = device.type == "cuda"
+    allocated = lambda: torch.cuda.memory_allocated(device) if on_gpu else 0  # noqa: E731
+    empty = allocated()
+    stage = Stage(settings, layer, device)
+    optimizer = StageOptimizer(settings, stage)
+    stage.warm()
+    shape = settings.parallel.microbatch_size, settings.model.sequence
+    tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+    batch = Batch(tokens, tokens) if stage.module.reads else None
+    taken = [of.empty(device).zero_() for of in stage.module.takes]
+    grads = [of.empty(device).zero_() for of in stage.module.gives if of.differentiable]
+    seconds: dict[str, list[float]] = {kind: [] for kind in TIMES}
+    held, flying = allocated() - empty, 0
+
+    clock = time.perf_counter if on_gpu else time.thread_time  # a CPU may be busy with other things
+
+    def timed(kind: str, call: Any, *arguments: Any) -> None:
+        began = clock()
+        call(*arguments)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        seconds[kind].append(clock() - began)
+
+    for _ in range(REPEATS):
+        timed("F", stage.forward, 0, 0, batch, taken)
+        flying = allocated() - empty - held
+        timed("I", stage.backward_input, 0, grads)
+        timed("W", stage.backward_weight, 0)
+    payload = stage.gradients.payload()
+    reduced = stage.gradients.reduced(payload)
+    for step in range(REPEATS):
+        timed("O", optimizer.step, reduced, step, 0.0)
+    found = {kind: median(of) for kind, of in seconds.items()}
+    if on_gpu:
+        found |= {"bytes": float(allocated() - empty), "activation_bytes": float(max(flying, 0))}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(load(json.load(sys.stdin)))))
