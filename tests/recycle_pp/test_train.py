@@ -92,8 +92,8 @@ MISTAKES = [
     (["+rejoin_at=40:9.9"], "there is no worker 9.9"),
     (["+slow_at=3:1.2@x"], "the factor must be a number of at least 1"),
     # data
-    (["data.path="], "data.path must name a text file, a folder of text or a .bin file; '' is none"),
-    (["data.path=/no/such/file"], "'/no/such/file' is none"),
+    (["data.path="], "data.path must name a text file, a folder of text or a .bin file, not ''"),
+    (["data.path=/no/such/file"], "a .bin file, not '/no/such/file'"),
     (["data.path=EMPTY_FILE"], "data.path must hold data"),
     (["data.path=EMPTY_FOLDER"], "data.path must hold data"),
     (["data.path=SHORT_FILE"], "data.path must hold at least one sample of model.sequence + 1 = 65 tokens"),
