@@ -21,14 +21,13 @@ TORCHRUN = Path(sys.executable).with_name("torchrun")
 TINY = ["model=tiny", "run.validate_every=0"]
 TWO = ["parallel.pipelines=1", "parallel.stages=2"]
 RANK = """
-import os, pathlib, runpy, sys
-code = 0
-try:
-    runpy.run_module("recycle_pp.train", run_name="__main__", alter_sys=True)
-except SystemExit as end:
-    code = end.code
-pathlib.Path(os.environ["CODES"], os.environ["RANK"]).write_text(str(code))
-sys.exit(code)
+import os, pathlib, runpy
+leave = os._exit
+def keep_and_leave(code):
+    pathlib.Path(os.environ["CODES"], os.environ["RANK"]).write_text(str(code))
+    leave(code)
+os._exit = keep_and_leave
+runpy.run_module("recycle_pp.train", run_name="__main__", alter_sys=True)
 """
 
 

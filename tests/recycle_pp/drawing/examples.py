@@ -62,7 +62,7 @@ def recovered(death: float = 213.0, stall: float = 40.0) -> Trace:
     instants = ("died", 0.0), ("detected", 2.1), ("announced", 3.4), ("unblocked", 11.2), ("regrouped", 26.3)
     phases = {name: death + t for name, t in (*instants, ("planned", 30.1), ("resumed", stall))}
     problem = shape((DEAD,), scale=slot)
-    return Trace(problem, OpArrays.of(problem, ops), 0.0, "ms", 1, tuple(status), phases)
+    return Trace(problem, OpArrays.of(problem, ops), 0.0, "ms", generation=1, status=tuple(status), phases=phases)
 
 
 def run_folder(path: Path) -> Path:
@@ -72,7 +72,7 @@ def run_folder(path: Path) -> Path:
         plan = one_f_one_b(shape(failed))
         a = plan.arrays
         seconds = OpArrays(a.kind, a.microbatch, a.stage, a.pipeline, a.start * 0.02, a.end * 0.02)
-        Trace(shape(failed, scale=0.02), seconds, 0.0, "s", int(bool(failed))).save(
+        Trace(shape(failed, scale=0.02), seconds, 0.0, "s", generation=int(bool(failed))).save(
             path / f"traces/step-{step:06d}.json"
         )
     recovered().save(path / "traces/step-000020.json")

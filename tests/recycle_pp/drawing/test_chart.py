@@ -66,7 +66,7 @@ def test_the_death_and_every_phase_lie_on_the_ops_time_axis() -> None:
 def test_without_the_instant_of_the_death_it_is_the_last_end_on_the_dead_worker() -> None:
     trace = recovered(death=213.0)
     phases = {k: t for k, t in trace.phases.items() if k != "died"}
-    again = Trace(trace.problem, trace.arrays, 0.0, "ms", 1, trace.status, phases)
+    again = Trace(trace.problem, trace.arrays, 0.0, "ms", generation=1, status=trace.status, phases=phases)
     r = Chart.of(again).recovery
     assert r and r.died == 213.0
 
@@ -75,7 +75,9 @@ def test_only_who_died_in_this_step_is_marked_though_others_are_dead_too() -> No
     """Also where it had run nothing yet, and who was dead before had."""
     trace = recovered(death=213.0)
     both = trace.problem.replace(failed=[Worker(1, 2), Worker(0, 1)])
-    died = Trace(both, trace.arrays, 0.0, "ms", 1, trace.status, trace.phases, died=(Worker(0, 1),))
+    died = Trace(
+        both, trace.arrays, 0.0, "ms", generation=1, status=trace.status, phases=trace.phases, died=(Worker(0, 1),)
+    )
     again = Trace.from_json(died.to_json())
     assert again.died == (Worker(0, 1),)
     assert Chart.of(again).recovery.workers == (Worker(0, 1),)

@@ -120,7 +120,7 @@ def test_ops_too_short_to_show_are_counted() -> None:
     trace = recovered()
     a = trace.arrays
     short = type(a)(a.kind, a.microbatch, a.stage, a.pipeline, a.start, np.where(a.kind == 2, a.start + 0.5, a.end))
-    quick = Trace(trace.problem, short, 0.0, "ms", 1, trace.status, trace.phases)
+    quick = Trace(trace.problem, short, 0.0, "ms", generation=1, status=trace.status, phases=trace.phases)
     quick_ops = int((short.end - short.start < 1).sum())
     assert f"{quick_ops} ops are shorter than half a column" in " ".join(drawn(Chart.of(quick), width=120).split())
 
