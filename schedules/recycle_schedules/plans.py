@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -65,7 +65,7 @@ class Plan:
     arrays: OpArrays
     lower_bound: float = 0.0
     time_unit: str = "slots"
-    layout: Layout | None = None
+    layout: Layout | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -157,7 +157,7 @@ class Plan:
         if layout is not None and (not isinstance(layout, list) or len(layout) != problem.stages):
             raise ValueError(f"layout: {problem.stages} numbers of layers are needed, one per stage, not {layout!r}")
         unit = str(data.get("time_unit", "slots"))
-        return cls(problem, OpArrays.of(problem, ops), bound, unit, None if layout is None else tuple(layout))
+        return cls(problem, OpArrays.of(problem, ops), bound, unit, layout=None if layout is None else tuple(layout))
 
     def save(self, path: str | Path) -> None:
         """Write the plan's file; OSError if that fails."""
