@@ -185,6 +185,7 @@ class Stopwatch:
 
 
 async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str, list[Still]]:
+    gc.freeze()  # as a host does, here and when its machine code is there
     watch, agreement, progress = Stopwatch(), Alone(), Progress(settings.run.steps, 1, io.StringIO())
     current: Coordinator | None = None
     peers: set[Peer] = set()
@@ -220,7 +221,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
 
     await until(lambda: current._driver.job.started, "start")
     await steps(5)
-    gc.freeze()  # as a host does, see there
+    gc.freeze()
     watch.phase = "steps"
     await steps(20)
     watch.phase = "death"
