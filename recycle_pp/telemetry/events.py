@@ -175,7 +175,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{_when(e)}: all workers wait and none works, {(e.get('waiting') or ['?'])[0]} first; all links are built anew"
     ),
     "repeated": lambda e: (
-        f"step {e['step']}: done again: gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other "
+        f"{_when(e)}: done again: gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other "
         "exponents to fit into the sums"
     ),
     "resumed": _resumed,
