@@ -185,6 +185,7 @@ class Stopwatch:
 
 
 async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str, list[Still]]:
+    gc.freeze()  # as a host does, here and when its machine code is there
     watch, agreement, progress = Stopwatch(), Alone(), Progress(settings.run.steps, 1, io.StringIO())
     current: Coordinator | None = None
     peers: set[Peer] = set()
@@ -220,7 +221,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
 
     await until(lambda: current._driver.job.started, "start")
     await steps(5)
-    gc.freeze()  # as a host does, see there
+    gc.freeze()
     watch.phase = "steps"
     await steps(20)
     watch.phase = "death"
@@ -306,7 +307,7 @@ class FakeSupervisor:
         assert self._peer is not None
         match message:
             case SupervisorWelcome():
-                place = Place(HOST, 1000 + self._rank)
+                place = Place(HOST, self._all.port)  # somebody must answer there, or it counts as gone
                 self._peer.send(Present(place, self._order, self._worker is not None, self._deaths))
             case Spawn():
                 self._order = message

@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from recycle_pp.config.settings import Settings
 
 from .background import Background
@@ -155,7 +157,9 @@ class RunFolder:
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """On a full disk the file is left out, which is said once, and the training goes on."""
         try:
-            self.write_text(path, json.dumps(data, indent=indent) + "\n")
+            # A trace of many workers has megabytes, and `json` would keep Python's lock ten times as long for it.
+            text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
+            self.write_text(path, text + "\n")
         except OSError as error:
             report_once(f"{path.parent} cannot be written: {error.strerror}")
 
