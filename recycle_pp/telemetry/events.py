@@ -175,8 +175,8 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{_when(e)}: all workers wait and none works, {(e.get('waiting') or ['?'])[0]} first; all links are built anew"
     ),
     "repeated": lambda e: (
-        f"step {e['step']}: done again: gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other "
-        "exponents to fit into the sums"
+        f"{_when(e)}: the next one is done again: gradients of stage "
+        f"{', '.join(map(str, e.get('stages', ['?'])))} need other exponents to fit into the sums"
     ),
     "resumed": _resumed,
     "respawned": lambda e: f"{_when(e)}: worker {e['worker']} is started again",
