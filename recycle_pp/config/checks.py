@@ -52,7 +52,7 @@ _AT_LEAST = (
 )
 _ABOVE_ZERO: tuple[str, ...] = ("model.rope_theta", "model.norm_eps", "optimizer.lr", "optimizer.eps", "optimizer.clip")
 _ABOVE_ZERO += ("control.heartbeat", "control.suspicion", "control.lease")
-MOST_INT32_TERMS = 64  # numerics.fixed_point.INT32 keeps 30 - 8 - log2 of them bits of an element
+MOST_INT32_TERMS = 64  # micro-batches of a step with numerics.sums=int32: see int32_bits
 _SHARES = ("model.dropout", "data.validation_share", "optimizer.beta1", "optimizer.beta2")  # 0 <= x < 1
 
 
@@ -170,6 +170,11 @@ def _validate_sums(settings: Settings) -> None:
             f"numerics.sums=int32 sums at most {MOST_INT32_TERMS} micro-batches a step, so that the largest element of "
             f"a row keeps 16 bits; parallel.pipelines * parallel.microbatches is {terms}"
         )
+
+
+def int32_bits(terms: int) -> int:
+    """What `numerics.fixed_point.INT32.kept` says, without torch."""
+    return 22 - (terms - 1).bit_length()
 
 
 def _validate_optimizer(settings: Settings) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from recycle_schedules import Worker
 
+from recycle_pp.config.checks import int32_bits
 from recycle_pp.config.settings import Model, Settings
 from recycle_pp.config.sizes import format_size
 from recycle_pp.model.split import layers_of
@@ -37,6 +38,12 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
         return [each_step]
     count = sum(parameters(settings.model, layers) for layers in _layers(settings))
     lines = [f"{_count(count)} parameters in {p.stages} stage{'s' * (p.stages != 1)}; {each_step}"]
+    if settings.numerics.sums == "int32":
+        terms = p.pipelines * p.microbatches
+        lines.append(
+            f"sums of {terms} gradients in int32: the largest element of a row keeps {int32_bits(terms)} bits "
+            "(bench/sums.py measures the error)"
+        )
     if settings.emulate.mode:
         return lines
     needs = [bytes_of(settings, stage) for stage in range(p.stages)]
@@ -84,8 +91,9 @@ def parameters(model: Model, layers: range) -> int:
 def activations(model: Model, layers: range, tokens: int, element: int = FLOAT) -> int:
     """Bytes that the stage keeps of one micro-batch of so many tokens from its F to its B; `element` bytes each."""
     width, kv, q = model.width, model.kv_heads * model.head_size, model.heads * model.head_size
-    q += model.qk_norm * (q + kv)
     each = width if model.recompute else 4 * width + 3 * q + 3 * model.ffn + 3 * kv + model.heads + 2
+    if model.qk_norm and not model.recompute:
+        each += q + kv + model.heads + model.kv_heads
     head = (layers.stop == model.layers) * (model.vocabulary + 2 * width + 3)
     return element * tokens * (len(layers) * each + head + 2 * (layers.start == 0))
 

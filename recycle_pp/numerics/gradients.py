@@ -68,7 +68,6 @@ class Gradients:
     Attributes:
         exponents: of the fixed point of every row, int32 (rows,) on the device (reproducible only, else empty): state
             of the stage, in the checkpoint. Replaced as a whole, never written to. What a step's first attempt uses.
-        known: they come from a gradient. Without, int32 sums have a first step that only shows how large gradients are.
         places: `ops.places` of the layout.
     """
 
@@ -101,7 +100,7 @@ class Gradients:
         self._bad = torch.zeros(2, dtype=torch.float64, device=device)
         rows = sum(layout.rows) if reproducible else 0
         self.exponents = fixed.exponents(torch.full((rows,), fixed.FIRST, device=device), microbatches, form)
-        self.known = not form.by_row
+        self._first = self.exponents
         self.clear()
 
     # --- a micro-batch's gradient comes in
@@ -216,14 +215,21 @@ class Gradients:
         if not self.known and reduced is not None:
             largest = self._largest(reduced.flat)
             least = fixed.powers(-self.exponents)  # what has vanished is smaller
-            self.take_exponents(fixed.exponents(largest.maximum(least), self.microbatches, self._form))
+            self.exponents = fixed.exponents(largest.maximum(least), self.microbatches, self._form)
             learnt = attempt
         self.clear()
         self._attempt, self._learnt = attempt, learnt
 
     def take_exponents(self, exponents: Tensor) -> None:
         """Those of a peer or of a checkpoint."""
-        self.exponents, self.known = exponents.to(self.device), True
+        self.exponents = exponents.to(self.device)
+
+    @property
+    def known(self) -> bool:
+        """The exponents come from a gradient. Without, int32 sums have a first attempt that only shows how large
+        gradients are. A function of the exponents alone, so peers agree on it, whoever has come back meanwhile."""
+        learnt = self._learnt > 0  # in this step, whatever they are
+        return learnt or not self._form.by_row or not torch.equal(self.exponents, self._first)
 
     def exponents_of(self, index: int) -> Tensor:
         """(rows of the tensor,)."""

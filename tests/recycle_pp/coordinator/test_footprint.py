@@ -12,7 +12,15 @@ from recycle_pp.model.stage_module import Batch
 
 from ..in_process import CPU, small
 
-SHAPES = [{}, {"model__kv_heads": 4}, {"model__recompute": True}, {"parallel__stages": 1}]
+TIED = {"model__tied": True, "model__qk_norm": True, "model__qkv_bias": True, "model__head_dim": 8}
+SHAPES = [
+    {},
+    TIED,
+    TIED | {"parallel__stages": 1},
+    {"model__kv_heads": 4},
+    {"model__recompute": True},
+    {"parallel__stages": 1},
+]
 
 
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
@@ -47,6 +55,11 @@ def _kept(stage: Stage) -> int:
 def test_settings_that_cost_memory_are_counted():
     plain = bytes_of(small(), 0)
     assert bytes_of(small(numerics__reproducible=True), 0)["gradients"] == 2 * plain["gradients"]
+    small_sums = bytes_of(small(numerics__reproducible=True, numerics__sums="int32"), 0)
+    assert small_sums["gradients"] == plain["gradients"]
+    half = bytes_of(small(numerics__precision="bf16"), 0)
+    assert all(2 * half[name] == plain[name] for name in ("activations", "replay log"))
+    assert half["weights"] == 1.5 * plain["weights"]
     assert bytes_of(small(optimizer__stagger=True), 0)["optimizer state"] == 2.5 * plain["optimizer state"]
     assert bytes_of(small(schedule__memory_extra=0), 1)["activations"] * 3 == bytes_of(small(), 1)["activations"]
     assert bytes_of(small(parallel__stages=1), 0)["replay log"] == 0

@@ -139,6 +139,7 @@ def test_as_many_addends_as_promised_of_the_largest_that_fit_do_not_overflow(for
 
 
 def test_more_micro_batches_than_int32_takes_are_refused_by_the_configuration():
-    from recycle_pp.config.checks import MOST_INT32_TERMS
+    from recycle_pp.config.checks import MOST_INT32_TERMS, int32_bits
 
+    assert all(fixed.INT32.kept(terms) == int32_bits(terms) for terms in range(1, 2 * MOST_INT32_TERMS))
     assert fixed.INT32.kept(MOST_INT32_TERMS) == fixed.LEAST_BITS > fixed.INT32.kept(MOST_INT32_TERMS + 1)

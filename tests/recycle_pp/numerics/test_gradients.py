@@ -326,3 +326,32 @@ def test_every_tensor_of_a_layout_begins_at_256_bytes_and_the_gaps_stay_empty():
         view.fill_(number)
     assert flat.count_nonzero() == sum(view.numel() for view in views)
     assert [view.unique().tolist() for view in views] == [[1.0], [2.0], [3.0]]
+
+
+def test_a_peer_that_came_back_after_a_first_step_that_was_skipped_knows_as_little_as_the_others():
+    def fresh():
+        return Gradients(WIDE, G, CPU, reproducible=True, ops=reference, form=fixed.INT32)
+
+    here, back = fresh(), fresh()
+    here.add("norm.weight", torch.full((32,), float("nan")))
+    here.close(0, None)
+    skipped = here.reduced(here.payload())
+    assert not skipped.finite
+    here.follow(skipped)
+    here.clear()
+    back.take_exponents(here.exponents)
+    assert not here.known and not back.known
+
+
+def test_gradients_as_large_as_the_first_guess_are_learnt_in_one_attempt_too():
+    worker = Gradients(WIDE, G, CPU, reproducible=True, ops=reference, form=fixed.INT32)
+
+    def attempt():
+        worker.add("embedding.weight", torch.full((6, 32), 1.5))
+        worker.add("norm.weight", torch.full((32,), 1.5))
+        worker.close(0, None)
+        return worker.reduced(worker.payload())
+
+    first = attempt()
+    worker.begin_again(1, first)
+    assert not first.fits and attempt().fits

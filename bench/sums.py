@@ -1,0 +1,130 @@
+"""How exact are the sums of a step's gradients? Relative L2 errors against float64, median and worst tensor.
+
+    python bench/sums.py [--addends 4 16 64] [--steps 20] [model=small ...]
+
+Real gradients of a small Transformer after some training steps: those of one step are the addends, the step before gave
+the exponents. `rounded to bf16` is what a bf16 product leaves of each addend before anybody sums it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import Batches
+from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
+from recycle_pp.numerics import fixed_point as fixed
+from recycle_pp.numerics import torch_operations as ops
+from recycle_pp.numerics.gradients import Gradients, Reduced
+from recycle_pp.numerics.optimizer import StageOptimizer
+
+CPU = torch.device("cpu")
+Addends = list[list[Tensor]]  # of every micro-batch, of every tensor
+Sum = Callable[[Stage, Addends, Addends], list[Tensor]]  # (stage, of the step before, of this one)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--addends", type=int, nargs="+", default=[4, 16, 64], help="micro-batches of a step")
+    parser.add_argument("--steps", type=int, default=20, help="of training before")
+    parser.add_argument("overrides", nargs="*", default=[])
+    arguments = parser.parse_args()
+    rows = []
+    print(f"{'addends':>8}  {'sums':32}{'median':>10}{'worst':>10}{'bits kept':>11}")
+    for count in arguments.addends:
+        shape = ["parallel=1x1", f"parallel.microbatches={count}", "parallel.microbatch_size=1"]
+        stage, before, now = trained(compose([*shape, *arguments.overrides]), arguments.steps)
+        exact = [sum(parts[1:], parts[0]) for parts in zip(*[[g.double() for g in one] for one in now], strict=True)]
+        for name, total in SUMS.items():
+            errors = [relative(a, b) for a, b in zip(total(stage, before, now), exact, strict=True)]
+            bits = {"int64": fixed.INT64, "int32": fixed.INT32}.get(name[:5])
+            rows.append({"addends": count, "sums": name, "median": statistics.median(errors), "worst": max(errors)})
+            kept = str(bits.kept(count)) if bits else "-"
+            print("{addends:8}  {sums:32}{median:10.1e}{worst:10.1e}".format(**rows[-1]) + f"{kept:>11}")
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "sums.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def trained(settings: Settings, steps: int) -> tuple[Stage, Addends, Addends]:
+    """A stage that has trained so many steps, and the addends of its last two."""
+    stage, batches = Stage(settings, 0, CPU), Batches(settings)
+    optimizer = StageOptimizer(settings, stage)
+    before: Addends = []
+    now: Addends = []
+    for step in range(steps):
+        total, of_step = stage.layout.zeros(CPU), []
+        for g in range(stage.microbatches):
+            stage.forward(step, g, Batch(*batches.batch(step, g)))
+            stage.backward(g)
+            (flat, _) = stage.gradients.payload()
+            of_step.append(stage.layout.views(flat))
+            total += flat
+            stage.gradients.clear()
+        before, now = now, of_step
+        stage.gradients.close(0, 0.0)
+        reduced = stage.gradients.reduced([total, torch.zeros(4, stage.microbatches, dtype=torch.float64)])
+        optimizer.step(reduced, step, 0.5)
+        stage.gradients.clear()
+    return stage, before, now
+
+
+def fixed_point(form: fixed.Format) -> Sum:
+    def total(stage: Stage, before: Addends, now: Addends) -> list[Tensor]:
+        gradients = Gradients(stage.layout, stage.microbatches, CPU, reproducible=True, ops=ops, form=form)
+        reduced: Reduced | None = None
+        for addends in (before, now):
+            for attempt in range(4):
+                if attempt:
+                    gradients.begin_again(attempt, reduced)
+                for g, one in enumerate(addends):
+                    for index, grad in enumerate(one):
+                        gradients.add(index, grad)
+                    gradients.close(g, 0.0)
+                reduced = gradients.reduced(gradients.payload())
+                if reduced.fits:
+                    break
+            assert reduced is not None and reduced.fits
+            gradients.follow(reduced)
+            gradients.clear()
+        assert reduced is not None
+        return stage.layout.views(reduced.flat)
+
+    return total
+
+
+def in_order(dtype: torch.dtype, addend: torch.dtype) -> Sum:
+    def total(stage: Stage, before: Addends, now: Addends) -> list[Tensor]:
+        sums: list[Tensor] = []
+        for one in now:
+            rounded = [grad.to(addend).to(dtype) for grad in one]
+            sums = [a + b for a, b in zip(sums, rounded, strict=True)] if sums else rounded
+        return sums
+
+    return total
+
+
+SUMS: dict[str, Sum] = {
+    "float32, in order": in_order(torch.float32, torch.float32),
+    "bf16, in order": in_order(torch.bfloat16, torch.bfloat16),
+    "rounded to bf16, summed in float32": in_order(torch.float32, torch.bfloat16),
+    "int64, exponent of a block": fixed_point(fixed.INT64),
+    "int32, exponent of a row": fixed_point(fixed.INT32),
+}
+
+
+def relative(a: Tensor, exact: Tensor) -> float:
+    return ((a.double() - exact).norm() / exact.norm()).item()
+
+
+if __name__ == "__main__":
+    main()
