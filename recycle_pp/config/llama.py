@@ -34,7 +34,14 @@ def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
     }
     for what in (name for name, there in lacks.items() if there):
         raise ValueError(f"model=llama has no {what}, which {folder / 'config.json'} asks for; model=hf trains it")
-    heads, width = c["num_attention_heads"], c["hidden_size"]
+    try:
+        return _sizes(c, rope, scaling)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'config.json'} does not say {error.args[0]}, which model=llama needs") from error
+
+
+def _sizes(c: dict[str, Any], rope: dict[str, Any], scaling: str) -> dict[str, Any]:
+    heads, width, kind = c["num_attention_heads"], c["hidden_size"], c["model_type"]
     return {
         "layers": c["num_hidden_layers"],
         "width": width,

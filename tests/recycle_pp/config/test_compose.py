@@ -26,14 +26,18 @@ def test_settings_survive_plain_data():
 def test_every_file_of_every_group_composes_to_a_valid_run(tmp_path):
     from recycle_pp.config.compose import _MORE_GROUPS, _groups, _options
 
-    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"), 8)
+    (tmp_path / "config.json").write_text(
+        json.dumps(sizes | {"model_type": "llama", "vocab_size": 300, "hidden_size": 64})
+    )
     needed = {
+        "model=llama": [f"model.path={tmp_path}", "model.init=random"],
         "model=custom": ["model.build=my_package:build", "model.layers=blocks"],
         "model=hf": [f"model.path={tmp_path}", "model.init=random"],
     }
     for group in (*_groups(), *_MORE_GROUPS):
         for name in _options(group):
-            fitting = ["model=gpt124m"] if name.startswith("llama") else []
+            fitting = ["model=gpt124m"] if name.startswith("llama") and group != "model" else []
             more = needed.get(f"{group}={name}", [])
             validate(compose([*fitting, f"{group}={name}", *more]))
 

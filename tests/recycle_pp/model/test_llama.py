@@ -124,6 +124,12 @@ def test_what_the_own_transformer_lacks_is_refused_by_name(kind, more, sentence,
         of(tmp_path)
 
 
+def test_a_size_that_is_missing_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}')
+    with pytest.raises(ValueError, match=r"config\.json does not say num_hidden_layers, which model=llama needs"):
+        of(tmp_path)
+
+
 def test_a_window_that_is_not_shorter_than_a_sample_is_no_window(tmp_path):
     models.folder("mistral", tmp_path, sliding_window=16)
     assert of(tmp_path).model.layers == 3
