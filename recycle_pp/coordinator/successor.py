@@ -81,6 +81,8 @@ class Successor(Coordinator):
         if not states and self._settings.run.resume:
             committed = (await apart(newest_whole, self._run.checkpoints)).step - 1
         history = await reading
+        if not states:  # then only the run folder knows how far the job was: it is waited for however slow it is
+            history = await apart(History.read, self._run)
         self._driver.saving.known(history.checkpoint)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
         job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
@@ -88,13 +90,16 @@ class Successor(Coordinator):
         self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
         self._recorder.took_over(job, self._succession, history, found.members - found.live)
         self._driver.planning.take_up(history.profile)
-        if begun:
+        if not states and history.step > committed:
+            self.stop(_lost(history))
+        elif begun:
             self._restarts.taken_over(found.live, found.committed)
             await self._go_on_saving(found)
             self._deaths.take_over(found)
         for rank in self._roster:
             rank.heard = time.monotonic()
-            self._bring_in(rank, found)
+            if not self.over:
+                self._bring_in(rank, found)
         self._discovery.over.set()
         said = self._discovery.said()
         self._hear_again(said, (Measured,))
@@ -139,3 +144,10 @@ class Successor(Coordinator):
             return
         if not await apart(self._driver.saving.path(done).exists):
             self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.told)
+
+
+def _lost(history: History) -> str:
+    text = f"the coordinator and all workers were lost at once, after step {history.step + 1}; "
+    if history.checkpoint:
+        return text + f"start again with run.resume=true, which goes on from checkpoint step-{history.checkpoint:06d}"
+    return text + "there is no checkpoint to go on from"
