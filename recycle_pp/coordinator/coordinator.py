@@ -68,7 +68,7 @@ class Coordinator:
         self.agents: set[int] = set()  # of the launch, that still live at the end
         saving, job = Saving(run.checkpoints, whole.step), new_job(settings, whole.step)
         self._recorder = Recorder(settings, run, events, progress, job)
-        self._roster, self._restarts, self._timers = Roster(settings), RestartPolicy(settings), Timers()
+        self._roster, self._restarts, self._timers = Roster(settings), RestartPolicy(settings), Timers(self._failed)
         self._lifecycle = Lifecycle(self._recorder, lambda: self._deaths.close())
         context = Context(settings, run, self._roster, self._restarts, self._timers, self._recorder, self._lifecycle)
         self._driver = Driver(context, agreement, saving, job, lambda: self._deaths.respawn_due(), self.give_way)
@@ -103,6 +103,9 @@ class Coordinator:
 
     def stop(self, reason: str, code: int = 1) -> None:
         self._lifecycle.stop(reason, code)
+
+    def _failed(self, text: str) -> None:
+        self.stop(f"the coordinator failed:\n{text}")
 
     def give_way(self) -> None:
         """Another supervisor coordinates now: ends without a message to anybody, as nothing decided here counts any
@@ -140,7 +143,7 @@ class Coordinator:
                 case WorkerHello():
                     await self._handle_worker(peer, peer.hello)
         except Exception:
-            self.stop(f"the coordinator failed:\n{traceback.format_exc()}")
+            self._failed(traceback.format_exc())
 
     async def _handle_supervisor(self, peer: Peer, hello: SupervisorHello) -> None:
         number = self._supervisors.welcome(peer, hello)
@@ -168,7 +171,7 @@ class Coordinator:
         try:
             await self._watch.run()
         except Exception:
-            self.stop(f"the coordinator failed:\n{traceback.format_exc()}")
+            self._failed(traceback.format_exc())
 
     def standing(self) -> Standing:
         return self._driver.standing()

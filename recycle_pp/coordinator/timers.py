@@ -1,14 +1,21 @@
-"""Calls that come later, in the event loop: timers = Timers(); timers.after(0.3, explain, rank); timers.close()."""
+"""Calls that come later, in the event loop; a mistake in one of them ends the job, with its traceback.
+
+timers = Timers(failed)          # failed(traceback)
+timers.after(0.3, explain, rank)
+timers.close()
+"""
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 
 class Timers:
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        self._failed = failed
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
@@ -16,7 +23,10 @@ class Timers:
 
         def call() -> None:
             self._waiting.discard(handle)
-            function(*arguments)
+            try:
+                function(*arguments)
+            except Exception:  # the loop would only log it
+                self._failed(traceback.format_exc())
 
         def call_off() -> None:
             self._waiting.discard(handle)

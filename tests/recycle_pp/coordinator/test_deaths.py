@@ -71,7 +71,7 @@ def of():
     class Of:
         settings = Settings(run=Run(respawns=1))
         recorder, supervisor = Recorder(), Supervisor()
-        roster, restarts, timers = Roster(settings), RestartPolicy(settings), Timers()
+        roster, restarts, timers = Roster(settings), RestartPolicy(settings), Timers(pytest.fail)
         lifecycle = Lifecycle(recorder, lambda: None)
         rank = roster.enter(0)
         rank.supervisor, rank.incarnation, rank.alive = supervisor, 0, True
@@ -149,7 +149,8 @@ def test_the_last_death_of_a_stage_sends_the_others_back_to_the_checkpoint_in_ne
     settings = Settings(parallel=Parallel(pipelines=2, stages=2))
     recorder, roster, driver = Recorder(), Roster(settings), LosesStage1()
     lifecycle = Lifecycle(recorder, lambda: None)
-    context = Context(settings, RunFolder("nowhere"), roster, RestartPolicy(settings), Timers(), recorder, lifecycle)
+    timers = Timers(pytest.fail)
+    context = Context(settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle)
     ranks = [roster.enter(number) for number in range(4)]
     for rank in ranks:
         rank.incarnation, rank.alive = 0, rank.number != 1
