@@ -90,6 +90,10 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
             _phases(strip, chart)
         if not beside:
             top -= blocks[i]
+    if any(str(drawn.get_gid()).endswith("-foot") for axes in figure.axes for drawn in axes.collections):
+        for handle in handles:
+            if handle.get_label() == "re-routed":
+                handle.set_facecolor(palette.INK)
     figure.legend(
         handles=handles, loc="upper center", bbox_to_anchor=(0.5, (legend - 0.02) / height), ncols=columns,
         frameon=False, fontsize=7, handlelength=1.4, handleheight=0.9, columnspacing=1.2, handletextpad=0.5,

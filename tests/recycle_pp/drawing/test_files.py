@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from recycle_schedules import KINDS, Worker, plan
 
-from recycle_pp.drawing import figure, perfetto, torch_csv
+from recycle_pp.drawing import figure, palette, perfetto, torch_csv
 from recycle_pp.drawing.chart import REROUTED, Chart
 
 from .examples import DEAD, one_f_one_b, recovered, shape
@@ -79,6 +80,13 @@ def test_from_8x8x64_on_re_routed_work_has_a_dark_foot(tmp_path: Path) -> None:
     figure.save([Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))], tmp_path / "x.svg")
     drawn = (tmp_path / "x.svg").read_text()
     assert 'id="0-F-rerouted-foot"' in drawn and 'id="0-W-rerouted-foot"' in drawn
+
+
+def test_the_legend_shows_re_routed_work_as_it_is_drawn() -> None:
+    for jobs, colour in ((8, 8, 64), palette.INK), ((3, 4, 6), palette.PAPER):
+        drawing, _ = figure.draw([Chart.of(one_f_one_b(shape((Worker(1, 2),), jobs)))])
+        (mark,) = (p for p in drawing.legends[0].get_patches() if p.get_label() == "re-routed")
+        assert to_hex(mark.get_facecolor()) == to_hex(colour)
 
 
 def test_side_by_side_is_wide_and_one_above_the_other_is_high() -> None:
