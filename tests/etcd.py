@@ -6,12 +6,12 @@ with EtcdServer(tmp_path) as server:
 """
 
 import shutil
-import socket
 import subprocess
 import time
-from contextlib import closing
 
 import pytest
+
+from .ports import free_ports
 
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs etcd (apt-get install etcd-server)")
 
@@ -22,7 +22,7 @@ class EtcdServer:
     def __init__(self, folder, machine=None):
         self._folder, self._machine = folder, machine
         self._host = "127.0.0.1" if machine is None else machine.address
-        self._port, self._peers = (2379, 2380) if machine else (_free_port(), _free_port())
+        self._port, self._peers = (2379, 2380) if machine else (port := free_ports(2), port + 1)
         self.endpoint = f"{self._host}:{self._port}"
         self._log = folder / "etcd.log"
         self._process = None
@@ -52,8 +52,3 @@ class EtcdServer:
 
     def __exit__(self, *exception):
         self.stop()
-
-
-def _free_port():
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return server.getsockname()[1]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import psutil
 
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.telemetry.run_folder import RunFolder
+from tests.ports import free_ports
 
 Json = dict[str, Any]
 TOKEN = "of the launched tests, and of nobody else"
@@ -39,7 +39,8 @@ class Launched(contextlib.AbstractContextManager):
     def __init__(self, folder: Path, nodes: int = 3, workers: int = 2, arguments: Sequence[str] = ()) -> None:
         self.run = RunFolder(folder / "run")
         self.arguments = [f"parallel.pipelines={nodes}", f"parallel.stages={workers}", *COMMON, *arguments]
-        self._folder, self._port = folder, _free_ports()
+        self._folder = folder
+        self._port = free_ports(2)  # of torchrun's store, and behind it of the first coordinator
         self._known: dict[int, psutil.Process] = {}  # every process that was ever seen to be of this job
         self.agents = [self._start(node, nodes, workers) for node in range(nodes)]
 
@@ -167,12 +168,3 @@ class Launched(contextlib.AbstractContextManager):
 
     def _log(self, node: int) -> Path:
         return self._folder / f"agent{node}.log"
-
-
-def _free_ports() -> int:
-    """A port for torchrun's store, with a free one after it: there the first coordinator listens."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
-                return port

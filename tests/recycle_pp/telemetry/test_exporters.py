@@ -15,14 +15,9 @@ import pytest
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.exporters import exporter
 from recycle_pp.telemetry.exporters.exporter import refuse_missing, wanted
+from tests.ports import free_ports
 
 FAILS = ["parallel=2x2", "model=tiny", "run.steps=8", "run.validate_every=0", "+fail_at=4:1.1@backward"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_every_event_goes_through_the_command_as_json(zygote, tmp_path):
@@ -65,7 +60,7 @@ def test_tensorboard_has_the_curves_and_the_deaths_and_stalls_beside_them(zygote
 
 def test_prometheus_shows_the_newest_step_and_counts_deaths(zygote):
     pytest.importorskip("prometheus_client")
-    port = free_port()
+    port = free_ports()
     steps = ["run.steps=100000", "emulate=sleep"]
     with zygote.run([*FAILS, *steps, f"log.prometheus={port}"]) as job:
         job.wait_for_event("resumed", 60)

@@ -1,0 +1,16 @@
+"""Ports of 127.0.0.1 for servers under test: free_ports(2) is the first of two in a row."""
+
+import contextlib
+import random
+import socket
+
+BELOW = 32_768  # where Linux begins to take ports for outgoing connections: one of those could take ours meanwhile
+
+
+def free_ports(count: int = 1) -> int:
+    while True:
+        first = random.SystemRandom().randrange(20_000, BELOW - count)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as servers:
+            for port in range(first, first + count):
+                servers.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
