@@ -29,7 +29,7 @@ state=$(python -m recycle_pp.status "$RUN_DIR" --json | sed -n 's/.*"state": "\(
 case "$state" in
 finished) exit 0 ;;
 stopped) # by a signal: go on in another allocation. By itself: its last line says why, and starting again changes nothing
-    grep -Eq '"code": 1(30|43)' "$RUN_DIR/heartbeat.json" || exit 1 ;;
+    grep -Eq '"code": *1(30|43)' "$RUN_DIR/heartbeat.json" || exit 1 ;;
 "") exit 2 ;; # it never began
 esac
 scontrol requeue "$SLURM_JOB_ID"

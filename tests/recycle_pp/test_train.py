@@ -74,7 +74,7 @@ MISTAKES = [
     # models
     (["model.layers=blocks"], "model.layers must be a whole number of at least 1, not blocks"),
     (["model.build=my:build"], "model.build needs model=custom; it must be null here"),
-    (["model.kind=keras"], "model.kind must be one of transformer, custom, hf, not keras"),
+    (["model.kind=keras"], "model.kind must be one of transformer, llama, custom, hf, not keras"),
     (
         ["model=custom"],
         "model.build must be MODULE:FUNCTION with model=custom, for instance my_package:build, not null",
