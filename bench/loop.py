@@ -10,6 +10,8 @@ another one takes over, with all that lies in the folder. `still` is the longest
 without the time for which its thread could run and others had the processors (schedstat; `wall` is with it), `cpu` what
 of it was spent computing: the rest is a wait that must not be, or one for the interpreter's lock. The longest five are
 named. Results in bench/out/loop.json.
+
+(Longer than other files because the impostors have to say all that real workers say.)
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@
     module = part(settings, 1, device)                                            # a pipeline stage, see `stage_module`
 
 RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head; with `model=llama` what Qwen has besides, and
-ties. Activations travel as (b T, H) matrices. The
-residual stream is float32, under bf16 autocast too (only the matrices are multiplied in bf16); in bf16 it is bfloat16,
-as all else but the insides of norms, attention and loss. Everything random is keyed: initial weights by (seed, module),
-dropout by (seed, step, g, layer), so neither depends on the split, on the worker, or on whether a layer is recomputed.
+ties. Activations travel as (b T, H) matrices. The residual stream is float32, under bf16 autocast too (only the
+matrices are multiplied in bf16); in bf16 it is bfloat16, as all else but the insides of norms, attention and loss.
+Everything random is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer), so neither depends on
+the split, on the worker, or on whether a layer is recomputed.
+
+(Longer than other files because it is the whole model, read from top to bottom.)
 """
 
 from __future__ import annotations

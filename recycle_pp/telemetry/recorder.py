@@ -7,6 +7,8 @@
 
 `recorder.spans(step)` is what the workers measured in a step: `coordinator.planning` plans with it. A mistake in any of
 it ends nothing (`harmless`).
+
+(Longer than other files because it has a method for each kind of event, and all of them write to the same few files.)
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ parameter; everything else (masks, positions, rotary tables) is a function of th
 itself by the model's own code. A stage that begins with layer k gets what is made among the arguments of layer k: this
 is the boundary. If region k, or one after it, uses anything else that was made before layer k (a loss over all layers,
 a skip connection, inputs for each layer), a stage that begins there would compute with something else: it is refused.
+
+(Longer than other files because what a value is follows from all that one run has seen before it.)
 """
 
 from __future__ import annotations
