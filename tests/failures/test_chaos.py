@@ -83,7 +83,7 @@ def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
     victim = f"{rng.randrange(3)}.{rng.randrange(2)}"
     strike = Strike("started", victim, after=rng.uniform(0, 1.5))
     case = Case(
-        f"killed at instant {instant}", "3x2", ("run.respawns=0",), (strike,), steps=15, stagger=instant % 2 == 1
+        f"killed at instant {instant}", "3x2", ("run.respawns=0",), (strike,), steps=60, stagger=instant % 2 == 1
     )
     runs.check_exact(runs.of(case, "random instants"))
 

@@ -7,7 +7,7 @@ fault-free run: every step's loss, the SHA-256 of the final weights, and who ran
 import pytest
 
 from . import matrix
-from .harness import Case, fails, rejoins
+from .harness import Case, explain, fails, rejoins
 
 
 def some(cases, quick):
@@ -17,7 +17,10 @@ def some(cases, quick):
 
 @pytest.mark.parametrize("case", some(matrix.tours(), quick=1))
 def test_a_death_at_any_moment_changes_no_bit(case, runs):
-    runs.check_exact(runs.of(case, "at every moment"))
+    outcome = runs.of(case, "at every moment")
+    runs.check_exact(outcome)
+    # Who is not back yet when its next death is due, on a machine that is busy meanwhile, cannot die.
+    assert outcome.deaths >= len(matrix.MOMENTS) - 2, explain(outcome)
 
 
 @pytest.mark.parametrize("case", some(matrix.BEFORE_AND_AFTER, quick=4))
