@@ -17,6 +17,7 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,6 +66,7 @@ class _Known:
     """Of one worker process, from its supervisor's last heartbeat and its own."""
 
     signs: Signs
+    came: float  # when
     delivered: tuple[int, float] = (-1, 0.0)  # number of a wait that could have ended, and when that was said first
 
 
@@ -78,13 +80,14 @@ class Watch:
         self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
         self._judged = self._not_before = -math.inf  # the last time; the last one before the newest generation was seen
         self._renewed = (-1, 0)  # step, how often in it
+        self._deadlocked: float | None = None  # since when all signs say that nobody works for those who wait
         self._reports: tuple[int, list[Any]] = (-1, [])  # step, and what happened in it
 
     def supervisor_beats(self, rank: Rank, message: SupervisorHeartbeat) -> None:
         if message.signs is not None and message.signs.incarnation == rank.incarnation:
             before = self._known.get(rank.number)
             delivered = before.delivered if before and before.signs.incarnation == rank.incarnation else (-1, 0.0)
-            self._known[rank.number] = _Known(message.signs, delivered)
+            self._known[rank.number] = _Known(message.signs, time.monotonic(), delivered)
 
     def worker_beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
         known, number = self._known.get(rank.number), message.delivered
@@ -115,17 +118,30 @@ class Watch:
         standing = self._watched.standing()
         if standing.generation != self._generation:
             self._generation, self._begun, self._not_before = standing.generation, now, self._judged
+            self._deadlocked = None
         self._judged = now
         present = {rank.role: rank for rank in self._roster if rank.alive and rank.supervisor is not None}
         signs = {worker: self._sign(rank, standing, now) for worker, rank in present.items()}
         verdict = judge(signs, self._patience, standing.works)
-        if not verdict.stuck and not verdict.deadlock:
+        if not verdict.deadlock:
+            self._deadlocked = None
+        elif self._deadlocked is None:
+            self._deadlocked = now
+        deadlock = verdict.deadlock if self._confirmed(present.values()) else []
+        if not verdict.stuck and not deadlock:
             return
         self._report(standing, signs, verdict)
         for worker, stuck in verdict.stuck.items():
             self._watched.hung(present[worker], stuck)
-        if verdict.deadlock:
-            self._renew(standing, verdict.deadlock)
+        if deadlock:
+            self._renew(standing, deadlock)
+
+    def _confirmed(self, present: Iterable[Rank]) -> bool:
+        """Everybody has given a sign since a deadlock was seen first, and it is still one. Signs of different moments
+        show one that never was: who waited for the last vote still seems to, where the others have gone on already."""
+        since = self._deadlocked
+        signs = (self._known.get(rank.number) for rank in present)
+        return since is not None and all(known is None or known.came > since for known in signs)
 
     def _sign(self, rank: Rank, standing: Standing, now: float) -> Sign:
         silent, since = now - rank.heard, now - self._begun

@@ -40,6 +40,8 @@ class Job:
         self.watch = Watch(self.settings, self.roster, self, self.folder)
         self.found, self.renewals, self.stopped = {}, [], None
         self.generation, self.say, self.since, self.silent, self.deaf = 3, {}, time.monotonic(), set(), set()
+        self.others_do = F
+        self.last = {}  # of those who give no sign any more, though they are heard: since how long they did it
         for number in range(12):
             rank = self.roster.enter(number)
             rank.incarnation, rank.place, rank.supervisor = 0, ("127.0.0.1", number), Supervisor()
@@ -82,7 +84,11 @@ class Job:
                 rank.unheard = 0
             activity = self.say.get(rank.number)
             age = now - self.since if activity else 0.0
-            self.watch.supervisor_beats(rank, SupervisorHeartbeat(Signs(0, 1, activity or F, age, age)))
+            if rank.number in self.last:
+                if now > self.since + BEAT / 2:
+                    continue
+                age = self.last[rank.number]
+            self.watch.supervisor_beats(rank, SupervisorHeartbeat(Signs(0, 1, activity or self.others_do, age, age)))
 
     async def watched(self, seconds):
         watching = asyncio.create_task(self.watch.run())
@@ -142,6 +148,18 @@ def test_where_everybody_waits_the_generation_is_renewed_and_at_last_the_job_sto
     assert len(job.renewals) == RENEWALS and len(job.renewals[0]) == 12
     assert "everybody waits in step 7" in job.stopped and str(job.folder) in job.stopped
     assert not job.found
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_signs_of_different_moments_are_no_deadlock(stale, tmp_path):
+    """A worker had waited long for the commit when it gave its last sign; the others are in the next step already."""
+    job = Job(tmp_path, suspicion=0.05)
+    job.say[0], job.others_do = Activity("waits", "commit", 7), Activity("works", "F", 8, (1, 3))
+    if stale:
+        job.last = {0: 10.0}
+    asyncio.run(job.watched(0.3))
+    assert not job.found
+    assert bool(job.renewals) != stale
 
 
 def test_whoever_still_waits_in_a_generation_that_is_void_is_found_once_the_new_one_is_announced(tmp_path):
