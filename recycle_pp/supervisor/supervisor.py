@@ -13,7 +13,7 @@ When the coordinator is lost the agreement says who is the next one; without a m
 and itself. The job's exit code is that of each node's first rank and of who coordinates; the others return 0, so that
 the launcher reports one failure instead of all.
 
-(Longer than other files because a signal, a lost coordinator and the end of the job each change what the others do.)
+(Longer than other files: the conversation, the election and the end all act on this rank's one connection.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.succession import Succession
 from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, enter
-from recycle_pp.wire.launch import Address, Launch, find, new_token, publish, withdraw
+from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
 from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
@@ -53,7 +53,6 @@ from recycle_pp.wire.messages.supervisors import (
     Present,
     Redirect,
     Spawn,
-    Stopping,
     SupervisorHeartbeat,
     SupervisorWelcome,
 )
@@ -61,21 +60,17 @@ from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
 from .exit_barrier import release
+from .joining import JOIN_SECONDS, find_coordinator, why
 from .leadership import Leadership
 from .process_monitor import END_SECONDS, ProcessMonitor
+from .shutdown import LEAVE_SECONDS, Shutdown
 from .standby import Standby
-from .waiting import Waiting, why
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from recycle_pp.coordinator.host import Host
 
-JOIN_SECONDS = 600.0  # for the coordinator to appear: nodes of a cluster do not start together
 PREPARE_SECONDS = 10.0  # after which what it takes to coordinate is imported: the start is over, most of the time
-LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun grants 30
-ASK_SECONDS = 3.0  # after a signal, for the coordinator to say what follows from it
-SAVE_SECONDS = 24.0  # after a signal, for the job to finish its step and save; torchrun grants 30
-TOGETHER_SECONDS = 2.0  # within which signals count as one: the terminal's, and torchrun's for it
 
 
 async def supervise(
@@ -105,18 +100,11 @@ async def supervise(
         return await supervisor.run(address)
     finally:
         supervisor.close()
-        _hear_no_more_signals()
+        Shutdown.close()
 
 
 def _prepare_to_lead() -> None:
     importlib.import_module("recycle_pp.coordinator.host")
-
-
-def _hear_no_more_signals() -> None:
-    """The process ends anyway, and asyncio prints an error for each one that comes while its loop closes."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Supervisor:
@@ -135,16 +123,12 @@ class Supervisor:
         self._unanswered_beats = 0  # heartbeats of its own since the coordinator's last message
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
-        self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._again: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a later one
-        self._stopping: Stopping | None = None  # what the coordinator was told of it
-        self._signalled_at = 0.0
-        self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()  # EndsSoon or Evict
+        self._shutdown = Shutdown(self._say)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Spawn: self._spawn,
             Kill: lambda message: self._monitor.kill(message.incarnation, message.stacks),
             Evict: self._evict,
-            EndsSoon: self._answered,
+            EndsSoon: self._shutdown.answer,
             CoordinatorHeartbeat: _heard,
             Redirect: self._redirected,
             NoPlace: _heard,  # likewise; a newcomer has heard it in `enter`
@@ -173,12 +157,10 @@ class Supervisor:
 
     async def run(self, address: Address | None, entered: Entered | None = None) -> int:
         """entered: of a newcomer, its connection to a job that runs already."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+        self._shutdown.listen()
         serving = asyncio.create_task(self._serve(address, entered))
-        await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
-        code = await self._told_to_go(serving) if self._signal.done() else serving.result()
+        await asyncio.wait({serving, self._shutdown.signal}, return_when=asyncio.FIRST_COMPLETED)
+        code = await self._signalled(serving) if self._shutdown.signal.done() else serving.result()
         serving.cancel()
         await self._monitor.end(gently=code == 0)
         if self._launch.local_rank != 0 and (self._finished or self._peer is None):
@@ -213,7 +195,10 @@ class Supervisor:
     async def _serve(self, address: Address | None, entered: Entered | None) -> int:
         """Does what the coordinator asks until it says `finish`; the exit code."""
         try:
-            self._peer, place = await self._join(address) if entered is None else (entered.peer, entered.address)
+            if entered is None:
+                self._peer, place = await find_coordinator(self._launch, self.hello(), address)
+            else:
+                self._peer, place = entered.peer, entered.address
         except (OSError, ValueError) as error:
             if self._launch.local_rank == 0:
                 where = f"{address.host}:{address.port}" if address else "this machine"
@@ -235,25 +220,9 @@ class Supervisor:
                 where = f"{leader.host}:{leader.port}"
                 self._peer = await self._leadership.follow(self._connect)
             except LostMajority as lost:
-                if not self._signal.done():
+                if not self._shutdown.signal.done():
                     fail(f"rank {self._launch.rank} lost the coordinator at {where} and ends: {lost}")
                 return 1
-
-    async def _join(self, address: Address | None) -> tuple[Peer, Address]:
-        loop = asyncio.get_running_loop()
-        deadline, waiting = loop.time() + JOIN_SECONDS, Waiting(self._launch)
-        while True:
-            place = address or find(self._launch)
-            error: OSError = TimeoutError("rank 0 did not say where it is")
-            if place is not None:
-                try:
-                    return await connect(place.host, place.port, place.token, self.hello()), place
-                except OSError as failure:
-                    error = failure
-                waiting.say(f"{place.host}:{place.port}", error)
-            if loop.time() > deadline:
-                raise error
-            await asyncio.sleep(0.02 if address is None else 0.2)
 
     async def _converse(self, peer: Peer) -> int | None:
         """With one coordinator; its exit code for this job, None if it is lost."""
@@ -294,8 +263,7 @@ class Supervisor:
             self._leadership.join(self._launch.rank, agreement, message.leader)
         monitor = self._monitor
         self._say(Present(self._place, monitor.order, monitor.alive, monitor.deaths))
-        if self._stopping is not None:  # the coordinator that it was said to is lost
-            self._say(self._stopping)
+        self._shutdown.tell_again()
 
     async def _beat(self, peer: Peer) -> None:
         """Heartbeats, counted rather than timed: a pause of this very process is no silence of the coordinator."""
@@ -344,12 +312,7 @@ class Supervisor:
     def _evict(self, message: Evict) -> None:
         self._evicted = True
         self._monitor.evict()
-        self._answered(message)
-
-    def _answered(self, message: Message) -> None:
-        """To a signal that has come here, or elsewhere."""
-        if not self._answer.done():
-            self._answer.set_result(message)
+        self._shutdown.answer(message)
 
     def _spec(self, incarnation: int) -> WorkerSpec:
         leader = self._leadership.leader
@@ -392,45 +355,26 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------- end
 
-    def _on_signal(self, number: int) -> None:
-        # A Ctrl-C reaches us from the terminal and again from torchrun: they count as one.
-        now = asyncio.get_running_loop().time()
-        if not self._signal.done():
-            self._signalled_at = now
-            self._signal.set_result(number)
-        elif now > self._signalled_at + TOGETHER_SECONDS and not self._again.done():
-            self._again.set_result(None)
-            self._say(Stopping(signal.Signals(number).name, again=True))
-
-    async def _told_to_go(self, serving: asyncio.Task[int]) -> int:
+    async def _signalled(self, serving: asyncio.Task[int]) -> int:
         """The coordinator ends the job in its own order; or, where others stay, our worker hands over and leaves."""
-        number = self._signal.result()
+        shutdown, host, number = self._shutdown, self._leadership.host, self._shutdown.signal.result()
         self._monitor.start_no_more()
-        name = signal.Signals(number).name
-        self._stopping = Stopping(name)
-        self._say(self._stopping)
-        host = self._leadership.host
+        shutdown.tell()
+        ends_soon = False
         if self._peer is not None:
-            await _first(serving, self._answer, seconds=ASK_SECONDS)
+            ends_soon = await shutdown.answered(serving)
         elif host is not None:
-            host.stop(name, 128 + number)
+            host.stop(signal.Signals(number).name, 128 + number)
         if self._evicted:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._monitor.gone.wait(), LEAVE_SECONDS)
             if host is not None:  # the notices of other nodes may follow, and nobody else could end the job in order
-                left = self._signalled_at + LEAVE_SECONDS - asyncio.get_running_loop().time()
-                await _first(serving, seconds=max(0.0, left))
+                await shutdown.left(serving)
             return 0  # else the launcher would end the others of this node
-        if self._answer.done() and not serving.done():
-            await _first(serving, self._again, seconds=SAVE_SECONDS)
-            if not serving.done():
-                await _first(serving, seconds=ASK_SECONDS)
+        if ends_soon:
+            await shutdown.saved(serving)
         done = self._finished and serving.done() and serving.result() == 0  # the last step was under way
         return 0 if done else 128 + number
-
-
-async def _first(*awaited: asyncio.Future[Any], seconds: float) -> None:
-    await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _heard(message: Message) -> None:

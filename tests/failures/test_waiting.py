@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from recycle_pp.supervisor.waiting import why
+from recycle_pp.supervisor.joining import why
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Part, Zygote
 
@@ -25,9 +25,9 @@ def hasty(tmp_path_factory):
     preload = tmp_path_factory.mktemp("hasty") / "hasty.py"
     preload.write_text(
         "from recycle_pp.coordinator import arrivals\n"
-        "from recycle_pp.supervisor import waiting\n"
+        "from recycle_pp.supervisor import joining\n"
         "from recycle_pp.wire import connection\n"
-        "waiting.SECONDS = arrivals.SECONDS = connection.REPEAT_SECONDS = 0.5\n"
+        "joining.SAY_SECONDS = arrivals.SECONDS = connection.REPEAT_SECONDS = 0.5\n"
     )
     with Zygote(preload) as zygote:
         yield zygote

@@ -21,7 +21,7 @@ from unittest import mock
 from recycle_pp.consensus import election, voter_client
 from recycle_pp.consensus.agreement import majority
 from recycle_pp.coordinator import failover_discovery
-from recycle_pp.supervisor import supervisor
+from recycle_pp.supervisor import joining, supervisor
 from recycle_pp.wire.launch import Address, Launch
 
 from .clock import PROCESS, VirtualLoop
@@ -125,6 +125,7 @@ class Simulation(ExitStack):
             (voter_client, "connect", self.network.connect),
             (failover_discovery, "connect", self.network.connect),
             (supervisor, "connect", self.network.connect),
+            (joining, "connect", self.network.connect),
             (supervisor, "serve", self.network.serve),
             (supervisor, "identity", lambda: f"machine {PROCESS.get()} 1"),
             (supervisor, "PREPARE_SECONDS", 1e9),

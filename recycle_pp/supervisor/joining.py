@@ -1,0 +1,78 @@
+"""How a supervisor gets its first connection to the coordinator, which may not listen yet.
+
+    peer, address = await find_coordinator(launch, hello, address=None)      # of this node, by its private file
+    peer, address = await find_coordinator(launch, hello, Address(...))      # of another node
+    why(error)                                                               # an OSError of it in words
+
+Nodes of a cluster do not start together: every 10 s the node's first rank says for whom it waits, and why. For whom the
+coordinator itself waits says `coordinator.arrivals`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+
+from recycle_pp.wire.connection import Peer, connect
+from recycle_pp.wire.launch import Address, Launch, find
+from recycle_pp.wire.messages.handshake import SupervisorHello
+
+JOIN_SECONDS = 600.0  # for the coordinator to appear
+SAY_SECONDS = 10.0  # between two lines of a node that waits
+
+
+async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Address | None) -> tuple[Peer, Address]:
+    """A connection on which `hello` was accepted, and where it leads; tries for `JOIN_SECONDS`, then raises OSError.
+
+    address: None where all ranks are on one node: the coordinator publishes its address in a private file there.
+    ValueError where the coordinator refuses the hello, with its reason.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, waiting = loop.time() + JOIN_SECONDS, Waiting(launch)
+    while True:
+        place = address or find(launch)
+        error: OSError = TimeoutError("rank 0 did not say where it is")
+        if place is not None:
+            try:
+                return await connect(place.host, place.port, place.token, hello), place
+            except OSError as failure:
+                error = failure
+            waiting.say(f"{place.host}:{place.port}", error)
+        if loop.time() > deadline:
+            raise error
+        await asyncio.sleep(0.02 if address is None else 0.2)
+
+
+class Waiting:
+    """The lines of one node that waits; `say` may be called as often as the coordinator was tried."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch, self._begun = launch, time.monotonic()
+        self._said = self._begun
+
+    def say(self, where: str, error: OSError) -> None:
+        """Prints, now and then. where: HOST:PORT of the coordinator; error: of the last try to reach it."""
+        now = time.monotonic()
+        if self._launch.local_rank > 0 or self._launch.one_node or now < self._said + SAY_SECONDS:
+            return
+        self._said = now
+        node = f"node {self._launch.agent} ({socket.gethostname()})"
+        print(
+            f"recycle_pp: {node} has waited {now - self._begun:.0f} s for rank 0's node at {where}: {why(error)}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+def why(error: OSError) -> str:
+    """Why the coordinator cannot be reached, and what to look at."""
+    match error:
+        case ConnectionRefusedError():
+            return "nothing listens there: that node is not ready yet, or has ended, or this is a wrong address"
+        case socket.gaierror():
+            return f"this host name cannot be resolved ({error.strerror})"
+        case TimeoutError():
+            return "no answer: a wrong address, a firewall in between, or another program listens there"
+        case _:
+            return error.strerror or str(error)
