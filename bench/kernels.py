@@ -9,6 +9,8 @@ One run measures the machine first: the rate of a large copy and of a large bflo
 milliseconds of each candidate (the L2 cache is flushed between runs), ours as a share of that rate (bytes that must
 move, or flops that must be done, in our time), our speed over the best other, and the relative difference of our
 values from eager's. `weight_grad` also tries every tile and names the fastest: what the table of the kernel should say.
+
+(A little longer than other files: a function for each kernel, with its rivals.)
 """
 
 from __future__ import annotations

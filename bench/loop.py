@@ -10,8 +10,6 @@ another one takes over, with all that lies in the folder. `still` is the longest
 without the time for which its thread could run and others had the processors (schedstat; `wall` is with it), `cpu` what
 of it was spent computing: the rest is a wait that must not be, or one for the interpreter's lock. The longest five are
 named. Results in bench/out/loop.json.
-
-(Longer than other files because the impostors have to say all that real workers say.)
 """
 
 from __future__ import annotations
@@ -31,56 +29,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from recycle_schedules import Worker
+from impostors import HOST, TOKEN, impersonate
 from recycle_schedules.compiled import load
 
 from recycle_pp.config.settings import Emulate, Parallel, Run, Settings
 from recycle_pp.coordinator.checkpoints import NOTHING
 from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.coordinator.successor import Successor
-from recycle_pp.protocol.commit import make_vote
-from recycle_pp.protocol.participant import Participant
 from recycle_pp.state.checksum import fingerprint
 from recycle_pp.telemetry.events import Events
-from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.succession import Succession
-from recycle_pp.wire.connection import Peer, connect, serve
+from recycle_pp.wire.connection import Peer, serve
 from recycle_pp.wire.messages.agreement import Leader, Place
-from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
-from recycle_pp.wire.messages.supervisors import (
-    TO_SUPERVISOR,
-    Death,
-    Died,
-    Dying,
-    Finish,
-    Present,
-    Spawn,
-    Spawned,
-    SupervisorHeartbeat,
-    SupervisorWelcome,
-)
-from recycle_pp.wire.messages.workers import (
-    TO_WORKER,
-    Adopt,
-    Announce,
-    Commit,
-    Donate,
-    Exit,
-    Measured,
-    Ready,
-    State,
-    SteadyPlan,
-    Synced,
-    WorkerHeartbeat,
-    WorkerWelcome,
-)
 
 OUT = Path(__file__).resolve().parent / "out" / "loop.json"
-TOKEN, HOST = "of the bench", "127.0.0.1"
-STEP_SECONDS = 0.05
 PHASES = ("start", "steps", "death", "restore", "take-over")
 
 
@@ -255,164 +219,6 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     running.cancel()
     server.close()
     return watch.longest
-
-
-# -------------------------------------------------------------------------------------------------- the impostors
-
-
-def impersonate(settings: Settings, port: int, orders: Any) -> None:
-    with suppress(KeyboardInterrupt):
-        asyncio.run(Impostors(settings, port, orders).run())
-
-
-class Impostors:
-    def __init__(self, settings: Settings, port: int, orders: Any) -> None:
-        self.settings, self.port, self._orders = settings, port, orders
-        ranks = settings.parallel.pipelines * settings.parallel.stages
-        self.supervisors = [FakeSupervisor(self, rank) for rank in range(ranks)]
-        self.workers: dict[Worker, FakeWorker] = {}
-
-    async def run(self) -> None:
-        tasks = [asyncio.create_task(supervisor.run()) for supervisor in self.supervisors]
-        while tasks:
-            await asyncio.sleep(0.01)
-            if self._orders.poll():
-                for rank in self._orders.recv():
-                    self.supervisors[rank].worker_dies()
-
-
-class FakeSupervisor:
-    def __init__(self, all: Impostors, rank: int) -> None:
-        self._all, self._rank = all, rank
-        self._peer: Peer | None = None
-        self._order: Spawn | None = None
-        self._worker: FakeWorker | None = None
-        self._deaths: list[Died] = []
-
-    async def run(self) -> None:
-        while True:
-            with suppress(OSError):
-                hello = SupervisorHello(self._rank, "here", 1, 0)
-                self._peer = await connect(HOST, self._all.port, TOKEN, hello)
-                beats = asyncio.create_task(self._beat(self._peer))
-                async for message in self._peer.listen(TO_SUPERVISOR):
-                    self._hear(message)
-                beats.cancel()
-            await asyncio.sleep(0.2)
-
-    async def _beat(self, peer: Peer) -> None:
-        while True:
-            await asyncio.sleep(self._all.settings.control.heartbeat)
-            peer.send(SupervisorHeartbeat(None))
-
-    def _hear(self, message: Any) -> None:
-        assert self._peer is not None
-        match message:
-            case SupervisorWelcome():
-                place = Place(HOST, self._all.port)  # somebody must answer there, or it counts as gone
-                self._peer.send(Present(place, self._order, self._worker is not None, self._deaths))
-            case Spawn():
-                self._order = message
-                if self._worker is not None:
-                    self._worker.end()
-                self._worker = FakeWorker(self._all, self._rank, message)
-                self._peer.send(Spawned(message.incarnation, 1))
-            case Finish():
-                sys.exit(0)
-
-    def worker_dies(self) -> None:
-        worker, self._worker = self._worker, None
-        assert worker is not None and self._peer is not None
-        worker.end()
-        died = Died(worker.incarnation, Death("signal", "SIGKILL", time.monotonic()), False)
-        self._deaths = [*self._deaths, died][-3:]
-        self._peer.send(Dying(worker.incarnation, time.monotonic()))
-        self._peer.send(died)
-
-
-class FakeWorker:
-    def __init__(self, all: Impostors, rank: int, order: Spawn) -> None:
-        self._all, self._rank, self.incarnation = all, rank, order.incarnation
-        parallel = all.settings.parallel
-        self._me, self._total = Worker(*order.worker), parallel.pipelines * parallel.microbatches
-        self._spans = pack([
-            [kind, self._me.pipeline, i, float(i), i + 1.0] for i in range(parallel.microbatches) for kind in "FIW"
-        ])  # fmt: skip
-        self._last = self._me.stage == parallel.stages - 1
-        self.member = Participant(self._me, parallel.stages)
-        self._peer: Peer | None = None
-        self._ready: Ready | None = None
-        self._voted = (-1, -1)
-        self._joins: list[tuple[FakeWorker, int]] = []
-        all.workers[self._me] = self
-        self._task = asyncio.create_task(self._run())
-
-    def end(self) -> None:
-        self._task.cancel()
-        if self._peer is not None:
-            self._peer.abort()
-
-    async def _run(self) -> None:
-        while True:
-            with suppress(OSError):
-                moved = self._ready is not None
-                hello = WorkerHello(self._rank, self.incarnation, moved)
-                self._peer = await connect(HOST, self._all.port, TOKEN, hello)
-                if moved:
-                    state: State = self.member.state(linked=True)
-                    self._peer.send(msgspec.structs.replace(state, said=[self._ready]))
-                async for message in self._peer.listen(TO_WORKER):
-                    self._hear(message)
-            await asyncio.sleep(0.2)
-
-    def _say(self, message: Any) -> None:
-        if self._peer is not None:
-            self._peer.send(message)
-
-    def _hear(self, message: Any) -> None:
-        match message:
-            case WorkerWelcome():
-                self.member.committed = self.member.applied = message.resume - 1
-                self._ready = Ready((HOST, 1), "impostor")
-                self._say(self._ready)
-            case Announce():
-                self._say(self.member.announce(message))
-            case Adopt():
-                self.member.adopt(message)
-            case SteadyPlan():
-                self.member.plan(message)
-                asyncio.get_running_loop().call_later(STEP_SECONDS, self._vote)
-            case Commit():
-                self.member.commit(message)
-                self.member.next_commit()
-                self.member.applied = message.step
-                for joiner, session in self._joins:
-                    joiner.follow(message.step, session)
-                self._joins = [] if message.hold else self._joins
-                asyncio.get_running_loop().call_later(STEP_SECONDS, self._vote)
-            case Donate():
-                joiner = self._all.workers[message.to]
-                self._joins.append((joiner, message.session))
-                joiner.follow(self.member.applied, message.session)
-            case Exit():
-                self.end()
-
-    def follow(self, step: int, session: int) -> None:
-        if self.member.generation < 0:
-            self.member.applied = self.member.committed = step
-            self._say(Synced(step, session))
-
-    def _vote(self) -> None:
-        orders, step = self.member.orders, self.member.committed + 1
-        if orders is None or orders.steady is None or self._voted == (orders.generation, step):
-            return
-        self._voted = orders.generation, step
-        self.member.record(step).reduced = True
-        self._say(WorkerHeartbeat(time.monotonic(), "elsewhere"))
-        self._say(Measured(step, self._spans, [], 0, 1e-4, float(step)))
-        losses = [2.0] * self._total if self._last else []
-        counts, speaks = [1.0] * self._total, self.member.speaks
-        self._say(make_vote(orders.generation, step, [0.1] * 60, True, True, counts, losses, speaks))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 
 Types and unknown keys are caught before (`settings.load`); here are ranges, shapes that must fit each other,
 data that must be there and workers that must exist. Reads no data, imports no torch: it runs before any worker starts.
+
+(A little longer than other files: one check after the other, each a sentence for the user.)
 """
 
 from __future__ import annotations

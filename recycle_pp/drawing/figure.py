@@ -5,6 +5,8 @@
     figure.save([fault_free, adapted], "both.svg", beside=True)
 
 Text stays text and fonts are embedded. Groups in the svg carry the ids `<chart>-<kind>` (`0-F`, `1-W-rerouted`).
+
+(It is as long as it is because strip, chart and legend share one grid of inches.)
 """
 
 from __future__ import annotations

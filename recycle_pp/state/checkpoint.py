@@ -10,6 +10,8 @@
 (and `exponent.NAME`) with full-model names, so any split into stages reads it, and so does `dcp.load`. It appears by a
 rename, after everything in it has reached the disk: a save that was killed leaves `step-000020.tmp` and the previous
 checkpoint as it was. No collective is used: a stage that dies cannot block the others.
+
+(A little longer than other files: what reads checkpoints must know what writes them.)
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@
 A case is data: a shape, the faults that the command line knows, and strikes from outside, which wait for an event of
 the run (`Strike("death_detected", "0.0")` kills worker 0.0 as soon as a death is known). Every case has a bound in
 seconds: a job that outlives it has hung.
+
+(A little longer than other files: what every case must have left behind is checked in one place.)
 """
 
 from __future__ import annotations

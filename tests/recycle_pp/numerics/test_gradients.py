@@ -273,61 +273,6 @@ def test_the_squared_norm_is_that_of_float64():
     assert reference.squared_norm(grad).item() == pytest.approx(grad.double().square().sum().item(), rel=1e-6)
 
 
-@given(shapes=st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=5), block=st.integers(1, 3000))
-def test_blocks_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensors(shapes, block):
-    layout = Layout({str(k): shape for k, shape in enumerate(shapes)}, block)
-    flat = layout.zeros(CPU, torch.bfloat16)
-    for mark, of in enumerate(layout.blocks_of(flat), 1):
-        assert of.data_ptr() % 256 == 0 and not of.any()
-        of.fill_(mark % 100 + 1)
-    assert flat.count_nonzero() == sum(view.numel() for view in layout.views(flat))
-    assert sum(layout.block_sizes) == layout.size
-    for k, shape in enumerate(shapes):
-        alone = Layout({"alone": shape}, block)
-        assert [b.rows for b in alone.blocks] == [b.rows for b in layout.blocks if b.tensor == k]
-        assert alone.rows == [layout.rows[k]]
-
-
-def test_norms_and_exponents_belong_to_blocks():
-    """Whoever holds a block computes them alone, as the tensor's other blocks would be elsewhere."""
-    whole = Layout({"head.weight": (64, 32), "norm.weight": (32,)}, block=32 * 16)
-    part = Layout({"head.weight": (16, 32)}, block=32 * 16)
-    assert [b.rows for b in whole.blocks] == [slice(k, k + 16) for k in (0, 16, 32, 48)] + [slice(0, 1)]
-    grad = torch.randn(64, 32) * torch.logspace(-8, 4, 64).unsqueeze(1)
-
-    def of(layout, grad):
-        worker = Gradients(layout, G, CPU, reproducible=True, ops=reference)
-        for _ in range(2):  # the second time with exponents that follow the gradient
-            worker.clear()
-            worker.add("head.weight", grad)
-            if len(layout.names) > 1:
-                worker.add("norm.weight", torch.ones(32))
-            result = worker.reduced(worker.payload())
-            worker.follow(result)
-        return worker, result
-
-    worker, reduced = of(whole, grad)
-    assert len(reduced.squares) == 5
-    for k in range(4):
-        rows = slice(16 * k, 16 * k + 16)
-        alone, piece = of(part, grad[rows])
-        assert torch.equal(whole.views(reduced.flat)[0][rows], part.views(piece.flat)[0])
-        assert reduced.squares[k] == piece.squares[0]
-        assert torch.equal(worker.exponents[rows], alone.exponents) and len(alone.exponents.unique()) == 1
-    assert len(worker.exponents.unique()) > 3
-
-
-def test_every_tensor_of_a_layout_begins_at_256_bytes_and_the_gaps_stay_empty():
-    flat = LAYOUT.zeros(CPU)
-    views = LAYOUT.views(flat)
-    assert [tuple(view.shape) for view in views] == [(9, 5), (5,), (9, 5)]
-    assert all(view.data_ptr() % 256 == 0 for view in views)
-    for number, view in enumerate(views, 1):
-        view.fill_(number)
-    assert flat.count_nonzero() == sum(view.numel() for view in views)
-    assert [view.unique().tolist() for view in views] == [[1.0], [2.0], [3.0]]
-
-
 def test_a_peer_that_came_back_after_a_first_step_that_was_skipped_knows_as_little_as_the_others():
     def fresh():
         return Gradients(WIDE, G, CPU, reproducible=True, ops=reference, form=fixed.INT32)
