@@ -22,10 +22,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from typing import NamedTuple
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.supervisor.dismissal import dismiss
 from recycle_pp.supervisor.supervisor import supervise
+from recycle_pp.telemetry.events import plural
 from recycle_pp.telemetry.failure import record_failure, refuse
 from recycle_pp.telemetry.heartbeat import address_of, refuse_running
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -48,10 +51,13 @@ def main(arguments: list[str]) -> int:
             return 0
         if (job := find_place(_with_address(arguments))) is not None:
             return asyncio.run(supervise(launch, job, joins=True))
-        settings, run, address = prepare(launch, arguments)
+        settings, run, address, complete = prepare(launch, arguments)
+        if complete:
+            print(f"recycle_pp: {complete}", flush=True)
+            asyncio.run(dismiss(launch, address, complete))
     except ValueError as error:
         return refuse(str(error), launch.local_rank)
-    code = asyncio.run(supervise(launch, address, settings, run))
+    code = 0 if complete else asyncio.run(supervise(launch, address, settings, run))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
         return export(run, settings.run.steps)
     return code
@@ -64,10 +70,20 @@ def _with_address(arguments: list[str]) -> list[str]:
     return [f"+join={address_of(found[text])}" if text in found else text for text in arguments]
 
 
-def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunFolder | None, Address | None]:
+class Prepared(NamedTuple):
+    """settings, run: rank 0's. address: of the coordinator, where the launch has several nodes. complete: a sentence,
+    where nothing is left to do."""
+
+    settings: Settings | None = None
+    run: RunFolder | None = None
+    address: Address | None = None
+    complete: str = ""
+
+
+def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     """What this rank must know before it can join; of one node's ranks only rank 0 reads the configuration."""
     if launch.rank > 0 and launch.one_node:
-        return None, None, None
+        return Prepared()
     from recycle_pp.config.compose import compose
 
     settings = compose(arguments)
@@ -75,7 +91,7 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     if not launch.one_node or settings.control.address is not None:
         address = Address.of_cluster(launch, settings.control.address)
     if launch.rank > 0:
-        return None, None, address
+        return Prepared(address=address)
     from recycle_pp.config.checks import validate
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
@@ -88,8 +104,14 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     validate(settings, launch.world)
     refuse_missing(settings)
     refuse_running(folder)
+    done = _steps_done(folder) if settings.run.resume else 0
+    if done >= settings.run.steps:
+        complete = f"run.dir={folder.path} has done {plural(done, 'step')}, and run.steps is {settings.run.steps}"
+        if settings.run.resume is True:
+            raise ValueError(f"{complete}: raise it to go on")
+        settings.run.steps = done  # which an export takes, if the one at the run's end has failed
+        return Prepared(settings, folder, address, f"the run is complete: {complete}")
     prepare_data(settings, launch.world)
-    done = _steps_done(settings, folder) if settings.run.resume else 0
     anew = settings.run.resume == "auto"
     settings.run.resume = settings.run.resume is True or done > 0
     if settings.model.split == "auto":
@@ -99,7 +121,7 @@ def prepare(launch: Launch, arguments: list[str]) -> tuple[Settings | None, RunF
     run = RunFolder.create(settings, done, anew)
     if settings.run.resume:
         print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
-    return settings, run, address
+    return Prepared(settings, run, address)
 
 
 def prepare_data(settings: Settings, world: int) -> None:
@@ -143,16 +165,14 @@ def export(run: RunFolder, step: int) -> int:
     return 1 if code else 0
 
 
-def _steps_done(settings: Settings, run: RunFolder) -> int:
-    """Of the newest whole checkpoint. ValueError where there is none that is whole, or nothing is left to do."""
+def _steps_done(run: RunFolder) -> int:
+    """Of the newest whole checkpoint, 0 without one. ValueError where there are some and none is whole."""
     from recycle_pp.coordinator.checkpoints import newest_whole
 
     done, damaged = newest_whole(run.checkpoints)
     if damaged and not done:
         damage = next(iter(damaged.values()))
         raise ValueError(f"run.resume: none of the checkpoints in {run.checkpoints} is whole: {damage}")
-    if done >= settings.run.steps:
-        raise ValueError(f"run.steps must be above {done}, the steps that run.dir={run.path} has done already")
     return done
 
 

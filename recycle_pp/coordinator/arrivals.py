@@ -8,15 +8,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from itertools import groupby
-
-from .roster import Roster
+from typing import Protocol
 
 SECONDS = 10.0
 LIMIT = 600.0  # seconds: nodes of a cluster do not start together
 
 
+class Ranks(Protocol):
+    """Those that have come: a `Roster`."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    def __contains__(self, rank: int, /) -> bool: ...
+
+
 async def until_all_have_come(
-    roster: Roster, world: int, say: Callable[[str], None], stop: Callable[[str], None]
+    roster: Ranks, world: int, say: Callable[[str], None], stop: Callable[[str], None]
 ) -> None:
     """Returns when all supervisors have come once. stop(reason): some have not, in `LIMIT` seconds."""
     loop = asyncio.get_running_loop()

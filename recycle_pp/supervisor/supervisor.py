@@ -232,6 +232,8 @@ class Supervisor:
                 self._unanswered_beats = 0
                 if isinstance(message, Finish):
                     self._finished = True
+                    if message.code == 0 and message.reason and self._launch.local_rank == 0:
+                        print(f"recycle_pp: {message.reason}", flush=True)
                     if message.code not in (0, 130, 143):  # torchrun's summary shows no signals
                         self._ended_by(message.reason)
                     return message.code

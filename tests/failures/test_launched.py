@@ -110,3 +110,24 @@ def test_a_worker_dies_under_one_agent_and_comes_back(expected, tmp_path):
         survives(job, [0], expected)
         assert [e["cause"] for e in job.events("death_detected")] == ["signal"], job.explain()
         assert [e["worker"] for e in job.events("respawned")] == ["1.1"], job.explain()
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(3, 2), (1, 4)])
+def test_a_run_that_is_complete_ends_every_rank_with_0_under_resume_auto(nodes, workers, tmp_path):
+    """A scheduler that requeues starts the same line once more."""
+    arguments = ["run.steps=6", "run.validate_every=0", "run.resume=auto"]
+    if nodes == 1:
+        arguments += ["parallel=2x2"]
+    outcomes = []
+    for _ in range(2):
+        with Launched(tmp_path, nodes, workers, arguments) as job:
+            begun = time.monotonic()
+            assert job.wait(range(nodes), 200) == [0] * nodes, job.explain()
+            files = {path: path.stat().st_mtime_ns for path in job.run.path.rglob("*") if path.is_file()}
+            outcomes.append((time.monotonic() - begun, files))
+    print(f"ended after {outcomes[1][0]:.1f} s")
+    sentence = f"the run is complete: run.dir={job.run.path} has done 6 steps, and run.steps is 6"
+    for node in range(nodes):
+        assert job.output(node).count(sentence) == 1, job.explain()
+        assert "Traceback" not in job.output(node)
+    assert outcomes[0][1] == outcomes[1][1], "nothing was written"

@@ -127,6 +127,10 @@ MISTAKES = [
     (["run.dir=EMPTY_FILE"], "is a file"),
     (["run.dir=OTHER_RUN"], "holds another run; go on with it by run.resume=true"),
     (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a checkpoint to go on from"),
+    (
+        ["run.dir=OTHER_RUN", "run.resume=true", "run.steps=1"],
+        "OTHER_RUN has done 1 step, and run.steps is 1: raise it",
+    ),
     (["run.dir=OTHER_RUN", "run.resume=true", "run.seed=1"], "run.seed must stay 0 when"),
     (["run.dir=OTHER_RUN", "run.resume=true", "model.width=128"], "model.width must stay 64 when"),
     (["run.dir=OTHER_RUN", "run.resume=true", "parallel.microbatches=5"], "microbatches must stay 18 when"),
@@ -144,9 +148,10 @@ def places(tmp_path_factory):
     (folder / "SHORT_FILE").write_text("x" * 40)
     with (folder / "BIG_FILE").open("wb") as file:
         file.truncate(300_000_000)  # no block of it is on the disk
-    _, run, _ = train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
+    _, run, *_ = train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
     run.metrics.write_text('{"step": 0}\n')
     (run.checkpoints / "step-000001").mkdir()
+    (run.checkpoints / "step-000001" / "about.json").write_text('{"files": {}}')
     run.unlock()
     return folder
 
@@ -169,12 +174,12 @@ def test_a_mistake_is_named_in_one_sentence_with_exit_code_2(overrides, sentence
 
 def test_resume_auto_begins_again_where_a_run_has_ended_before_its_first_checkpoint(tmp_path):
     launch, arguments = Launch(world=12, local_world=12), [f"run.dir={tmp_path / 'run'}"]
-    _, killed, _ = train.prepare(launch, arguments)
+    _, killed, *_ = train.prepare(launch, arguments)
     killed.metrics.write_text('{"step": 0}\n')
     killed.unlock()
     with pytest.raises(ValueError, match="holds another run"):
         train.prepare(launch, arguments)
-    settings, again, _ = train.prepare(launch, [*arguments, "run.resume=auto"])
+    settings, again, *_ = train.prepare(launch, [*arguments, "run.resume=auto"])
     assert settings.run.resume is False
     assert again.metrics.read_text() == "", "step 0 is done again"
     again.unlock()

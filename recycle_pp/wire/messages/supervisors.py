@@ -87,7 +87,7 @@ class EndsSoon(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Finish(Message, frozen=True):
-    """Ends the supervisor. code: the job's exit code; reason: in words, where it had to stop."""
+    """Ends the supervisor. code: the job's exit code; reason: in words, where it had to stop or did not begin."""
 
     code: int
     reason: str = ""

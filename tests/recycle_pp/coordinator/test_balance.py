@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_measured_is_split_evenly(monkeypatch, capsys):
 
 def test_the_runs_configuration_has_what_was_measured_and_a_resume_keeps_it(tmp_path):
     arguments = [*BIG_HEAD, f"run.dir={tmp_path / 'run'}"]
-    settings, run, _ = prepare(Launch(world=2, local_world=2), arguments)
+    settings, run, *_ = prepare(Launch(world=2, local_world=2), arguments)
     split = settings.model.split
     assert split in ([5, 1], [4, 2]), "the head is with fewer layers; how many, the machine's load may change"
     written = yaml.safe_load(run.config.read_text())

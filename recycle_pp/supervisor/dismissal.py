@@ -1,0 +1,76 @@
+"""Ends the other ranks of a launch for which nothing is left to do: rank 0, in the place of a job.
+
+    asyncio.run(dismiss(launch, address, "the run is complete: ..."))
+
+Each rank comes to where the coordinator would listen, hears `Finish` with code 0 and the sentence, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from recycle_pp.wire.connection import ChannelClosed, Peer, serve
+from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
+
+LEAVE_SECONDS = 20.0  # for a rank that has been told to go to do so
+
+
+async def dismiss(launch: Launch, address: Address | None, sentence: str) -> None:
+    """Returns when every other rank has been told, or has not come in ten minutes, as at a job's start.
+
+    address: of the coordinator, None on one node. ValueError where rank 0 cannot listen there.
+    """
+    if launch.world == 1:
+        return
+    from recycle_pp.coordinator.arrivals import until_all_have_come
+
+    told = Told(launch.world)
+
+    async def handle(peer: Peer) -> None:
+        if not isinstance(peer.hello, SupervisorHello):
+            return
+        peer.send(Finish(0, sentence))
+        with suppress(TimeoutError, ChannelClosed):  # it hangs up when it has read that
+            async with asyncio.timeout(LEAVE_SECONDS):
+                while True:
+                    await peer.recv(FROM_SUPERVISOR)
+        told.add(peer.hello.rank)
+
+    at = address or Address("127.0.0.1", 0, new_token())
+    try:
+        server = await serve(handle, at.host, at.port, at.token)
+    except OSError as error:
+        raise ValueError(f"{sentence}; the other ranks cannot be told: {at.host}:{at.port}: {error.strerror}") from None
+    if address is None:
+        publish(launch, Address(at.host, server.sockets[0].getsockname()[1], at.token))
+    missing = asyncio.create_task(until_all_have_come(told, launch.world, _say, _say))
+    await asyncio.wait({missing, asyncio.create_task(told.all.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    missing.cancel()
+    withdraw(launch)
+    server.close()
+
+
+class Told:
+    """The ranks that know; rank 0 does."""
+
+    def __init__(self, world: int) -> None:
+        self._ranks, self._world, self.all = {0}, world, asyncio.Event()
+
+    def add(self, rank: int) -> None:
+        self._ranks.add(rank)
+        if self.complete:
+            self.all.set()
+
+    @property
+    def complete(self) -> bool:
+        return self._ranks >= set(range(self._world))
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._ranks
+
+
+def _say(sentence: str) -> None:
+    print(f"recycle_pp: {sentence}", flush=True)
