@@ -69,6 +69,7 @@ class Data:
     weights: list[float] | None = None  # share of the samples that each of several paths gives; null: by their size
     tokenizer: str | None = None  # of text: bytes, a tokenizer.json, or a folder with one; null: its bytes as they are
     separator: str | None = None  # token behind every document; null: the tokenizer's own end of text
+    document_mask: bool = False  # attention does not look across a separator; positions begin anew behind it
     column: str = "text"  # of .jsonl and .parquet: where the text is
     dtype: str = "auto"  # of a .bin that does not say it: uint16 | uint32 | auto (uint32 for a vocabulary above 65536)
     validation_path: str | list[str] | None = None  # as path; null: the last part of every path is held out

@@ -121,9 +121,7 @@ def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
     stage = Stage(settings, layer, device)
     optimizer = StageOptimizer(settings, stage)
     stage.warm()
-    shape = settings.parallel.microbatch_size, settings.model.sequence
-    tokens = torch.zeros(shape, dtype=torch.int64, device=device)
-    batch = Batch(tokens, tokens) if stage.module.reads else None
+    batch = Batch.blank(settings, device) if stage.module.reads else None
     taken = [of.empty(device).zero_() for of in stage.module.takes]
     grads = [of.empty(device).zero_() for of in stage.module.gives if of.differentiable]
     seconds: dict[str, list[float]] = {kind: [] for kind in TIMES}

@@ -4,6 +4,7 @@
     inputs, targets = batches.batch(step, g)        # (b, T) int64 each, targets are the inputs one token on
     batches.sample_ids(step, g)                     # the b windows of the training text, for the log of ids
     inputs, targets = batches.validation(i)         # of the held-out last part, or of data.validation_path
+    batches.more(inputs)                            # with data.document_mask: which document a token is of, and where
 
 The training data are cut into windows of T tokens. Sample n of the run (n = (step G + g) b + j) is window n of a keyed
 permutation of all windows, then of another one: within an epoch none is skipped or seen twice, and neither the number
@@ -12,7 +13,7 @@ of workers nor a resume plays a part. With data.weights each source has such an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -65,6 +66,22 @@ class Batches:
             )
         first = i % self.validations * self._b
         return _stack([self._samples.held_out(window) for window in range(first, first + self._b)])
+
+    def more(self, inputs: Tensor) -> Mapping[str, Tensor]:
+        """What else a model is told of (b, T) inputs: nothing, or with data.document_mask what `documents` gives."""
+        return {} if self._samples.separator is None else documents(inputs, self._samples.separator)
+
+
+def documents(inputs: Tensor, separator: int) -> dict[str, Tensor]:
+    """Which document of its sample each token is of (document_ids), and its place there (position_ids), (b, T) int64.
+
+    A separator begins the document behind it: the first token of a document is predicted from the separator alone, and
+    the last one predicts the next separator. So no target is lost, and none is predicted from another document.
+    """
+    begins = inputs == separator
+    places = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
+    begun = torch.where(begins, places, 0).cummax(1).values
+    return {"document_ids": begins.cumsum(1), "position_ids": places - begun}
 
 
 def _stack(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

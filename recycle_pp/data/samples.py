@@ -29,6 +29,7 @@ class Samples:
         name: of the sources, for messages.
         fingerprint: of the tokens; two workers or runs with equal ones read the same data.
         windows, held_outs: how many there are.
+        separator: the token behind every document, with data.document_mask; else None.
 
     Raises:
         ValueError: a path is missing, empty, too short, or holds a token outside the vocabulary.
@@ -52,6 +53,7 @@ class Samples:
                     f"model.sequence={self._T}" + ("" if own else " beside the held-out part")
                 )
         self._order = Order(self._train.counts, data.weights, settings.run.seed)
+        self.separator = sources.separator(data, train + own)
         self.windows, self.held_outs = len(self._train), len(self._held_out)
 
     def ids(self, first: int, count: int) -> list[int]:

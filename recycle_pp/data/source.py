@@ -10,17 +10,19 @@ memory is memory-mapped: a slice reads its own bytes only.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class TokenSource:
-    """name: what messages call it; tokens: (n,) of whole numbers, in memory or memory-mapped."""
+    """name: what messages call it; tokens: (n,) of whole numbers, in memory or memory-mapped; separator: the token
+    behind every document, None where the file does not say."""
 
     name: str
     tokens: np.ndarray
+    separator: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -29,7 +31,7 @@ class TokenSource:
         return self.tokens[start:stop]
 
     def part(self, start: int, stop: int) -> TokenSource:
-        return TokenSource(self.name, self.tokens[start:stop])
+        return replace(self, tokens=self.tokens[start:stop])
 
     @property
     def fingerprint(self) -> str:

@@ -9,7 +9,8 @@ text: with data.tokenizer tokenised once into a file in `cache_folder()`, withou
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recycle_pp.config.settings import Data, Settings
@@ -49,8 +50,34 @@ def untokenised(settings: Settings) -> int:
     return size
 
 
+def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
+    """The token behind every document of all sources, for data.document_mask; None without it.
+
+    A file of `recycle_pp.tokenize` says it; of another one data.tokenizer does. ValueError: unknown, or not one.
+    """
+    if not data.document_mask:
+        return None
+    said: dict[int, str] = {}
+    for source in found:
+        token = source.separator
+        if token is None and data.tokenizer is not None and data.path is not None:
+            token = load(data.tokenizer, data.separator).separator
+        if token is None:
+            raise ValueError(
+                f"data.document_mask must be false: {source.name} does not say which token separates its documents; "
+                "data.tokenizer says it (for text: bytes will do)"
+            )
+        said[token] = source.name
+    if len(said) > 1:
+        texts = [f"token {token} in {name}" for token, name in said.items()]
+        raise ValueError(f"data.document_mask must be false: documents are separated by {' and by '.join(texts)}")
+    return next(iter(said))
+
+
 def needs_preparation(data: Data) -> bool:
     """More than one file or folder of bytes, or of bare tokens, of which the size says enough."""
+    if data.document_mask:
+        return True
     if data.path is None:
         return data.validation_path is not None
     return (
@@ -108,7 +135,7 @@ def _tokenised(settings: Settings, key: str, path: str, report: Reporter | None)
     try:
         out = cached(recipe)
         tokenise(recipe, out, (lambda now: report(path, now)) if report else lambda now: None)
-        return TokenSource(path, token_file.read(str(out), "auto", vocabulary).tokens)
+        return replace(token_file.read(str(out), "auto", vocabulary), name=path)
     except OSError as error:
         raise ValueError(f"{key}: {path} cannot be tokenised: {error}") from None
     except ValueError as error:

@@ -66,7 +66,8 @@ def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
         raise ValueError(f"{path} is empty")
     if size % itemsize:
         raise ValueError(f"{path} has {size} bytes, which is no whole number of {dtype}")
-    return TokenSource(path, np.memmap(place, dtype=DTYPES[dtype], mode="r"))
+    separator = None if description is None else description.separator
+    return TokenSource(path, np.memmap(place, dtype=DTYPES[dtype], mode="r"), separator)
 
 
 def sidecar(path: str | Path) -> Path:

@@ -182,7 +182,7 @@ class Executor:
 
     def _batch(self, step: int, g: int) -> Batch:
         inputs, labels = self.batches.batch(step, g)
-        return Batch(inputs, labels, self._items(step) if self.stage.last else None)
+        return Batch(inputs, labels, self._items(step) if self.stage.last else None, self.batches.more(inputs))
 
     def _items(self, step: int) -> float | None:
         """How many labels of the step count, by micro-batch: with some ignored, the mean of means is not the mean."""

@@ -38,7 +38,10 @@ def validate(
         assert mb is not None
         if peer is None:
             g = mb[0] * stage.settings.parallel.microbatches + mb[1]
-            batch = Batch(*batches.validation(g)) if stage.module.reads else None
+            batch = None
+            if stage.module.reads:
+                inputs, labels = batches.validation(g)
+                batch = Batch(inputs, labels, more=batches.more(inputs))
             source: list[torch.Tensor] = []
             takes, makes = consumed_by("F", mb, stage.stage, last), made_by("F", mb, stage.stage, last)
             if takes:

@@ -32,6 +32,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
+from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -257,6 +258,8 @@ def _stage(settings: Settings, stage: int, device: torch.device, run_dir: str) -
     if device.type == "cuda":
         real.warm()
         optimizer.warm()
+    if settings.data.document_mask and not settings.model.own:
+        refuse_leaks(real)
     return real, optimizer
 
 

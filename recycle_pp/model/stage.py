@@ -140,9 +140,8 @@ class Stage:
         The first launch of a kernel compiles it, which in the middle of a step looks like a hang to the peers. So a
         worker does this at its start, under the lease for it: what is compiled is what will be launched.
         """
-        parallel, module = self.settings.parallel, self.module
-        tokens = torch.zeros(parallel.microbatch_size, self.settings.model.sequence, dtype=torch.int64)
-        batch = Batch(tokens, tokens) if module.reads else None
+        module = self.module
+        batch = Batch.blank(self.settings) if module.reads else None
         taken = [of.empty(self.device).zero_() for of in module.takes]
         grads = [of.empty(self.device).zero_() for of in module.gives if of.differentiable]
         self.forward(0, 0, batch, taken)

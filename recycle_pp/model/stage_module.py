@@ -19,6 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import documents
 from recycle_pp.numerics.operations import Operations
 from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
@@ -49,13 +51,21 @@ class Batch:
     inputs, labels: (b, T) int64; labels[i, t] is what the model should say after inputs[i, t] (they are shifted
     already), and `IGNORED` does not count. items: how many labels of the step count, divided by the number of its
     micro-batches: a sum of losses divided by it, averaged over the micro-batches, is the mean over the step's tokens;
-    None: as many as here. more: further arguments of the model's forward (attention_mask, position_ids), (b, ...) each.
+    None: as many as here. more: further arguments of the model's forward (attention_mask, position_ids), (b, ...) each;
+    with data.document_mask what `data.batches.documents` gives.
     """
 
     inputs: Tensor
     labels: Tensor
     items: float | None = None
     more: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def blank(cls, settings: Settings, device: torch.device | None = None) -> Batch:
+        """Zeros of the run's shapes, each sample one document."""
+        shape = settings.parallel.microbatch_size, settings.model.sequence
+        tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        return cls(tokens, tokens, more=documents(tokens, separator=-1) if settings.data.document_mask else {})
 
     def to(self, device: torch.device) -> Batch:
         more = {name: tensor.to(device) for name, tensor in self.more.items()}

@@ -158,7 +158,8 @@ class Attention(nn.Module):
         self.k_norm = Norm(build, model.head_size) if model.qk_norm else None
         self.wo = Linear(build, model.heads * model.head_size, model.width, std, "layer", layer, "wo")
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask (b, 1, T, T) bool: which positions each one looks at; None: all up to its own."""
         qkv = self.wqkv(x)
         qkv = (qkv if self.qkv_bias is None else self.qkv_bias(qkv)).view(-1, *self.shape)
         if self.q_norm is not None and self.k_norm is not None:
@@ -169,7 +170,8 @@ class Attention(nn.Module):
             )
             qkv = torch.cat([q.to(v.dtype), k.to(v.dtype), v], 2)
         q, k, v = (part.transpose(1, 2) for part in self.rope_qkv(qkv, self.heads, self.kv_heads, cos, sin))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        gqa = self.heads != self.kv_heads
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=gqa)
         return self.wo(y.transpose(1, 2).reshape(len(x), -1))
 
 
@@ -200,16 +202,16 @@ class Layer(nn.Module):
         self.ffn = FeedForward(build, std, layer)
 
     def forward(
-        self, x: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, key: Key | None
+        self, x: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor, mask: Tensor | None, key: Key | None
     ) -> tuple[Tensor, Tensor]:
         random = generator(x.device, *key, self.layer) if key and self.dropout else None
         y, x = self.attention_norm(x, branch)
-        y, x = self.ffn_norm(x, self._drop(self.attention(y, cos, sin), random))
+        y, x = self.ffn_norm(x, self._drop(self.attention(y, cos, sin, mask), random))
         return x, self._drop(self.ffn(y), random)
 
-    def closed(self, x: Tensor, cos: Tensor, sin: Tensor, key: Key | None) -> Tensor:
+    def closed(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, key: Key | None) -> Tensor:
         """A function of one tensor, to be recomputed: the branch is added."""
-        return torch.add(*self(x, None, cos, sin, key))
+        return torch.add(*self(x, None, cos, sin, mask, key))
 
     def _drop(self, x: Tensor, random: torch.Generator | None) -> Tensor:
         if random is None:
@@ -249,22 +251,29 @@ class Transformer(nn.Module):
             if isinstance(module, Uses):
                 yield "embedding.weight" if self.tied and module is self.head else f"{name}.weight", module
 
-    def forward(self, source: Tensor, targets: Tensor | None = None, *, key: Key | None = None) -> Tensor:
+    def forward(
+        self,
+        source: Tensor,
+        targets: Tensor | None = None,
+        *,
+        key: Key | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """source (b, T): int64 tokens for the first part, else (b, T, H), what a part before gave; targets (b, T) int64
-        for the last.
+        for the last; documents (b, T) int64: the one that each token is of, out of which attention does not look.
 
         Returns (b, T, H) of the stream's dtype, or the last part's mean loss over its b T tokens, a float32 scalar.
         `key` switches dropout on.
         """
         shape = source.shape[:2]
         x = source.flatten(0, 1) if self.embedding is None else self.embedding(source.flatten())
-        branch = None
+        branch, mask = None, None if documents is None else document_mask(documents)
         for layer in self.layers.values():
             assert isinstance(layer, Layer)
             if self.recompute and torch.is_grad_enabled():
-                x = recomputed(layer.closed, x, self.cos, self.sin, key)
+                x = recomputed(layer.closed, x, self.cos, self.sin, mask, key)
             else:
-                x, branch = layer(x, branch, self.cos, self.sin, key)
+                x, branch = layer(x, branch, self.cos, self.sin, mask, key)
         if self.norm is None or self.head is None:
             return (x if branch is None else x + branch).view(*shape, -1)
         assert targets is not None
@@ -291,7 +300,7 @@ class TransformerStage:
         self._first, self._last = stage == 0, stage == parallel.stages - 1
         self.takes = [] if self._first else [stream]
         self.gives = [] if self._last else [stream]
-        self.reads = self._first or self._last
+        self.reads = self._first or self._last or settings.data.document_mask
 
     def bind(
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
@@ -313,16 +322,22 @@ class TransformerStage:
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
         if batch is None:
             return [self.module(*boundary, key=key)]
-        source = batch.inputs if self._first else boundary[0]
+        source, documents = batch.inputs if self._first else boundary[0], batch.more.get("document_ids")
         if not self._last:
-            return [self.module(source, key=key)]
-        return [batch.share_of(self.module(source, batch.labels, key=key))]
+            return [self.module(source, key=key, documents=documents)]
+        return [batch.share_of(self.module(source, batch.labels, key=key, documents=documents))]
 
 
 def depth(model: Model) -> int:
     """How many layers the own Transformer has."""
     assert isinstance(model.layers, int)
     return model.layers
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """(b, T) -> (b, 1, T, T) bool: each position looks at those of its own document up to itself. RoPE turns by
+    differences of positions, so where a document begins does not matter."""
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
 def stream_dtype(settings: Settings) -> torch.dtype:

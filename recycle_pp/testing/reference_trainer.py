@@ -44,7 +44,9 @@ def train(
         totals = [torch.zeros_like(p, dtype=torch.int64) for p in parameters] if settings.numerics.reproducible else []
         for g in range(G):
             with torch.autocast("cpu", torch.bfloat16, enabled=settings.numerics.precision == "bf16-autocast"):
-                loss = model(*batches.batch(step, g), key=(settings.run.seed, step, g))
+                inputs, targets = batches.batch(step, g)
+                of = batches.more(inputs).get("document_ids")
+                loss = model(inputs, targets, key=(settings.run.seed, step, g), documents=of)
             (loss / G).backward()
             losses.append(loss.item())
             if totals:

@@ -36,7 +36,8 @@ def pipeline(settings: Settings) -> list[Stage]:
 
 def forward(stages: Sequence[Stage], batches: Batches, step: int, g: int) -> Tensor:
     """F of every stage; the loss."""
-    batch, boundary = Batch(*batches.batch(step, g)), []
+    inputs, targets = batches.batch(step, g)
+    batch, boundary = Batch(inputs, targets, more=batches.more(inputs)), []
     for stage in stages:
         boundary = stage.forward(step, g, batch, boundary)
     return boundary[0]

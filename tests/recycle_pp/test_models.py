@@ -70,6 +70,16 @@ def test_in_bf16_too_a_death_changes_no_bit_and_half_of_the_bytes_cross_a_bounda
     assert profile["boundary_bytes"] == ([2 * (2 * 2 * 16 * 32)] if kind == "custom" else [2 * 2 * 16 * 16])
 
 
+@pytest.mark.parametrize("kind", ["own", pytest.param("hf", marks=full)])
+def test_with_documents_kept_apart_too(trained, kind, tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("documents")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    own, hf = ("model=tiny",), ("model=hf", f"model.path={models.folder('gpt2', folder / 'gpt2')}", "model.init=random")
+    texts = [f"data.path=[{TEXT},{TEXT.with_name('encoder.py')}]", "data.tokenizer=bytes", "data.document_mask=true"]
+    model = (*(own if kind == "own" else hf), *texts)
+    same(trained, model, *TWO, "+fail_at=[2:0.1@backward,4:1.0@allreduce]", "+rejoin_at=3:0.1", deaths=2)
+
+
 @full
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "olmoe"])
 def test_in_bf16_an_architecture_trains_on_when_a_worker_dies(trained, kind, tmp_path):

@@ -115,6 +115,7 @@ MISTAKES = [
     (["data.path=[SHORT_FILE,MISSING]"], "data.path: MISSING does not exist"),
     (["data.path=SHORT_FILE", "data.tokenizer=MISSING"], "data.tokenizer must be bytes, a tokenizer.json or a folder"),
     (["data.separator=x"], "data.separator needs a data.tokenizer"),
+    (["data.document_mask=true"], "standard library does not say which token separates its documents"),
     (["data.dtype=float32"], "data.dtype must be one of auto, uint16, uint32, not float32"),
     (["data.path=BIG_FILE", "data.tokenizer=bytes"], "data.path holds 0.3 GB of text, too much to tokenise while 11"),
     # the optimizer

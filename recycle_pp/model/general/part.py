@@ -37,8 +37,7 @@ from .source import Source, source_of
 def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> Part:
     """Stage `stage` of the model that `settings` name. ValueError: it cannot be trained so; a sentence for the user."""
     source, parallel = source_of(settings), settings.parallel
-    tokens = torch.zeros(parallel.microbatch_size, settings.model.sequence, dtype=torch.int64)
-    outline = dry_run(source, Batch(tokens, tokens), settings.numerics.precision == "bf16-autocast")
+    outline = dry_run(source, Batch.blank(settings), settings.numerics.precision == "bf16-autocast")
     layout = split_layers(len(outline.layers), parallel.stages, settings.model.split)
     for layers in layout:
         outline.refuse(layers)

@@ -105,6 +105,8 @@ class HuggingFace:
         self.folder = None if model.init == "random" else Path(model.path)
         with torch.device("meta"):
             whole = self.build()
+        if settings.data.document_mask and "position_ids" not in inspect.signature(type(whole).forward).parameters:
+            raise ValueError(f"data.document_mask must be false: {type(whole).__name__} takes no position_ids")
         self.prefix = getattr(whole, "base_model_prefix", "")
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
@@ -115,7 +117,8 @@ class HuggingFace:
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         """`labels` only say that a loss is wanted: they are shifted already, and go in as `shift_labels`."""
-        given = {"shift_labels": batch.labels, "num_items_in_batch": items, "use_cache": False, **batch.more}
+        more = {name: tensor for name, tensor in batch.more.items() if name != "document_ids"}  # positions say it
+        given = {"shift_labels": batch.labels, "num_items_in_batch": items, "use_cache": False, **more}
         return model(input_ids=batch.inputs, labels=labels, **given).loss
 
     def _find_layers(self, whole: nn.Module) -> str:

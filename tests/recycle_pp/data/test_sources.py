@@ -182,3 +182,31 @@ def test_a_negative_token_is_refused(tmp_path):
     prefix = formats.megatron(tmp_path / "corpus", [[1, -2] * 100], 4, "<i4")
     with pytest.raises(ValueError, match="holds token -2, and a token is at least 0"):
         samples(path=prefix).train(0)
+
+
+def samples_of(path: object, **data: object) -> Samples:
+    settings = Settings(data=Data(path=path, document_mask=True, validation_share=0.0, **data))  # type: ignore[arg-type]
+    settings.model.vocabulary, settings.model.sequence = 60000, 8
+    return Samples(settings)
+
+
+def test_where_documents_end_says_the_token_file_or_the_tokenizer(tmp_path):
+    texts = [formats.text(20), formats.text(30, seed=1)]
+    tokenizer = str(formats.tokenizer(tmp_path / "tokenizer"))
+    assert samples_of(formats.jsonl(tmp_path / "a.jsonl", texts), tokenizer="bytes").separator == 0
+    made = samples_of(formats.jsonl(tmp_path / "b.jsonl", texts), tokenizer=tokenizer).separator
+    prefix = formats.megatron(tmp_path / "corpus", [[5] * 40])
+    assert made == samples_of(prefix, tokenizer=tokenizer).separator is not None
+
+
+def test_documents_that_nothing_separates_are_refused(tmp_path):
+    prefix = formats.megatron(tmp_path / "corpus", [[5] * 40])
+    for path in (prefix, None):
+        with pytest.raises(ValueError, match=r"^data.document_mask must be false: .* does not say which token"):
+            samples_of(path)
+    text = formats.jsonl(tmp_path / "a.jsonl", [formats.text(20)])
+    samples_of(text, tokenizer="bytes")
+    (cached,) = (tmp_path / "cache" / "recycle_pp" / "tokens").glob("*.bin")
+    tokenizer = str(formats.tokenizer(tmp_path / "tokenizer"))
+    with pytest.raises(ValueError, match=r"separated by token 0 in .* and by token"):
+        samples_of([str(cached), prefix], tokenizer=tokenizer, separator="d")

@@ -1,0 +1,66 @@
+"""Tries whether a stage keeps documents apart: what it computes of one must not depend on the one before it.
+
+    refuse_leaks(stage)        # ValueError: a sentence for the user; two forwards of the stage
+
+For models that others have written: whether they heed `position_ids` or `document_ids` no signature tells. Each sample
+is made of two documents; the first one is changed, and of the second one every bit must stay.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recycle_pp.data.batches import documents
+
+from .stage import Stage
+from .stage_module import IGNORED, Batch, Boundary
+
+_SEPARATOR = 0
+
+
+def refuse_leaks(stage: Stage) -> None:
+    """ValueError where a document's activations, or its loss, depend on the one before it."""
+    settings = stage.settings
+    b, T, cut = settings.parallel.microbatch_size, settings.model.sequence, settings.model.sequence // 2
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, settings.model.vocabulary, (3, b, T), generator=random)
+    tokens[:, :, cut] = _SEPARATOR
+    labels = tokens[2].clone()
+    labels[:, :cut] = IGNORED
+    seconds = [_values(of) for of in stage.module.takes]
+    results = []
+    for first in tokens[:2]:
+        inputs = torch.cat([first[:, :cut], tokens[2][:, cut:]], 1)
+        boundary = [second.clone() for second in seconds]
+        for tensor in boundary:
+            if tensor.dtype.is_floating_point:
+                _by_position(tensor, b, T)[:, :cut].normal_(generator=random)
+        batch = Batch(inputs, labels, more=documents(inputs, _SEPARATOR))
+        results.append(stage.evaluate(batch, [tensor.to(stage.device) for tensor in boundary]))
+    for one, other in zip(*results, strict=True):
+        if one.dim():  # the last stage's loss is one of the second document alone
+            one, other = (_by_position(tensor, b, T)[:, cut:] for tensor in (one, other))
+        if not torch.equal(one, other):
+            raise ValueError(
+                f"data.document_mask must be false: stage {stage.stage} of this model mixes documents, whatever it is "
+                "told by position_ids, which begin anew with each, and document_ids"
+            )
+
+
+def _values(of: Boundary) -> Tensor:
+    """Random, or zeros where they are whole numbers."""
+    values = of.empty(torch.device("cpu")).zero_()
+    return values.normal_(generator=torch.Generator().manual_seed(1)) if of.dtype.is_floating_point else values
+
+
+def _by_position(tensor: Tensor, b: int, T: int) -> Tensor:
+    """A view (b, T, ...) of a tensor (b, T, ...) or (b T, ...)."""
+    if tensor.shape[:1] == (b * T,):
+        return tensor.unflatten(0, (b, T))
+    if tensor.shape[:2] != (b, T):
+        raise ValueError(
+            f"data.document_mask must be false: what crosses a cut of this model, {tuple(tensor.shape)}, has no "
+            "position for each token, so nobody can tell whether documents are kept apart"
+        )
+    return tensor
