@@ -1,14 +1,16 @@
 """Whether slow workers are found, and only they.
 
     python bench/alarms.py quiet [--runs 10] [--load 2]     # `make train`'s command beside a load: who is called slow?
-    python bench/alarms.py slow [CASE...]                   # slow for four reasons: after how many steps is it known?
+    python bench/alarms.py slow [CASE...]                   # slow for five reasons: after how many steps is it known?
 
 `quiet`: twelve workers, one of them killed and brought back, on all cores, and `load` processes that only burn CPU time
 beside them. Every sentence that calls a worker slow is an alarm, and there must be none.
 
 `slow`: a worker becomes slow and later normal again; steps until either is said. By `+slow_at` (which ends with the
-process: it is killed, and comes back normal), as cpulimit does it (stopped three quarters of the time), and as a
-container's limit does it: a control group that grants a quarter of the processor time that it had before (needs root).
+process: it is killed, and comes back normal), as cpulimit does it (stopped three quarters of the time), as a
+container's limit does it: a control group that grants a quarter of the processor time that it had before (needs root),
+and by a process that spins on the core that it is pinned to (needs a core a worker and one for all the rest: on two
+cores the peer waits nearly as long, for the processes that the spinning one displaces, and nobody is called slow).
 """
 
 from __future__ import annotations
@@ -66,6 +68,9 @@ def slow(cases: list[str]) -> int:
     print(f"{'reason':<28}{'found after':>12}{'end after':>11}   steps; others called slow")
     for number, (name, workers, arguments, throttle) in enumerate(CASES):
         if cases and str(number) not in cases:
+            continue
+        if throttle is crowded and (os.cpu_count() or 1) <= workers:
+            print(f"{name:<28} not tried: {workers} workers need {workers + 1} cores")
             continue
         with launched(workers, arguments) as (_, run):
             until(run, lambda run=run: steps(run) >= BEGIN)
@@ -135,10 +140,10 @@ def until(run: RunFolder, true: Callable[[], bool], seconds: float = 240.0) -> N
 
 
 @contextmanager
-def spinning(count: int) -> Iterator[None]:
+def spinning(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     processes = [subprocess.Popen(SPIN) for _ in range(count)]
     try:
-        yield
+        yield processes
     finally:
         for process in processes:
             process.kill()
@@ -189,6 +194,20 @@ def granted(pid: int) -> Iterator[None]:
         group.rmdir()
 
 
+@contextmanager
+def crowded(pid: int) -> Iterator[None]:
+    """It shares its core with a process that spins."""
+    core = max(os.sched_getaffinity(0))
+    everywhere = os.sched_getaffinity(pid)
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), {core})
+    with spinning(1) as (neighbour,):
+        os.sched_setaffinity(neighbour.pid, {core})
+        yield
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), everywhere)
+
+
 def cpu_seconds(pid: int) -> float:
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -203,6 +222,7 @@ CASES = [
     ("+slow_at by 3", 4, [*FOUR, *faults(3.0)], nullcontext),
     ("stopped 3/4 of the time", 2, TWO, limited),
     ("a quarter of its CPU time", 2, TWO, granted),
+    ("a neighbour on its core", 2, TWO, crowded),
 ]
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 The first steps run I and W apart, the last of them runs B, so that all are measured; the very first is warm-up. From
 then on plans use the medians of what ops took on their device (a span's `own`: without what its thread waited for a
 core, so that a busy machine changes no plan), and every step is compared with them, worker by worker. `slowness` says
-who is slow; it is planned with that speed until it is as fast as the others again.
+who is slow; it is planned with that speed until it is as fast as the others again. Who takes `FROM_THE_START` times as
+long as its peers while this is measured is compared with them, and is not part of the medians.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ from .link_table import LinkTable
 from .slowness import Slowness, Speed
 
 KINDS = "FIWBO"
-
-
 MATTERS = 0.02  # of the shortest op: what links differ by less changes no plan
+FROM_THE_START = 1.6  # peers that share busy cores differ by 0.87 to 1.1 in the medians of the first steps
 
 
 class Profile:
@@ -76,10 +76,16 @@ class Profile:
             self._collect({worker: listed(table) for worker, table in tables.items()}, tables)
             self._seen += 1
             if self._seen == self._steps:
+                here = {w: {k: median(x) for k, x in of.items()} for w, of in self._here.items()}
+                peers = {w: _peers(here, w) for w in here}
+                for worker, of in self._here.items():
+                    if not _slower(here[worker], peers[worker]):
+                        for kind, seconds in of.items():
+                            self._seconds[kind][worker.stage] += seconds
                 self._durations = self._medians()
                 self._message = _median([message.seconds for message in self._messages])
                 self._overhead = _median([max(0.0, m.seconds - self._on_the_way(m)) for m in self._messages])
-                self._usual = {w: {k: median(x) for k, x in of.items()} for w, of in self._here.items()}
+                self._usual = {w: peers[w] if _slower(of, peers[w]) else of for w, of in here.items()}
         return []
 
     def seconds(self, worker: Worker, kind: str) -> float | None:
@@ -147,7 +153,6 @@ class Profile:
                 if kind == "F" and worker not in self._first_forward:
                     self._first_forward[worker] = end - start
                 elif kind in KINDS:
-                    self._seconds[kind][worker.stage].append(own)
                     self._here.setdefault(worker, {}).setdefault(kind, []).append(own)
         if self._before:
             between = breakdown_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
@@ -188,6 +193,17 @@ class Profile:
             return None
         total = usual.sum()
         return float(ops[:, OWN].sum() / total), float((ops[:, 4] - ops[:, 3]).sum() / total)
+
+
+def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[str, float]:
+    """Kind -> the median over the other workers of its stage; of none nothing."""
+    others = [of for w, of in here.items() if w.stage == worker.stage and w != worker]
+    return {kind: median(of[kind] for of in others if kind in of) for of in others for kind in of}
+
+
+def _slower(of: Mapping[str, float], peers: Mapping[str, float]) -> bool:
+    kinds = [kind for kind in "FIW" if kind in of and kind in peers]
+    return sum(of[k] for k in kinds) > FROM_THE_START * sum(peers[k] for k in kinds)
 
 
 def _median(values: list[float]) -> float:

@@ -4,6 +4,8 @@ import json
 from statistics import median
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recycle_schedules import Problem, Worker, plan
 
 from recycle_pp.config.compose import compose
@@ -166,3 +168,23 @@ def test_what_ops_wait_for_a_core_makes_nobody_slow():
         for table in spans.values():
             table[:, 4] += 0.01 * (n % 7)  # ends later, its own time is the same
         assert busy.add(spans) == []
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0])
+def test_a_worker_that_is_slow_from_the_first_step_on_is_found_and_others_are_planned_without_its_times(factor):
+    profile, slow = Profile(SETTINGS), Worker(0, 1)
+    told = [speed for _, spans in steps(3 + 8, {slow: factor}) for speed in profile.add(spans)]
+    [speed] = told
+    assert speed.worker == slow and speed.factor > 1.5
+    other = complete_profile()
+    for kind in "FIW":
+        for worker in (Worker(0, 0), Worker(1, 1)):
+            assert profile.seconds(worker, kind) == pytest.approx(other.seconds(worker, kind), rel=0.01)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.floats(1.0, 1.5))
+def test_what_peers_differ_by_on_busy_cores_while_it_is_measured_makes_nobody_slow(factor):
+    profile = Profile(SETTINGS)
+    for _, spans in steps(30, {Worker(0, 1): factor}):
+        assert profile.add(spans) == []
