@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.events import describe, when
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Record = Mapping[str, Any]
@@ -37,6 +38,11 @@ ANNOTATED = {
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prometheus_client"}
 """Name in the `log` group -> what must be installed, by the extra of the same name."""
+
+
+def in_words(record: Record) -> str:
+    """An annotated event as a sentence."""
+    return describe(record) or f"{when(record['step'])}: {str(record['event']).replace('_', ' ')}"
 
 
 class Exporter(Protocol):

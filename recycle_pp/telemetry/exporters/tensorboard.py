@@ -1,8 +1,8 @@
 """Curves and events for TensorBoard, under RUN_DIR/tensorboard: `tensorboard --logdir runs`.
 
-Events are texts (the tab Text, tag `events`) and marks under the curves: `events/deaths` counts them, `events/stall_ms`
-and `events/lost_ops` have a point at every step in which somebody died. Written by TensorBoard's own package, which
-needs no torch.
+Events are texts (the tab Text, tag `events`: of a step it shows the last one, so that has all of them) and marks under
+the curves: `events/deaths` counts them, `events/stall_ms` and `events/lost_ops` have a point at every step in which
+somebody died. Written by TensorBoard's own package, which needs no torch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from recycle_pp.telemetry.events import describe
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import ANNOTATED, MEASURES, Record
+from .exporter import ANNOTATED, MEASURES, Record, in_words
 
 
 def make(run: RunFolder) -> TensorBoard:
@@ -30,6 +29,7 @@ class TensorBoard:
     def __init__(self, run: RunFolder) -> None:
         self._writer = EventFileWriter(str(run.path / "tensorboard"))
         self._deaths = 0
+        self._said: tuple[int, list[str]] = -1, []  # of the newest step with events
 
     def step(self, record: Record) -> None:
         self._scalars(record["step"], {key: record[key] for key in MEASURES if record.get(key) is not None})
@@ -43,7 +43,9 @@ class TensorBoard:
             marks = {"events/stall_ms": 1e3 * record["stall_seconds"], "events/lost_ops": record["lost_ops"]}
             self._scalars(step, marks, record["time"])
         if name in ANNOTATED:
-            self._text(step, describe(record) or f"step {step}: {name}", record["time"])
+            said = self._said[1] if self._said[0] == step else []
+            self._said = step, [*said, in_words(record)]
+            self._text(step, "\n\n".join(self._said[1]), record["time"])
 
     def close(self) -> None:
         self._writer.close()

@@ -13,10 +13,9 @@ from contextlib import suppress
 
 import wandb
 
-from recycle_pp.telemetry.events import describe
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import ANNOTATED, MEASURES, Record
+from .exporter import ANNOTATED, MEASURES, Record, in_words
 
 
 def make(run: RunFolder) -> Wandb:
@@ -49,7 +48,7 @@ class Wandb:
         elif name == "resumed":
             values = {"events/stall_ms": 1e3 * record["stall_seconds"], "events/lost_ops": record["lost_ops"]}
         if name in ANNOTATED:
-            values[f"events/{name}"] = describe(record) or name
+            values[f"events/{name}"] = in_words(record)
         if values:
             self._run.log({"step": record["step"], **values})
 
