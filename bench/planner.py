@@ -4,9 +4,10 @@
     python bench/planner.py --scale              # time to plan and gap from 3x4x6 to 4096 workers
     python bench/planner.py --links              # hosts and links: time to plan, and what ignoring them would cost
     python bench/planner.py --layers             # layers that move: against re-routing, and own layouts of pipelines
+    python bench/planner.py --ahead              # the plans for every next death, made ahead and looked up
     python bench/planner.py --golden DIR --seconds 0.8
 
-Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, planner-layers.json).
+Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, ...).
 Every plan is checked by the validator.
 Times are of this process: wall seconds, and CPU seconds, which a busy machine does not stretch.
 """
@@ -19,13 +20,16 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from recycle_schedules import Plan, Problem, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 from recycle_schedules.compiled import load
 from recycle_schedules.planner import plan_rerouted
+from recycle_schedules.planner.store import PlanStore
 from recycle_schedules.validate import validate
 
 HERE = Path(__file__).resolve().parent
@@ -39,11 +43,14 @@ def main() -> int:
     parser.add_argument("--scale", action="store_true", help="large jobs instead")
     parser.add_argument("--links", action="store_true", help="jobs on hosts with links between them instead")
     parser.add_argument("--layers", action="store_true", help="jobs whose layers may move between stages instead")
+    parser.add_argument("--ahead", action="store_true", help="plans for the next deaths instead")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     load()
     print(f"machine code loaded in {time.perf_counter() - begin:.1f} s")
-    if arguments.layers:
+    if arguments.ahead:
+        rows, name = ahead(), "planner-ahead.json"
+    elif arguments.layers:
         rows, name = layered(), "planner-layers.json"
     elif arguments.links:
         rows, name = linked(), "planner-links.json"
@@ -117,6 +124,24 @@ def scale() -> list[dict[str, Any]]:
                 times = " ".join(f"{1e3 * t:5.1f} ms" for t in (wall, cpu, ops))
                 print(f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {times}", end=" ")
                 print(f"{found.value:7g} {100 * found.gap:5.2f}%")
+    return rows
+
+
+def ahead() -> list[dict[str, Any]]:
+    """The plans for every next death of a uniform job with their lists: how many, how large, medians of CPU time."""
+    print(f"{'job':>14} {'plans':>6} {'MB':>8} {'made':>10} {'looked up':>10}")
+    rows = []
+    for D, P, M, _, _ in SIZES[:3]:
+        problem = Problem(pipelines=D, stages=P, microbatches=M, memory_limit={"base": "1f1b", "extra": 2})
+        store = PlanStore(forwards=2, most_bytes=1 << 40)
+        made = [timed(partial(store.plan, p)) for p in store.ahead(problem)]
+        found = [timed(partial(store.plan, problem.replace(failed=[(0, s)]))) for s in range(P)]  # planned for the last
+        size, errors = sum(plans.size for plans, _, _ in made), sum(len(validate(plans.plan)) for plans, _, _ in found)
+        seconds = [median(cpu for _, _, cpu in of) for of in (made, found)]
+        row = {"job": f"{D}x{P}x{M}", "plans": len(store), "bytes": size, "made": seconds[0], "found": seconds[1]}
+        rows.append(row | {"errors": errors})
+        times = " ".join(f"{1e3 * t:7.1f} ms" for t in seconds)
+        print(f"{row['job']:>14} {len(store):6} {size / 1e6:8.1f} {times}")
     return rows
 
 

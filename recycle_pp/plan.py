@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0; 2 after one sentence about what is wrong; 130 if it was interrupted before there was a plan."""
     try:
         return _run(_parser().parse_intermixed_args(argv))
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         print(f"error: {_sentence(error)}", file=sys.stderr)
         return 2

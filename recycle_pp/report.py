@@ -5,6 +5,7 @@ python -m recycle_pp.report runs/mine      # without an argument: the newest und
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
             raise ValueError("usage: python -m recycle_pp.report [RUN_FOLDER]")
-        print(report(newest_run(arguments[0] if arguments else None)))
+        print(report(newest_run(arguments[0] if arguments else None)), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ValueError as error:
         print(f"recycle_pp: {error}", file=sys.stderr)
         return 2

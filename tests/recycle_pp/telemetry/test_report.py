@@ -1,6 +1,7 @@
 """The report of a run, from its folder alone."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -93,6 +94,12 @@ def test_the_command_takes_a_folder_or_the_newest_and_refuses_what_is_no_run(run
 
     assert command(str(run.path)).stdout == report(run) + "\n"
     assert "nobody died" in command().stdout
+    reader, writer = os.pipe()
+    os.close(reader)  # `| head` that has seen enough
+    with open(writer, "wb") as closed:
+        left = [sys.executable, "-m", "recycle_pp.report", str(run.path)]
+        done = subprocess.run(left, stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
     nothing = command("runs/nothing")
     assert (nothing.returncode, nothing.stdout) == (2, "")
     assert nothing.stderr == "recycle_pp: runs/nothing holds no run: there is no config.yaml\n"
