@@ -21,7 +21,6 @@ import csv
 import itertools
 import os
 import random
-import re
 import signal
 import socket
 import sys
@@ -33,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from recycle_pp.config.times import parse_seconds
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.soak import Usage, table
@@ -256,7 +256,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--trace", help="CSV file of times, instead of --mtbf")
     parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than the trace")
     options = parser.parse_args(list(arguments))
-    options.mtbf = _seconds(options.mtbf)
+    options.mtbf = parse_seconds(options.mtbf, "--mtbf")
     options.kinds = list(KINDS) if options.kinds == "all" else options.kinds.split(",")
     for kind in options.kinds:
         if kind not in KINDS:
@@ -264,14 +264,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.speed <= 0:
         raise ValueError(f"--speed must be above 0, not {options.speed}")
     return options
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
-    seconds = float(match[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
-        raise ValueError(f"--mtbf must be a time above 0 like 500ms, 5s or 2m, not {text!r}")
-    return seconds
 
 
 if __name__ == "__main__":

@@ -183,9 +183,9 @@ def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:
     if arguments.fail is not None:
         keys["failed"] = [_worker("--fail", text) for item in arguments.fail for text in item.split(",")]
     if arguments.durations:
-        keys["durations"] = dict(_pair("--durations", item) for item in arguments.durations.split(","))
+        keys["durations"] = parse_durations(arguments.durations)
     if arguments.memory:
-        keys["memory_limit"] = _memory(arguments.memory)
+        keys["memory_limit"] = parse_memory(arguments.memory)
     if arguments.speed:
         pairs = [_pair("--speed", item) for item in arguments.speed]
         keys["speed"] = {"{},{}".format(*_worker("--speed", key)): value for key, value in pairs}
@@ -213,7 +213,13 @@ def _pair(flag: str, text: str) -> tuple[str, Any]:
     return key.strip(), numbers if len(numbers) > 1 else numbers[0]
 
 
-def _memory(text: str) -> Any:
+def parse_durations(text: str) -> dict[str, Any]:
+    """`durations` of F=1,I=1/1/2/1: one number, or one per stage. ValueError that begins with the flag."""
+    return dict(_pair("--durations", item) for item in text.split(","))
+
+
+def parse_memory(text: str) -> Any:
+    """`memory_limit` of none, a number, one per stage, or 1f1b+k. ValueError that begins with the flag."""
     try:
         if text == "none":
             return None

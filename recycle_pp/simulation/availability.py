@@ -1,0 +1,186 @@
+"""Which machines are there when: read from a file, or drawn at random.
+
+    there = read("spot-trace.csv", seed=1)                  # counts, or machines by name; ValueError for a bad file
+    there = draw(machines=24, seconds=30 * DAY, mtbf=2 * HOUR, repair=20 * MINUTE, seed=1)
+    for change in there.changes: change.at, change.machine, change.up
+
+Two kinds of files, each a CSV with a header whose first column is a time in hours, minutes or seconds:
+
+    hour,gpus_alive           how many are there from then on; who dies is drawn by the seed
+    hour,machine,up           this one is up (1) or down (0) from then on; whoever is not named before is up
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+UNITS = {"hour": HOUR, "minute": MINUTE, "second": 1.0}
+
+
+class Change(NamedTuple):
+    """From `at` (seconds from the begin) on the machine is up, or down."""
+
+    at: float
+    machine: int
+    up: bool
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Machines are numbers from 0; all but those in `absent` are there at the begin."""
+
+    machines: int
+    seconds: float  # how long it goes on
+    changes: tuple[Change, ...]  # by time
+    absent: frozenset[int] = frozenset()
+
+    @property
+    def losses(self) -> int:
+        return sum(not change.up for change in self.changes)
+
+    def counts(self) -> Iterator[tuple[float, float, int]]:
+        """(from, to, how many are up) of every stretch of time without a change."""
+        live, since = self.machines - len(self.absent), 0.0
+        for at, changes in itertools.groupby(self.changes, key=lambda change: change.at):
+            if at > since:
+                yield since, at, live
+            live, since = live + sum(1 if change.up else -1 for change in changes), at
+        if self.seconds > since:
+            yield since, self.seconds, live
+
+    @property
+    def mean(self) -> float:
+        """How many machines are up, on average."""
+        return sum((end - begin) * live for begin, end, live in self.counts()) / self.seconds
+
+    def compressed(self, speed: float) -> Availability:
+        """The same, `speed` times as fast."""
+        changes = tuple(change._replace(at=change.at / speed) for change in self.changes)
+        return Availability(self.machines, self.seconds / speed, changes, self.absent)
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Availability:
+    """The availability in a CSV file of one of the two kinds. machines: how many there are; by default the most that
+    the file ever has. ValueError with one sentence for a file of another kind, OSError if it cannot be read."""
+    with Path(path).open(newline="") as file:
+        rows = [row for row in csv.reader(file) if row]
+    try:
+        header, body = [cell.strip().lower() for cell in rows[0]], rows[1:]
+        unit = UNITS[header[0].rstrip("s")]
+        begin = float(body[0][0])
+        times = [unit * (float(row[0]) - begin) for row in body]
+        if sorted(times) != times or times[-1] <= 0:
+            raise ValueError("times must grow")
+        if len(header) == 3:
+            return _of_machines(times, [(row[1].strip(), row[2].strip().lower()) for row in body], machines)
+        counts = [int(float(row[1])) for row in body]
+    except (ValueError, LookupError) as error:
+        raise ValueError(
+            f"--trace {path}: a CSV with the columns hour, count or hour, machine, up is needed (also minute, second); "
+            f"{error}"
+        ) from None
+    return _of_counts(times, counts, machines, random.Random(f"availability {seed}"))
+
+
+def _of_counts(times: list[float], counts: list[int], machines: int | None, rng: random.Random) -> Availability:
+    most = max(counts) if machines is None else machines
+    if max(counts) > most or min(counts) < 0:
+        raise ValueError(f"--machines {most}: the trace has between {min(counts)} and {max(counts)}")
+    up = list(range(most))
+    rng.shuffle(up)
+    down = up[counts[0] :]
+    del up[counts[0] :]
+    absent, changes = frozenset(down), []
+    for at, count in zip(times, counts, strict=True):
+        while len(up) > count:
+            down.append(up.pop(rng.randrange(len(up))))
+            changes.append(Change(at, down[-1], False))
+        while len(up) < count:
+            up.append(down.pop(rng.randrange(len(down))))
+            changes.append(Change(at, up[-1], True))
+    return Availability(most, times[-1], tuple(changes), absent)
+
+
+def _of_machines(times: list[float], rows: list[tuple[str, str]], machines: int | None) -> Availability:
+    numbers = {name: k for k, name in enumerate(dict.fromkeys(name for name, _ in rows))}
+    most = len(numbers) if machines is None else machines
+    if most < len(numbers):
+        raise ValueError(f"--machines {most}: the trace names {len(numbers)}")
+    words = {"1": True, "up": True, "true": True, "0": False, "down": False, "false": False}
+    up, changes, absent = dict[int, bool](), [], set()
+    for at, (name, word) in zip(times, rows, strict=True):
+        machine, now = numbers[name], words[word]
+        if at == 0 and machine not in up and not now:
+            absent.add(machine)
+        elif up.get(machine, True) != now:
+            changes.append(Change(at, machine, now))
+        up[machine] = now
+    return Availability(most, times[-1], tuple(changes), frozenset(absent))
+
+
+# --------------------------------------------------------------------------------------------------------- random
+
+
+def draw(
+    *, machines: int, seconds: float, mtbf: float, repair: float, seed: int = 0, shape: float = 1.0,
+    groups: Iterable[tuple[int, float]] = (),
+) -> Availability:  # fmt: skip
+    """Machines that fail by themselves, and in groups.
+
+    mtbf, repair   mean seconds until a machine fails, and until it (or another one in its place) is there again
+    shape          of the Weibull distribution of the times to a failure: 1 is exponential, below 1 failures come in
+                   bursts; repairs are exponential
+    groups         (machines side by side that fail together, mean seconds until a group does): nodes, racks, zones
+    The same seed gives the same availability."""
+    rng = random.Random(f"failures {seed}")
+    down: list[list[tuple[float, float]]] = [[] for _ in range(machines)]
+    for machine in range(machines):
+        down[machine] += _downs(rng, seconds, mtbf, repair, shape)
+    for size, between in groups:
+        for first in range(0, machines, size):
+            together = list(_downs(rng, seconds, between, repair, shape))
+            for machine in range(first, min(first + size, machines)):
+                down[machine] += together
+    changes = []
+    for machine, spans in enumerate(down):
+        for begin, end in _united(spans):
+            changes.append(Change(begin, machine, False))
+            if end < seconds:
+                changes.append(Change(end, machine, True))
+    return Availability(machines, seconds, tuple(sorted(changes)))
+
+
+def _downs(
+    rng: random.Random, seconds: float, mtbf: float, repair: float, shape: float
+) -> Iterator[tuple[float, float]]:
+    """From when to when something is down."""
+    scale, now = mtbf / math.gamma(1 + 1 / shape), 0.0
+    while (now := now + rng.weibullvariate(scale, shape)) < seconds:
+        back = now + rng.expovariate(1 / repair)
+        yield now, back
+        now = back
+
+
+def _united(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Spans that overlap, as one."""
+    end = begin = -1.0
+    for a, b in sorted(spans):
+        if a > end:
+            if end >= 0:
+                yield begin, end
+            begin, end = a, b
+        else:
+            end = max(end, b)
+    if end >= 0:
+        yield begin, end

@@ -1,0 +1,78 @@
+"""How much longer a step takes in which a worker dies: the recovery protocol's own remainder, planned.
+
+    broken = BrokenSteps(times)
+    broken.excess((6, 6, 6, 6), layout, stage=2)       # seconds, beside the stall
+
+A plan is cut at some moment, the dead worker's record is dropped, `protocol.ledger.remainder` says what is left, and
+the planner plans that, as in a real recovery."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from recycle_schedules import KINDS, Plan, Worker, plan
+from recycle_schedules.layers import Layout
+from recycle_schedules.ops import O
+
+from recycle_pp.protocol.ledger import Record, remainder
+
+from .job import Shape
+from .step_times import StepTimes
+
+CUTS = (0.2, 0.5, 0.8)
+"""Of the step, at which it is cut; a death comes at any moment alike."""
+MOST = 24
+"""Memberships and stages that are cut; others take the mean of those, as a share of their step."""
+LARGEST = 20_000
+"""Ops of a step that is planned anew for each cut; larger steps are cut once."""
+
+
+class BrokenSteps:
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._known: dict[tuple[Shape, Layout, int], float] = {}  # share of the step
+        self._usual = 0.5  # before any is known
+
+    def forget(self) -> None:
+        """What was measured before the plans were known."""
+        self._known.clear()
+        self._usual = 0.5
+
+    def excess(self, shape: Shape, layout: Layout, stage: int) -> float:
+        """Seconds that a worker's death at this stage adds to the step, over its plan: the mean over moments of
+        death."""
+        key = shape, layout, stage
+        seconds = self._times.seconds(shape, layout)
+        if key not in self._known:
+            found = self._times.planned.get((shape, layout))
+            if found is None or len(self._known) >= MOST:
+                return seconds * self._usual
+            self._known[key] = self._measured(found, stage) / seconds
+            self._usual = mean(self._known.values())
+        return seconds * self._known[key]
+
+    def _measured(self, found: Plan, stage: int) -> float:
+        victim = Worker(found.problem.live[stage][0], stage)
+        cuts = CUTS if len(found) <= LARGEST else CUTS[1:2]
+        return mean(max(0.0, cut_at(found, victim, share * found.makespan) - found.makespan) for share in cuts)
+
+
+def cut_at(found: Plan, victim: Worker, moment: float) -> float:
+    """How long the step takes if `victim` dies at `moment` and all others go on at once. Times in the plan's unit."""
+    problem, a = found.problem, found.arrays
+    records = {worker: Record(0) for worker in problem.workers() if worker != victim}
+    busy = dict.fromkeys(records, 0.0)
+    keys = problem.microbatch_keys()
+    begin = float(a.start.min())
+    columns = (x.tolist() for x in (a.kind, a.microbatch, a.stage, a.pipeline, a.start, a.end))
+    for kind, microbatch, stage, pipeline, start, end in sorted(zip(*columns, strict=True), key=lambda op: op[4]):
+        worker = Worker(pipeline, stage)
+        if start - begin >= moment or worker == victim:
+            continue
+        if kind == O:
+            records[worker].reduced = True
+        else:
+            records[worker].done.setdefault(KINDS[kind], []).extend(keys[microbatch])
+        busy[worker] = max(busy[worker], end - begin - moment)
+    dead = problem.replace(failed=[*problem.dead, victim])
+    return moment + plan(remainder(dead, records, busy).problem).makespan

@@ -1,0 +1,49 @@
+"""All policies on the same machines.
+
+result = compare(job, there, costs, NAMES, seed=1)
+result.outcomes["rebalanced"].relative, result.times.covered
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .availability import Availability
+from .broken_step import BrokenSteps
+from .costs import Costs
+from .job import Job
+from .policies import World, policies
+from .run import Outcome, simulate
+from .step_times import Key, StepTimes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    job: Job
+    there: Availability
+    costs: Costs
+    times: StepTimes
+    outcomes: dict[str, Outcome]
+
+
+def compare(
+    job: Job, there: Availability, costs: Costs, names: Sequence[str], *, seed: int = 0, plans: int = 64
+) -> Comparison:
+    """The outcome of each policy. plans: the most memberships that are planned, those that last longest."""
+    times = StepTimes(job, plans)
+    world = World(times, costs, there.seconds / max(1, there.losses), seed)
+    broken = BrokenSteps(times)
+
+    def best(name: str) -> Outcome:
+        found = [simulate(policy, there, job, times.reference) for policy in policies(name, world, there, broken)]
+        return max(found, key=lambda outcome: outcome.steps)
+
+    spent: Counter[Key] = Counter()
+    for name in names:
+        if name in ("recycle", "rerouted", "rebalanced"):  # those that ask for plans
+            spent.update(best(name).spent)
+    times.plan(spent)
+    broken.forget()
+    return Comparison(job, there, costs, times, {name: best(name) for name in names})

@@ -1,0 +1,74 @@
+"""What a loss, a return and a checkpoint cost: measured here where that was possible, else named assumptions.
+
+costs = Costs(recovery=Recovery.load("bench/out/recovery-fork-sleep.json"), bandwidth=2.5e9)
+costs.recovery.stall(rng), costs.transfer(16e9)
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Measured seconds: `stalls` from a death until everybody goes on, `returns` from the start of a new process until
+    it is ready to be sent the state. source: what measured them."""
+
+    stalls: tuple[float, ...]
+    returns: tuple[float, ...]
+    source: str
+
+    def stall(self, rng: random.Random) -> float:
+        return rng.choice(self.stalls)
+
+    def back(self, rng: random.Random) -> float:
+        return rng.choice(self.returns)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recovery:
+        """What bench/recovery.py wrote; ValueError for another file, OSError if it cannot be read."""
+        try:
+            data = json.loads(Path(path).read_text())
+            launcher = f"{data['arguments']['launcher']}, compute={data['arguments']['compute']}"
+            stalls = tuple(float(event["stall_seconds"]) for event in data["resumed"])
+            if not stalls:
+                raise ValueError
+        except (ValueError, LookupError, TypeError):
+            raise ValueError(f"--recovery {path}: a file of bench/recovery.py with deaths is needed") from None
+        return cls(stalls, measured().returns, f"{len(stalls)} recoveries of {path} ({launcher})")
+
+
+def measured() -> Recovery:
+    """What was measured for this version: `recovery.json` beside this file, from bench/recovery.py."""
+    data = json.loads((files(__package__) / "recovery.json").read_text())
+    return Recovery(tuple(data["stall_seconds"]), tuple(data["return_seconds"]), data["source"])
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds, bytes a second. All but `recovery` are assumptions to set by flags.
+
+    bandwidth     at which a worker is sent a state
+    start         until a process on a new machine is ready: image, imports, CUDA
+    restart       of the whole job from a checkpoint: stop, start, load
+    checkpoint    during which a checkpoint holds up training, for those who live by checkpoints
+    swap          of a spare for a lost worker: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
+    quorum        that torchft's survivors stall: 1.05 s, measured with 1 s timeouts on CPUs (shared reference notes)
+    reconfigure   of Oobleck's and Bamboo's pipelines: 79 s. Inferred, nowhere published: about 13 points of Oobleck's
+                  loss on ReCycle's 6.4 h trace, divided by that trace's 38 changes"""
+
+    recovery: Recovery = field(default_factory=measured)
+    bandwidth: float = 2.5e9
+    start: float = 30.0
+    restart: float = 180.0
+    checkpoint: float = 15.0
+    swap: float = 20.0
+    quorum: float = 1.05
+    reconfigure: float = 79.0
+
+    def transfer(self, size: float) -> float:
+        return size / self.bandwidth

@@ -1,0 +1,123 @@
+"""What is trained: a job of D x P workers, what its layers take, and how large their state is.
+
+job = Job.of(pipelines=6, stages=4, microbatches=32, layers=96, durations={"F": 0.1, "I": 0.1, "W": 0.1})
+job.problem.replace(failed=[...])        # the planner's input, in seconds
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from recycle_schedules import Problem, Worker, plan_layout
+from recycle_schedules.layers import Layout
+
+Shape = tuple[int, ...]
+"""Live workers of each stage, (P,): all that a plan depends on, since pipelines are alike."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """problem: with `layers`, nobody dead, in seconds. layer_bytes: of the state of each layer (weights, gradients,
+    optimizer), that a worker which takes the layer over is sent. tokens: of a step. source: where the durations are
+    from, for the report."""
+
+    problem: Problem
+    layer_bytes: tuple[float, ...]
+    tokens: int = 0
+    source: str = "flags"
+
+    @classmethod
+    def of(
+        cls, *, pipelines: int, stages: int, microbatches: int, layers: int = 96,
+        durations: Mapping[str, float | Sequence[float]] | None = None, worker_bytes: float = 16e9,
+        memory: Any = None, optimizer: str = "staggered", **other: Any,
+    ) -> Job:  # fmt: skip
+        """Layers that are alike within each stage. durations: seconds of a stage's F, I, W and O, one number or one per
+        stage, in the job with nobody dead; its layers are spread evenly then. worker_bytes: a worker's state.
+        ValueError with one sentence for what is no job."""
+        if layers < stages:
+            raise ValueError(f"--layers {layers}: at least one for each of the {stages} stages is needed")
+        layout = even(layers, stages)
+        given = {"F": 0.1, "I": 0.1, "W": 0.1} | dict(durations or {})
+        each: dict[str, list[float]] = {}
+        for kind, value in given.items():
+            of_stages = list(value) if isinstance(value, Sequence) else [value * n * stages / layers for n in layout]
+            if len(of_stages) != stages:
+                raise ValueError(f"--durations {kind}: one number, or one for each of the {stages} stages")
+            each[kind] = [t / n for t, n in zip(of_stages, layout, strict=True) for _ in range(n)]
+        problem = Problem(
+            pipelines=pipelines, stages=stages, microbatches=microbatches, layers=each,
+            memory_limit=memory, optimizer=optimizer,
+        )  # fmt: skip
+        return cls(problem, (worker_bytes * stages / layers,) * layers, **other)
+
+    @property
+    def pipelines(self) -> int:
+        return self.problem.pipelines
+
+    @property
+    def stages(self) -> int:
+        return self.problem.stages
+
+    @property
+    def workers(self) -> int:
+        return self.pipelines * self.stages
+
+    @cached_property
+    def total(self) -> int:
+        """Micro-batches of a step."""
+        return self.problem.total
+
+    @cached_property
+    def whole(self) -> Shape:
+        """The shape with nobody dead."""
+        return (self.pipelines,) * self.stages
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layers of each stage with nobody dead, which no policy but `rebalanced` ever changes."""
+        found = plan_layout(self.problem).layout
+        assert found is not None
+        return found
+
+    @cached_property
+    def work(self) -> float:
+        """Seconds of one worker's time that a step takes, bubbles and optimizer steps not counted."""
+        sums = self.problem.model.sums
+        return self.total * sum(float(sums[kind][-1]) for kind in "FIW")
+
+    def stage_seconds(self, layout: Layout) -> tuple[float, ...]:
+        """(P,): F, I and W of one micro-batch."""
+        times = self.problem.model.durations(layout)
+        return tuple(map(sum, zip(times["F"], times["I"], times["W"], strict=True)))
+
+    def state_bytes(self, layout: Layout) -> float:
+        """Of a worker of the fullest stage."""
+        ends = [sum(layout[: s + 1]) for s in range(self.stages)]
+        return max(math.fsum(self.layer_bytes[e - n : e]) for e, n in zip(ends, layout, strict=True))
+
+    def moved_bytes(self, before: Layout, after: Layout) -> float:
+        """The most that a worker is sent when the boundaries between stages move."""
+        most, a, b = 0.0, 0, 0
+        for had, has in zip(before, after, strict=True):
+            new = [k for k in range(b, b + has) if not a <= k < a + had]
+            most = max(most, math.fsum(self.layer_bytes[k] for k in new))
+            a, b = a + had, b + has
+        return most
+
+    def with_shape(self, shape: Shape) -> Problem:
+        """The problem with so many live workers at each stage; the dead are spread over the pipelines."""
+        D = self.pipelines
+        dead = [
+            Worker((k * D // (D - n) + s) % D, s) for s, n in enumerate(shape) if n < D for k in range(D - n)
+        ]  # fmt: skip
+        return self.problem.replace(failed=dead)
+
+
+def even(things: int, places: int) -> Layout:
+    """As even as possible, the first get the rest."""
+    return tuple(things // places + (k < things % places) for k in range(places))

@@ -1,0 +1,39 @@
+"""What one can do about losses: a class each, with its source.
+
+for policy in policies("rebalanced", world): ...     # several where a number is to be chosen: the best one counts
+"""
+
+from __future__ import annotations
+
+from ..availability import Availability
+from ..broken_step import BrokenSteps
+from .adaptive import Rebalanced, Rerouted
+from .bamboo import Bamboo
+from .base import Base, World
+from .bound import Bound
+from .oobleck import Oobleck
+from .recycle import Recycle
+from .restart import Restart
+from .spares import Spares, worth_trying
+from .torchft import Torchft
+
+NAMES = ("restart", "spares", "torchft", "oobleck", "bamboo", "recycle", "rerouted", "rebalanced", "bound")
+
+
+def policies(name: str, world: World, there: Availability, broken: BrokenSteps) -> list[Base]:
+    """The policy of that name, in the variants of which the best is to be reported."""
+    job = world.times.job
+    match name:
+        case "spares":
+            return [Spares(world, name, d) for d in worth_trying(job.pipelines, job.stages, list(there.counts()))]
+        case "rerouted" | "rebalanced":
+            return [(Rerouted if name == "rerouted" else Rebalanced)(world, name, broken)]
+        case _:
+            others = {
+                "restart": Restart, "torchft": Torchft, "oobleck": Oobleck, "bamboo": Bamboo, "recycle": Recycle,
+                "bound": Bound,
+            }  # fmt: skip
+            return [others[name](world, name)]
+
+
+__all__ = ["NAMES", "Base", "World", "policies"]

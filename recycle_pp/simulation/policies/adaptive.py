@@ -1,0 +1,183 @@
+"""Ours: micro-batches of the dead go to their peers inside the same step; and layers move as well."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.roles import fill_stages
+
+from ..broken_step import BrokenSteps
+from ..job import Shape
+from ..run import Run
+from .base import Base, World
+
+
+class Rerouted(Base):
+    """What the trainer does today. A death costs the measured stall and what re-doing the lost ops adds to the step
+    (the protocol's remainder, planned); from then on the planner's plan for who is left. Whoever comes takes the
+    vacant place at the stage with the fewest workers, is sent the state by a peer while training goes on, and takes
+    part from the next commit. A stage without workers: others move in, all load the newest checkpoint, and the steps
+    since then are done again. With fewer workers than stages the job stops until there are more."""
+
+    def __init__(self, world: World, name: str, broken: BrokenSteps, save_every: float = 600.0) -> None:
+        super().__init__(world, name)
+        self.broken, self.save_every = broken, save_every
+
+    def begin(self, run: Run) -> None:
+        super().begin(run)
+        D, P = self.job.pipelines, self.job.stages
+        self.layout = self.job.layout
+        self.roles = {rank: Worker(rank // P, rank % P) for rank in range(D * P)}
+        self.ranks: dict[int, int] = {}  # of machines that take part, or are about to
+        self.joining: set[int] = set()
+        self.waiting: list[int] = []  # there is no place for them
+        self.attempts: Counter[int] = Counter()  # of machines to join
+        self.version = 0  # of the membership
+        self.saved = 0.0  # steps that the newest checkpoint has
+        run.later(self.save_every, self._save)
+        for machine in sorted(run.up):
+            if machine < D * P:
+                self.ranks[machine] = machine
+        self.free = set(self.roles) - set(self.ranks.values())
+        self.live = [0] * P
+        for rank in self.ranks.values():
+            self.live[self.roles[rank].stage] += 1
+        for machine in sorted(run.up - set(self.ranks)):
+            self._place(machine)
+        if 0 in self.live:
+            self._restore()
+        else:
+            self._adopt()
+
+    # ---- changes
+
+    def lost(self, machine: int) -> None:
+        if machine in self.waiting:
+            self.waiting.remove(machine)
+            return
+        rank = self.ranks.pop(machine)
+        self.free.add(rank)
+        self.attempts[machine] += 1
+        if machine in self.joining:
+            self.joining.discard(machine)
+        elif not self.stopped:
+            self._died(self.roles[rank].stage)
+        if self.waiting:
+            self._place(self.waiting.pop(0))
+
+    def gained(self, machine: int) -> None:
+        self._place(machine)
+        if self.stopped and len(self.ranks) >= self.job.stages:
+            self._restore()
+
+    @property
+    def stopped(self) -> bool:
+        return 0 in self.live
+
+    def _died(self, stage: int) -> None:
+        before = tuple(self.live)
+        self.live[stage] -= 1
+        if not self.live[stage]:
+            self._restore()
+            return
+        self.run.stand_still(self.costs.recovery.stall(self.rng))
+        self.run.stand_still(self.broken.excess(before, self.layout, stage))
+        self._adopt()
+
+    def _place(self, machine: int) -> None:
+        if not self.free:
+            self.waiting.append(machine)
+            return
+        live = self.live.copy()
+        for other in self.joining:
+            live[self.roles[self.ranks[other]].stage] += 1
+        worth = {stage: self._worth(live, stage) for stage in {self.roles[rank].stage for rank in self.free}}
+        rank = min(self.free, key=lambda rank: (worth[self.roles[rank].stage], rank))
+        self.free.discard(rank)
+        self.ranks[machine] = rank
+        self.joining.add(machine)
+        if not self.stopped:
+            self._expect(machine)
+
+    def _worth(self, live: list[int], stage: int) -> float:
+        """Where a newcomer is wanted most, the least value is: at the stage with the fewest workers."""
+        return live[stage]
+
+    def _expect(self, machine: int) -> None:
+        """It takes part once it has started, has the state, and the step that is under way has ended."""
+        attempt = self.attempts[machine]
+        seconds = self.costs.start + self.costs.transfer(self.job.state_bytes(self.layout)) + self._step() / 2
+        self.run.later(seconds, lambda: self._joined(machine, attempt))
+
+    def _joined(self, machine: int, attempt: int) -> None:
+        if self.attempts[machine] == attempt and machine in self.joining:
+            self.joining.discard(machine)
+            self.live[self.roles[self.ranks[machine]].stage] += 1
+            self._adopt()
+
+    def _restore(self) -> None:
+        """All who are there begin again at the newest checkpoint, if they are enough."""
+        self.run.throw_away(self.run.done - self.saved)
+        self.version += 1
+        self.live = [0] * self.job.stages
+        if len(self.ranks) < self.job.stages:
+            self.run.go_on(None, 0)
+            return
+        self.roles = fill_stages(self.roles, set(self.ranks.values()), self.job.stages)
+        for machine in self.joining:
+            self.attempts[machine] += 1
+        self.joining.clear()
+        for rank in self.ranks.values():
+            self.live[self.roles[rank].stage] += 1
+        self.layout = self._layout_of(tuple(self.live))
+        self.run.stand_still(self.costs.restart)
+        self._adopt()
+
+    def _save(self) -> None:
+        """A checkpoint, which holds nobody up."""
+        self.saved = self.run.done
+        self.run.later(self.save_every, self._save)
+
+    # ---- the pace
+
+    def _adopt(self) -> None:
+        self.version += 1
+        shape = tuple(self.live)
+        self.run.go_on(self._step(), sum(shape), (shape, self.layout))
+
+    def _step(self) -> float:
+        return 0.0 if self.stopped else self.world.times.seconds(tuple(self.live), self.layout)
+
+    def _layout_of(self, shape: Shape) -> tuple[int, ...]:
+        """The layout that a job has which begins with this membership."""
+        return self.job.layout
+
+
+class Rebalanced(Rerouted):
+    """The same, and the boundaries between stages move to where the load is even (`plan_layout`): the layers that a
+    worker lacks are sent to it while training goes on as re-routed; from the commit after that on it has them. A move
+    that is overtaken by the next change is given up; one that gains less than 1 % is not begun. The trainer does not
+    move layers at run time yet; the planner plans them."""
+
+    def _adopt(self) -> None:
+        super()._adopt()
+        shape, version = tuple(self.live), self.version
+        target = self.world.times.layout(shape)
+        if target != self.layout and self.world.times.seconds(shape, target) < 0.99 * self._step():
+            seconds = self.costs.transfer(self.job.moved_bytes(self.layout, target)) + self._step() / 2
+            self.run.later(seconds, lambda: self._moved(version, target))
+
+    def _worth(self, live: list[int], stage: int) -> float:
+        """Where the step will be shortest."""
+        shape = tuple(n + (s == stage) for s, n in enumerate(live))
+        return self.world.times.seconds(shape, self.world.times.layout(shape)) if 0 not in shape else float(stage)
+
+    def _moved(self, version: int, target: tuple[int, ...]) -> None:
+        if self.version == version:
+            self.layout = target
+            super()._adopt()
+
+    def _layout_of(self, shape: Shape) -> tuple[int, ...]:
+        return self.world.times.layout(shape)

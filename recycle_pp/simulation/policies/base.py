@@ -1,0 +1,52 @@
+"""What all policies have in common."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from ..costs import Costs
+from ..job import Job
+from ..run import Run
+from ..step_times import StepTimes
+
+
+@dataclass(eq=False)
+class World:
+    """What a policy may know: how long steps take, what things cost, and the mean time between losses, which those who
+    choose a checkpoint interval are told as it will be."""
+
+    times: StepTimes
+    costs: Costs
+    between_losses: float
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Base:
+    """A policy that ignores all changes."""
+
+    world: World
+    name: str = ""
+    run: Run = field(init=False, repr=False)
+
+    def begin(self, run: Run) -> None:
+        self.run = run
+        self.rng = random.Random(f"{self.name} {self.world.seed}")
+
+    def lost(self, machine: int) -> None: ...
+
+    def gained(self, machine: int) -> None: ...
+
+    @property
+    def job(self) -> Job:
+        return self.world.times.job
+
+    @property
+    def costs(self) -> Costs:
+        return self.world.costs
+
+    def usual_step(self, pipelines: int) -> float:
+        """Seconds of a 1F1B step of the same number of micro-batches on so many whole pipelines."""
+        return self.world.times.one_f_one_b(self.job.stages, math.ceil(self.job.total / pipelines))

@@ -1,0 +1,78 @@
+"""ReCycle as published: re-routing with 1F1B's schedule when nobody is dead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..run import Run
+from .base import Base
+
+
+class Recycle(Base):
+    """Micro-batches of the dead go to their peers, with decoupled backward and staggered optimizer (Gandhi et al.,
+    SOSP'24, doi 10.1145/3694715.3695960). Failures are normalised: only their number counts, and the dead are spread
+    evenly over the stages by moving workers. A step takes what our planner makes of that, and never less than a
+    fault-free step of 1F1B, which is what runs then.
+
+    A change costs our measured stall, and the step; a worker that moves to another stage is sent the state while all
+    wait. Published for ReCycle's own job: 95.2 % of fault-free on its trace, recovery included."""
+
+    def begin(self, run: Run) -> None:
+        super().begin(run)
+        D, P = self.job.pipelines, self.job.stages
+        self.stage: dict[int, int] = {}  # of the machines that take part
+        self.attempts: Counter[int] = Counter()
+        for k, machine in enumerate(sorted(run.up)[: D * P]):
+            self.stage[machine] = k % P
+        self.spare = set(run.up) - set(self.stage)  # there is no place for them
+        self._set()
+
+    def lost(self, machine: int) -> None:
+        self.attempts[machine] += 1
+        self.spare.discard(machine)
+        if machine in self.stage:
+            del self.stage[machine]
+            self.run.drop_step()
+            self.run.stand_still(self.costs.recovery.stall(self.rng))
+            self._normalise()
+            self._set()
+            if self.spare:
+                self._start(self.spare.pop())
+
+    def gained(self, machine: int) -> None:
+        self._start(machine)
+
+    def _start(self, machine: int) -> None:
+        attempt = self.attempts[machine]
+        seconds = self.costs.start + self.costs.transfer(self.job.state_bytes(self.job.layout))
+        self.run.later(seconds, lambda: self._joined(machine, attempt))
+
+    def _joined(self, machine: int, attempt: int) -> None:
+        counts = self._counts()
+        if self.attempts[machine] != attempt:
+            return
+        if sum(counts) == self.job.workers:
+            self.spare.add(machine)
+        else:
+            self.stage[machine] = counts.index(min(counts))
+            self._set()
+
+    def _normalise(self) -> None:
+        counts = self._counts()
+        if max(counts) - min(counts) > 1:
+            mover = min(m for m, s in self.stage.items() if s == counts.index(max(counts)))
+            self.stage[mover] = counts.index(min(counts))
+            self.run.stand_still(self.costs.transfer(self.job.state_bytes(self.job.layout)))
+
+    def _counts(self) -> list[int]:
+        of = Counter(self.stage.values())
+        return [of[s] for s in range(self.job.stages)]
+
+    def _set(self) -> None:
+        counts = self._counts()
+        if not min(counts):
+            self.run.go_on(None, 0)
+            return
+        key = tuple(sorted(counts, reverse=True)), self.job.layout
+        times = self.world.times
+        self.run.go_on(max(times.reference, times.seconds(*key)), sum(counts), key)

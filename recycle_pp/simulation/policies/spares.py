@@ -1,0 +1,64 @@
+"""Hot spares: machines that stand by for those that are lost."""
+
+from __future__ import annotations
+
+import math
+
+from ..run import Run
+from .base import Base, World
+
+
+class Spares(Base):
+    """So many whole pipelines train, all other machines stand by with the software loaded. A lost machine's place is
+    taken within about 20 s (TrainMover, arXiv 2412.12636), the step is done again. Without a spare left the job starts
+    again with fewer pipelines, and grows again when there are machines for it.
+
+    How many pipelines are best depends on the trace: the caller tries several, and the best is reported, which nobody
+    could have known beforehand."""
+
+    def __init__(self, world: World, name: str, pipelines: int) -> None:
+        super().__init__(world, name)
+        self.wanted = pipelines
+
+    def begin(self, run: Run) -> None:
+        super().begin(run)
+        self.used: set[int] = set()
+        self._start()
+
+    def lost(self, machine: int) -> None:
+        if machine not in self.used:
+            return
+        self.used.discard(machine)
+        self.run.drop_step()
+        spare = min(self.run.up - self.used, default=None)
+        if spare is not None:
+            self.used.add(spare)
+            self.run.stand_still(self.costs.swap)
+        else:
+            self.run.stand_still(self.costs.restart)
+            self._start()
+
+    def gained(self, machine: int) -> None:
+        missing = self.wanted * self.job.stages - len(self.used)
+        if missing > 0 and len(self.run.up) - len(self.used) >= self.job.stages:
+            self.run.stand_still(self.costs.restart)
+            self._start()
+
+    def _start(self) -> None:
+        pipelines = min(self.wanted, len(self.run.up) // self.job.stages)
+        kept = sorted(self.used & self.run.up) + sorted(self.run.up - self.used)
+        self.used = set(kept[: pipelines * self.job.stages])
+        self.run.go_on(self.usual_step(pipelines) if pipelines else None, len(self.used))
+
+
+def worth_trying(pipelines: int, stages: int, counts: list[tuple[float, float, int]]) -> list[int]:
+    """Numbers of pipelines for which there are machines most of the time, and those between."""
+    live = sorted((n, end - begin) for begin, end, n in counts)
+    whole = sum(seconds for _, seconds in live)
+    found, passed = set(), 0.0
+    for n, seconds in live:
+        before, passed = passed / whole, (passed + seconds)
+        for share in (0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75):
+            if before <= share < passed / whole:
+                found.add(max(1, min(pipelines, math.floor(n / stages))))
+    return sorted(found)

@@ -1,0 +1,66 @@
+"""torchft: replica groups leave and come back whole."""
+
+from __future__ import annotations
+
+from ..run import Run
+from .base import Base
+
+
+class Torchft(Base):
+    """A pipeline that has lost a worker sits out until it is whole again; the others throw the step away, stall for a
+    quorum, and go on with a smaller global batch (pytorch.org, June 2025: 2000 synthetic failures, no checkpoints). A
+    machine that comes goes to the pipeline that lacks the fewest; once whole, that one starts, is sent the state, and
+    takes part. Without a whole pipeline nothing is trained. Samples are counted, not steps."""
+
+    def begin(self, run: Run) -> None:
+        super().begin(run)
+        D, P = self.job.pipelines, self.job.stages
+        self.places: list[set[int]] = [set() for _ in range(D)]  # machines of each pipeline
+        self.spare: set[int] = set()
+        self.whole: set[int] = set()  # pipelines that take part
+        self.tries = [0] * D
+        for k, machine in enumerate(sorted(run.up)):
+            (self.places[k // P] if k < D * P else self.spare).add(machine)
+        self.whole = {d for d in range(D) if len(self.places[d]) == P}
+        self._set()
+
+    def lost(self, machine: int) -> None:
+        self.spare.discard(machine)
+        for d, here in enumerate(self.places):
+            if machine in here:
+                here.discard(machine)
+                self.tries[d] += 1
+                if d in self.whole:
+                    self.whole.discard(d)
+                    self.run.drop_step((len(self.whole) + 1) / self.job.pipelines)
+                    self.run.stand_still(self.costs.quorum)
+                self._set()
+                if self.spare:
+                    self._place(self.spare.pop())
+                return
+
+    def gained(self, machine: int) -> None:
+        self._place(machine)
+
+    def _place(self, machine: int) -> None:
+        P = self.job.stages
+        lacking = [d for d, here in enumerate(self.places) if len(here) < P]
+        if not lacking:
+            self.spare.add(machine)
+            return
+        d = max(lacking, key=lambda d: (len(self.places[d]), -d))
+        self.places[d].add(machine)
+        if len(self.places[d]) == P:
+            seconds = self.costs.start + self.costs.transfer(self.job.state_bytes(self.job.layout))
+            attempt = self.tries[d]
+            self.run.later(seconds, lambda: self._joins(d, attempt))
+
+    def _joins(self, d: int, attempt: int) -> None:
+        if self.tries[d] == attempt:
+            self.whole.add(d)
+            self._set()
+
+    def _set(self) -> None:
+        share = len(self.whole) / self.job.pipelines
+        step = self.world.times.reference if share else None
+        self.run.go_on(step, len(self.whole) * self.job.stages, batch=share)

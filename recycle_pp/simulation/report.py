@@ -1,0 +1,87 @@
+"""What a comparison says, as a table, as JSON, and in sentences.
+
+console.print(table([comparison]))                 # one: all figures; several numbers of micro-batches: a column each
+as_json(comparison) == {"policies": {"restart": {"relative": 0.53, ...}, ...}}
+for sentence in remarks(comparison): print(sentence)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from recycle_pp.config.sizes import format_size
+from recycle_pp.config.times import format_seconds
+
+from .compare import Comparison
+from .run import CAUSES, Outcome
+
+
+def table(found: Sequence[Comparison]) -> Table:
+    """A row for each policy. Of one comparison everything; of several `relative`, a column each."""
+    out = Table(box=None, pad_edge=False)
+    out.add_column("policy")
+    names = found[0].outcomes
+    if len(found) > 1:
+        for comparison in found:
+            out.add_column(f"M = {comparison.job.problem.counts[0]}", justify="right")
+        for name in names:
+            out.add_row(name, *(f"{comparison.outcomes[name].relative:.3f}" for comparison in found))
+        return out
+    comparison = found[0]
+    unit = "tokens/h" if comparison.job.tokens else "micro-batches/h"
+    for column in ("fault-free 1F1B = 1", unit, "work", *CAUSES, "steps redone"):
+        out.add_column(column, justify="right")
+    for name, outcome in names.items():
+        shares = (f"{100 * outcome.shares[key]:.1f} %" for key in ("work", *CAUSES))
+        rate = f"{_rate(comparison, outcome):,.0f}"
+        out.add_row(name, f"{outcome.relative:.3f}", rate, *shares, f"{outcome.redone:.0f}")
+    return out
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """`relative`: share of fault-free 1F1B; `shares`: of D x P workers' time, `work` and what the rest was lost to."""
+    rate = "tokens_per_hour" if comparison.job.tokens else "microbatches_per_hour"
+    return {
+        "policies": {
+            name: {
+                "relative": outcome.relative,
+                "steps": outcome.steps,
+                rate: _rate(comparison, outcome),
+                "steps_redone": outcome.redone,
+                "shares": outcome.shares,
+            }
+            for name, outcome in comparison.outcomes.items()
+        }
+    }
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What the figures rest on."""
+    job, there, costs, times = comparison.job, comparison.there, comparison.costs, comparison.times
+    p = job.problem
+    share = there.mean / job.workers
+    out = [
+        f"{p.pipelines} x {p.stages} workers, {p.counts[0]} micro-batches a pipeline, {p.model.count} layers; a "
+        f"fault-free step of 1F1B takes {format_seconds(times.reference)} ({job.source})",
+        f"{there.machines} machines for {format_seconds(there.seconds)}: {there.losses} losses, {there.mean:.1f} there "
+        f"on average ({share:.1%} of the job's workers)",
+        f"stalls: {costs.recovery.source}",
+        f"assumed: a worker's state {format_size(job.state_bytes(job.layout))} at {format_size(costs.bandwidth)}/s, "
+        f"start {format_seconds(costs.start)}, restart {format_seconds(costs.restart)}, checkpoint "
+        f"{format_seconds(costs.checkpoint)}, spare {format_seconds(costs.swap)}, Oobleck and Bamboo reconfigure "
+        f"{format_seconds(costs.reconfigure)}",
+    ]
+    if times.covered < 0.999:
+        out.append(
+            f"{len(times.planned)} memberships were planned, {times.covered:.0%} of the time that needs plans; the "
+            f"others are estimated by their load (planned ones: {times.spread:.1%} from that)"
+        )
+    return out
+
+
+def _rate(comparison: Comparison, outcome: Outcome) -> float:
+    each = comparison.job.tokens or comparison.job.total
+    return 3600 * outcome.steps * each / outcome.seconds

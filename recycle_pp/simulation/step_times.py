@@ -1,0 +1,151 @@
+"""How long a step takes, by membership: the planner's plans, each made once.
+
+    times = StepTimes(job)
+    times.reference                          # a fault-free step of 1F1B: the unit of all results
+    times.one_f_one_b(stages=4, microbatches=38)
+    layout = times.layout((5, 6, 6, 4))      # the boundaries between stages that suit this membership
+    times.seconds((5, 6, 6, 4), layout)
+    times.plan(spent)                        # make real plans of those memberships that lasted longest
+
+What a plan takes depends only on how many workers each stage has left, not on which. A month of a thousand machines
+still has ten thousands of such memberships, and most of them last for seconds. So a simulation runs twice: first by
+*load* (the fullest worker's micro-batches), which notes how long each membership lasts; then those that last longest
+are planned, and what the planner adds to the load there is added to all others too. `covered` and `spread` say how
+much of the time was planned, and how far the planned ones are from that rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+from recycle_schedules import Plan, plan
+from recycle_schedules.analysis.one_f_one_b import one_f_one_b
+from recycle_schedules.bounds import LayoutBounds
+from recycle_schedules.layers import Layout
+from recycle_schedules.planner import plan_layout
+
+from .job import Job, Shape
+
+Key = tuple[Shape, Layout]
+
+SEARCHED, SMALL = 24, 1500
+"""So many memberships, those that last longest, get a search over layouts in jobs of up to `SMALL` ops a step; all
+others the plan of the most even layout, which in larger jobs is within 0.4 % of it."""
+
+
+class StepTimes:
+    """plans: the most that are made. All times in seconds."""
+
+    def __init__(self, job: Job, plans: int = 64) -> None:
+        self.job, self.most = job, plans
+        self.planned: dict[Key, Plan] = {}
+        self._layouts: dict[Shape, Layout] = {job.whole: job.layout}
+        self._estimates: dict[Key, float] = {}
+        self._excess = {False: 1.0, True: 1.0}  # a plan against its load, on average: as re-routed, with layers moved
+        usual = job.problem.with_layout(job.layout).replace(backward="coupled", optimizer="barrier", pipelines=1)
+        self._usual = usual
+        self.reference = self.one_f_one_b(job.stages, job.problem.counts[0])
+        self._make((job.whole, job.layout))
+        self.covered, self.spread = 1.0, 0.0
+
+    # ---- other people's schedules
+
+    @cache  # noqa: B019  (lives as long as the simulation)
+    def one_f_one_b(self, stages: int, microbatches: int) -> float:
+        """Of one pipeline, its optimizer steps included. With other than P stages the layers are spread evenly."""
+        if stages == self.job.stages:
+            return one_f_one_b(self._usual.replace(microbatches=microbatches)).makespan
+        model = self.job.problem.replace(stages=stages, pipelines=1, microbatches=microbatches, memory_limit=None)
+        problem = model.with_layout(LayoutBounds(model).layout())
+        return one_f_one_b(problem.replace(backward="coupled", optimizer="barrier")).makespan
+
+    # ---- ours
+
+    def layout(self, shape: Shape) -> Layout:
+        """The boundaries that suit the membership: those of its plan, else the most even load."""
+        if shape not in self._layouts:
+            self._layouts[shape] = self._even(shape)
+        return self._layouts[shape]
+
+    def seconds(self, shape: Shape, layout: Layout) -> float:
+        """Of a step in which every stage has a live worker: its plan's period, or the estimate."""
+        key = shape, layout
+        if key in self.planned:
+            return self.planned[key].value
+        if key not in self._estimates:
+            self._estimates[key] = self._excess[layout != self.job.layout] * self.load(shape, layout)
+        return self._estimates[key]
+
+    def load(self, shape: Shape, layout: Layout) -> float:
+        """The work of the fullest worker: no plan is shorter."""
+        N = self.job.total
+        return max(-(-N // n) * t for n, t in zip(shape, self.job.stage_seconds(layout), strict=True))
+
+    def plan(self, spent: Mapping[Key, float]) -> None:
+        """Plan the memberships that took the most time, as `spent` (seconds by membership) says."""
+        ranked = sorted((key for key in spent if spent[key] > 0), key=lambda key: -spent[key])
+        mine = self.job.layout
+        for number, (shape, layout) in enumerate(ranked[: self.most]):
+            if layout != mine and layout == self._layouts.get(shape):
+                self._rebalance(shape, search=number < SEARCHED and 3 * self.job.total * self.job.stages <= SMALL)
+            else:
+                self._make((shape, layout))
+        self.spread = max(map(self._learn, (False, True)))
+        self._estimates.clear()
+        self.covered = sum(spent[key] for key in ranked[: self.most]) / (sum(spent.values()) or 1.0)
+
+    def _learn(self, moved: bool) -> float:
+        """What planning adds to the load, on average, and how far plans are from that."""
+        mine = self.job.layout
+        ratios = np.array([p.value / self.load(*key) for key, p in self.planned.items() if (key[1] != mine) == moved])
+        if not len(ratios):
+            return 0.0
+        self._excess[moved] = float(ratios.mean())
+        return float(np.abs(ratios / ratios.mean() - 1).mean())
+
+    def _make(self, key: Key) -> None:
+        if key not in self.planned:
+            shape, layout = key
+            self.planned[key] = plan(self.job.with_shape(shape).with_layout(layout))
+
+    def _rebalance(self, shape: Shape, search: bool) -> None:
+        problem = self.job.with_shape(shape)
+        if search:
+            found = plan_layout(problem)
+        else:
+            layout = LayoutBounds(problem).layout()
+            found = plan(problem.with_layout(layout))
+            found.__dict__["layout"] = layout
+        assert found.layout is not None
+        self._layouts[shape] = found.layout
+        self.planned[shape, found.layout] = found
+
+    def _even(self, shape: Shape) -> Layout:
+        """The layout whose fullest worker has the least to do: bisection on that, taking layers as they fit."""
+        model, N = self.job.problem.model, self.job.total
+        sums = model.sums["F"] + model.sums["I"] + model.sums["W"]
+        shares = [-(-N // n) for n in shape]
+        low, high = sums[-1] * N / sum(shape) * (1 - 1e-9), sums[-1] * max(shares)
+        best = self._fitting(sums, shares, high)
+        for _ in range(24):
+            middle = (low + high) / 2
+            found = self._fitting(sums, shares, middle)
+            if found is None:
+                low = middle
+            else:
+                best, high = found, middle
+        return best or self.job.layout
+
+    def _fitting(self, sums: np.ndarray, shares: list[int], most: float) -> Layout | None:
+        """Layers of each stage such that nobody has more than `most` seconds of work; None if there are none."""
+        layers, at, layout = len(sums) - 1, 0, []
+        for s, share in enumerate(shares):
+            end = int(np.searchsorted(sums, sums[at] + most / share * (1 + 1e-12), side="right")) - 1
+            end = min(end, layers - (len(shares) - 1 - s))
+            if end <= at:
+                return None
+            layout.append(end - at)
+            at = end
+        return tuple(layout) if at == layers else None

@@ -1,0 +1,85 @@
+"""The command line: flags, the table, the figures for machines, sentences for mistakes."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.simulate import main
+from recycle_pp.simulation.policies import NAMES
+
+TRACE = Path(__file__).parents[3] / "examples" / "spot-trace-24gpu.csv"
+SMALL = f"--trace {TRACE} --pipelines 6 --stages 4 --plans 2 --microbatches 4"
+
+
+def run(flags: str) -> int:
+    return main(shlex.split(flags))
+
+
+def test_the_json_has_every_policy_and_its_share_of_fault_free_1f1b(tmp_path, capsys):
+    assert run(f"{SMALL} --json {tmp_path / 'result.json'}") == 0
+    data = json.loads((tmp_path / "result.json").read_text())
+    assert list(data) == ["policies"] and tuple(data["policies"]) == NAMES
+    assert all(0 < policy["relative"] <= data["policies"]["bound"]["relative"] for policy in data["policies"].values())
+    table = capsys.readouterr().out
+    assert all(f"\n{name} " in table for name in NAMES)
+    assert f"{data['policies']['oobleck']['relative']:.3f}" in table
+    assert "12 recoveries of bench/recovery.py" in table, "where recovery times are from"
+
+
+def test_numbers_of_microbatches_are_columns(capsys):
+    assert run(f"{SMALL} 8 --policy torchft,bound") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["policy", "M", "=", "4", "M", "=", "8"]
+    assert [row.split()[0] for row in rows[:2]] == ["torchft", "bound"]
+
+
+def test_machines_that_fail_at_random_and_in_groups(capsys):
+    flags = "--mtbf 2d --repair 1h --days 3 --group 4:5d --shape 0.8 --pipelines 2 --stages 2 --microbatches 4 --seed 3"
+    assert run(f"{flags} --policy rerouted,bound") == 0
+    assert "4 machines for 3 d" in capsys.readouterr().out
+
+
+def test_a_preset_on_a_gpu(capsys):
+    flags = (
+        "--mtbf 5d --days 1 --pipelines 2 --stages 4 --microbatches 8 --model gpt124m --gpu a100 --policy rebalanced"
+    )
+    assert run(flags) == 0
+    out = capsys.readouterr().out
+    assert "tokens/h" in out and "14 layers" in out, "embedding and head are two of them"
+
+
+def test_the_durations_of_a_run_that_was_measured(tmp_path, capsys):
+    measured = {kind: [0.02, 0.04] for kind in "FIW"} | {"O": [0.0, 0.0]}
+    (tmp_path / "profile.json").write_text(json.dumps({"durations_seconds": measured}))
+    flags = f"--mtbf 5d --days 1 --profile {tmp_path / 'profile.json'} --pipelines 2 --microbatches 4 --policy bound"
+    assert run(flags) == 0
+    assert "profile.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--pipelines 2 --stages 2 --microbatches 4", "either --trace FILE or --mtbf TIME is needed"),
+        ("--mtbf 2h --stages 2 --microbatches 4", "--pipelines is needed"),
+        ("--mtbf never --pipelines 2 --stages 2 --microbatches 4", "--mtbf must be a time above 0"),
+        ("--trace nowhere.csv --pipelines 2 --stages 2 --microbatches 4", "nowhere.csv: No such file"),
+        (f"{SMALL} --policy fast", "--policy: 'fast' is not one of"),
+        (f"{SMALL} --machines 20", "--machines 20: the trace has between 15 and 24"),
+        (f"{SMALL} --stages 0", "--stages must be at least 1"),
+        (f"{SMALL} --layers 3", "--layers 3: at least one for each of the 4 stages"),
+        (f"{SMALL} --state huge", "--state: 'huge' is not a size"),
+        (f"{SMALL} --model gpt124m", "--model and --gpu go together"),
+        (f"{SMALL} --profile nowhere", "--profile nowhere: no profile.json"),
+        (f"{SMALL} --recovery {TRACE}", "a file of bench/recovery.py"),
+        (f"{SMALL} --group 8", "--group: '8' is not of the form SIZE:MTBF"),
+        (f"{SMALL} 8 --json x.json", "--json: one number of --microbatches"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
+    if "--group" in flags:
+        flags = flags.replace(f"--trace {TRACE}", "--mtbf 1d")
+    assert run(flags) == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
