@@ -3,7 +3,7 @@
     python -m recycle_pp.simulate --trace spot.csv --pipelines 6 --stages 4 --microbatches 32
     python -m recycle_pp.simulate --mtbf 2h --repair 20m --days 30 --pipelines 6 --stages 4 --microbatches 32 --seed 1
     python -m recycle_pp.simulate --trace spot.csv --pipelines 6 --stages 4 --microbatches 12 32 64
-    python -m recycle_pp.simulate --trace spot.csv --profile runs/mine --json result.json
+    python -m recycle_pp.simulate --trace spot.csv --profile runs/mine --out report.html
 
 The trace is a CSV of a time and how many machines are there from then on, or of a time, a machine's name and 1 or 0 (up
 or down); or machines fail at random (--mtbf: of one machine). Who dies is drawn by --seed. Every membership is planned
@@ -19,181 +19,159 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 from rich.console import Console
 
-from recycle_pp.config.sizes import parse_size
 from recycle_pp.config.times import parse_seconds
-from recycle_pp.problem_source import compile_planner, parse_durations, parse_memory
-from recycle_pp.simulation import report
-from recycle_pp.simulation.availability import DAY, Availability, draw, read
+from recycle_pp.problem_source import compile_planner
+from recycle_pp.simulation import flags, page, picture, report
+from recycle_pp.simulation.availability import DAY, Availability, draw
 from recycle_pp.simulation.compare import Comparison, compare
-from recycle_pp.simulation.costs import Costs, Recovery
-from recycle_pp.simulation.hardware import GPUS, job_on
+from recycle_pp.simulation.costs import Costs
+from recycle_pp.simulation.fleet import cheapest, demand
 from recycle_pp.simulation.job import Job
 from recycle_pp.simulation.measured import job_of
-from recycle_pp.simulation.policies import NAMES
-
-TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure")
-"""Of Costs, each a flag."""
+from recycle_pp.simulation.prices import Kind, read_prices
+from recycle_pp.simulation.replay import replay
+from recycle_pp.simulation.shapes import best_shapes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about what is wrong; 130 if it was interrupted."""
+    """The exit code: 0; 1 if a replayed job ends; 2 after a sentence about what is wrong; 130 if interrupted."""
     try:
-        return _run(_parser().parse_args(argv))
+        return _run(flags.parser(__doc__).parse_args(argv))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except RuntimeError as error:  # the job of a replay
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
 
 
 def _run(given: argparse.Namespace) -> int:
-    policies = _policies(given.policy)
+    policies = flags.policies_of(given.policy)
     counts = given.microbatches or [None]
     if given.json and len(counts) > 1:
         raise ValueError("--json: one number of --microbatches at a time")
-    jobs = [_job(given, count) for count in counts]
-    there, costs = _availability(given, jobs[0].workers), _costs(given)
+    if given.out and len(counts) > 1:
+        raise ValueError("--out: one number of --microbatches at a time")
+    if given.out and Path(given.out).suffix not in (".html", ".svg", ".png", ".pdf"):
+        raise ValueError(f"--out {given.out}: a file that ends in .html, .svg, .png or .pdf is needed")
+    jobs = [flags.job_of(given, count) for count in counts]
+    costs, kinds = flags.costs_of(given), read_prices(given.prices) if given.prices else []
+    if given.fleet:
+        return _fleet(given, jobs[0], costs, kinds)
+    if kinds and given.trace is None and given.mtbf is None:
+        return _each_kind(given, jobs[0], costs, policies, kinds)
+    there = flags.availability_of(given, jobs[0].workers)
+    if given.best:
+        return _best(given, jobs[0], there, costs)
+    if given.replay:
+        return _replay(given, jobs[0], there, costs)
     compile_planner()
     found = [compare(job, there, costs, policies, seed=given.seed, plans=given.plans) for job in jobs]
     if given.json:
         Path(given.json).write_text(json.dumps(report.as_json(found[0]), indent=1) + "\n")
+    if given.out:
+        (page if given.out.endswith(".html") else picture).save(found[0], given.out)
     _show(found)
+    if kinds:
+        _console().print(report.price_table([(kind, found[0]) for kind in kinds]))
+    return 0
+
+
+def _each_kind(given: argparse.Namespace, job: Job, costs: Costs, policies: list[str], kinds: Sequence[Kind]) -> int:
+    """Every kind of machine on its own, with its own interruptions and speed."""
+    if given.json or given.out:
+        raise ValueError("--prices: --json and --out need --trace or --mtbf")
+    compile_planner()
+    found = []
+    for kind in kinds:
+        there = draw(
+            machines=given.machines or job.workers, seconds=given.days * DAY, mtbf=kind.mtbf,
+            repair=parse_seconds(given.repair, "--repair"), seed=given.seed, shape=given.shape,
+        )  # fmt: skip
+        mine = job.faster(kind.speed)
+        found.append((kind, compare(mine, there, costs, policies, seed=given.seed, plans=given.plans)))
+    _console().print(report.price_table(found))
+    for sentence in report.remarks(found[0][1]):
+        print(sentence)
+    return 0
+
+
+def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs) -> int:
+    """The shapes of the same job, the fastest first."""
+    if not given.capacity:
+        raise ValueError("--best needs --capacity: with machines of any size one stage is best")
+    policy = "rebalanced" if given.policy == "all" else flags.policies_of(given.policy)[0]
+    compile_planner()
+    found = best_shapes(
+        job, there, costs, policy, capacity=flags.size_of(given.capacity, "--capacity"), seed=given.seed
+    )
+    _console().print(report.shape_table(found))
+    print(f"{policy}, {there.machines} machines, {there.mean:.1f} there on average; the rest of them stand by")
+    return 0
+
+
+def _fleet(given: argparse.Namespace, job: Job, costs: Costs, kinds: Sequence[Kind]) -> int:
+    """The cheapest machines for a target speed."""
+    if not kinds:
+        raise ValueError("--fleet needs --prices")
+    compile_planner()
+    need = demand(job, costs, given.fleet)
+    repair = parse_seconds(given.repair, "--repair")
+    fleet = cheapest(kinds, need.machines, repair=repair, lost=need.lost, least=job.stages)
+    for kind, count in zip(kinds, fleet.counts, strict=True):
+        print(f"{count:6} x {kind.name} at ${kind.dollars_an_hour:g} an hour")
+    thing = "tokens" if job.tokens else "micro-batches"
+    million = 1e6 * fleet.dollars_an_hour / given.fleet
+    print(f"${fleet.dollars_an_hour:.2f} an hour, ${million:.4g} a million {thing}")
+    print(
+        f"{fleet.machines:.1f} machines there on average, {fleet.interruptions:.2f} interruptions an hour, "
+        f"each costs the job {need.lost:.1f} s; needed: {need.machines:.1f} machines of speed 1 without "
+        f"interruptions, which do {given.fleet:,.0f} {thing} an hour by the plan of {job.pipelines} x {job.stages}"
+    )
+    return 0
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 160)  # a file's lines are not cut to a terminal's
+
+
+def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Costs) -> int:
+    """A real job through the compressed trace, and the simulation of the same; 0 also where they differ."""
+    seconds = parse_seconds(given.replay, "--replay")
+    with tempfile.TemporaryDirectory(prefix="recycle-replay-") as folder:
+        real = replay(job, there, seconds, given.seed, Path(folder))
+        measured = job_of(real.run.path, memory=job.problem.memory_limit, optimizer=given.optimizer)
+    compile_planner()
+    costs = replace(costs, start=median(costs.recovery.returns))  # machines stay, only processes die
+    found = compare(measured, real.there, costs, ["respawned", "bound"], seed=given.seed, plans=given.plans)
+    _show([found])
+    steps = found.outcomes["respawned"].steps
+    print(
+        f"replayed: {there.seconds / seconds:.0f} times as fast, {real.there.losses} kills; {real.steps:.0f} steps "
+        f"measured, {steps:.1f} simulated: {steps / max(1.0, real.steps) - 1:+.1%}"
+    )
     return 0
 
 
 def _show(found: list[Comparison]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160)  # a file's lines are not cut to a terminal's
+    console = _console()
     console.print(report.table(found))
     for sentence in report.remarks(found[0]):
         console.print(sentence, highlight=False)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument_group("machines").add_argument
-    add("--trace", help="CSV file: hour,count or hour,machine,up (also minute, second)")
-    add("--mtbf", help="without a trace: mean time until a machine fails (2h)")
-    add("--repair", default="20m", help="mean time until it, or another one, is there again (default 20m)")
-    add("--days", type=float, default=30.0, help="without a trace: how long (default 30)")
-    add("--machines", type=int, help="how many there are (default: pipelines x stages, or the most of the trace)")
-    add("--shape", type=float, default=1.0, help="of the Weibull distribution of failures (default 1: exponential)")
-    add(
-        "--group",
-        nargs="+",
-        default=[],
-        metavar="SIZE:MTBF",
-        help="machines that fail together (8:10d)",
-    )
-    add("--seed", type=int, default=0, help="of who fails, and when")
-    add = parser.add_argument_group("job").add_argument
-    add("--pipelines", type=int)
-    add("--stages", type=int)
-    add("--microbatches", type=int, nargs="+", help="per pipeline; several are compared in one table")
-    add("--layers", type=int, help="of the model, for boundaries between stages that move (default 96)")
-    add("--memory", metavar="1f1b+2", default="none", help="micro-batches in flight (default none: no limit)")
-    add("--optimizer", choices=("staggered", "barrier"), default="staggered")
-    add(
-        "--durations",
-        metavar="F=0.1,I=0.1,W=0.1",
-        help="seconds of a stage, or of each: F=1/1/2/1",
-    )
-    add("--profile", metavar="RUN", help="a run folder: the durations it measured, its shape and sizes")
-    add("--model", help="a preset of the trainer (gpt124m, llama1b) on a --gpu, from its data sheet")
-    add("--gpu", choices=tuple(GPUS))
-    add("--microbatch-size", type=int, default=1, help="with --model: samples in a micro-batch (default 1)")
-    add("--utilization", type=float, default=0.4, help="with --model: share of the GPU's operations (default 0.4)")
-    add = parser.add_argument_group("what things cost").add_argument
-    usual = Costs()
-    add("--state", help="bytes of a worker's state (default 16GB, or the model's)")
-    add("--bandwidth", default="2.5GB", help="bytes a second to a joiner (default 2.5GB)")
-    for name in TIMES:
-        add(f"--{name}", default=f"{getattr(usual, name):g}s", help=f"(default {getattr(usual, name):g}s)")
-    add("--recovery", help="a file of bench/recovery.py, instead of what was measured for this version")
-    add = parser.add_argument_group("result").add_argument
-    add("--policy", default="all", help=f"some of {', '.join(NAMES)}, comma-separated (default all)")
-    add("--plans", type=int, default=64, help="most memberships that are planned, the rest is estimated (default 64)")
-    add("--json", metavar="FILE", help="the figures of every policy")
-    return parser
-
-
-def _policies(text: str) -> list[str]:
-    names = list(NAMES) if text == "all" else text.split(",")
-    for name in names:
-        if name not in NAMES:
-            raise ValueError(f"--policy: {name!r} is not one of {', '.join(NAMES)}, or all")
-    return names
-
-
-def _job(given: argparse.Namespace, microbatches: int | None) -> Job:
-    for name in ("pipelines", "stages", "layers", "microbatch_size"):
-        if getattr(given, name) is not None and getattr(given, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-    if microbatches is not None and microbatches < 1:
-        raise ValueError("--microbatches must be at least 1")
-    state = _size(given.state, "--state") if given.state else None
-    shape = {"pipelines": given.pipelines, "stages": given.stages, "microbatches": microbatches}
-    other = {"memory": parse_memory(given.memory), "optimizer": given.optimizer}
-    if given.profile:
-        return job_of(given.profile, **shape, layers=given.layers, worker_bytes=state, **other)
-    missing = [f"--{name}" for name, value in shape.items() if value is None]
-    if missing:
-        raise ValueError(f"{missing[0]} is needed")
-    if given.model or given.gpu:
-        if not (given.model and given.gpu):
-            raise ValueError("--model and --gpu go together")
-        size = {"microbatch_size": given.microbatch_size, "utilization": given.utilization}
-        return job_on(given.model, given.gpu, **shape, **size, **other)
-    durations = parse_durations(given.durations) if given.durations else None
-    return Job.of(**shape, layers=given.layers or 96, durations=durations, worker_bytes=state or 16e9, **other)
-
-
-def _availability(given: argparse.Namespace, workers: int) -> Availability:
-    if (given.trace is None) == (given.mtbf is None):
-        raise ValueError("of which machines? either --trace FILE or --mtbf TIME is needed")
-    if given.machines is not None and given.machines < 1:
-        raise ValueError("--machines must be at least 1")
-    if given.trace:
-        return read(given.trace, seed=given.seed, machines=given.machines)
-    if given.days <= 0 or given.shape <= 0:
-        raise ValueError("--days and --shape must be above 0")
-    return draw(
-        machines=given.machines or workers, seconds=given.days * DAY, mtbf=parse_seconds(given.mtbf, "--mtbf"),
-        repair=parse_seconds(given.repair, "--repair"), seed=given.seed, shape=given.shape,
-        groups=[_group(text) for text in given.group],
-    )  # fmt: skip
-
-
-def _group(text: str) -> tuple[int, float]:
-    size, _, between = text.partition(":")
-    if not size.isdigit() or not int(size) or not between:
-        raise ValueError(f"--group: {text!r} is not of the form SIZE:MTBF, like 8:10d")
-    return int(size), parse_seconds(between, "--group SIZE:MTBF")
-
-
-def _size(text: str, flag: str) -> float:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from None
-
-
-def _costs(given: argparse.Namespace) -> Costs:
-    times: dict[str, Any] = {name: parse_seconds(getattr(given, name), f"--{name}") for name in TIMES}
-    costs = Costs(bandwidth=_size(given.bandwidth, "--bandwidth"), **times)
-    return replace(costs, recovery=Recovery.load(given.recovery)) if given.recovery else costs
 
 
 if __name__ == "__main__":

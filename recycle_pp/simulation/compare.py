@@ -42,7 +42,7 @@ def compare(
 
     spent: Counter[Key] = Counter()
     for name in names:
-        if name in ("recycle", "rerouted", "rebalanced"):  # those that ask for plans
+        if name in ("recycle", "rerouted", "rebalanced", "respawned"):  # those that ask for plans
             spent.update(best(name).spent)
     times.plan(spent)
     broken.forget()

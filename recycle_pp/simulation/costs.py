@@ -15,8 +15,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Recovery:
-    """Measured seconds: `stalls` from a death until everybody goes on, `returns` from the start of a new process until
-    it is ready to be sent the state. source: what measured them."""
+    """Measured seconds: `stalls` from a death until everybody goes on, `returns` from a death on a machine that stays
+    until its next process asks for the state. source: what measured them."""
 
     stalls: tuple[float, ...]
     returns: tuple[float, ...]
@@ -24,9 +24,6 @@ class Recovery:
 
     def stall(self, rng: random.Random) -> float:
         return rng.choice(self.stalls)
-
-    def back(self, rng: random.Random) -> float:
-        return rng.choice(self.returns)
 
     @classmethod
     def load(cls, path: str | Path) -> Recovery:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,10 +34,11 @@ class Job:
     def of(
         cls, *, pipelines: int, stages: int, microbatches: int, layers: int = 96,
         durations: Mapping[str, float | Sequence[float]] | None = None, worker_bytes: float = 16e9,
-        memory: Any = None, optimizer: str = "staggered", **other: Any,
+        memory: Any = None, optimizer: str = "staggered", send: float = 0.0, allreduce: Any = 0.0, **other: Any,
     ) -> Job:  # fmt: skip
         """Layers that are alike within each stage. durations: seconds of a stage's F, I, W and O, one number or one per
-        stage, in the job with nobody dead; its layers are spread evenly then. worker_bytes: a worker's state.
+        stage, in the job with nobody dead; its layers are spread evenly then. worker_bytes: a worker's state. send: a
+        message's seconds; allreduce: of a stage's sum.
         ValueError with one sentence for what is no job."""
         if layers < stages:
             raise ValueError(f"--layers {layers}: at least one for each of the {stages} stages is needed")
@@ -51,9 +52,22 @@ class Job:
             each[kind] = [t / n for t, n in zip(of_stages, layout, strict=True) for _ in range(n)]
         problem = Problem(
             pipelines=pipelines, stages=stages, microbatches=microbatches, layers=each,
-            memory_limit=memory, optimizer=optimizer,
+            memory_limit=memory, optimizer=optimizer, send=send, allreduce=allreduce,
         )  # fmt: skip
         return cls(problem, (worker_bytes * stages / layers,) * layers, **other)
+
+    def faster(self, speed: float) -> Job:
+        """The same job on machines that are so many times as fast."""
+        layers = dict(self.problem.layers or {})
+        layers |= {kind: [t / speed for t in layers[kind]] for kind in "FIWO" if kind in layers}
+        return replace(self, problem=self.problem.replace(layers=layers))
+
+    def reshaped(self, pipelines: int, stages: int) -> Job:
+        """The same layers and global batch on other pipelines: of as many micro-batches as that takes, rounded up."""
+        each = -(-self.total // pipelines)
+        problem = self.problem.replace(pipelines=pipelines, stages=stages, microbatches=each)
+        tokens = self.tokens * pipelines * each // self.total
+        return replace(self, problem=problem, tokens=tokens)
 
     @property
     def pipelines(self) -> int:

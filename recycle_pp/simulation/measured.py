@@ -24,8 +24,9 @@ def job_of(
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     profile = folder / "profile.json" if Path(path).is_dir() else Path(path)
     try:
-        measured = json.loads(profile.read_text())["durations_seconds"]
-        durations = {kind: [float(t) for t in measured[kind]] for kind in "FIWO"}
+        measured = json.loads(profile.read_text())
+        durations = {kind: [float(t) for t in measured["durations_seconds"][kind]] for kind in "FIWO"}
+        message, sums = float(measured.get("message_seconds", 0)), measured.get("sum_seconds", 0)
     except (OSError, ValueError, LookupError, TypeError):
         raise ValueError(f"--profile {path}: no profile.json with measured durations") from None
     config = folder / "config.yaml"
@@ -50,6 +51,7 @@ def job_of(
         raise ValueError("--pipelines and --microbatches are needed: there is no config.yaml beside the profile")
     return Job.of(
         pipelines=pipelines, stages=measured_stages, microbatches=microbatches, layers=layers or 96,
-        durations=durations, worker_bytes=worker_bytes or 16e9, memory=memory, optimizer=optimizer, tokens=tokens,
+        durations=durations, worker_bytes=worker_bytes or 16e9, memory=memory, optimizer=optimizer,
+        tokens=tokens, send=message, allreduce=sums,
         source=f"measured: {profile}",
     )  # fmt: skip

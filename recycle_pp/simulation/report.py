@@ -7,6 +7,7 @@ for sentence in remarks(comparison): print(sentence)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,14 @@ from rich.table import Table
 from recycle_pp.config.sizes import format_size
 from recycle_pp.config.times import format_seconds
 
+from .availability import HOUR
 from .compare import Comparison
+from .prices import Kind
 from .run import CAUSES, Outcome
+from .shapes import Found
+
+SHOWN = 8
+"""Shapes; the slowest ones nobody wants to know."""
 
 
 def table(found: Sequence[Comparison]) -> Table:
@@ -79,6 +86,43 @@ def remarks(comparison: Comparison) -> list[str]:
             f"{len(times.planned)} memberships were planned, {times.covered:.0%} of the time that needs plans; the "
             f"others are estimated by their load (planned ones: {times.spread:.1%} from that)"
         )
+    return out
+
+
+def dollars(comparison: Comparison, kind: Kind) -> dict[str, float]:
+    """By policy, what a million tokens (micro-batches, where the job has no tokens) cost on machines of that price: all
+    that are there are paid. Infinite where nothing is done."""
+    hours = comparison.there.mean * comparison.there.seconds / HOUR
+    done = {name: _rate(comparison, o) * comparison.there.seconds / HOUR for name, o in comparison.outcomes.items()}
+    return {name: 1e6 * hours * kind.dollars_an_hour / n if n else math.inf for name, n in done.items()}
+
+
+def price_table(found: Sequence[tuple[Kind, Comparison]]) -> Table:
+    """A row for each policy, a column for each kind of machine: share of fault-free 1F1B, and dollars a million."""
+    thing = "tokens" if found[0][1].job.tokens else "micro-batches"
+    out = Table(box=None, pad_edge=False)
+    out.add_column("policy")
+    for kind, _ in found:
+        out.add_column(f"{kind.name}: share", justify="right")
+        out.add_column(f"$ per million {thing}", justify="right")
+    prices = [dollars(comparison, kind) for kind, comparison in found]
+    for name in found[0][1].outcomes:
+        cells = []
+        for price, (_, comparison) in zip(prices, found, strict=True):
+            cells += [f"{comparison.outcomes[name].relative:.3f}", f"{price[name]:.4g}"]
+        out.add_row(name, *cells)
+    return out
+
+
+def shape_table(found: Sequence[Found]) -> Table:
+    """The fastest ones first; work and causes as in `table`."""
+    out = Table(box=None, pad_edge=False)
+    for column in ("pipelines x stages x micro-batches", "micro-batches/h", "work", *CAUSES):
+        out.add_column(column, justify="right")
+    for one in found[:SHOWN]:
+        p = one.job.problem
+        shares = (f"{100 * one.outcome.shares[key]:.1f} %" for key in ("work", *CAUSES))
+        out.add_row(f"{p.pipelines} x {p.stages} x {p.counts[0]}", f"{one.rate:,.0f}", *shares)
     return out
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..availability import Availability
 from ..broken_step import BrokenSteps
-from .adaptive import Rebalanced, Rerouted
+from .adaptive import Rebalanced, Rerouted, Respawned
 from .bamboo import Bamboo
 from .base import Base, World
 from .bound import Bound
@@ -18,6 +18,7 @@ from .spares import Spares, worth_trying
 from .torchft import Torchft
 
 NAMES = ("restart", "spares", "torchft", "oobleck", "bamboo", "recycle", "rerouted", "rebalanced", "bound")
+"""What can be compared. `respawned` is for replays alone."""
 
 
 def policies(name: str, world: World, there: Availability, broken: BrokenSteps) -> list[Base]:
@@ -26,8 +27,9 @@ def policies(name: str, world: World, there: Availability, broken: BrokenSteps) 
     match name:
         case "spares":
             return [Spares(world, name, d) for d in worth_trying(job.pipelines, job.stages, list(there.counts()))]
-        case "rerouted" | "rebalanced":
-            return [(Rerouted if name == "rerouted" else Rebalanced)(world, name, broken)]
+        case "rerouted" | "rebalanced" | "respawned":
+            ours = {"rerouted": Rerouted, "rebalanced": Rebalanced, "respawned": Respawned}
+            return [ours[name](world, name, broken)]
         case _:
             others = {
                 "restart": Restart, "torchft": Torchft, "oobleck": Oobleck, "bamboo": Bamboo, "recycle": Recycle,

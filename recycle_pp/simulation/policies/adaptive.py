@@ -94,7 +94,7 @@ class Rerouted(Base):
         for other in self.joining:
             live[self.roles[self.ranks[other]].stage] += 1
         worth = {stage: self._worth(live, stage) for stage in {self.roles[rank].stage for rank in self.free}}
-        rank = min(self.free, key=lambda rank: (worth[self.roles[rank].stage], rank))
+        rank = self._place_of(machine, min(self.free, key=lambda rank: (worth[self.roles[rank].stage], rank)))
         self.free.discard(rank)
         self.ranks[machine] = rank
         self.joining.add(machine)
@@ -104,6 +104,10 @@ class Rerouted(Base):
     def _worth(self, live: list[int], stage: int) -> float:
         """Where a newcomer is wanted most, the least value is: at the stage with the fewest workers."""
         return live[stage]
+
+    def _place_of(self, machine: int, best: int) -> int:
+        """The vacant place that it takes: the best one, since it may be any machine."""
+        return best
 
     def _expect(self, machine: int) -> None:
         """It takes part once it has started, has the state, and the step that is under way has ended."""
@@ -153,6 +157,13 @@ class Rerouted(Base):
     def _layout_of(self, shape: Shape) -> tuple[int, ...]:
         """The layout that a job has which begins with this membership."""
         return self.job.layout
+
+
+class Respawned(Rerouted):
+    """The same where only processes die: who comes back takes its own place. Machine k is rank k."""
+
+    def _place_of(self, machine: int, best: int) -> int:
+        return machine if machine in self.free else best
 
 
 class Rebalanced(Rerouted):

@@ -1,0 +1,165 @@
+"""What the flags of `recycle_pp.simulate` say: machines, a job, costs.
+
+given = parser(__doc__).parse_args()
+job_of(given, microbatches=32), availability_of(given, workers=24), costs_of(given)    # ValueError: one sentence
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from recycle_pp.config.sizes import parse_size
+from recycle_pp.config.times import parse_seconds
+from recycle_pp.problem_source import parse_durations, parse_memory
+
+from . import measured
+from .availability import DAY, Availability, draw, read
+from .costs import Costs, Recovery
+from .hardware import GPUS, job_on
+from .job import Job
+from .policies import NAMES
+
+TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure")
+"""Of Costs, each a flag."""
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recycle_pp.simulate",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument_group("machines").add_argument
+    add("--trace", help="CSV file: hour,count or hour,machine,up (also minute, second)")
+    add("--mtbf", help="without a trace: mean time until a machine fails (2h)")
+    add("--repair", default="20m", help="mean time until it, or another one, is there again (default 20m)")
+    add("--days", type=float, default=30.0, help="without a trace: how long (default 30)")
+    add("--machines", type=int, help="how many there are (default: pipelines x stages, or the most of the trace)")
+    add("--shape", type=float, default=1.0, help="of the Weibull distribution of failures (default 1: exponential)")
+    add(
+        "--group",
+        nargs="+",
+        default=[],
+        metavar="SIZE:MTBF",
+        help="machines that fail together (8:10d)",
+    )
+    add("--seed", type=int, default=0, help="of who fails, and when")
+    add = parser.add_argument_group("job").add_argument
+    add("--pipelines", type=int)
+    add("--stages", type=int)
+    add("--microbatches", type=int, nargs="+", help="per pipeline; several are compared in one table")
+    add("--layers", type=int, help="of the model, for boundaries between stages that move (default 96)")
+    add("--memory", metavar="1f1b+2", default="none", help="micro-batches in flight (default none: no limit)")
+    add("--optimizer", choices=("staggered", "barrier"), default="staggered")
+    add(
+        "--durations",
+        metavar="F=0.1,I=0.1,W=0.1",
+        help="seconds of a stage, or of each: F=1/1/2/1",
+    )
+    add("--profile", metavar="RUN", help="a run folder: the durations it measured, its shape and sizes")
+    add("--model", help="a preset of the trainer (gpt124m, llama1b) on a --gpu, from its data sheet")
+    add("--gpu", choices=tuple(GPUS))
+    add("--microbatch-size", type=int, default=1, help="with --model: samples in a micro-batch (default 1)")
+    add("--utilization", type=float, default=0.4, help="with --model: share of the GPU's operations (default 0.4)")
+    add = parser.add_argument_group("what things cost").add_argument
+    usual = Costs()
+    add("--state", help="bytes of a worker's state (default 16GB, or the model's)")
+    add("--bandwidth", default="2.5GB", help="bytes a second to a joiner (default 2.5GB)")
+    for name in TIMES:
+        add(f"--{name}", default=f"{getattr(usual, name):g}s", help=f"(default {getattr(usual, name):g}s)")
+    add("--recovery", help="a file of bench/recovery.py, instead of what was measured for this version")
+    add = parser.add_argument_group("result").add_argument
+    add("--policy", default="all", help=f"some of {', '.join(NAMES)}, comma-separated (default all)")
+    add("--plans", type=int, default=64, help="most memberships that are planned, the rest is estimated (default 64)")
+    add("--json", metavar="FILE", help="the figures of every policy")
+    add("--replay", nargs="?", const="4m", metavar="TIME", help="a real job, emulated: the trace in 4m")
+    add(
+        "--prices",
+        metavar="FILE",
+        help="CSV: kind, price, interruptions_per_hour[, speed, limit]",
+    )
+    add("--best", action="store_true", help="the best pipelines x stages x micro-batches for these machines")
+    add("--capacity", help="with --best: bytes of a machine for a worker's state (60GB)")
+    add(
+        "--fleet",
+        type=float,
+        metavar="PER_HOUR",
+        help="the cheapest machines of --prices for so many tokens",
+    )
+    add("--out", metavar="FILE", help="a page (.html) or picture (.svg, .png, .pdf): throughput, machines, losses")
+    return parser
+
+
+def policies_of(text: str) -> list[str]:
+    """The names of --policy."""
+    names = list(NAMES) if text == "all" else text.split(",")
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"--policy: {name!r} is not one of {', '.join(NAMES)}, or all")
+    return names
+
+
+def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
+    """From a profile, a preset, or durations; None: as many micro-batches as the profile's run has."""
+    for name in ("pipelines", "stages", "layers", "microbatch_size"):
+        if getattr(given, name) is not None and getattr(given, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if microbatches is not None and microbatches < 1:
+        raise ValueError("--microbatches must be at least 1")
+    state = size_of(given.state, "--state") if given.state else None
+    shape = {"pipelines": given.pipelines, "stages": given.stages, "microbatches": microbatches}
+    other = {"memory": parse_memory(given.memory), "optimizer": given.optimizer}
+    if given.profile:
+        return measured.job_of(given.profile, **shape, layers=given.layers, worker_bytes=state, **other)
+    missing = [f"--{name}" for name, value in shape.items() if value is None]
+    if missing:
+        raise ValueError(f"{missing[0]} is needed")
+    if given.model or given.gpu:
+        if not (given.model and given.gpu):
+            raise ValueError("--model and --gpu go together")
+        size = {"microbatch_size": given.microbatch_size, "utilization": given.utilization}
+        return job_on(given.model, given.gpu, **shape, **size, **other)
+    durations = parse_durations(given.durations) if given.durations else None
+    return Job.of(**shape, layers=given.layers or 96, durations=durations, worker_bytes=state or 16e9, **other)
+
+
+def availability_of(given: argparse.Namespace, workers: int) -> Availability:
+    """Of the trace, or drawn; as many machines as workers if not given."""
+    if (given.trace is None) == (given.mtbf is None):
+        raise ValueError("of which machines? either --trace FILE or --mtbf TIME is needed")
+    if given.machines is not None and given.machines < 1:
+        raise ValueError("--machines must be at least 1")
+    if given.trace:
+        return read(given.trace, seed=given.seed, machines=given.machines)
+    if given.days <= 0 or given.shape <= 0:
+        raise ValueError("--days and --shape must be above 0")
+    return draw(
+        machines=given.machines or workers, seconds=given.days * DAY, mtbf=parse_seconds(given.mtbf, "--mtbf"),
+        repair=parse_seconds(given.repair, "--repair"), seed=given.seed, shape=given.shape,
+        groups=[_group(text) for text in given.group],
+    )  # fmt: skip
+
+
+def _group(text: str) -> tuple[int, float]:
+    size, _, between = text.partition(":")
+    if not size.isdigit() or not int(size) or not between:
+        raise ValueError(f"--group: {text!r} is not of the form SIZE:MTBF, like 8:10d")
+    return int(size), parse_seconds(between, "--group SIZE:MTBF")
+
+
+def size_of(text: str, flag: str) -> float:
+    """Bytes; the ValueError begins with the flag."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
+
+
+def costs_of(given: argparse.Namespace) -> Costs:
+    """Measured recoveries and what is assumed."""
+    times: dict[str, Any] = {name: parse_seconds(getattr(given, name), f"--{name}") for name in TIMES}
+    costs = Costs(bandwidth=size_of(given.bandwidth, "--bandwidth"), **times)
+    return replace(costs, recovery=Recovery.load(given.recovery)) if given.recovery else costs

@@ -1,0 +1,71 @@
+"""What machines cost, and what that makes of tokens.
+
+kinds = read_prices("prices.csv")
+kinds[0].dollars_an_hour, kinds[0].mtbf, kinds[0].up(repair=1200)
+
+A CSV with a header; a row is a kind of machine:
+
+    kind,price,interruptions_per_hour[,speed][,limit]
+
+price in dollars for an hour that a machine is there; speed against the machine whose durations the job has (default 1);
+limit: most machines of the kind that can be had (default: any number).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from .availability import HOUR
+
+COLUMNS = ("kind", "price", "interruptions_per_hour", "speed", "limit")
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    dollars_an_hour: float
+    interruptions: float  # of one machine, an hour
+    speed: float = 1.0
+    limit: int | None = None
+
+    @property
+    def mtbf(self) -> float:
+        """Seconds; infinite for machines that are never taken away."""
+        return HOUR / self.interruptions if self.interruptions else math.inf
+
+    def up(self, repair: float) -> float:
+        """The share of the time that a machine is there, if it takes `repair` seconds to get another one."""
+        return 1 / (1 + self.interruptions * repair / HOUR)
+
+
+def read_prices(path: str | Path) -> list[Kind]:
+    """The kinds of a file; ValueError with one sentence if it is malformed, OSError if it cannot be read."""
+    with Path(path).open(newline="") as file:
+        rows = list(csv.DictReader(file, skipinitialspace=True))
+    try:
+        kinds = [_kind(row) for row in rows]
+        if not kinds or len({kind.name for kind in kinds}) < len(kinds):
+            raise ValueError("every kind has a row of its own")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"--prices {path}: a CSV with the columns kind, price, interruptions_per_hour and, if wanted, speed and "
+            f"limit is needed; {error}"
+        ) from None
+    return kinds
+
+
+def _kind(row: dict[str, str]) -> Kind:
+    if set(row) - set(COLUMNS):
+        raise ValueError(f"unknown column {sorted(map(str, set(row) - set(COLUMNS)))[0]!r}")
+    limit = (row.get("limit") or "").strip()
+    kind = Kind(
+        row["kind"].strip(), float(row["price"]), float(row["interruptions_per_hour"]),
+        float(row.get("speed") or 1), int(limit) if limit else None,
+    )  # fmt: skip
+    fine = kind.dollars_an_hour >= 0 and kind.interruptions >= 0 and kind.speed > 0 and (kind.limit or 0) >= 0
+    if not fine or not all(map(math.isfinite, (kind.dollars_an_hour, kind.interruptions, kind.speed))):
+        raise ValueError(f"{kind.name}: prices and interruptions are at least 0, a speed is above 0")
+    return kind

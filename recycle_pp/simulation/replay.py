@@ -1,0 +1,143 @@
+"""A real job of emulated workers on this machine, through an availability compressed into minutes.
+
+    replayed = replay(job, there, seconds=240, seed=1)
+    replayed.steps, replayed.there, replayed.run     # what it did, who really was there, its folder
+
+torchrun starts the trainer with `emulate=sleep`: real processes, messages and recoveries, only that ops sleep. Who is
+down is killed by `recycle_pp.chaos` and held back until its time comes; whom that takes, and when exactly, is read from
+what it prints, so that the same can be simulated.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from recycle_schedules import Worker
+
+from recycle_pp.telemetry.run_folder import RunFolder
+
+from .availability import Availability, Change
+from .job import Job
+
+WARM = 8
+"""Steps before the trace begins: the first ones measure the durations."""
+STARTED = 240.0
+"""Seconds within which they must be done."""
+STRUCK = re.compile(r"\s*[\d.]+ s\s+(kill|return)\s+worker (\d+\.\d+)")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    steps: float  # committed within the time of the trace
+    there: Availability  # who really was there; machine k is worker k // P, k % P
+    run: RunFolder
+
+
+def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Path) -> Replayed:
+    """What a job of D x P local workers does while the number of its workers follows `there`, in proportion.
+
+    Blocks for `seconds` and the start and end of the job. folder: where its run folder is made. ValueError if the
+    job's stages take different times, which cannot be emulated; RuntimeError with the job's last words if it ends."""
+    trace = folder / "trace.csv"
+    trace.write_text("second,workers\n" + "".join(f"{at},{n}\n" for at, n in _counts(job, there, seconds)))
+    run = RunFolder(folder / "run")
+    with _training(job, run, folder / "log"):
+        _until_step(run, WARM, folder / "log")
+        begun = time.time()
+        changes = _strike(run, trace, seed, job.stages, begun + seconds)
+        times = [line["time"] for line in run.lines(run.metrics)]
+    done = sum(begun < at <= begun + seconds for at in times)
+    real = Availability(job.workers, seconds, tuple(change for change in changes if change.at < seconds))
+    return Replayed(done, real, run)
+
+
+def _counts(job: Job, there: Availability, seconds: float) -> Iterator[tuple[float, int]]:
+    """The compressed trace of so many workers; it begins with all of them, as the job does."""
+    yield 0.0, job.workers
+    for begin, _, machines in there.counts():
+        yield max(0.2, begin * seconds / there.seconds), round(machines * job.workers / there.machines)
+    yield seconds, job.workers
+
+
+@contextmanager
+def _training(job: Job, run: RunFolder, log: Path) -> Iterator[None]:
+    times = job.problem.model.durations(job.layout)
+    alike = {kind: set(times[kind]) for kind in "FIW"}
+    if any(max(found) > min(found) * (1 + 1e-9) for found in alike.values()):
+        raise ValueError("--replay: the stages of an emulated job take equal times")
+    limit = job.problem.memory_limit
+    settings = [f"emulate.{kind}={min(found)}" for kind, found in alike.items()]
+    settings += [
+        "model=tiny", "emulate=sleep", "emulate.O=0", f"run.dir={run.path}", "run.steps=1000000",
+        "run.validate_every=0", "run.respawns=1000000", f"parallel.pipelines={job.pipelines}",
+        f"parallel.stages={job.stages}",
+        f"parallel.microbatches={job.problem.counts[0]}", f"model.layers={job.stages}",
+        f"optimizer.stagger={str(job.problem.optimizer == 'staggered').lower()}",
+        f"schedule.memory_extra={limit['extra'] if isinstance(limit, dict) else 'null'}",
+    ]  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={job.workers}", f"--master-port={port}",
+        "-m", "recycle_pp.train", *settings,
+    ]  # fmt: skip
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=out, stderr=out)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _until_step(run: RunFolder, step: int, log: Path) -> None:
+    deadline = time.monotonic() + STARTED
+    while not run.metrics.exists() or len(run.lines(run.metrics)) < step:
+        if time.monotonic() > deadline or (run.path.exists() and _ended(run)):
+            raise RuntimeError(f"the job did not start: {log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.1)
+
+
+def _ended(run: RunFolder) -> bool:
+    return run.events.exists() and any(e["event"] in ("stopped", "finished") for e in run.lines(run.events))
+
+
+def _strike(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:
+    """Kills and releases by the trace until that time; who was struck when, from the begin of the trace."""
+    command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(run.path), "--trace", str(trace)]
+    begun, changes = time.time(), list[Change]()
+    with subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE, text=True) as chaos:
+
+        def listen() -> None:
+            assert chaos.stdout is not None
+            for line in chaos.stdout:
+                if match := STRUCK.match(line):
+                    worker = Worker.parse(match[2])
+                    rank = worker.pipeline * stages + worker.stage
+                    changes.append(Change(time.time() - begun, rank, match[1] == "return"))
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        try:
+            while time.time() < until and not _ended(run):
+                time.sleep(0.2)
+        finally:
+            chaos.send_signal(signal.SIGINT)  # releases whom it holds back
+            chaos.wait(30)
+        listener.join(5)
+    return changes
