@@ -82,7 +82,7 @@ def _run(given: argparse.Namespace) -> int:
     compile_planner()
     found = [compare(job, there, costs, policies, seed=given.seed, plans=given.plans) for job in jobs]
     if given.json:
-        Path(given.json).write_text(json.dumps(report.as_json(found[0]), indent=1) + "\n")
+        Path(given.json).write_text(json.dumps(report.as_json(found[0], kinds), indent=1) + "\n")
     if given.out:
         (page if given.out.endswith(".html") else picture).save(found[0], given.out)
     _show(found)

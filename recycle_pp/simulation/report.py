@@ -48,8 +48,15 @@ def table(found: Sequence[Comparison]) -> Table:
     return out
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """`relative`: share of fault-free 1F1B; `shares`: of D x P workers' time, `work` and what the rest was lost to."""
+def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any]:
+    """`relative`: share of fault-free 1F1B; `shares`: of D x P workers' time, `work` and what the rest was lost to;
+    `dollars_per_million`: tokens (micro-batches, where the job has none), by kind of machine; None if none was done."""
+    prices = {kind.name: dollars(comparison, kind) for kind in kinds}
+
+    def million(name: str) -> dict[str, Any]:
+        of = {kind: price[name] if math.isfinite(price[name]) else None for kind, price in prices.items()}
+        return {"dollars_per_million": of} if kinds else {}
+
     rate = "tokens_per_hour" if comparison.job.tokens else "microbatches_per_hour"
     return {
         "policies": {
@@ -59,6 +66,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 rate: _rate(comparison, outcome),
                 "steps_redone": outcome.redone,
                 "shares": outcome.shares,
+                **million(name),
             }
             for name, outcome in comparison.outcomes.items()
         }

@@ -160,10 +160,17 @@ class Rerouted(Base):
 
 
 class Respawned(Rerouted):
-    """The same where only processes die: who comes back takes its own place. Machine k is rank k."""
+    """The same in a replay, where only processes die: who comes back takes its own place (machine k is rank k). Chaos
+    never strikes the last member of a stage; where it seems so, one that is on its way has arrived already."""
 
     def _place_of(self, machine: int, best: int) -> int:
         return machine if machine in self.free else best
+
+    def _died(self, stage: int) -> None:
+        early = [m for m in sorted(self.joining) if self.roles[self.ranks[m]].stage == stage]
+        if self.live[stage] == 1 and early:
+            self._joined(early[0], self.attempts[early[0]])
+        super()._died(stage)
 
 
 class Rebalanced(Rerouted):
