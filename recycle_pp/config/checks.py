@@ -38,6 +38,7 @@ _CHOICES = {
 _AT_LEAST = (
     {f"model.{key}": 1 for key in ("width", "heads", "kv_heads", "ffn", "sequence", "vocabulary")}
     | {f"parallel.{key}": 1 for key in ("pipelines", "stages", "microbatches", "microbatch_size")}
+    | {"parallel.optimizer_copies": 0}
     | {"schedule.memory_extra": 0, "schedule.profile_steps": 0}
     | {f"optimizer.{key}": 0 for key in ("min_lr", "warmup", "weight_decay")}
     | {
@@ -147,6 +148,7 @@ def _validate_values(settings: Settings) -> None:
             f"not {settings.control.suspicion}"
         )
     _validate_sums(settings)
+    _validate_sharded(settings)
     if not settings.run.dir:
         raise ValueError("run.dir must name a folder, not nothing")
     if settings.log.prometheus is not None and not 1 <= settings.log.prometheus <= 65535:
@@ -172,6 +174,19 @@ def _validate_sums(settings: Settings) -> None:
             f"numerics.sums=int32 sums at most {MOST_INT32_TERMS} micro-batches a step, so that the largest element of "
             f"a row keeps 16 bits; parallel.pipelines * parallel.microbatches is {terms}"
         )
+
+
+def _validate_sharded(settings: Settings) -> None:
+    """What does not go with state that no worker has whole."""
+    parallel = settings.parallel
+    if not parallel.copies:
+        return
+    if settings.optimizer.stagger:
+        raise ValueError("parallel.sharded does not go with optimizer.stagger: one of them must be false")
+    if settings.emulate.mode:
+        raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
+    if parallel.backend in ("gloo", "nccl"):
+        raise ValueError(f"parallel.sharded needs parallel.backend=tcp (or auto), not {parallel.backend}")
 
 
 def int32_bits(terms: int) -> int:

@@ -83,6 +83,13 @@ class Parallel:
     microbatches: int = 6  # M, per pipeline; a step always has D * M
     microbatch_size: int = 2  # samples in a micro-batch
     backend: str = "auto"  # auto | tcp | gloo | nccl
+    sharded: bool = False  # the optimizer's state is spread over a stage's workers, and not all on each of them
+    optimizer_copies: int = 2  # of sharded state: on how many workers each block lies; 0: on all, as without sharded
+
+    @property
+    def copies(self) -> int:
+        """On how many workers of a stage each block of the optimizer's state lies; 0: on all of them."""
+        return self.optimizer_copies if self.sharded else 0
 
 
 @dataclass
