@@ -1,0 +1,117 @@
+"""Which workers of a stage hold which block of its optimizer state: a table, block -> holders, the first one first.
+
+    table = placed(sizes, peers, copies=2, hosts={0: "a", 1: "b"})    # at the start
+    table = refilled(held, sizes, peers, copies=2)     # after deaths and returns; held: who lives and holds what
+    lost(held)                                         # blocks that nobody holds any more
+    missing(held, table, sizes)                        # copies to make: (block, from, to)
+
+A peer is named by its pipeline. The blocks are those of the stage's layout, sizes their elements; who lives has no
+influence on where they are cut. The first holder of a block reduces its gradient, gives it to the others, and sends the
+updated weights to all who do not hold it.
+
+At the start the peers form groups of `copies` that share all they hold, on different hosts where they can (copysets:
+Cidon et al., USENIX ATC 2013): two deaths at once lose a block only if they hit one group. Later what is missing goes
+to whoever holds least, and a peer that came back takes over from those who hold more than their share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
+
+Table = list[list[int]]
+Copy = tuple[int, int, int]  # block, from, to
+SLACK = 0.04  # of the mean load: what is not worth a move
+
+
+def placed(sizes: Sequence[int], peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> Table:
+    """The table of a stage that begins: neighbouring blocks lie together, every peer holds about as much.
+
+    Each peer is the first holder of one share of all elements; the next in its group hold copies of it.
+    """
+    holders = []
+    for group in groups(peers, copies, hosts):
+        holders += [[group[(k + j) % len(group)] for j in range(min(copies, len(group)))] for k in range(len(group))]
+    total, ends = max(1, sum(sizes)), list(accumulate(sizes))
+    middles = [end - size / 2 for end, size in zip(ends, sizes, strict=True)]
+    return [list(holders[min(int(middle * len(holders) / total), len(holders) - 1)]) for middle in middles]
+
+
+def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> list[list[int]]:
+    """Of `copies` peers each, on different hosts unless one host has more peers than there are groups; those that are
+    left over join one each."""
+    hosts, count = hosts or {}, max(1, len(peers) // max(1, copies))
+    of = {peer: hosts.get(peer, "") for peer in peers}
+    names = list(of.values())
+    dealt = sorted(peers, key=lambda peer: (-names.count(of[peer]), of[peer], peer))  # neighbours go to other groups
+    return [sorted(dealt[k::count]) for k in range(count)]
+
+
+def refilled(held: Sequence[Collection[int]], sizes: Sequence[int], peers: Collection[int], copies: int) -> Table:
+    """The table of a stage after deaths and returns; it moves little more than the least possible.
+
+    held: of each block, the peers that live and hold it, in any order, at least one. What is missing goes to whoever
+    holds least; then peers far below the mean take copies over from those above it; then first holders are balanced.
+    """
+    wanted = min(copies, len(peers))
+    table = [list(holders)[: max(wanted, 1)] for holders in held]
+    load = {peer: 0 for peer in peers}
+    for holders, size in zip(table, sizes, strict=True):
+        for peer in holders:
+            load[peer] += size
+    for holders, size in zip(table, sizes, strict=True):
+        while len(holders) < wanted:
+            peer = min((p for p in load if p not in holders), key=lambda p: (load[p], p))
+            holders.append(peer)
+            load[peer] += size
+    mean = sum(load.values()) / len(load)
+    slack = max(SLACK * mean, copies * max(sizes, default=0))
+    for peer in sorted(load, key=lambda p: (load[p], p)):
+        if load[peer] < mean - slack:
+            _take_share(peer, table, sizes, load, mean)
+    _balance_first(table, sizes, len(load), slack)
+    return table
+
+
+def lost(held: Sequence[Collection[int]]) -> list[int]:
+    """The blocks that nobody holds."""
+    return [block for block, holders in enumerate(held) if not holders]
+
+
+def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int]) -> list[Copy]:
+    """The copies to be made, in the order of the blocks; each from whoever of its holders has sent least by then."""
+    sent: dict[int, int] = {}
+    found = []
+    for block, holders in enumerate(table):
+        for to in holders:
+            if to not in held[block]:
+                source = min(held[block], key=lambda peer: (sent.get(peer, 0), peer))
+                sent[source] = sent.get(source, 0) + sizes[block]
+                found.append((block, source, to))
+    return found
+
+
+def _take_share(peer: int, table: Table, sizes: Sequence[int], load: dict[int, int], mean: float) -> None:
+    for holders, size in zip(table, sizes, strict=True):
+        if load[peer] >= mean:
+            return
+        most = max(holders, key=lambda p: (load[p], -p))
+        if peer not in holders and load[most] > mean and load[most] - load[peer] > size:
+            holders[holders.index(most)] = peer
+            load[most] -= size
+            load[peer] += size
+
+
+def _balance_first(table: Table, sizes: Sequence[int], peers: int, slack: float) -> None:
+    """In place: who reduces and sends more than others gives that to another holder of the block."""
+    load: dict[int, int] = {}
+    for holders, size in zip(table, sizes, strict=True):
+        load[holders[0]] = load.get(holders[0], 0) + size
+    mean = sum(sizes) / peers
+    for holders, size in zip(table, sizes, strict=True):
+        least = min(holders, key=lambda p: (load.get(p, 0), p))
+        if load[holders[0]] > mean + slack / 2 and load[holders[0]] - load.get(least, 0) > size:
+            load[holders[0]] -= size
+            load[least] = load.get(least, 0) + size
+            k = holders.index(least)
+            holders[0], holders[k] = holders[k], holders[0]

@@ -1,0 +1,121 @@
+"""Who holds which block: k living holders whenever k live, equal loads, little that moves, and nothing lost by k - 1
+deaths between two heals."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.protocol.holders import groups, lost, missing, placed, refilled
+
+SIZES = st.lists(st.integers(1, 1 << 14).map(lambda n: 128 * n), min_size=1, max_size=80)
+PEERS = st.sets(st.integers(0, 15), min_size=1, max_size=12)
+
+
+def load(table, sizes):
+    found = Counter()
+    for holders, size in zip(table, sizes, strict=True):
+        for peer in holders:
+            found[peer] += size
+    return found
+
+
+def living(table, live):
+    return [[peer for peer in holders if peer in live] for holders in table]
+
+
+def assert_held(table, sizes, live, copies):
+    assert len(table) == len(sizes)
+    for holders in table:
+        assert len(holders) == len(set(holders)) == min(copies, len(live))
+        assert set(holders) <= live
+
+
+@given(SIZES, PEERS, st.integers(1, 4))
+def test_at_the_start_every_block_has_k_holders_and_all_peers_the_same_load(sizes, peers, copies):
+    table = placed(sizes, peers, copies)
+    assert_held(table, sizes, peers, copies)
+    k = min(copies, len(peers))
+    share = k * sum(sizes) / len(peers)
+    assert all(abs(load(table, sizes)[peer] - share) <= k * max(sizes) for peer in peers)
+
+
+@given(PEERS, st.integers(1, 4))
+def test_groups_have_k_members_and_those_left_over_join_one_each(peers, copies):
+    found = groups(peers, copies)
+    assert sorted(peer for group in found for peer in group) == sorted(peers)
+    assert len(found) == max(1, len(peers) // copies)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 3))
+def test_a_group_lies_on_different_hosts_where_there_are_as_many_with_as_many_peers(copies, more, each):
+    count = copies * more
+    hosts = {peer: f"host-{peer // each}" for peer in range(count * each)}  # neighbours share one
+    for group in groups(list(hosts), copies, hosts):
+        assert len({hosts[peer] for peer in group}) == len(group)
+
+
+@given(st.data(), SIZES, PEERS, st.integers(1, 4))
+def test_k_living_holders_whenever_k_live_and_k_less_one_deaths_between_heals_lose_nothing(data, sizes, peers, copies):
+    live, table = set(peers), placed(sizes, peers, copies)
+    for _ in range(data.draw(st.integers(1, 6))):
+        deaths = data.draw(st.integers(0, min(copies, len(live)) - 1))
+        dead = set(data.draw(st.permutations(sorted(live)))[:deaths])
+        back = set(data.draw(st.sets(st.sampled_from(sorted(peers)))))
+        live = (live - dead) | back
+        held = living(table, live - (back & dead))  # who died and is back holds nothing
+        assert not lost(held)
+        table = refilled(held, sizes, live, copies)
+        assert_held(table, sizes, live, copies)
+        for block, source, to in missing(held, table, sizes):
+            assert source in held[block] and to not in held[block] and to in table[block]
+
+
+@given(SIZES, PEERS, st.integers(1, 4))
+def test_nothing_moves_where_nobody_died_or_came_back(sizes, peers, copies):
+    table = placed(sizes, peers, copies)
+    assert refilled(table, sizes, peers, copies) == table
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+def test_a_refill_moves_little_more_than_the_least_possible_and_keeps_loads_equal(copies):
+    """Eight peers, a block of a million elements each 4,096 times; two die, and come back."""
+    sizes, live = [1 << 20] * 4096, set(range(8))
+    table = placed(sizes, live, copies)
+    for event in (-3, -6, 3, 6):
+        live = live - {-event} if event < 0 else live | {event}
+        held = living(table, live)
+        new = refilled(held, sizes, live, copies)
+        moved = len(missing(held, new, sizes))
+        least = sum(-event in holders for holders in table) if event < 0 else copies * len(sizes) / len(live)
+        assert moved <= 1.15 * least, (event, moved / least)
+        loads = load(new, sizes)
+        assert max(loads.values()) <= 1.1 * sum(loads.values()) / len(live), (event, loads)
+        first = Counter({holders[0]: 0 for holders in new})
+        first.update(holders[0] for holders in new)
+        assert max(first.values()) <= 1.25 * len(sizes) / len(live), (event, first)
+        table = new
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000))
+def test_copies_are_sent_by_all_who_can(seed):
+    rng = random.Random(seed)
+    sizes, table = [1] * 300, placed([1] * 300, range(6), 3)
+    dead = rng.randrange(6)
+    live = set(range(6)) - {dead}
+    held = living(table, live)
+    sent = Counter(source for _, source, _ in missing(held, refilled(held, sizes, live, 3), sizes))
+    assert sent and max(sent.values()) <= 0.6 * sum(sent.values())
+
+
+def test_what_two_deaths_at_once_lose_is_named():
+    table = placed([1] * 8, range(4), 2)  # groups 0, 2 and 1, 3
+    first, second = groups(range(4), 2)[0]
+    assert lost(living(table, set(range(4)) - {first, second})) == [
+        block for block, holders in enumerate(table) if set(holders) == {first, second}
+    ]
+    assert not lost(living(table, set(range(4)) - {0, 1}))
