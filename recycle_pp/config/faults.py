@@ -22,6 +22,8 @@ MOMENTS = (
     "commit", "checkpoint", "validation",
     # as others die or return: the first time from that step on
     "regroup", "adopt", "donate", "join",
+    # of sharded optimizer state: as weights are sent after a commit, and as missing copies are made
+    "spread", "heal",
 )  # fmt: skip
 
 _KINDS = dict(zip(FAULTS, ("kill", "hang", "slow", "rejoin"), strict=True))

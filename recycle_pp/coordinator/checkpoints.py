@@ -64,11 +64,13 @@ class Saving:
     def __init__(self, folder: Path, newest: int = 0) -> None:
         self._folder, self._newest = folder, newest
         self._step = -1  # of the save that is under way
-        self._missing: dict[int, Worker] = {}  # stage -> who writes it
+        self._missing: dict[object, Worker] = {}  # stage, or worker where all of a stage save -> who writes it
+        self._savers: list[Worker] = []  # whose parts are there
+        self._whole: set[Worker] = set()  # who was asked for all that it holds, as another has died
         self._last: Worker | None = None  # who wrote its part last: it assembles, once the replicas are compared
         self.replicas = Replicas()
         self._assembler: Worker | None = None
-        self._final = False
+        self._final = self._sharded = False
         self._restored = -1  # steps done of the checkpoint that was restored last
         self.failed = False  # the last checkpoint of the run could not be written
 
@@ -112,7 +114,9 @@ class Saving:
         """`step`: steps done. A save that is still under way is given up: the newer one is worth more. live: who says
         what it holds."""
         self._step, self._final, self._assembler, self._last = step, final, None, None
-        self._missing, self.replicas = {w.stage: w for w in savers}, Replicas(step, live)
+        self._sharded = len({w.stage for w in savers}) < len(savers)
+        self._missing, self.replicas = {self._key(w): w for w in savers}, Replicas(step, live)
+        self._savers, self._whole = [], set()
 
     def save_failed(self, message: SaveFailed) -> bool:
         """The checkpoint before stays the newest. False if this one is given up already."""
@@ -127,9 +131,11 @@ class Saving:
 
     def saved(self, worker: Worker, message: Saved) -> list[Send]:
         """Whoever of the stage has written it: all hold the same."""
-        if message.step != self._step or worker.stage not in self._missing:
+        key = self._key(worker)
+        if message.step != self._step or key not in self._missing or message.whole < (worker in self._whole):
             return []
-        del self._missing[worker.stage]
+        del self._missing[key]
+        self._savers = [w for w in self._savers if w != worker] + [worker]
         self._last = worker
         return self._assemble_if_complete()
 
@@ -159,8 +165,14 @@ class Saving:
             return []
         if self._assembler == worker:
             return self._assemble(min(live))
-        self._missing[worker.stage] = peers[0]
-        return [Send(peers[0], Save(self._step))]
+        if not self._sharded:
+            self._missing[worker.stage] = peers[0]
+            return [Send(peers[0], Save(self._step))]
+        del self._missing[worker]
+        asked = [peer for peer in peers if peer not in self._whole]
+        self._missing |= {peer: peer for peer in asked}
+        self._whole |= set(asked)
+        return [Send(peer, Save(self._step)) for peer in asked] or self._assemble_if_complete()
 
     def only(self, live: Collection[Worker]) -> list[Send]:
         awaited = {w for w in (*self._missing.values(), *self.replicas.silent, self._assembler) if w is not None}
@@ -173,4 +185,7 @@ class Saving:
 
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler, self._last = worker, None
-        return [Send(worker, Assemble(self._step))]
+        return [Send(worker, Assemble(self._step, self._savers))]
+
+    def _key(self, worker: Worker) -> object:
+        return worker if self._sharded else worker.stage

@@ -8,7 +8,8 @@ deaths.end(rank, cause, detail)               # it is not dead, and has to be: n
 deaths.end_stuck(rank, stuck)                 # likewise: it does not get on
 
 1. `_dead`: the first sight counts. The others go on without it (`Job.died`: the next generation), in the same moment.
-2. `_stage_lost`, where no peer of its stage is left: everybody begins anew at the newest checkpoint, in other roles.
+2. `stage_lost`, where no peer of its stage, or no copy of a part of its state, is left: everybody begins anew at the
+   newest checkpoint, in other roles.
 3. `_explain`: when the cause is known, or is not awaited any longer, the death gets its event, and `restart_policy.py`
    says whether the worker is started again. One that `+rejoin_at` brings back is started by the next commit.
 """
@@ -118,33 +119,33 @@ class Deaths:
         try:
             self._driver.drive(self._driver.job.died, rank.role)
         except StageLost as lost:
-            self._stage_lost(lost.stage)
+            self.stage_lost(lost)
 
     def take_over(self, found: Found) -> None:
         """A successor begins with these members; where a stage has none left, all begin at the newest checkpoint."""
         try:
             self._driver.drive(self._driver.job.take_over, found)
         except StageLost as lost:
-            self._stage_lost(lost.stage)
+            self.stage_lost(lost)
 
     # -- a stage is lost ---------------------------------------------------------------------------------------
 
-    def _stage_lost(self, stage: int) -> None:
-        self._recorder.event("stage_lost", None, stage=stage)
-        self._timers.after(CAUSE_SECONDS, self._begin_anew, stage)  # who has died by itself can be started again
+    def stage_lost(self, lost: StageLost) -> None:
+        self._recorder.event("stage_lost", None, stage=lost.stage, detail=lost.what)
+        self._timers.after(CAUSE_SECONDS, self._begin_anew, lost)  # who has died by itself can be started again
 
-    def _begin_anew(self, stage: int) -> None:
-        self._restoring = asyncio.create_task(self._read_checkpoints(stage))
+    def _begin_anew(self, lost: StageLost) -> None:
+        self._restoring = asyncio.create_task(self._read_checkpoints(lost))
 
-    async def _read_checkpoints(self, stage: int) -> None:
+    async def _read_checkpoints(self, lost: StageLost) -> None:
         try:
             whole = await apart(newest_whole, self._run.checkpoints)
             if not self._lifecycle.over:
-                self._restore(stage, whole)
+                self._restore(lost, whole)
         except Exception:
             self._lifecycle.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 
-    def _restore(self, stage: int, whole: Whole) -> None:
+    def _restore(self, lost: StageLost, whole: Whole) -> None:
         """Fills the stage with other workers, and lets everybody begin at the newest checkpoint that is whole."""
         present = [rank for rank in self._roster if rank.alive]
         driver, stages = self._driver, self._settings.parallel.stages
@@ -155,8 +156,8 @@ class Deaths:
             step = driver.saving.restore_point(whole.step, driver.job.started, len(present), stages)
         except CannotRestore as cannot:
             self._lifecycle.stop(
-                f"stage {stage} has no live worker left, {cannot}. Start the run again with enough workers and "
-                f"run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}{self._why(stage)}"
+                f"{lost}, {cannot}. Start the run again with enough workers and "
+                f"run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}{self._why(lost.stage)}"
             )
             return
         finally:

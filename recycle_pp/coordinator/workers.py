@@ -13,6 +13,7 @@ from typing import Any
 
 from recycle_schedules import Worker
 
+from recycle_pp.protocol.job import StageLost
 from recycle_pp.protocol.partition_resolution import give_up
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.handshake import WorkerHello
@@ -110,7 +111,10 @@ class Workers:
             self._deaths.disconnected(rank, incarnation)
 
     def _receive(self, rank: Rank, message: Message) -> None:
-        self._driver.drive(self._driver.job.receive, rank.role, message)
+        try:
+            self._driver.drive(self._driver.job.receive, rank.role, message)
+        except StageLost as lost:
+            self._deaths.stage_lost(lost)
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
         self._recorder.heartbeat(rank.role, message)
@@ -120,6 +124,7 @@ class Workers:
         self._recorder.ready(rank.role, message)
         self._driver.planning.introduced(rank.role, message)
         job = self._driver.job
+        job.shards.hosts[rank.role] = message.machine
         if self._fits(rank, message.platform) and rank.role not in job.live:
             earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)
             self._driver.drive(job.ready, rank.role, earliest)

@@ -1,10 +1,12 @@
 """The end of a step on one worker: reduce the stage's gradients, vote, apply what the job agrees on.
 
+commits.begin(orders)                 # a generation: whatever this worker lacks (see `sharded_commits`)
 commits.reduce(orders, step)          # all-reduce over the stage's live workers
 commits.unite(orders, step, tag)      # what other stages hold of the same parameters, if they do
 commits.vote(orders, step, bytes)     # what this worker has to say on the step
 commits.speculate(step)               # staggered: step the optimizer before the job has agreed
 commit = commits.settle()             # apply (confirm, undo) what has been agreed since
+commits.spread(orders)                # after a commit, before anything uses the weights
 """
 
 from __future__ import annotations
@@ -47,6 +49,16 @@ class Commits:
         self.reduced: dict[int, Reduced] = {}
         self._session, self._stage, self._optimizer = session, stage, optimizer
         self._faults, self._spans, self._batches = faults, spans, batches
+
+    def begin(self, orders: Orders) -> None:
+        """Nothing: this worker has all that it needs."""
+
+    def spread(self, orders: Orders) -> None:
+        """Nothing: every worker has updated all of its weights itself."""
+
+    def digests(self, orders: Orders) -> dict[str, str]:
+        """Of every parameter of the stage, by name."""
+        return self._stage.digests()
 
     def reduce(self, orders: Orders, step: int) -> None:
         """Out of place: an aborted all-reduce leaves its buffers partly summed; the accumulators must survive it."""

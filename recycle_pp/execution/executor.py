@@ -53,7 +53,7 @@ class Executor:
     spans: Spans
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
-    on_finish: Callable[[], None] = lambda: None
+    on_finish: Callable[[Orders], None] = lambda orders: None
     _counted: tuple[int, float] = (-1, 0.0)  # a step, and its items
     _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host: see LinksMeasured
 
@@ -82,6 +82,7 @@ class Executor:
         step = self.session.participant.committed + 1
         if orders.probes:
             self._measure_links(orders, step)
+        self.commits.begin(orders)
         if orders.evaluate is not None:
             validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, orders.evaluate)
         if orders.copy is not None:
@@ -90,7 +91,7 @@ class Executor:
             self._run_step(orders, step, self.session.actions(orders, step))
             step += 1
         self.session.resumed(orders)
-        self.on_finish()
+        self.on_finish(orders)
         while True:  # nothing is left but what the coordinator may ask for
             self.session.wait_commit(orders)
 
@@ -203,15 +204,18 @@ class Executor:
 
     def _settle(self, orders: Orders | None = None) -> None:
         """Applies what has been agreed; then the orders in hand must still stand."""
-        validations = self._apply_commits() if self.session.pending() else []
+        applied, validations = self._apply_commits() if self.session.pending() else (False, [])
         if orders is not None:
             self.session.check(orders)
+            if applied:
+                self.commits.spread(orders)
             for step in validations:
                 validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, step)
 
-    def _apply_commits(self) -> list[int]:
-        """The steps after which the job validates."""
+    def _apply_commits(self) -> tuple[bool, list[int]]:
+        """(whether there was one, the steps after which the job validates)."""
         validations: list[int] = []
+        committed: list[int] = []
 
         def undone(step: int) -> None:
             self.stage.drop_flights()
@@ -228,11 +232,12 @@ class Executor:
             for hook in self.on_commit:
                 hook(commit, reduced)
             self.faults.strike("commit", commit.step)
+            committed.append(commit.step)
             if commit.evaluate:
                 validations.append(commit.step)
 
         self.commits.settle(undone, forgotten, applied)
-        return validations
+        return bool(committed), validations
 
     def _is_barrier(self, step: int) -> bool:
         """After these steps the job validates, saves or ends: what comes next needs the commit."""

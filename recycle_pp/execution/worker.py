@@ -36,7 +36,9 @@ from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.protocol.participant import Participant
+from recycle_pp.protocol.shards import Holdings
 from recycle_pp.state import checkpoint
 from recycle_pp.state.rejoin import Donations, Joining
 from recycle_pp.state.saving import StageSaving
@@ -66,6 +68,7 @@ from .executor import Executor
 from .injection import Injector
 from .mailbox import Mailbox
 from .session import Session
+from .sharded_commits import ShardedCommits
 from .spans import Spans
 from .transports import transport_for
 
@@ -127,7 +130,7 @@ class Process:
         store = ControlStore(self._publish)
         try:
             device = choose(settings.run.device, self._spec.rank)
-            backend = backend_for(settings.parallel.backend, device)
+            backend = "tcp" if settings.parallel.copies else backend_for(settings.parallel.backend, device)
         except ValueError as error:
             return self._refuse(error)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
@@ -147,7 +150,12 @@ class Process:
             if welcome.resume:
                 path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
-                optimizer.load(checkpoint.load(path, list(optimizer.state())))
+                if isinstance(optimizer, ShardedOptimizer):
+                    optimizer.resume(lambda names: checkpoint.load(path, names))
+                else:
+                    optimizer.load(checkpoint.load(path, list(optimizer.state())))
+            if isinstance(optimizer, ShardedOptimizer):
+                participant.holdings = Holdings(worker.pipeline, stage.layout.block_sizes, welcome.resume - 1)
         except ValueError as error:
             return self._refuse(error, session)
         except Exception as error:
@@ -164,20 +172,24 @@ class Process:
         shape = (pipelines, stages, settings.parallel.microbatches)
         comes = {"F": stage.module.takes, "B": [tensor for tensor in stage.module.gives if tensor.differentiable]}
         mailbox = Mailbox(links, comes, device, shape)
-        commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
+        commits = _commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
-        donations = Donations(optimizer, stage.gradients, self._spec.token, faults.strike)
         saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, worker, session.send, faults.strike)
-        joining = Joining(optimizer, stage.gradients, participant, self._spec.token, self._interface, faults.strike)
-        executor.on_commit += [donations.committed, saving.committed]
-        executor.on_finish = lambda: self._finished(session, stage)
-        session.donate, session.save, session.assemble = donations.asked, saving.asked, saving.assemble
+        executor.on_commit.append(saving.committed)
+        executor.on_finish = lambda orders: session.send(Finished(commits.digests(orders)))  # the parameters are final
+        session.save, session.assemble = saving.asked, saving.assemble
+        joining: Joining | None = None
+        if isinstance(optimizer, StageOptimizer):  # else who comes back gets its state from all others
+            donations = Donations(optimizer, stage.gradients, self._spec.token, faults.strike)
+            executor.on_commit.insert(0, donations.committed)
+            session.donate = donations.asked
+            joining = Joining(optimizer, stage.gradients, participant, self._spec.token, self._interface, faults.strike)
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
         session.diary.note(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
         session.send(
             Ready(
-                joining.address,
+                joining.address if joining is not None else ("", 0),
                 platform(device, backend, settings.numerics.precision),
                 *_described(stage),
                 socket.gethostname(),
@@ -185,7 +197,8 @@ class Process:
             )
         )
         # Also where this is no joiner yet: it becomes one if the others begin without it.
-        joining.start(lambda step, of: session.send(Synced(step, of)))
+        if joining is not None:
+            joining.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)
         try:
             reason = executor.run()
@@ -193,7 +206,8 @@ class Process:
             return self._refuse(error, session)
         finally:
             links.close()
-            joining.close()
+            if joining is not None:
+                joining.close()
         if reason == "left":
             last_words(self._spec, cause="eviction", detail="SIGTERM")
         return 0 if reason in ("done", "left") else 1
@@ -216,10 +230,6 @@ class Process:
             session.send(Leaving())
 
         threading.Thread(target=watch, name="eviction", daemon=True).start()
-
-    def _finished(self, session: Session, stage: Stage) -> None:
-        """The parameters are final."""
-        session.send(Finished(stage.digests()))
 
     def _finisher(self, device: torch.device) -> Callable[[], None]:
         finish = finisher(device)
@@ -248,13 +258,32 @@ def _described(stage: Stage) -> tuple[int, float]:
     return sum(tensor.nbytes for tensor in stage.module.gives), round(deferred / sum(sizes.values()), 4)
 
 
-def _stage(settings: Settings, stage: int, device: torch.device, run_dir: str) -> tuple[Stage, StageOptimizer]:
+def _commits(
+    session: Session,
+    stage: Stage,
+    optimizer: StageOptimizer | ShardedOptimizer,
+    faults: Injector,
+    spans: Spans,
+    batches: Batches | None,
+) -> Commits:
+    if isinstance(optimizer, ShardedOptimizer):
+        return ShardedCommits(session, stage, optimizer, faults, spans, batches)
+    return Commits(session, stage, optimizer, faults, spans, batches)
+
+
+def _stage(
+    settings: Settings, stage: int, device: torch.device, run_dir: str
+) -> tuple[Stage, StageOptimizer | ShardedOptimizer]:
     """On a GPU everything is compiled with it: that is long, and nobody waits yet but the lease of the start."""
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device, run_dir)
         return emulated, EmulatedOptimizer(settings, emulated)
     real = Stage(settings, stage, device, run_dir)
-    optimizer = StageOptimizer(settings, real)
+    if settings.parallel.copies and real.ties is not None:
+        raise ValueError(
+            f"parallel.sharded needs a model without parameters that several stages hold, as {min(real.module.shared)}"
+        )
+    optimizer = ShardedOptimizer(settings, real) if settings.parallel.copies else StageOptimizer(settings, real)
     if device.type == "cuda":
         real.warm()
         optimizer.warm()

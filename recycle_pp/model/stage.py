@@ -51,7 +51,7 @@ class Stage:
 
     Attributes:
         parameters: full-model name -> parameter, in canonical order; views of the one vector `working`.
-        flat: the masters, float32, what the optimizer steps.
+        flat: the masters, float32, what the optimizer steps; `working` where masters are sharded (`numerics.shards`).
         working: `flat` itself; in bf16 its rounding, by `publish`.
         names: the keys of `parameters`.
         module: what it computes; `module.takes` and `module.gives` are the tensors between stages.
@@ -177,7 +177,11 @@ class Stage:
         """The masters have changed: what is computed with from now on is what they are."""
         if self.working is not self.flat:
             self.working.copy_(self.flat)
-        torch.autograd.graph.increment_version(list(self.parameters.values()))  # autocast's bf16 copies look at it
+        self.changed()
+
+    def changed(self) -> None:
+        """The weights have changed where they are: autocast's bf16 copies of them are out of date."""
+        torch.autograd.graph.increment_version(list(self.parameters.values()))
 
     def _bind(self) -> dict[str, nn.Parameter]:
         masters, views = (

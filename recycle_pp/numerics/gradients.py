@@ -35,7 +35,8 @@ class Reduced:
     canonical order; counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,)
     float64, zeros but at the last stage; finite: False if a NaN or an infinity went in; fits: False if what is here is
     void, though finite, and the step must begin again; shared: this stage's own sums of the parameters that other
-    stages hold too, in one vector (see `ties`), or None.
+    stages hold too, in one vector (see `ties`), or None; largest: what `follow` asks of the gradient, where `flat` is
+    empty because nobody has all of it (`numerics.shards`), or None.
     """
 
     flat: Tensor
@@ -45,6 +46,7 @@ class Reduced:
     finite: bool
     fits: bool = True
     shared: Tensor | None = None
+    largest: Tensor | None = None
 
     def to_tensors(self) -> list[Tensor]:
         """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (2 + blocks,), and `shared`
@@ -173,14 +175,22 @@ class Gradients:
 
         Copies, because an aborted all-reduce leaves its buffers partly summed.
         """
+        return [self.sums().clone(), self.book()]
+
+    def sums(self) -> Tensor:
+        """The accumulators themselves, flat, to be read."""
         for index, total in enumerate(self._sums):
             if self._fresh(index):
                 total.zero_()
-        return [self._flat.clone(), self._book.clone()]
+        return self._flat
+
+    def book(self) -> Tensor:
+        """A copy of the book (4, G) float64."""
+        return self._book.clone()
 
     def reduced(self, payload: Sequence[Tensor]) -> Reduced:
         """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
-        flat, (counts, losses, misfits, broken) = payload[0], payload[1].cpu()
+        flat = payload[0]
         totals = self._layout.views(flat)
         shared = torch.cat([totals[index].flatten() for index in self._shared]) if self._shared else None
         if self.reproducible:
@@ -188,9 +198,21 @@ class Gradients:
             for index, (total, out) in enumerate(zip(totals, self._layout.views(flat), strict=True)):
                 self.restore(index, total, out)
         squares = self._ops.squared_norms(flat, self.places).tolist()
+        return self.concluded(flat, payload[1], squares, shared)
+
+    def concluded(
+        self,
+        flat: Tensor,
+        book: Tensor,
+        squares: list[float],
+        shared: Tensor | None = None,
+        largest: Tensor | None = None,
+    ) -> Reduced:
+        """What the summed book, and the squared norms of the summed gradient's blocks, say of it."""
+        counts, losses, misfits, broken = book.cpu()
         fits = not self.reproducible or (self.known and not misfits.any())
         finite = math.isfinite(losses.sum().item()) and not broken.any() and (not fits or math.isfinite(sum(squares)))
-        return Reduced(flat, counts.long(), losses, squares, finite, fits, shared)
+        return Reduced(flat, counts.long(), losses, squares, bool(finite), bool(fits), shared, largest)
 
     def restore(self, index: int, total: Tensor, out: Tensor) -> None:
         """out (float32) = what `total`, a sum as they are kept here, of tensor `index` says."""
@@ -202,7 +224,7 @@ class Gradients:
     def follow(self, reduced: Reduced) -> None:
         """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""
         if self.reproducible and reduced.finite:
-            largest = self._largest(reduced.flat)
+            largest = self._expected(reduced)
             e = fixed.exponents(largest, self.microbatches, self._form)
             self.exponents = torch.where(largest > 0, e, self.exponents)
 
@@ -213,7 +235,7 @@ class Gradients:
         """
         learnt = self._learnt
         if not self.known and reduced is not None:
-            largest = self._largest(reduced.flat)
+            largest = self._expected(reduced)
             least = fixed.powers(-self.exponents)  # what has vanished is smaller
             self.exponents = fixed.exponents(largest.maximum(least), self.microbatches, self._form)
             learnt = attempt
@@ -235,15 +257,38 @@ class Gradients:
         """(rows of the tensor,)."""
         return self.exponents.split(self._layout.rows)[index]
 
-    def _largest(self, flat: Tensor) -> Tensor:
-        """What to expect of each row, (rows,) float32: of int64 sums, the largest magnitude in its block."""
+    # --- one block after the other, where nobody has the whole gradient (`numerics.shards`)
+
+    def restore_block(self, block: int, total: Tensor, out: Tensor) -> None:
+        """out (rows, columns) float32 = what `total`, a sum of that block, of equal shape, says."""
+        if self.reproducible:
+            about = self._layout.blocks[block]
+            self._ops.restore(total, self._exponents_now(about.tensor)[about.rows], out)
+        else:
+            out.copy_(total)
+
+    def largest_of(self, grad: Tensor) -> Tensor:
+        """Of a block's gradient, (rows, columns): its largest magnitude, (1,); of int32 sums that of each row."""
         if self._form.by_row:
-            matrices = [v.view(rows, -1) for v, rows in zip(self._layout.views(flat), self._layout.rows, strict=True)]
-            largest = [torch.linalg.vector_norm(matrix, math.inf, dim=1) for matrix in matrices]
-            return torch.cat([rows.maximum(rows.max() * fixed.FLOOR) for rows in largest])
-        blocks = torch.stack([block.abs().max() for block in self._layout.blocks_of(flat)])
+            return torch.linalg.vector_norm(grad, math.inf, dim=1)
+        return grad.abs().max().view(1)
+
+    @property
+    def largest_counts(self) -> list[int]:
+        """How many elements `largest_of` gives for each block; none where exponents do not matter."""
+        if not self.reproducible:
+            return [0] * len(self._layout.blocks)
+        return self._layout.rows_of_blocks if self._form.by_row else [1] * len(self._layout.blocks)
+
+    def _expected(self, reduced: Reduced) -> Tensor:
+        """What to expect of each row, (rows,) float32: of int64 sums, the largest magnitude in its block."""
+        largest = reduced.largest
+        if largest is None:
+            largest = torch.cat([self.largest_of(block) for block in self._layout.blocks_of(reduced.flat)])
+        if self._form.by_row:
+            return torch.cat([rows.maximum(rows.max() * fixed.FLOOR) for rows in largest.split(self._layout.rows)])
         count = torch.tensor(self._layout.rows_of_blocks, device=self.device)
-        return blocks.repeat_interleave(count, output_size=len(self.exponents))
+        return largest.repeat_interleave(count, output_size=len(self.exponents))
 
     def _exponents_now(self, index: int) -> Tensor:
         e = self.exponents_of(index)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import gcd, prod
 
 import torch
@@ -89,6 +90,21 @@ class Layout:
         return [block.rows.stop - block.rows.start for block in self.blocks]
 
     @property
+    def spans(self) -> list[slice]:
+        """The elements of the vector that each block takes, the gap behind a tensor's last one included. They have no
+        gap between them, and begin and end at multiples of `ALIGNMENT`."""
+        ends = list(accumulate(self.block_sizes))
+        return [slice(end - size, end) for end, size in zip(ends, self.block_sizes, strict=True)]
+
+    def shape_of_block(self, index: int) -> tuple[int, ...]:
+        """Of a matrix's block (rows, columns), of a vector (its one block) its own."""
+        block = self.blocks[index]
+        shape = self.shapes[block.tensor]
+        if len(shape) < 2:
+            return shape
+        return (block.rows.stop - block.rows.start, prod(shape) // self.rows[block.tensor])
+
+    @property
     def block_sizes(self) -> list[int]:
         """Elements of each block; the last one of a tensor has the gap behind it."""
         sizes = [
@@ -103,10 +119,16 @@ class Layout:
 
 def rows_of(shape: Sequence[int]) -> int:
     """How many rows a tensor of that shape has."""
-    columns, rest = 1, list(shape)
-    while rest and columns < ROW:
-        columns *= rest.pop()
-    return prod(rest)
+    return prod(shape[: depth_of(shape)])
+
+
+def depth_of(shape: Sequence[int]) -> int:
+    """How many of its first dimensions number the rows."""
+    columns, depth = 1, len(shape)
+    while depth and columns < ROW:
+        depth -= 1
+        columns *= shape[depth]
+    return depth
 
 
 def _rows_of_a_block(columns: int, block: int) -> int:

@@ -41,6 +41,7 @@ from recycle_pp.wire.messages.workers import (
     Finished,
     Leave,
     Report,
+    Shares,
     Synced,
     Vote,
 )
@@ -48,6 +49,7 @@ from recycle_pp.wire.messages.workers import (
 from .commit import Ballot
 from .joining import Joiners
 from .ledger import Record, Remainder, remainder
+from .shards import BlocksLost, Shards
 from .steady_state_plan import Planner, Steady, Steps
 from .takeover import Found
 
@@ -61,11 +63,11 @@ class Send(NamedTuple):
 
 
 class StageLost(RuntimeError):
-    """A stage has no live worker, and there is nothing to restore it from."""
+    """A stage has no live worker, or no copy of a part of its state, and there is nothing to restore it from."""
 
-    def __init__(self, stage: int) -> None:
-        super().__init__(f"stage {stage} has no live worker left")
-        self.stage = stage
+    def __init__(self, stage: int, what: str = "no live worker left") -> None:
+        super().__init__(f"stage {stage} has {what}")
+        self.stage, self.what = stage, what
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Job:
     derive: Callable[[Plan], Actions]
     clip: float | None = None
     stagger: bool = False
+    copies: int = 0  # of each block of the optimizer's state (parallel.copies); 0: everybody has all of it
     first_step: int = 0
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # per pipeline
@@ -106,6 +109,7 @@ class Job:
         self._present: tuple[Problem, frozenset[Worker], Problem] | None = (
             None  # what `problem_now` was made of, and it
         )
+        self.shards = Shards(self.copies)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
         self._stagger_pause = 0  # steps to go without speculation after one was taken back
@@ -158,6 +162,7 @@ class Job:
         self.finished.discard(worker)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._evaluation is None
+        idle = idle and (not self.copies or self.live <= self.finished)  # else weights may have to be sent by another
         out: list[Send] = []
         if idle:
             self._finish_if_complete()
@@ -166,7 +171,8 @@ class Job:
         return out + self._find_donors()
 
     def receive(self, worker: Worker, message: Message) -> list[Send]:
-        """A message from a worker. What belongs to an old generation, or comes from the dead, is ignored."""
+        """A message from a worker. What belongs to an old generation, or comes from the dead, is ignored. Raises
+        StageLost, once, if all copies of sharded state are gone: the last report of a generation shows it."""
         if self.phase == "lost" or is_void(message, self.generation):
             return []
         return self._handlers[type(message)](worker, message)
@@ -245,7 +251,7 @@ class Job:
         if self.phase != "holding":
             return []
         self.joiners.drop_late(self.committed)
-        return self._admit() + self._find_donors()
+        return self._admit(self.joiners.take_ready(self.committed)) + self._find_donors()
 
     # -- generations -------------------------------------------------------------------------------------------
 
@@ -272,6 +278,7 @@ class Job:
         step, problem = self.committed + 1, self.problem_now()
         busy = {w: report.busy for w, report in self._reports.items()}
         records, ahead = self._records(step), self._records(step + 1)
+        void, shares = self._share_out(records) if self.copies else (set(), {})
         left = remainder(problem, records, busy)
         self.remainder_plans = {}
         per_step: list[tuple[int, Actions | None]] = []
@@ -291,9 +298,10 @@ class Job:
                 generation=self.generation,
                 steps={k: acts.packed(worker) if acts else b"" for k, acts in per_step},
                 copy=copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
-                revoked=sorted(left.revoked),
+                revoked=sorted(left.revoked | void),
                 evaluate=self._evaluation,
                 stagger=self._staggers(),
+                shares=shares.get(worker.stage),
             ))
             for worker in sorted(self.live)
         ]  # fmt: skip
@@ -306,6 +314,27 @@ class Job:
                 if reported.step == step:
                     found[worker] = Record.of(reported)
         return found
+
+    def _share_out(self, records: dict[Worker, Record]) -> tuple[set[int], dict[int, Shares]]:
+        """(stages whose reduced gradients are void, who holds what of each stage).
+
+        Reduced gradients of a step that is not agreed lie with the holders of their blocks: where one of the stage has
+        died, or lacks its own, all of it is summed again, from accumulators that everybody keeps until the commit.
+        """
+        void, shares = set(), {}
+        for stage in range(self.problem.stages):
+            peers = [w for w in sorted(self.live) if w.stage == stage]
+            if not self.shards.stands(stage, [w.pipeline for w in peers]) or not all(records[w].reduced for w in peers):
+                void |= {stage for w in peers if records[w].reduced}
+                for worker in peers:
+                    records[worker].reduced = False
+            holds = {w.pipeline: of for w in peers if (of := self._reports[w].holds) is not None}
+            try:
+                shares[stage] = self.shards.share(stage, holds, self.committed)
+            except BlocksLost as lost:
+                self.phase = "lost"
+                raise StageLost(stage, f"no copy left of {lost.blocks} of its {lost.of} blocks") from lost
+        return void, shares
 
     def _plan_left(self, step: int, left: Remainder) -> Actions | None:
         if len(left.sources) == self.problem.stages:
@@ -338,18 +367,21 @@ class Job:
         self._new_ballot()
         voters, last = sorted(self.live), decision.step == self.steps - 1
         early = self.ending and not last
-        leavers = set() if last or early else self._leave_now()
-        fresh = self.steady.fresh  # whoever is a step ahead has begun it by the old plan
-        took_back = self._staggers() and decision.scale != 1.0
-        self._stagger_pause = STAGGER_PAUSE if took_back else max(0, self._stagger_pause - 1)
-        joining = self.joiners.about_to_join(self.committed)
-        hold = not last and (early or took_back or bool(leavers) or joining or (fresh and self._staggers()))
-        evaluate = self._due(self.evaluate_every, decision.step) and not early
-        self.steady.due = self.steady.due or fresh
         self.skipped = self.skipped + 1 if decision.scale is None else 0
         due = self.save_now or self._due(self.save_every, decision.step)
         save = last or early or (due and not self.skipped)  # what made a gradient infinite may be in the weights
         skipped = save and self.saving and not (last or early)
+        saves = save and not skipped
+        # Of sharded state everybody has a part to save: who leaves waits for the next commit.
+        leavers = set() if last or early or (saves and self.copies) else self._leave_now()
+        fresh = self.steady.fresh  # whoever is a step ahead has begun it by the old plan
+        took_back = self._staggers() and decision.scale != 1.0
+        self._stagger_pause = STAGGER_PAUSE if took_back else max(0, self._stagger_pause - 1)
+        back = self.joiners.take_due(self.committed) if self.copies and not (last or early) else []
+        joining = bool(back) or self.joiners.about_to_join(self.committed)
+        hold = not last and (early or took_back or bool(leavers) or joining or (fresh and self._staggers()))
+        evaluate = self._due(self.evaluate_every, decision.step) and not early
+        self.steady.due = self.steady.due or fresh
         message = Commit(
             generation=self.generation,
             step=decision.step,
@@ -360,7 +392,7 @@ class Job:
             replan=self.steady.due,
             void=took_back,
             evaluate=evaluate,
-            savers=self._savers() if save and not skipped else [],
+            savers=self._savers() if saves else [],
             last=last or early,
             skipped=self.skipped,
             stagger=self._staggers(),
@@ -372,16 +404,21 @@ class Job:
             self.phase = "ended"
             return out
         out += [Send(w, Leave()) for w in sorted(leavers)]
-        if hold and joining:
+        if back:
+            out += self._admit(back)
+        elif hold and joining:
             self.phase = "holding"
         elif hold:
             out += self._regroup()
         return out + self._find_donors()
 
     def _leave_now(self) -> set[Worker]:
-        """Those who leave and have a peer that stays are members no more."""
+        """Those who leave and have a peer that stays, and copies of all that they hold, are members no more."""
         stay = {w.stage for w in self.live - self.leaving}
         leavers = {w for w in self.leaving & self.live if w.stage in stay}
+        if self.copies:  # one of a stage at a time: its copies are made again before the next one goes
+            first = {w.stage: w for w in sorted(leavers, reverse=True)} if self.copies > 1 else {}
+            leavers = set(first.values())
         for worker in sorted(leavers):
             self.live.discard(worker)
             self.joiners.died(worker)
@@ -390,7 +427,9 @@ class Job:
         return leavers
 
     def _savers(self) -> list[Worker]:
-        """One live worker a stage."""
+        """One live worker a stage; of sharded state all, each its blocks."""
+        if self.copies:
+            return sorted(self.live)
         return [min(w for w in self.live if w.stage == s) for s in range(self.problem.stages)]
 
     def _due(self, every: int, step: int) -> bool:
@@ -425,7 +464,7 @@ class Job:
     # -- joining -----------------------------------------------------------------------------------------------
 
     def _find_donors(self) -> list[Send]:
-        if self.phase not in ("reporting", "running"):
+        if self.phase not in ("reporting", "running") or self.copies:
             return []
         found = self.joiners.find_donors(self.live, self.committed)
         return [Send(donor, Donate(to, session)) for donor, to, session in found]
@@ -433,11 +472,11 @@ class Job:
     def _synced(self, worker: Worker, message: Synced) -> list[Send]:
         """A joiner has the parameters after a step. It takes part from the next commit on."""
         waited_for = self.joiners.synced(worker, message.step, message.session) and self.phase == "holding"
-        return self._admit() if waited_for and not self.joiners.about_to_join(self.committed) else []
+        complete = waited_for and not self.joiners.about_to_join(self.committed)
+        return self._admit(self.joiners.take_ready(self.committed)) if complete else []
 
-    def _admit(self) -> list[Send]:
+    def _admit(self, ready: Collection[Worker]) -> list[Send]:
         """The wait for joiners is over: those who are ready are members."""
-        ready = self.joiners.take_ready(self.committed)
         for back in ready:
             self.live.add(back)
             self._note("rejoined", worker=str(back), step=self.committed + 1)

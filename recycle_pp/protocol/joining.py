@@ -5,6 +5,7 @@ joiners.find_donors(live, committed)       # messages to those who are to give t
 joiners.synced(worker, step, session)      # its parameters are those after `step`, as that donor gave them
 joiners.about_to_join(committed)           # lack only the step that has just been agreed: wait for them
 joiners.take_ready(committed)              # lack nothing: members from now on
+joiners.take_due(committed)                # are to be members with nothing: of sharded state
 joiners.drop_late(committed)               # were waited for and did not come: they begin anew with another donor
 """
 
@@ -72,6 +73,13 @@ class Joiners:
         for worker in ready:
             del self._by_worker[worker]
         return sorted(ready)
+
+    def take_due(self, committed: int) -> list[Worker]:
+        """Those who may take part now, whatever they have: of sharded state, members get it from each other."""
+        due = [w for w, j in self._by_worker.items() if j.earliest <= committed + 1]
+        for worker in due:
+            del self._by_worker[worker]
+        return sorted(due)
 
     def drop_late(self, committed: int) -> None:
         for joiner in self._late(committed):

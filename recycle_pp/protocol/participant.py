@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from recycle_schedules import Action, Worker, unpack
 
 from recycle_pp.wire.messages.table import is_void
-from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Report, State, SteadyPlan
+from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Report, Shares, State, SteadyPlan
 
 from .ledger import Record
+from .shards import Holdings
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Orders:
     copy    the stage's reduced gradients come from this peer (a broadcast), they are not summed again
     evaluate  the validation that has to be (re)done first, or None
     probes  with whom to measure the link to a host before anything else
+    shares  who holds what of sharded optimizer state
     """
 
     generation: int
@@ -43,6 +45,7 @@ class Orders:
     evaluate: int | None
     stagger: bool
     probes: dict[str, Worker]
+    shares: Shares | None = None
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Participant:
     again: bool = False  # the executor must forget what it has summed in that step, before anything else but `undo`
     announced: Announce | None = None  # the newest announcement
     last: Commit | None = None  # the newest commit
+    holdings: Holdings | None = None  # of sharded optimizer state
 
     def record(self, step: int) -> Record:
         return self.records.setdefault(step, Record(step))
@@ -74,8 +78,12 @@ class Participant:
 
     def announce(self, message: Announce, busy: float = 0.0) -> Report:
         """A new generation. Everything of the old one is void but what is done; returns the report."""
+        joined = self.generation < 0
         self.generation, self.announced = message.generation, message
         self.committed = max(self.committed, message.committed)  # news only to a worker that has just joined
+        if joined and self.holdings is not None:  # it gets its state in this generation
+            self.applied = self.committed
+            self.holdings.join(self.committed)
         self.orders = None
         if message.attempt > self.attempt:
             self.attempt, self.again = message.attempt, True
@@ -86,7 +94,8 @@ class Participant:
     def report(self, busy: float) -> Report:
         """`busy`: seconds until this worker can start its next op."""
         open_steps = [r.reported() for step, r in sorted(self.records.items()) if step > self.committed]
-        return Report(self.generation, open_steps, ahead=self.applied > self.committed, busy=busy)
+        holds = None if self.holdings is None else self.holdings.reported()
+        return Report(self.generation, open_steps, ahead=self.applied > self.committed, busy=busy, holds=holds)
 
     def state(self, linked: bool) -> State:
         """What `takeover.find` asks for. linked: the links of the present generation stand."""
@@ -104,6 +113,8 @@ class Participant:
         """The plan of a generation, unless it is void already. A revoked stage takes its reduced gradients back."""
         if is_void(message, self.generation):
             return
+        if self.holdings is not None and message.shares is not None:
+            self.holdings.adopt(message.shares)
         if message.revoked:
             record = self.records.get(self.committed + 1)
             if record and self.worker.stage in message.revoked:
@@ -119,6 +130,7 @@ class Participant:
             evaluate=message.evaluate,
             stagger=message.stagger,
             probes=message.probes,
+            shares=message.shares,
         )
 
     def plan(self, message: SteadyPlan) -> None:
@@ -133,6 +145,8 @@ class Participant:
         self.committed, self.last, self.attempt = step, message, 0
         self.records.pop(step, None)
         self.commits.append(message)
+        if self.holdings is not None:
+            self.holdings.commit()
         if self.orders is not None:
             self.orders.stagger = message.stagger
             if message.replan:  # a better plan is on its way, for the next step on

@@ -43,9 +43,10 @@ def find(states: Mapping[Worker, State]) -> Found:
     live = {worker: states[worker] for worker in members & states.keys()}
     committed = max((state.committed for state in live.values()), default=-1)
     commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
-    if not commits and any(state.committed < committed for state in live.values()):
+    # Who has not heard yet that it is a member begins with the state of its first generation (sharded state).
+    behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
+    if not commits and behind:
         # Only who came back in that step has it, as parameters: of no use to those who must apply it.
-        behind = {w: state for w, state in live.items() if state.committed < committed}
         return find({
             w: msgspec.structs.replace(state, generation=generation, members=newest.members)
             for w, state in behind.items()
@@ -57,8 +58,8 @@ def find(states: Mapping[Worker, State]) -> Found:
         live=frozenset(live),
         committed=committed,
         commit=commits[0] if commits else None,
-        behind=frozenset(worker for worker, state in live.items() if state.committed < committed),
-        told=frozenset(w for w, s in live.items() if s.committed < committed or s.commit is not None),
+        behind=frozenset(behind),
+        told=frozenset(w for w, s in live.items() if w in behind or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
         attempt=max((state.attempt for state in live.values() if state.committed == committed), default=0),
     )

@@ -3,13 +3,15 @@
     saver = Saver(folder)                                    # one per worker that saves
     saving = saver.save(step, stage, optimizer.state())      # copies, then writes in a thread of its own
     saving.result()                                          # raises what went wrong in the thread
-    finish(folder, step, stages, about)                      # once all stages have saved: merge, sync, rename
+    finish(folder, step, [0, 1], about)                      # once these parts are there: merge, sync, rename
     newest(folder); state = load(path, names); about = read_about(path)
 
 `folder/step-000020` is one ordinary `torch.distributed.checkpoint`: `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`
 (and `exponent.NAME`) with full-model names, so any split into stages reads it, and so does `dcp.load`. It appears by a
 rename, after everything in it has reached the disk: a save that was killed leaves `step-000020.tmp` and the previous
-checkpoint as it was. No collective is used: a stage that dies cannot block the others.
+checkpoint as it was. No collective is used: a stage that dies cannot block the others. A part may hold boxes of tensors
+(`NAME@OFFSETS/SHAPE`, as `model.head.weight@128,0/256,64`); in the checkpoint they are the tensors' chunks, as any
+sharded save of torch has them.
 
 (A little longer than other files: what reads checkpoints must know what writes them.)
 """
@@ -23,10 +25,11 @@ import pickle
 import shutil
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from enum import Enum, EnumMeta
+from math import prod
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -47,19 +50,19 @@ def _dcp() -> Any:
 
 
 class Saver:
-    """Writes one stage's parts of checkpoints, one after the other."""
+    """Writes one worker's parts of checkpoints, one after the other."""
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
         self._saving: Future[None] = Future()
         self._saving.set_result(None)
 
-    def save(self, step: int, stage: int, state: Mapping[str, Tensor]) -> Future[None]:
-        """Copies `state` and returns; a thread writes the copy to step-STEP.tmp/stage-STAGE, once the last save has
+    def save(self, step: int, part: object, state: Mapping[str, Tensor]) -> Future[None]:
+        """Copies `state` and returns; a thread writes the copy to step-STEP.tmp/stage-PART, once the last save has
         ended. The future ends when it is on disk, or with RuntimeError if it cannot be written."""
         copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
         before, self._saving = self._saving, Future()
-        arguments = (self._saving, before, temporary(self._folder, step) / f"stage-{stage}", copy)
+        arguments = (self._saving, before, temporary(self._folder, step) / f"stage-{part}", copy)
         threading.Thread(target=_write_part, args=arguments, name="checkpoint", daemon=True).start()
         return self._saving
 
@@ -89,25 +92,29 @@ def _write_part(saving: Future[None], before: Future[None], part: Path, state: d
         saving.set_result(None)
 
 
-def finish(folder: str | Path, step: int, stages: int, about: Mapping[str, Any]) -> Path:
-    """Makes the parts of all stages one checkpoint and gives it its name; returns the folder.
+def finish(folder: str | Path, step: int, names: Sequence[object], about: Mapping[str, Any]) -> Path:
+    """Makes these parts one checkpoint and gives it its name; returns the folder.
 
-    about: JSON that a resume wants to know, see `describe`.
+    about: JSON that a resume wants to know, see `describe`. ValueError: a box of some tensor is in none of the parts.
     """
     from torch.distributed.checkpoint.metadata import Metadata
 
     place = temporary(folder, step)
-    parts = [place / f"stage-{stage}" for stage in range(stages)]
+    parts = [place / f"stage-{part}" for part in names]
     tensors: dict[str, Any] = {}
     storage: dict[Any, Any] = {}
     paths: dict[str, Any] = {}
     for part in parts:
         metadata = _metadata(part)
-        tensors.update(metadata.state_dict_metadata)
-        paths.update(metadata.planner_data or {})
         for index, info in (metadata.storage_data or {}).items():
             info.relative_path = f"{part.name}/{info.relative_path}"
-            storage[index] = info
+            tensor, whole, where = _boxed(index, metadata.state_dict_metadata[index.fqn])
+            if where not in storage:  # else another holder has written it too
+                storage[where] = info
+                known = tensors.setdefault(tensor, whole)
+                known.chunks += whole.chunks if known is not whole else []
+            paths[tensor] = (tensor,)
+    _check_whole(tensors)
     merged = Metadata(tensors, paths, storage, version=_metadata(parts[0]).version)
     _write_synced(place / ".metadata", pickle.dumps(merged))
     for part in parts:
@@ -123,6 +130,28 @@ def finish(folder: str | Path, step: int, stages: int, about: Mapping[str, Any])
     _sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
+    """(tensor, what is known of it, where in it) of what a part calls `index`: all of the tensor, or a box of it."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+
+    if "@" not in index.fqn:
+        return index.fqn, of, index
+    name, _, place = index.fqn.rpartition("@")
+    offsets, shape = (torch.Size(map(int, filter(None, text.split(",")))) for text in place.split("/"))
+    whole = TensorStorageMetadata(of.properties, shape, [ChunkStorageMetadata(offsets, of.size)])
+    return name, whole, MetadataIndex(name, offsets)
+
+
+def _check_whole(tensors: Mapping[str, Any]) -> None:
+    """Boxes are the blocks of a layout: no two of them have an element in common."""
+    for name, of in tensors.items():
+        there = sum(prod(chunk.sizes) for chunk in of.chunks)
+        if there != prod(of.size):
+            raise ValueError(
+                f"only {there} of the {prod(of.size)} elements of {name} were saved: who held the others has died"
+            )
 
 
 def name(step: int) -> str:

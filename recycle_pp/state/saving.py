@@ -23,6 +23,7 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import (
     Assemble,
@@ -45,7 +46,7 @@ class StageSaving:
         settings: Settings,
         run_dir: str,
         stage: Stage,
-        optimizer: StageOptimizer,
+        optimizer: StageOptimizer | ShardedOptimizer,
         batches: Batches,
         worker: Worker,
         send: Callable[[Message], None],
@@ -67,10 +68,10 @@ class StageSaving:
         if self._settings.emulate.mode:
             return
         if commit.savers:
-            arguments = (commit.step + 1, self._stage.copied())
+            arguments = (commit.step + 1, self._copied())
             threading.Thread(target=self._digest, args=arguments, name="digests", daemon=True).start()
         if named or wanted:
-            self._save(commit.step + 1, commit.last or wanted)
+            self._save(commit.step + 1, commit.last or wanted, whole=wanted)
 
     def asked(self, message: Save) -> None:
         """The end of the job: a saver died, this worker takes its part over. No step follows that changes the state,
@@ -79,38 +80,51 @@ class StageSaving:
             self._wanted = message.step
             if self._done < self._wanted:
                 return
-        self._save(message.step, last=True)
+        self._save(message.step, last=True, whole=True)
 
     def assemble(self, message: Assemble) -> None:
         self._send(Assembling(message.step))
-        threading.Thread(target=self._assemble, args=(message.step,), name="assemble", daemon=True).start()
+        threading.Thread(target=self._assemble, args=(message,), name="assemble", daemon=True).start()
 
-    def _save(self, step: int, last: bool) -> None:
+    def _save(self, step: int, last: bool, whole: bool) -> None:
+        """whole: all that this worker holds, and not only what it speaks for."""
         if self._saver.busy and not last:  # only the last one of a job is worth a second copy
             detail = f"worker {self._worker} still writes its part of the one before"
             self._send(SaveFailed(step, detail))
             return
-        state = self._optimizer.state().items()
-        mine = {key: tensor for key, tensor in state if not self._stage.borrows(key.partition(".")[2])}
-        saving = self._saver.save(step, self._stage.stage, mine)
+        saving = self._saver.save(step, self._part(self._worker), self._mine(whole))
         self._strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
-        threading.Thread(target=self._report, args=(step, saving), name="saved", daemon=True).start()
+        threading.Thread(target=self._report, args=(step, saving, whole), name="saved", daemon=True).start()
+
+    def _part(self, worker: Worker) -> object:
+        """What that worker's part of a checkpoint is called."""
+        return worker if self._settings.parallel.copies else worker.stage
+
+    def _mine(self, whole: bool) -> dict[str, Tensor]:
+        if isinstance(self._optimizer, ShardedOptimizer):
+            return self._optimizer.pieces(whole)
+        state = self._optimizer.state().items()
+        return {key: tensor for key, tensor in state if not self._stage.borrows(key.partition(".")[2])}
+
+    def _copied(self) -> dict[str, Tensor]:
+        return self._optimizer.copied() if isinstance(self._optimizer, ShardedOptimizer) else self._stage.copied()
 
     def _digest(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         self._send(Digests(step, digests(parameters)))
 
-    def _report(self, step: int, saving: Future[None]) -> None:
+    def _report(self, step: int, saving: Future[None], whole: bool) -> None:
         try:
             saving.result()
         except RuntimeError as error:
             self._send(SaveFailed(step, str(error)))
         else:
-            self._send(Saved(step))
+            self._send(Saved(step, whole))
 
-    def _assemble(self, step: int) -> None:
+    def _assemble(self, message: Assemble) -> None:
+        step, parts = message.step, dict.fromkeys(self._part(worker) for worker in message.savers)
         about = checkpoint.describe(self._settings, self._batches.fingerprint)
         try:
-            checkpoint.finish(self._folder, step, self._settings.parallel.stages, about)
+            checkpoint.finish(self._folder, step, list(parts), about)
             checkpoint.prune(self._folder, self._settings.checkpoint.keep)
         except Exception as error:  # whatever ails a checkpoint, training goes on
             self._send(SaveFailed(step, str(error) or type(error).__name__))

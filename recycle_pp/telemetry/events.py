@@ -202,7 +202,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "node_joined": lambda e: f"{_when(e)}: {e.get('host')} joins in the place of worker {e['worker']}",
     "supervisor_back": lambda e: f"{_when(e)}: the supervisor of rank {e.get('rank')} is back",
-    "stage_lost": lambda e: f"{_when(e)}: stage {e.get('stage')} has lost its last worker",
+    "stage_lost": lambda e: f"{_when(e)}: stage {e.get('stage')} has {e.get('detail', 'no live worker left')}",
     "restored": lambda e: f"{_when(e)}: all workers go on from {_checkpoint(e)}",
     "checkpoint_damaged": lambda e: f"{_when(e)}: {_checkpoint(e)} is damaged and left out: {e.get('detail')}",
     "checkpoint_saved": lambda e: f"{_when(e)}: {_checkpoint(e)} saved",

@@ -41,6 +41,9 @@ SHAPES = {
     "3x3": (3, 3, 2),
     "3x4": (3, 4, 2),
 }  # D, P, M
+_OF_A_STRUCK_RUN = (
+    "+", "checkpoint", "coordinator", "control", "run.dir", "run.resume", "parallel.sharded", "parallel.optimizer_",
+)  # fmt: skip
 TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
 
 
@@ -102,11 +105,7 @@ class Case:
         """The run to compare with, by one worker alone: neither the shape, nor who dies, nor when the optimizer steps
         may make a difference."""
         pipelines, _, microbatches = SHAPES[self.shape]
-        kept = tuple(
-            o
-            for o in self.overrides
-            if not o.startswith(("+", "checkpoint", "coordinator", "control", "run.dir", "run.resume"))
-        )
+        kept = tuple(o for o in self.overrides if not o.startswith(_OF_A_STRUCK_RUN))
         kept += tuple(_shape(1, 1, pipelines * microbatches))
         quiet = replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0, nodes=1)
         return replace(quiet, bound=max(300.0, self.bound))

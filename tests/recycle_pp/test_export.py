@@ -104,7 +104,7 @@ def test_a_model_of_another_folder_keeps_its_names_config_and_tokenizer(run, tmp
     saver = checkpoint.Saver(run / "checkpoints")
     saver.save(4, 0, state | {f"exp_avg.{name}": torch.zeros(1) for name in state})
     saver.wait()
-    checkpoint.finish(run / "checkpoints", 4, 1, {})
+    checkpoint.finish(run / "checkpoints", 4, [0], {})
     assert export.main([str(run), str(out)]) == 0
     again = dict(loaded(out).named_parameters())
     assert again.keys() == dict(model.named_parameters()).keys()
@@ -126,7 +126,7 @@ def test_a_model_of_own_code_is_written_without_a_config(run, tmp_path, capsys):
     saver = checkpoint.Saver(run / "checkpoints")
     saver.save(4, 0, {"model.blocks.0.weight": torch.ones(3, 4)})
     saver.wait()
-    checkpoint.finish(run / "checkpoints", 4, 1, {})
+    checkpoint.finish(run / "checkpoints", 4, [0], {})
     assert export.main([str(run), str(tmp_path / "out")]) == 0
     assert "without a config.json: the model is code of your own" in capsys.readouterr().out
     from safetensors.torch import load_file

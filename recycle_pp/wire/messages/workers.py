@@ -59,6 +59,19 @@ class Announce(Message, frozen=True):
     attempt: int = 0
 
 
+class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who of a stage holds which block of the optimizer's state (`protocol.holders`). Workers by their pipelines.
+
+    holders  of each block, the first one first
+    copies   (block, from, to) that have to be made first, in this order
+    knows    who has all the exponents, where some weights are out of date and all are sent anew; None: they are not
+    """
+
+    holders: list[list[int]]
+    copies: list[tuple[int, int, int]]
+    knows: int | None
+
+
 @sent(COORDINATOR, WORKER, of_generation=True)
 class Adopt(Message, frozen=True):
     """What is left of the broken steps.
@@ -68,6 +81,7 @@ class Adopt(Message, frozen=True):
     revoked   stages whose reduced gradients have to be summed again
     evaluate  the validation that has to be done first
     probes    by host, the worker there with whom to measure the link to it, before anything else
+    shares    of the worker's stage, with parallel.sharded
     """
 
     generation: int
@@ -77,6 +91,7 @@ class Adopt(Message, frozen=True):
     evaluate: int | None
     stagger: bool
     probes: dict[str, Worker] = msgspec.field(default_factory=dict)
+    shares: Shares | None = None
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
@@ -97,7 +112,7 @@ class Commit(Message, frozen=True):
     replan      a better plan is on its way, for the next step on
     void        the update is not what the speculation had assumed
     evaluate    a validation follows
-    savers      who saves a checkpoint, one worker a stage
+    savers      who saves a checkpoint: one worker a stage, or, of sharded state, all
     last        no step follows it in this job
     skipped     so many updates in a row are skipped, this one included
     stagger     the next step may be applied before it is agreed
@@ -129,16 +144,18 @@ class Donate(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Save(Message, frozen=True):
-    """The end of the run: a saver died, take its part over. step: steps done."""
+    """The end of the run: a saver died, take its part over; of sharded state, write all that you hold. step: steps
+    done."""
 
     step: int
 
 
 @sent(COORDINATOR, WORKER)
 class Assemble(Message, frozen=True):
-    """All stages are saved: make them one checkpoint. step: steps done."""
+    """All stages are saved: make them one checkpoint. step: steps done; savers: whose parts it consists of."""
 
     step: int
+    savers: list[Worker] = msgspec.field(default_factory=list)
 
 
 @sent(COORDINATOR, WORKER)
@@ -216,6 +233,15 @@ class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reduced: bool
 
 
+class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker has of sharded optimizer state: see `protocol.shards.Holdings`."""
+
+    sizes: list[int]
+    blocks: list[int]
+    loaded: int | None
+    weights: int
+
+
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Report(Message, frozen=True):
     """The answer to an announcement.
@@ -223,12 +249,14 @@ class Report(Message, frozen=True):
     records  of the steps that are not agreed yet
     ahead    it has applied one of them
     busy     seconds until it can start its next op
+    holds    with parallel.sharded
     """
 
     generation: int
     records: list[StepRecord]
     ahead: bool
     busy: float
+    holds: Holds | None = None
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)
@@ -329,9 +357,11 @@ class Synced(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Saved(Message, frozen=True):
-    """Its stage's part of a checkpoint is written. step: steps done, here and in the next three."""
+    """Its part of a checkpoint is written. step: steps done, here and in the next three; whole: all that it holds, of
+    sharded state, as `Save` asks for."""
 
     step: int
+    whole: bool = False
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

@@ -19,6 +19,7 @@ from recycle_schedules import Action, Tensor, Worker
 from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders, Participant
+from recycle_pp.protocol.shards import Holdings
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import (
     Adopt,
@@ -38,6 +39,8 @@ from recycle_pp.wire.messages.workers import (
     SteadyPlan,
     Synced,
 )
+
+from .sharded import BLOCKS, Shards
 
 if TYPE_CHECKING:
     from .world import World
@@ -63,6 +66,10 @@ class Node:
         self.alive = self.stale = True
         self.options: list[tuple[int, str]] = []
         self.me.committed = self.me.applied = first_step - 1
+        self.shards: Shards | None = None  # with sharded optimizer state
+        if world.copies:
+            self.me.holdings = Holdings(worker.pipeline, BLOCKS, first_step - 1)
+            self.shards = Shards(self, first_step - 1)
         self.inbox: deque[Message] = deque()
         self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
         self.mesh = -1  # the connections it has, by the generation that made them
@@ -73,6 +80,7 @@ class Node:
         self._linked = -1
         self._asked: list[tuple[Node, int]] = []  # joiners that wait for this worker's state
         self._fed: list[Stream] = []  # to joiners that have it
+        self.parts: dict[int, set[int]] = {}  # blocks of sharded state in its part of a checkpoint, by steps done
         self._left = False
         self._done, self._wanted = first_step, -1  # steps in the parameters, and in a checkpoint that was asked for
         self._log: dict[tuple[int, Tensor], int] = {}
@@ -146,8 +154,9 @@ class Node:
             case Save():
                 self._wanted = message.step
                 if self._done >= self._wanted:
-                    self._save(self._wanted)
+                    self._save(self._wanted, whole=True)
             case Assemble():
+                self.world.check_parts(message)
                 self.saves.append(Assembled(message.step))
             case Leave():
                 self._left = True
@@ -172,6 +181,8 @@ class Node:
 
     def _follow(self, orders: Orders) -> Program:
         me = self.me
+        if self.shards is not None:
+            yield from self.shards.begin(orders)
         if orders.evaluate is not None:
             yield from self._evaluate(orders, orders.evaluate)
         step = me.committed + 1
@@ -191,7 +202,7 @@ class Node:
         me = self.me
         if step not in orders.steps:
             yield lambda: orders.steady is not None or self._void(orders)
-            self._check(orders)
+            self.check(orders)
         actions = orders.steps.get(step, orders.steady)
         assert actions is not None
         for action in actions:
@@ -205,7 +216,7 @@ class Node:
             elif action.kind.startswith("SEND"):
                 assert action.peer is not None
                 key = (step, carried_by(action))
-                self._send(orders, action.peer, key, self._received[key] if key in self._received else self._log[key])
+                self.send(orders, action.peer, key, self._received[key] if key in self._received else self._log[key])
             yield None
         yield from self._await_turn(orders, step)
         if orders.stagger and not self._is_barrier(step) and me.committed == me.applied == step - 1:
@@ -224,9 +235,11 @@ class Node:
         if takes and (step, takes) not in self._received:
             sender = next(a.peer for a in actions if a.kind.startswith("RECV") and carried_by(a) == takes)
             assert sender is not None
-            yield from self._receive(orders, sender, (step, takes))
-            self._received[step, takes] = self._arrived
-        self._check(orders)
+            yield from self.receive(orders, sender, (step, takes))
+            self._received[step, takes] = self.arrived
+        self.check(orders)
+        if self.shards is not None:
+            self.shards.check_weights(step - 1)
         record = me.record(step)
         record.begin(kind, mb)
         if me.applied != step - 1:
@@ -250,10 +263,10 @@ class Node:
     def _evaluate(self, orders: Orders, step: int) -> Program:
         me, losses, stages = self.me, {}, self.world.stages
         yield lambda: orders.forward is not None or self._void(orders)
-        self._check(orders)
+        self.check(orders)
         assert orders.forward is not None
         for action in orders.forward:
-            self._check(orders)
+            self.check(orders)
             mb = action.microbatch
             assert mb is not None
             if action.kind == "F":
@@ -261,14 +274,14 @@ class Node:
                 if takes:
                     sender = next(a.peer for a in orders.forward if a.kind == "RECV_F" and carried_by(a) == takes)
                     assert sender is not None
-                    yield from self._receive(orders, sender, ("validation", step, takes))
+                    yield from self.receive(orders, sender, ("validation", step, takes))
                 if me.applied != step:
                     self.world.fail(f"{me.worker} validates step {step} with parameters after step {me.applied}")
                 if not made_by("F", mb, me.worker.stage, stages):
                     losses[mb[0] * self.world.problem.counts[0] + mb[1]] = 1.0
             elif action.kind == "SEND_F":
                 assert action.peer is not None
-                self._send(orders, action.peer, ("validation", step, carried_by(action)), step)
+                self.send(orders, action.peer, ("validation", step, carried_by(action)), step)
             yield None
         if losses:
             self.outbox.append(Evaluated(step, losses))
@@ -287,32 +300,36 @@ class Node:
 
     def _reduce(self, orders: Orders, step: int) -> Program:
         """Everybody sends its sums to all peers: whoever dies on the way has reached some of them."""
+        if self.shards is not None:
+            yield from self.shards.reduce(orders, self._sums)
         mine = Counter(self._sums)
         total = Counter(mine)
         self._reductions += 1
         key = ("reduce", self._reductions)
-        for peer in self._peers():
-            self._send(orders, peer, key, mine)
+        for peer in self.peers():
+            self.send(orders, peer, key, mine)
             yield None
-        for peer in self._peers():
-            yield from self._receive(orders, peer, key)
-            total.update(self._arrived)
+        for peer in self.peers():
+            yield from self.receive(orders, peer, key)
+            total.update(self.arrived)
+        if self.shards is not None:
+            yield from self.shards.take_gradients(orders)
         self._hold(orders, step, total)
 
     def _copy(self, orders: Orders, step: int, source: Worker) -> Program:
         self._reductions += 1
         key = ("copy", self._reductions)
         if source == self.me.worker:
-            for peer in self._peers():
-                self._send(orders, peer, key, Counter(self._reduced[step]))
+            for peer in self.peers():
+                self.send(orders, peer, key, Counter(self._reduced[step]))
                 yield None
             return
-        yield from self._receive(orders, source, key)
+        yield from self.receive(orders, source, key)
         if not self.me.record(step).reduced:
-            self._hold(orders, step, self._arrived)
+            self._hold(orders, step, self.arrived)
 
     def _hold(self, orders: Orders, step: int, total: Counter) -> None:
-        self._check(orders)
+        self.check(orders)
         self._reduced[step] = total
         self.me.record(step).reduced = True
 
@@ -324,7 +341,7 @@ class Node:
         self.outbox.append(make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks))
 
     def _settle(self, orders: Orders | None = None) -> Program:
-        me, validate = self.me, []
+        me, validate, applied = self.me, [], False
         while me.commits or me.undo or me.again:
             if me.undo:
                 self._forget_after(me.applied)
@@ -337,8 +354,10 @@ class Node:
             commit = me.next_commit()
             if commit is None:
                 continue
-            me.applied = commit.step
+            me.applied, applied = commit.step, True
             yield None
+            if self.shards is not None:
+                self.shards.step(commit.step)
             if any(n != 1 for n in self._reduced[commit.step].values()):
                 self.world.fail(f"{me.worker} applies {self._reduced[commit.step]}")
             self._feed(commit.step)
@@ -352,9 +371,11 @@ class Node:
             if commit.savers and self.world.save_every:
                 self.saves.append(Digests(commit.step + 1, {"weights": str(me.applied)}))
             if me.worker in commit.savers or self._wanted == self._done:
-                self._save(commit.step + 1)
+                self._save(commit.step + 1, whole=self._wanted == self._done)
         if orders is not None:
-            self._check(orders)
+            self.check(orders)
+            if applied and self.shards is not None:
+                yield from self.shards.spread(orders)
             for step in validate:
                 yield from self._evaluate(orders, step)
 
@@ -363,34 +384,36 @@ class Node:
         self._log = {k: v for k, v in self._log.items() if k[0] <= step}
         self._received = {k: v for k, v in self._received.items() if k[0] <= step}
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, whole: bool) -> None:
         if not self.world.save_every:
             return
+        if self.shards is not None:
+            self.parts[step] = self.parts.get(step, set()) | self.shards.saved(step - 1, whole)
         if self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
-        self.saves.append(Saved(step))
+        self.saves.append(Saved(step, whole))
 
     # -- messages ----------------------------------------------------------------------------------------------
 
-    def _peers(self) -> list[Worker]:
+    def peers(self) -> list[Worker]:
         me = self.me.worker
         return [w for w in self._members if w.stage == me.stage and w != me]
 
-    def _send(self, orders: Orders, to: Worker, key: Any, what: Any) -> None:
-        self._check(orders)
+    def send(self, orders: Orders, to: Worker, key: Any, what: Any) -> None:
+        self.check(orders)
         if self.world.broken(self.mesh, self.me.worker, to):
             self._break(orders)
         self.world.wires[orders.generation, self.me.worker, to, key] = what
         self.world.touch(to)
 
-    def _receive(self, orders: Orders, sender: Worker, key: Any) -> Program:
+    def receive(self, orders: Orders, sender: Worker, key: Any) -> Program:
         """What came is in `_arrived`."""
         wires, wire = self.world.wires, (orders.generation, sender, self.me.worker, key)
         yield lambda: wire in wires or self._void(orders) or self.world.broken(self.mesh, self.me.worker, sender)
-        self._check(orders)
+        self.check(orders)
         if wire not in wires:
             self._break(orders)
-        self._arrived = wires.pop(wire)
+        self.arrived = wires.pop(wire)
 
     def _break(self, orders: Orders) -> None:
         self.me.orders = None
@@ -400,7 +423,7 @@ class Node:
     def _void(self, orders: Orders) -> bool:
         return self.me.orders is not orders
 
-    def _check(self, orders: Orders) -> None:
+    def check(self, orders: Orders) -> None:
         if self.me.orders is not orders:
             raise Void
 

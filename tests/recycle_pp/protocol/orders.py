@@ -35,20 +35,22 @@ class Order:
     save_every: int = 0
     clipped: frozenset[int] = frozenset()
     misfits: frozenset[tuple[int, int]] = frozenset()  # (step, attempt)
+    copies: int = 0  # of sharded optimizer state
     seed: int | None = None  # of what happens next; None: everybody in turn
     delays: int | None = None  # changes of priority; None: no priorities
 
     @classmethod
-    def drawn(cls, seed: int) -> Order:
+    def drawn(cls, seed: int, copies: int = 0) -> Order:
         """Two or three faults, most of them deaths, often the second within the recovery from the first."""
         rng = random.Random(seed)
         order = cls(
             rng.choice(SHAPES),
-            stagger=rng.random() < 0.5,
+            stagger=rng.random() < 0.5 and not copies,
             evaluate_every=rng.choice((0, 2)),
             save_every=rng.choice((0, 2)),
             clipped=frozenset(step for step in range(4) if rng.random() < 0.15),
             misfits=frozenset((rng.randrange(4), k) for k in range(rng.choice((0, 0, 0, 1, 1, 2)))),
+            copies=copies,
             seed=seed,
             delays=rng.choice((None, 3)),
         )
@@ -57,7 +59,7 @@ class Order:
     def _drawn_faults(self, rng: random.Random) -> Iterator[Fault]:
         pipelines, stages, _ = self.shape
         workers = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
-        end = _events(self.shape, self.steps, self.stagger, self.evaluate_every, self.save_every)
+        end = _events(self.shape, self.steps, self.stagger, self.evaluate_every, self.save_every, self.copies)
         at = rng.randrange(end)
         for _ in range(rng.choice((2, 2, 3))):
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
@@ -76,6 +78,7 @@ class Order:
             save_every=self.save_every,
             clipped=self.clipped,
             misfits=self.misfits,
+            copies=self.copies,
         )
         return world.run(self._chooser(), self.faults)
 
@@ -87,8 +90,10 @@ class Order:
 
 
 @lru_cache
-def _events(shape: tuple[int, int, int], steps: int, stagger: bool, evaluate_every: int, save_every: int) -> int:
-    return Order(shape, (), steps, stagger, evaluate_every, save_every).run().events
+def _events(
+    shape: tuple[int, int, int], steps: int, stagger: bool, evaluate_every: int, save_every: int, copies: int
+) -> int:
+    return Order(shape, (), steps, stagger, evaluate_every, save_every, copies=copies).run().events
 
 
 def in_turn() -> Chooser:
@@ -156,6 +161,8 @@ def explain(order: Order) -> str:
 def _smaller(order: Order) -> Iterator[Order]:
     for k in range(len(order.faults)):
         yield replace(order, faults=order.faults[:k] + order.faults[k + 1 :])
+    if order.copies:
+        yield replace(order, copies=0)
     if order.stagger:
         yield replace(order, stagger=False)
     if order.evaluate_every:

@@ -33,10 +33,21 @@ from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.steady_state_plan import Steps
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.messages.table import Message, is_lasting
-from recycle_pp.wire.messages.workers import Assembled, Assembling, Broken, Digests, Donate, Leaving, Ready, Saved
+from recycle_pp.wire.messages.workers import (
+    Assemble,
+    Assembled,
+    Assembling,
+    Broken,
+    Digests,
+    Donate,
+    Leaving,
+    Ready,
+    Saved,
+)
 
 from .node import Node
 from .planning import plan_simply
+from .sharded import lacking
 
 Option = tuple[int, str]  # who acts (a node's number, or COORDINATOR), and what it does
 Chooser = Callable[[Sequence[Option]], int]
@@ -77,10 +88,12 @@ class World:
         save_every: int = 0,
         clipped: frozenset[int] = frozenset(),
         misfits: frozenset[tuple[int, int]] = frozenset(),
+        copies: int = 0,
     ) -> None:
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
+        self.copies = copies  # of each block of sharded optimizer state; 0: everybody has all of it
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
         self.wires: dict[tuple[int, Worker, Worker, Any], Any] = {}  # (generation, from, to, key) -> what was sent
         self.published: set[tuple[int, Worker]] = set()  # who has told where it listens, by the number of a mesh
@@ -172,6 +185,14 @@ class World:
             found.append((COORDINATOR, "restores"))
         return found
 
+    def check_parts(self, message: Assemble) -> None:
+        """A checkpoint of sharded state holds every block; its parts outlive those who wrote them."""
+        if self.copies:
+            for stage in range(self.stages):
+                of = [n for n in self._actors if n.me.worker in message.savers and n.me.worker.stage == stage]
+                if gone := lacking([node.parts.get(message.step, set()) for node in of]):
+                    self.fail(f"the checkpoint of {message.step} steps lacks blocks {gone} of stage {stage}")
+
     def node(self, number: int) -> Node:
         return self._actors[number]
 
@@ -216,6 +237,7 @@ class World:
     def _new_job(self, first_step: int, ranks: Sequence[int], generation: int) -> None:
         self.job = Job(
             self.problem, steps=self.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=self.stagger,
+            copies=self.copies,
             first_step=first_step, evaluate_every=self.evaluate_every, save_every=self.save_every,
             generation=generation, waiting={self._roles[rank] for rank in ranks},
         )  # fmt: skip

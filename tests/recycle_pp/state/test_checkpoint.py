@@ -43,7 +43,7 @@ def save(folder, step, optimizers):
         saver.save(step, number, optimizer.state())
     for saver in savers:
         saver.wait()
-    return checkpoint.finish(folder, step, len(optimizers), ABOUT)
+    return checkpoint.finish(folder, step, range(len(optimizers)), ABOUT)
 
 
 def test_parts_written_by_three_stages_are_read_by_two(tmp_path):
@@ -80,7 +80,7 @@ def test_a_save_keeps_the_state_of_its_moment(tmp_path):
     saver.save(1, 0, optimizer.state())
     optimizer.step(gradient(optimizer._stage, 1), 1)  # while the thread writes
     saver.wait()
-    assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, 1, ABOUT)), expected)
+    assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, [0], ABOUT)), expected)
 
 
 def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
@@ -109,7 +109,7 @@ def test_nothing_has_the_final_name_before_all_stages_have_saved(tmp_path):
     saver.save(7, 0, optimizers[0].state())
     saver.wait()
     with pytest.raises(OSError):
-        checkpoint.finish(tmp_path, 7, 2, ABOUT)
+        checkpoint.finish(tmp_path, 7, [0, 1], ABOUT)
     assert checkpoint.newest(tmp_path) is None
 
 
@@ -124,7 +124,7 @@ def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp
     assert future.exception() is not None
     blocked.unlink()
     saver.save(1, 0, optimizer.state()).result()
-    checkpoint.finish(blocked, 1, 1, ABOUT)
+    checkpoint.finish(blocked, 1, [0], ABOUT)
 
 
 def test_saving_asks_for_no_gpu_in_its_thread(tmp_path, monkeypatch):

@@ -1,0 +1,265 @@
+"""The optimizer state of the blocks that one worker holds, where no worker of a stage has all of it.
+
+    optimizer = ShardedOptimizer(settings, stage)
+    optimizer.begin(block)                           # its state is that with which the stage began
+    optimizer.put(block, [master, mean, square])     # its state as another holder gave it
+    optimizer.start_step(blocks, first)              # room for these blocks' gradients: optimizer.shards[block].grad
+    optimizer.step(reduced, step, scale)             # at the commit: of these blocks; the others are dropped
+
+A block is a block of the stage's layout (`numerics.layout`), a flat piece of each vector of the state. Its update has
+the bits that `StageOptimizer` gives it: AdamW is elementwise, and blocks begin and end at multiples of 16 elements,
+which is what a CPU's vector loop takes at a time. In float32 the master is the weight itself, a view of the stage's
+vector; in bf16 it is a tensor of its own, and the stage's float32 vector goes when every block has found its holders.
+
+`step` changes the weights of the blocks that are held here; those of the others come from their holders
+(`state.shards`), and `stage.changed()` has to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from recycle_pp.comm.tensor_bytes import aligned_bytes
+from recycle_pp.config.settings import Optimizer, Settings
+
+from .gradients import Reduced
+from .layout import Layout, depth_of
+from .optimizer import Updated, factors, learning_rate
+
+Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, by their names there
+
+
+class Stage(Updated, Protocol):
+    """What it needs of a stage: `working` is what is computed with, bf16 or `flat` itself."""
+
+    working: Tensor
+    device: torch.device
+
+
+@dataclass
+class Shard:
+    """State and gradient of one block: flat float32 vectors of its size; grad is None but from a reduction to the
+    commit."""
+
+    master: Tensor
+    mean: Tensor
+    square: Tensor
+    grad: Tensor | None = None
+
+    @property
+    def state(self) -> list[Tensor]:
+        return [self.master, self.mean, self.square]
+
+
+class ShardedOptimizer:
+    """Attributes: shards, by the block's number, only those that are held here."""
+
+    def __init__(self, settings: Settings, stage: Stage) -> None:
+        self._settings, self._stage = settings.optimizer, stage
+        self._steps = settings.run.steps
+        self._rounds = stage.working is not stage.flat
+        self._spans = stage.layout.spans
+        self._ways = [_Way.of(settings.optimizer, stage, block) for block in range(len(self._spans))]
+        self._load: Load | None = None
+        self._last: dict[str, Tensor] = {}  # the tensors of the checkpoint that were read last
+        self._first: set[int] = set()
+        self.shards: dict[int, Shard] = {}
+
+    def lr(self, step: int) -> float:
+        return learning_rate(self._settings, step, self._steps)
+
+    def resume(self, load: Load) -> None:
+        """The state with which the stage begins is that of a checkpoint. Reads the weights at once, the moments of a
+        tensor when a block of it is held."""
+        names, stage = self._stage.names, self._stage
+        for name, view in zip(names, stage.layout.views(stage.flat), strict=True):
+            key = f"model.{name}"
+            view.copy_(load([key])[key])
+        gradients = stage.gradients
+        if gradients.reproducible:
+            exponents = load([f"exponent.{name}" for name in names])
+            rows = [exponents[f"exponent.{name}"] for name in names]
+            sizes = stage.layout.rows
+            gradients.take_exponents(torch.cat([e.expand(n) for e, n in zip(rows, sizes, strict=True)]).int())
+        stage.publish()
+        self._load = load
+
+    @torch.no_grad()
+    def warm(self) -> None:
+        """Launches what a step does (see `Stage.warm`), on nothing of the stage's."""
+        for way, span in zip(self._ways, self._spans, strict=True):
+            mean, square, grad, master = (_empty(span.stop - span.start, self._stage.device).zero_() for _ in range(4))
+            self._stage.ops.adamw(
+                (master, mean, square), grad, way.places, way.settings, lr=0.0, step=0, scale=1.0, undo=None
+            )
+            self._stage.ops.squared_norms(grad, way.places)
+
+    # -- who holds what
+
+    @torch.no_grad()
+    def begin(self, block: int) -> None:
+        """Holds the block in the state with which the stage began."""
+        flat = self._stage.flat[self._spans[block]]
+        moments = [self._moment(prefix, block) for prefix in ("exp_avg", "exp_avg_sq")]
+        self.shards[block] = Shard(_copy(flat) if self._rounds else flat, *moments)
+
+    @torch.no_grad()
+    def put(self, block: int, state: Sequence[Tensor]) -> None:
+        """Holds the block in this state: three float32 vectors, which it takes over. Its weights follow."""
+        master, mean, square = state
+        if not self._rounds:
+            master = self._stage.flat[self._spans[block]].copy_(master)
+        self.shards[block] = Shard(master, mean, square)
+        self._round(block)
+
+    def room(self, block: int) -> list[Tensor]:
+        """Uninitialised memory for what `put` takes."""
+        span = self._spans[block]
+        return [_empty(span.stop - span.start, self._stage.device) for _ in range(3)]
+
+    def settled(self) -> None:
+        """What the stage began with is not needed any more but here: in bf16 its float32 vector goes."""
+        self._load, self._last = None, {}
+        if self._rounds:
+            self._stage.flat = self._stage.working
+
+    # -- a step
+
+    def start_step(self, blocks: Iterable[int], first: Iterable[int]) -> None:
+        """Room for the gradients of these blocks, and of no other. New memory: in the old a message of a reduction that
+        was broken off may still arrive. first: those that this worker saves."""
+        for shard in self.shards.values():
+            shard.grad = None
+        for block in blocks:
+            span = self._spans[block]
+            self.shards[block].grad = _empty(span.stop - span.start, self._stage.device)
+        self._first = set(first)
+
+    @torch.no_grad()
+    def step(self, reduced: Reduced, step: int, scale: float | None) -> None:
+        """One AdamW step (number `step`, from 0) of the blocks that have a gradient, times `scale`; None: it is
+        skipped. The state of others is out of date from here on, and goes."""
+        self.shards = {block: shard for block, shard in self.shards.items() if shard.grad is not None}
+        lr = self.lr(step)
+        for block, shard in self.shards.items():
+            grad, shard.grad = shard.grad, None
+            if scale is not None and grad is not None:
+                way, state = self._ways[block], (shard.master, shard.mean, shard.square)
+                self._stage.ops.adamw(
+                    state, grad, way.places, way.settings, lr=lr * way.lr, step=step, scale=scale, undo=None
+                )
+                self._round(block)
+        self._stage.gradients.follow(reduced)
+
+    def view(self, block: int, flat: Tensor) -> Tensor:
+        """A block's flat vector as (rows, columns)."""
+        rows, columns = self._ways[block].shape
+        return flat[: rows * columns].view(rows, columns)
+
+    def squares(self, block: int, grad: Tensor) -> Tensor:
+        """The squared norm of a block's flat gradient, (1,) float64, as of a block of the whole."""
+        return self._stage.ops.squared_norms(grad, self._ways[block].places)
+
+    # -- for checkpoints
+
+    def pieces(self, everything: bool = False) -> dict[str, Tensor]:
+        """State by `NAME@OFFSETS/SHAPE` (see `state.checkpoint.Piece`): of the blocks that this worker is the first
+        holder of, or of all; each a view of at most as many dimensions as the tensor has. Exponents go with block 0."""
+        found: dict[str, Tensor] = {}
+        layout = self._stage.layout
+        for block, shard in sorted(self.shards.items()):
+            if everything or block in self._first:
+                about = layout.blocks[block]
+                name, shape = layout.names[about.tensor], layout.shapes[about.tensor]
+                for prefix, flat in zip(("model", "exp_avg", "exp_avg_sq"), shard.state, strict=True):
+                    for offsets, piece in _boxes(shape, about.rows, self.view(block, flat), depth_of(shape)):
+                        found[f"{prefix}.{name}@{_list(offsets)}/{_list(shape)}"] = piece
+        gradients = self._stage.gradients
+        if gradients.reproducible and (everything or 0 in self._first):
+            for index, name in enumerate(layout.names):
+                found[f"exponent.{name}"] = gradients.exponents_of(index)
+        return found
+
+    def copied(self) -> dict[str, Tensor]:
+        """Copies of the masters that are held here, on the CPU, by `NAME[first row:last row]`, for their digests."""
+        layout = self._stage.layout
+        return {
+            f"{layout.names[b.tensor]}[{b.rows.start}:{b.rows.stop}]": shard.master.to("cpu", copy=True)
+            for b, shard in ((layout.blocks[block], shard) for block, shard in sorted(self.shards.items()))
+        }
+
+    def _round(self, block: int) -> None:
+        """The weights that are computed with, of a block that is held here."""
+        if self._rounds:
+            self._stage.working[self._spans[block]].copy_(self.shards[block].master)
+
+    def _moment(self, prefix: str, block: int) -> Tensor:
+        layout, span = self._stage.layout, self._spans[block]
+        flat = _empty(span.stop - span.start, self._stage.device).zero_()
+        if self._load is not None:
+            about = layout.blocks[block]
+            key = f"{prefix}.{layout.names[about.tensor]}"
+            if key not in self._last:
+                self._last = {k: v for k, v in self._last.items() if not k.startswith(f"{prefix}.")}
+                self._last[key] = self._load([key])[key]
+            whole = self._last[key].view(layout.rows[about.tensor], -1)
+            self.view(block, flat).copy_(whole[about.rows])
+        return flat
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a block is updated: as a tensor of its own that is a matrix or a vector as the whole is; lr times `lr`."""
+
+    shape: tuple[int, int]
+    places: Any
+    settings: Optimizer
+    lr: float
+
+    @classmethod
+    def of(cls, settings: Optimizer, stage: Stage, block: int) -> _Way:
+        layout = stage.layout
+        shape, name = layout.shape_of_block(block), layout.names[layout.blocks[block].tensor]
+        lr, decay = factors(settings, name)
+        own = replace(settings, weight_decay=settings.weight_decay * decay)
+        alone = Layout({name: shape}, block=1 << 62)
+        rows = layout.blocks[block].rows
+        matrix = rows.stop - rows.start, prod(shape) // (rows.stop - rows.start)
+        return cls(matrix, stage.ops.places(alone, stage.device), own, lr)
+
+
+def _boxes(shape: Sequence[int], rows: slice, matrix: Tensor, depth: int) -> Iterator[tuple[list[int], Tensor]]:
+    """Rows of a tensor seen as a matrix, as boxes of the tensor itself: (offsets, piece), each a view of `matrix`.
+    depth: how many of the first dimensions the rows number."""
+    if depth == 0:
+        yield [0] * len(shape), matrix.reshape(tuple(shape))
+        return
+    if depth == 1:
+        yield [rows.start, *[0] * (len(shape) - 1)], matrix.reshape(-1, *shape[1:])
+        return
+    inner, row = prod(shape[1:depth]), rows.start
+    while row < rows.stop:
+        outer = row // inner
+        stop = min(rows.stop, (outer + 1) * inner)
+        part = matrix[row - rows.start : stop - rows.start]
+        for offsets, piece in _boxes(shape[1:], slice(row - outer * inner, stop - outer * inner), part, depth - 1):
+            yield [outer, *offsets], piece.unsqueeze(0)
+        row = stop
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _empty(size: int, device: torch.device) -> Tensor:
+    return aligned_bytes(4 * size, device).view(torch.float32)
+
+
+def _copy(flat: Tensor) -> Tensor:
+    return _empty(flat.numel(), flat.device).copy_(flat)

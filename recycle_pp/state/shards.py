@@ -1,0 +1,209 @@
+"""What the workers of a stage send each other where each holds only some blocks of its optimizer state.
+
+    exchange = Exchange(links, stage, optimizer, me, wait)
+    exchange.exponents(source)                       # a generation begins, and somebody is new
+    exchange.copies(shares, took)                    # what this worker has to hold, from those who do
+    reduced = exchange.reduce(shares, peers, sent)   # its blocks' gradients: summed by the first holder, given to all
+    exchange.weights(shares, peers)                  # after the update: each block from its first holder
+    exchange.masters(shares, peers)                  # every tensor whole, one after the other
+
+All peers call the same, in the same order, with the same `Shares`; everything blocks, and ends with LinkBroken when the
+generation does. Neighbouring blocks of the same holders go as one message, of `BUCKET` elements at most. In `reduce`
+each first holder takes one such bucket from every peer at a time, so that it needs memory for a bucket and not for a
+second set of sums: the accumulators are sent from where they are, and stay as they are.
+
+Messages of one kind between two workers match in the order in which both ask for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import prod
+
+import torch
+from recycle_schedules import Worker
+from torch import Tensor
+
+from recycle_pp.comm.links import Links
+from recycle_pp.comm.tcp.transport import MAX_TAG
+from recycle_pp.comm.waiting import Pending
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.shards import ShardedOptimizer
+from recycle_pp.wire.messages.workers import Shares
+
+BUCKET = 1 << 20  # elements of a message, unless a block has more
+AHEAD = 8  # copies that a worker takes at a time
+SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS = range(MAX_TAG - 5, MAX_TAG)  # no mailbox counts so far
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring blocks that have the same holders; span: their elements."""
+
+    blocks: range
+    holders: list[int]
+    span: slice
+
+
+class Exchange:
+    """wait(pending): waits for a message, saying so to whoever watches."""
+
+    def __init__(
+        self, links: Links, stage: Stage, optimizer: ShardedOptimizer, me: Worker, wait: Callable[[Pending], None]
+    ) -> None:
+        self._links, self._stage, self._optimizer = links, stage, optimizer
+        self._me, self._wait = me.pipeline, wait
+        self._worker = {d: Worker(d, me.stage) for d in range(stage.settings.parallel.pipelines)}
+        self._spans = stage.layout.spans
+
+    def exponents(self, source: int) -> None:
+        """Everybody has those of that peer."""
+        gradients = self._stage.gradients
+        if gradients.reproducible:
+            tensor = gradients.exponents.clone()  # an aborted broadcast may write to it
+            self._wait(self._links.broadcast([tensor], self._worker[source]))
+            gradients.take_exponents(tensor)
+
+    def copies(self, shares: Shares, took: Callable[[int], None]) -> None:
+        """`took(block)` after each block that came."""
+        coming: list[tuple[int, list[Tensor], list[Pending]]] = []
+        for block, source, to in shares.copies:
+            if source == self._me:
+                for tensor in self._optimizer.shards[block].state:
+                    self._links.send(tensor, self._worker[to], STATE)
+            if to == self._me:
+                room = self._optimizer.room(block)
+                coming.append((block, room, [self._links.receive(t, self._worker[source], STATE) for t in room]))
+            if len(coming) >= AHEAD:
+                self._take(*coming.pop(0), took)
+        for each in coming:
+            self._take(*each, took)
+
+    def reduce(self, shares: Shares, peers: Sequence[int], sent: Callable[[], None]) -> Reduced:
+        """Every block's gradient on all its holders (`optimizer.shards[block].grad`), and what all peers know of it.
+
+        sent(): called when this worker has sent its first sums.
+        """
+        gradients, shards = self._stage.gradients, self._optimizer.shards
+        mine = [block for block, holders in enumerate(shares.holders) if self._me in holders]
+        self._optimizer.start_step(mine, [block for block in mine if shares.holders[block][0] == self._me])
+        forwarded = [
+            self._links.receive(shards[block].grad, self._worker[shares.holders[block][0]], GRADIENTS)  # type: ignore[arg-type]
+            for block in mine
+            if shares.holders[block][0] != self._me
+        ]
+        sums, counts = gradients.sums(), gradients.largest_counts
+        squares = torch.zeros(len(self._spans), dtype=torch.float64, device=self._stage.device)
+        largest = torch.zeros(sum(counts), device=self._stage.device)
+        places = largest.split(counts)
+        by_peer = [[run for run in self._runs(shares) if run.holders[0] == peer] for peer in peers]
+        for number, runs in enumerate(zip_longest(*by_peer)):
+            rooms = {}
+            for peer, run in zip(peers, runs, strict=True):
+                if run is None:
+                    continue
+                if peer == self._me:
+                    rooms = {p: torch.empty_like(sums[run.span]) for p in peers if p != self._me}
+                    coming = [self._links.receive(room, self._worker[p], SUMS) for p, room in rooms.items()]
+                else:
+                    self._links.send(sums[run.span], self._worker[peer], SUMS)
+            if number == 0:
+                sent()
+            run = runs[list(peers).index(self._me)]
+            if run is None:
+                continue
+            for pending in coming:
+                self._wait(pending)
+            total = _sum([rooms.get(peer, sums[run.span]) for peer in peers])
+            for block in run.blocks:
+                grad = self._restore(block, total, run)
+                squares[block] = self._optimizer.squares(block, grad).item()
+                if counts[block]:
+                    places[block].copy_(gradients.largest_of(self._optimizer.view(block, grad)))
+                for holder in shares.holders[block][1:]:
+                    self._links.send(grad, self._worker[holder], GRADIENTS)
+        book = gradients.book()
+        self._wait(self._links.all_reduce([book, squares, largest]))
+        for pending in forwarded:
+            self._wait(pending)
+        nothing = torch.empty(0, device=self._stage.device)
+        return gradients.concluded(nothing, book, squares.tolist(), largest=largest)
+
+    def weights(self, shares: Shares, peers: Sequence[int]) -> None:
+        """What is computed with, whole, on every peer. In place: what an aborted one may still write is the same."""
+        working, coming = self._stage.working, []
+        for run in self._runs(shares):
+            if run.holders[0] == self._me:
+                for peer in peers:
+                    if peer not in run.holders:
+                        self._links.send(working[run.span], self._worker[peer], WEIGHTS)
+            elif self._me not in run.holders:
+                coming.append(self._links.receive(working[run.span], self._worker[run.holders[0]], WEIGHTS))
+        for pending in coming:
+            self._wait(pending)
+        self._stage.changed()
+
+    def masters(self, shares: Shares, peers: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+        """(name, float32 tensor) of the whole stage, in canonical order; memory for one of them at a time."""
+        layout, starts = self._stage.layout, [span.start for span in self._spans]
+        first = 0
+        for index, name in enumerate(layout.names):
+            blocks = [block for block in range(first, len(starts)) if layout.blocks[block].tensor == index]
+            flat = torch.empty(layout.sizes[index], device=self._stage.device)
+            coming = []
+            for block in blocks:
+                place = flat[starts[block] - starts[first] :][: self._spans[block].stop - starts[block]]
+                source = shares.holders[block][0]
+                if self._me != source:
+                    coming.append(self._links.receive(place, self._worker[source], MASTERS))
+                    continue
+                place.copy_(self._optimizer.shards[block].master)
+                for peer in peers:
+                    if peer != self._me:
+                        self._links.send(self._optimizer.shards[block].master, self._worker[peer], MASTERS)
+            for pending in coming:
+                self._wait(pending)
+            first += len(blocks)
+            yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
+
+    def _take(self, block: int, room: list[Tensor], coming: list[Pending], took: Callable[[int], None]) -> None:
+        for pending in coming:
+            self._wait(pending)
+        self._optimizer.put(block, room)
+        took(block)
+
+    def _restore(self, block: int, total: Tensor, run: Run) -> Tensor:
+        """The block's flat gradient, out of the run's sums; the gap behind a tensor is zero."""
+        span, grad = self._spans[block], self._optimizer.shards[block].grad
+        assert grad is not None
+        sums = total[span.start - run.span.start : span.stop - run.span.start]
+        view = self._optimizer.view(block, grad)
+        self._stage.gradients.restore_block(block, self._optimizer.view(block, sums), view)
+        grad[view.numel() :].zero_()
+        return grad
+
+    def _runs(self, shares: Shares) -> Iterator[Run]:
+        first = 0
+        for block, holders in enumerate(shares.holders):
+            following = block + 1
+            if (
+                following == len(shares.holders)
+                or shares.holders[following] != holders
+                or self._spans[following].stop - self._spans[first].start > BUCKET
+            ):
+                span = slice(self._spans[first].start, self._spans[block].stop)
+                yield Run(range(first, following), holders, span)
+                first = following
+
+
+def _sum(contributions: Sequence[Tensor]) -> Tensor:
+    """In the order of the workers; none of them changes."""
+    if len(contributions) == 1:
+        return contributions[0]
+    total = contributions[0] + contributions[1]
+    for contribution in contributions[2:]:
+        total += contribution
+    return total

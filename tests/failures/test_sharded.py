@@ -1,0 +1,129 @@
+"""Optimizer state of which no worker has all: whoever dies, the weights are those of a run that had it whole and lost
+nobody, bit for bit.
+
+The fault-free run to compare with is one worker alone, without `parallel.sharded`.
+"""
+
+import json
+
+import pytest
+
+from . import matrix
+from .harness import Case, Strike, explain, fails, rejoins
+from .test_exactness import some
+
+TWO, THREE = ("parallel.sharded=true",), ("parallel.sharded=true", "parallel.optimizer_copies=3")
+STOP = matrix.STOP
+
+# Where nobody gives its state to one worker alone, there are two moments of their own instead.
+MOMENTS = [m for m in matrix.MOMENTS if m not in ("donate", "join")] + ["spread", "heal"]
+
+
+def faults(moment, stage, step):
+    if moment == "spread":
+        return [f"{step}:1.{stage}@spread"], [f"{step + 3}:1.{stage}"]
+    if moment == "heal":  # another has died, or comes back: copies are made
+        return [f"{step}:1.{stage}", f"{step + 4}:2.{stage}@heal"], [f"{step + 4}:1.{stage}", f"{step + 7}:2.{stage}"]
+    return matrix.Death(moment, stage).faults(step)
+
+
+def tour(claim, of, copies, first):
+    """Each moment, at the stages in turn."""
+    fallen, back = [], []
+    for number, moment in enumerate(of):
+        now, later = faults(moment, (first + number) % 3, 2 + STOP * number)
+        fallen += now
+        back += later
+    overrides = (*fails(*fallen), *rejoins(*back), "checkpoint.every=4", "run.validate_every=4", *copies)
+    return Case(claim, "3x3", overrides, steps=2 + STOP * (len(of) + 1), deaths=None, bound=250)
+
+
+half = len(MOMENTS) // 2
+TOURS = [
+    tour(f"{k} copies, {name} half of the moments, from stage {first}", of, copies, first)
+    for first in range(3)
+    for k, copies in ((2, TWO), (3, THREE))
+    for name, of in (("first", MOMENTS[:half]), ("second", MOMENTS[half:]))
+]
+
+SHAPE = ("parallel.pipelines=4", "parallel.stages=1", "parallel.microbatches=1")
+
+
+@pytest.mark.parametrize("case", some(TOURS, quick=2))
+def test_a_death_at_any_moment_changes_no_bit(case, runs):
+    outcome = runs.of(case, "sharded, at every moment")
+    runs.check_exact(outcome)
+    assert outcome.deaths >= half - 2, explain(outcome)
+    assert not outcome.all("restored"), "a copy of everything was left each time"
+
+
+SEVERAL = [
+    Case("two of three holders in one step", "3x2", (*THREE, *fails("3:0.1@backward", "3:2.1@vote")), deaths=2),
+    Case("one after the other", "3x2", (*TWO, *fails("2:0.1@forward", "4:1.1@weight")), deaths=2),
+    Case("two stages", "3x4", (*TWO, *fails("3:0.1@forward", "3:1.2@spread")), deaths=2),
+    Case(
+        "both holders, once the copies are made",
+        "3x2",
+        (*TWO, *fails("3:0.0@spread", "5:1.0@optimizer"), "checkpoint.every=2"),
+        deaths=2,
+    ),
+    Case("another dies as copies are made", "3x2", (*THREE, *fails("3:0.1@backward", "3:2.1@heal")), deaths=2),
+    Case("as the death is known", "3x2", (*THREE, *fails("3:0.1@vote")), (Strike("death_detected", "1.1"),), deaths=2),
+    Case("in the last step", "2x2", (*TWO, *fails("7:1.1@vote"))),
+    Case("after the last step", "2x2", (*TWO, *fails("7:0.1@commit"))),
+    Case("as the last weights are sent", "3x2", (*TWO, *fails("7:0.1@spread"))),
+    Case("in the last checkpoint", "3x2", (*TWO, *fails("7:0.0@checkpoint"), "checkpoint.every=8")),
+]
+
+
+@pytest.mark.parametrize("case", some(SEVERAL, quick=4))
+def test_several_deaths_change_no_bit(case, runs):
+    runs.check_exact(runs.of(case, "sharded, several"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
+    numerics = (f"numerics.precision={precision}", "numerics.sums=int32", "optimizer.clip=0.02")
+    struck = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
+    groups = ("optimizer.groups=[*norm*:0.5:0.3]",)
+    case = Case(f"in {precision}", "3x2", (*TWO, *numerics, *groups, *struck), deaths=2, steps=10)
+    runs.check_exact(runs.of(case, "sharded, numerics"))
+
+
+def test_all_copies_of_a_block_gone_take_the_job_back_to_its_checkpoint(runs):
+    """Of three workers in one group a block lies on two."""
+    both = fails("6:0.1@backward", "6:1.1@backward", "6:2.1@backward")
+    case = Case("all of a stage", "3x2", (*TWO, *both, "checkpoint.every=4"), deaths=3, steps=10)
+    outcome = runs.of(case, "sharded, restored")
+    assert [e["checkpoint"] for e in outcome.all("restored")] == [4]
+    expected = runs.fault_free(case)
+    assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None
+
+
+def test_without_a_checkpoint_the_job_says_what_is_lost(zygote):
+    """Groups 0, 2 and 1, 3: both holders of half of the blocks die at once, a third of the workers do not help."""
+    arguments = Case("", "2x2").arguments[3:]
+    both = fails("6:0.0@backward", "6:2.0@backward")
+    with zygote.run([*arguments, *SHAPE, *TWO, "run.steps=20", "checkpoint.minutes=0", *both]) as job:
+        assert job.wait(60) != 0
+        lost = [e for e in job.run.lines(job.run.events) if e["event"] == "stage_lost"]
+        assert "copy left of" in lost[0]["detail"], lost
+        assert "blocks, and there is no checkpoint to restore it from; set checkpoint.every" in job.output
+
+
+def test_a_run_goes_on_with_other_shapes_and_other_copies(zygote, tmp_path):
+    """Sharded or not, each half of a run takes the other's checkpoint."""
+
+    def weights(*overrides):
+        with zygote.run([*Case("", "2x2").arguments[3:], "checkpoint.every=4", *overrides]) as job:
+            assert job.wait(60) == 0, job.output
+            return json.loads(job.run.summary.read_text())["weights_sha256"]
+
+    whole = weights("parallel=2x2", "parallel.microbatches=2", "run.steps=9")
+    two_by_two, four = ("parallel=2x2", "parallel.microbatches=2"), SHAPE
+    for k, (first, then) in enumerate([((*two_by_two, *TWO), four), (two_by_two, (*four, *TWO)), (four, four)]):
+        first = (*first, *TWO) if k == 2 else first
+        then = (*then, *THREE) if k == 2 else then
+        folder = f"run.dir={tmp_path}/{k}"
+        weights(*first, "run.steps=5", folder)
+        assert weights(*then, "run.steps=9", folder, "run.resume=true") == whole

@@ -1,0 +1,125 @@
+"""A block that is held and updated by itself has the bits that it has in the whole."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.layout import Layout, depth_of
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.numerics.shards import ShardedOptimizer, _boxes
+from recycle_pp.state import checkpoint
+
+from ..in_process import CPU, everything, gradient, small
+
+SHAPES = st.dictionaries(
+    st.sampled_from("abcd"), st.lists(st.integers(1, 24), min_size=1, max_size=3).map(tuple), min_size=1
+)
+
+
+@given(SHAPES, st.integers(128, 4000))
+def test_blocks_take_the_vector_one_after_the_other_at_multiples_of_the_alignment(shapes, block):
+    layout = Layout(shapes, block)
+    ends = [0]
+    for span in layout.spans:
+        assert span.start == ends[-1] and span.start % 128 == 0
+        ends.append(span.stop)
+    assert ends[-1] == layout.size
+
+
+@settings(max_examples=30, deadline=None)
+@given(SHAPES, st.integers(128, 2000))
+def test_a_tensor_is_the_boxes_that_its_blocks_are_cut_into(shapes, block):
+    layout = Layout(shapes, block)
+    flat = torch.arange(layout.size, dtype=torch.float32)
+    for index, tensor in enumerate(layout.views(flat)):
+        rebuilt = torch.full_like(tensor, -1)
+        for number, about in enumerate(layout.blocks):
+            if about.tensor == index:
+                matrix = layout.blocks_of(flat)[number]
+                for offsets, piece in _boxes(tensor.shape, about.rows, matrix, depth_of(tensor.shape)):
+                    assert piece.dim() == tensor.dim()
+                    places = tuple(slice(o, o + n) for o, n in zip(offsets, piece.shape, strict=True))
+                    assert (rebuilt[places] == -1).all(), "no element is in two boxes"
+                    rebuilt[places] = piece
+        assert torch.equal(rebuilt, tensor)
+
+
+def cut(stage, block):
+    """The stage with smaller blocks: a small model has one a tensor."""
+    stage.layout = Layout(stage.module.shapes, block)
+    stage.gradients.places = stage.ops.places(stage.layout, CPU)
+    stage.gradients._layout = stage.layout
+    return stage
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@settings(max_examples=8, deadline=None)
+@given(st.integers(128, 1200), st.sampled_from([None, 0.3, 1.0]))
+def test_updates_of_single_blocks_have_the_bits_of_the_whole(precision, block, scale):
+    config = small(
+        numerics__precision=precision, optimizer__groups=["*norm*:0.5:2", "layers.0.*:0.3"], parallel__pipelines=2
+    )
+    one, many = (cut(Stage(config, 0, CPU), block) for _ in range(2))
+    whole, sharded = StageOptimizer(config, one), ShardedOptimizer(config, many)
+    blocks = range(len(many.layout.blocks))
+    for number in blocks:
+        sharded.begin(number)
+    sharded.settled()
+    for step in range(3):
+        reduced = gradient(one, step)
+        if scale is not None:
+            whole.step(reduced, step, scale)
+        sharded.start_step(blocks, blocks)
+        for number, span in enumerate(many.layout.spans):
+            sharded.shards[number].grad.copy_(reduced.flat[span])
+        sharded.step(reduced, step, scale)
+    assert torch.equal(one.working, many.working)
+    state = everything(whole)
+    for key, piece in sharded.pieces().items():
+        name, _, place = key.rpartition("@")
+        offsets = [int(o) for o in place.split("/")[0].split(",")]
+        places = tuple(slice(o, o + n) for o, n in zip(offsets, piece.shape, strict=True))
+        assert torch.equal(state[name][places], piece)
+
+
+def test_what_is_not_updated_is_out_of_date_and_goes():
+    config = small(parallel__pipelines=2)
+    stage = Stage(config, 0, CPU)
+    optimizer = ShardedOptimizer(config, stage)
+    for number in range(3):
+        optimizer.begin(number)
+    optimizer.start_step([0, 2], [0])
+    optimizer.step(gradient(stage, 0), 0, None)
+    assert sorted(optimizer.shards) == [0, 2]
+
+
+def test_a_checkpoint_of_blocks_is_one_of_whole_tensors_and_says_when_some_are_missing(tmp_path):
+    config = small(parallel__pipelines=2, numerics__reproducible=True)
+    stage = cut(Stage(config, 0, CPU), 128)
+    optimizer = ShardedOptimizer(config, stage)
+    blocks = range(len(stage.layout.blocks))
+    for number in blocks:
+        optimizer.begin(number)
+        optimizer.shards[number].mean.copy_(torch.rand_like(optimizer.shards[number].mean))
+    for part, first in (("0.0", [b for b in blocks if b % 2]), ("1.0", [b for b in blocks if not b % 2])):
+        optimizer.start_step(blocks, first)
+        checkpoint.Saver(tmp_path).save(4, part, optimizer.pieces()).result()
+    checkpoint.Saver(tmp_path).save(5, "0.0", optimizer.pieces()).result()
+    with pytest.raises(ValueError, match="were saved: who held the others has died"):
+        checkpoint.finish(tmp_path, 5, ["0.0"], {})
+    found = checkpoint.load(checkpoint.finish(tmp_path, 4, ["0.0", "1.0"], {}))
+    assert {name for name in found if not name.startswith("exponent.")} == {
+        f"{prefix}.{name}" for prefix in ("model", "exp_avg", "exp_avg_sq") for name in stage.names
+    }
+    for name, shape in zip(stage.names, stage.layout.shapes, strict=True):
+        assert found[f"exp_avg.{name}"].shape == shape
+    again = cut(Stage(config, 0, CPU), 300)  # cut otherwise, or not at all
+    other = ShardedOptimizer(config, again)
+    other.resume(lambda names: {name: found[name] for name in names})
+    for number in range(len(again.layout.blocks)):
+        other.begin(number)
+    flat = torch.cat([other.shards[number].mean for number in sorted(other.shards)])
+    for name, view in zip(again.names, again.layout.views(flat), strict=True):
+        assert torch.equal(view, found[f"exp_avg.{name}"])

@@ -1,0 +1,160 @@
+"""A simulated worker's share of the optimizer state: the step whose update each block has seen, and who sends it what.
+
+Its program is that of `execution.sharded_commits` and `state.shards`, message by message. Every message is one that a
+death, a cut or a delay may take, and every version is checked where it is used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.participant import Orders
+from recycle_pp.wire.messages.workers import Shares
+
+if TYPE_CHECKING:
+    from .node import Node
+
+Program = Generator[Callable[[], bool] | None, None, None]
+BLOCKS = [128, 256, 128, 384, 128]  # elements, of every stage
+
+
+class Shards:
+    """state: block -> the newest step in it, of those held; weights: of all; exponents: likewise, one number."""
+
+    def __init__(self, node: Node, loaded: int) -> None:
+        self._node, self._loaded = node, loaded
+        self.state: dict[int, int] = {}
+        self.weights = [loaded] * len(BLOCKS)
+        self.exponents = loaded
+        self._grads: dict[int, Counter] = {}
+        self._first: set[int] = set()
+        self._exchanges = 0, -1  # so many in that generation
+
+    def begin(self, orders: Orders) -> Program:
+        node, shares, holdings = self._node, _of(orders), self._node.me.holdings
+        assert holdings is not None
+        me, committed = node.me.worker.pipeline, node.me.committed
+        if shares.knows is not None:
+            key = self._key(orders, "exponents")
+            if shares.knows == me:
+                if self.exponents != committed:
+                    node.world.fail(f"{node.me.worker} gives exponents after step {self.exponents}, not {committed}")
+                for peer in node.peers():
+                    node.send(orders, peer, key, self.exponents)
+                    yield None
+            else:
+                yield from node.receive(orders, self._worker(shares.knows), key)
+                self.exponents = node.arrived
+            node.check(orders)
+            holdings.informed(committed)
+        coming = {block for block, _, to in shares.copies if to == me}
+        for block in set(holdings.mine) - coming - self.state.keys():
+            self.state[block] = self.weights[block] = self._loaded
+        key = self._key(orders, "copies")
+        for block, source, to in shares.copies:
+            if source == me:
+                if self.state[block] != committed:
+                    node.world.fail(f"{node.me.worker} copies block {block} after step {self.state[block]}")
+                node.send(orders, self._worker(to), (key, block), self.state[block])
+                yield None
+            if to == me:
+                yield from node.receive(orders, self._worker(source), (key, block))
+                self.state[block] = self.weights[block] = node.arrived
+                node.check(orders)
+                holdings.took(block)
+        node.check(orders)
+        holdings.settled()
+        if shares.knows is not None:
+            yield from self.spread(orders)
+
+    def spread(self, orders: Orders) -> Program:
+        node, shares = self._node, _of(orders)
+        me, committed = node.me.worker.pipeline, node.me.committed
+        key = self._key(orders, "weights")
+        for block, holders in enumerate(shares.holders):
+            if holders[0] == me:
+                for peer in node.peers():
+                    if peer.pipeline not in holders:
+                        node.send(orders, peer, (key, block), self.state[block])
+                        yield None
+        for block, holders in enumerate(shares.holders):
+            if me not in holders:
+                yield from node.receive(orders, self._worker(holders[0]), (key, block))
+                self.weights[block] = node.arrived
+        node.check(orders)
+        assert node.me.holdings is not None
+        node.me.holdings.gathered(committed)
+        self.check_weights(committed)
+
+    def reduce(self, orders: Orders, sums: Counter) -> Program:
+        """To the first holders, and from there to the others."""
+        node, shares = self._node, _of(orders)
+        me, key = node.me.worker.pipeline, self._key(orders, "sums")
+        self._grads = {block: Counter(sums) for block, holders in enumerate(shares.holders) if me in holders}
+        self._first = {block for block, holders in enumerate(shares.holders) if holders[0] == me}
+        for block, holders in enumerate(shares.holders):
+            if holders[0] != me:
+                node.send(orders, self._worker(holders[0]), (key, block), Counter(sums))
+                yield None
+                continue
+            for peer in node.peers():
+                yield from node.receive(orders, peer, (key, block))
+                self._grads[block].update(node.arrived)
+            for holder in holders[1:]:
+                node.send(orders, self._worker(holder), (key, "reduced", block), Counter(self._grads[block]))
+                yield None
+        self._reduction = key
+        node.check(orders)
+
+    def take_gradients(self, orders: Orders) -> Program:
+        shares = _of(orders)
+        for block in self._grads.keys() - self._first:
+            source = self._worker(shares.holders[block][0])
+            yield from self._node.receive(orders, source, (self._reduction, "reduced", block))
+            self._grads[block] = self._node.arrived
+
+    def step(self, step: int) -> None:
+        node = self._node
+        for block, grad in self._grads.items():
+            if self.state[block] != step - 1 or set(grad.values()) != {1}:
+                node.world.fail(f"{node.me.worker} updates block {block} after step {self.state[block]} with {grad}")
+        self.state = {block: step for block in self._grads}
+        for block in self.state:
+            self.weights[block] = step
+        self._grads, self.exponents = {}, step
+
+    def check_weights(self, step: int) -> None:
+        node = self._node
+        if set(self.weights) != {step} or self.exponents != step:
+            node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
+
+    def saved(self, step: int, whole: bool) -> set[int]:
+        """The blocks that it saves."""
+        node = self._node
+        if any(of != step for of in self.state.values()):
+            node.world.fail(f"{node.me.worker} saves {self.state} as after step {step}")
+        return set(self.state) if whole else self._first & self.state.keys()
+
+    def _key(self, orders: Orders, what: str) -> tuple[str, int]:
+        """Everybody comes to the same exchanges of a generation in the same order."""
+        count, generation = self._exchanges
+        count = count + 1 if generation == orders.generation else 0
+        self._exchanges = count, orders.generation
+        return what, count
+
+    def _worker(self, pipeline: int) -> Worker:
+        return Worker(pipeline, self._node.me.worker.stage)
+
+
+def _of(orders: Orders) -> Shares:
+    assert orders.shares is not None
+    return orders.shares
+
+
+def lacking(parts: list[set[int]]) -> set[int]:
+    """The blocks that no part holds."""
+    return set(range(len(BLOCKS))) - set().union(*parts)

@@ -1,0 +1,93 @@
+"""The recovery contract where no worker has all of its stage's state: k copies of each block, any k - 1 deaths."""
+
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from recycle_schedules import Worker
+
+from .orders import Order, breaks, explain, shrunk
+from .test_recovery import ALL
+from .world import Fault
+
+SLICE = range(200)  # of the orders, in every run of the tests
+
+
+def copies(seed):
+    """2 or 3; with 3 pipelines at most, the latter is all."""
+    return 2 + seed % 2
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(2, 2, 2), (3, 1, 2), (1, 2, 3), (4, 1, 2)])
+def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, k):
+    for seed in range(8):
+        world = Order(shape, steps=3, evaluate_every=2, save_every=2, seed=seed, copies=k).run()
+        assert (world.job.committed, world.job.generation, world.saved) == (2, 0, 3)
+
+
+@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", [(2, 2, 2), (3, 1, 2), (4, 1, 2)])
+def test_a_death_at_any_event_loses_nothing(shape, each):
+    pipelines, stages, _ = shape
+    events = Order(shape, steps=3, copies=2, save_every=2).run().events
+    for moment in range(0, events, each):
+        for victim in [Worker(d, s) for d in range(pipelines) for s in range(stages)]:
+            world = Order(shape, (Fault(moment, "kill", victim),), steps=3, save_every=2, copies=2).run()
+            assert world.lost is None and world.restores == 0
+            assert world.job.committed == 2
+
+
+@pytest.mark.parametrize("each", [13, pytest.param(2, marks=pytest.mark.slow)])
+def test_two_deaths_at_any_two_events_lose_nothing_of_three_copies(each):
+    events = Order((4, 1, 2), steps=2, copies=3).run().events
+    for first in range(0, events, each):
+        for later in (0, 1, 7, 20, 45):
+            faults = (Fault(first, "kill", Worker(1, 0)), Fault(first + later, "kill", Worker(2, 0)))
+            world = Order((4, 1, 2), faults, steps=2, copies=3, seed=first).run()
+            assert world.lost is None and world.job.committed == 1
+
+
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_who_comes_back_at_any_event_takes_its_share(each):
+    shape = (3, 1, 2)
+    events = Order(shape, steps=4, copies=2).run().events
+    dies = Fault(20, "kill", Worker(0, 0))
+    for moment in range(25, events, each):
+        world = Order(shape, (dies, Fault(moment, "revive", Worker(0, 0))), steps=4, copies=2, seed=moment).run()
+        assert world.lost is None and world.job.committed == 3
+
+
+@pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_coordinator_that_dies_at_any_event_finds_who_holds_what(each):
+    order = Order((3, 1, 2), steps=3, copies=2, save_every=2)
+    for moment in range(0, order.run().events, each):
+        faults = (Fault(moment, "orphan", Worker(0, 0)), Fault(moment, "kill", Worker(1, 0)))
+        world = Order((3, 1, 2), faults, steps=3, copies=2, save_every=2, seed=moment).run()
+        assert world.lost is None and world.job.committed == 2
+
+
+def test_all_copies_of_a_block_gone_means_the_checkpoint_or_the_end():
+    """Of four peers in two groups, 0 and 2 are one."""
+    both = (Fault(60, "kill", Worker(0, 0)), Fault(60, "kill", Worker(2, 0)))
+    assert Order((4, 1, 2), both, steps=3, copies=2).run().lost == 0
+    late = tuple(fault._replace(at=400) for fault in both)
+    world = Order((4, 1, 2), late, steps=6, copies=2, save_every=1).run()
+    assert world.lost is None and world.restores == 1 and world.job.committed == 5
+
+
+def test_random_deaths_returns_and_delays_keep_the_contract():
+    broken = broken_seeds(SLICE)
+    assert not broken, explain(shrunk(Order.drawn(broken[0], copies(broken[0]))))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_random_orders_keep_the_contract():
+    with ProcessPoolExecutor() as pool:
+        parts = [ALL[start : start + 500] for start in range(0, len(ALL), 500)]
+        broken = [seed for found in pool.map(broken_seeds, parts) for seed in found]
+    assert not broken, f"{len(broken)} orders, the first: {explain(shrunk(Order.drawn(broken[0], copies(broken[0]))))}"
+
+
+def broken_seeds(seeds):
+    return [seed for seed in seeds if breaks(Order.drawn(seed, copies(seed)))]
