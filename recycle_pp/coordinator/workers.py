@@ -124,7 +124,7 @@ class Workers:
         self._recorder.ready(rank.role, message)
         self._driver.planning.introduced(rank.role, message)
         job = self._driver.job
-        job.shards.hosts[rank.role] = message.machine
+        job.shards.hosts[rank.role], job.shards.names[rank.role.stage] = message.machine, message.blocks
         if self._fits(rank, message.platform) and rank.role not in job.live:
             earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)
             self._driver.drive(job.ready, rank.role, earliest)

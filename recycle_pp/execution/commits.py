@@ -117,7 +117,12 @@ class Commits:
             )
         )
         squares, finite, fits = reduced.squares, reduced.finite, reduced.fits
-        self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks))
+        blocks = self._checksums()
+        self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks, blocks))
+
+    def _checksums(self) -> bytes:
+        """Of what its peers hold as well, where that is not all (`Vote.blocks`)."""
+        return b""
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
         """What went into the sum, as often as it did. Each peer says it: who speaks for them may die with the

@@ -194,6 +194,7 @@ class Process:
                 *_described(stage),
                 socket.gethostname(),
                 os.cpu_count() or 1,
+                optimizer.names if isinstance(optimizer, ShardedOptimizer) else [],
             )
         )
         # Also where this is no joiner yet: it becomes one if the others begin without it.

@@ -157,6 +157,23 @@ class ShardedOptimizer:
                 self._round(block)
         self._stage.gradients.follow(reduced)
 
+    def checksums(self) -> list[int]:
+        """Of each block that has a gradient, in order: the sum of all bits of its state, 32 at a time. One that flips
+        changes it; costs a read of the state."""
+        return [
+            sum(
+                int(vector.view(torch.int32).sum(dtype=torch.int64)) * place for place, vector in enumerate(of.state, 1)
+            )
+            for _, of in sorted(self.shards.items())
+            if of.grad is not None
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        """What is in each block of the stage: `NAME[first row:last row]`."""
+        layout = self._stage.layout
+        return [f"{layout.names[b.tensor]}[{b.rows.start}:{b.rows.stop}]" for b in layout.blocks]
+
     def view(self, block: int, flat: Tensor) -> Tensor:
         """A block's flat vector as (rows, columns)."""
         rows, columns = self._ways[block].shape
@@ -188,11 +205,8 @@ class ShardedOptimizer:
 
     def copied(self) -> dict[str, Tensor]:
         """Copies of the masters that are held here, on the CPU, by `NAME[first row:last row]`, for their digests."""
-        layout = self._stage.layout
-        return {
-            f"{layout.names[b.tensor]}[{b.rows.start}:{b.rows.stop}]": shard.master.to("cpu", copy=True)
-            for b, shard in ((layout.blocks[block], shard) for block, shard in sorted(self.shards.items()))
-        }
+        names = self.names
+        return {names[block]: shard.master.to("cpu", copy=True) for block, shard in sorted(self.shards.items())}
 
     def _round(self, block: int) -> None:
         """The weights that are computed with, of a block that is held here."""

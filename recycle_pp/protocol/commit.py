@@ -37,8 +37,9 @@ def make_vote(
     counts: Sequence[float],
     losses: Sequence[float],
     speaks: bool,
+    blocks: bytes = b"",
 ) -> Vote:
-    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage."""
+    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage. blocks: see Vote."""
     every = (finite, fits, *squares, *counts, *losses)
     numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs come with signs and payloads
     return Vote(
@@ -50,6 +51,7 @@ def make_vote(
         digest=blake2b(numbers.tobytes(), digest_size=16).digest(),
         squares=[*squares] if speaks else [],
         losses=[*losses] if speaks else [],
+        blocks=blocks,
     )
 
 

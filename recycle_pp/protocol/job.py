@@ -46,7 +46,7 @@ from recycle_pp.wire.messages.workers import (
     Vote,
 )
 
-from .commit import Ballot
+from .commit import Ballot, ProtocolViolation
 from .joining import Joiners
 from .ledger import Record, Remainder, remainder
 from .shards import BlocksLost, Shards
@@ -353,7 +353,19 @@ class Job:
         self._ballot.cast(worker, vote)
         if not self._ballot.complete(self.live):
             return []
+        if self.copies:
+            self._compare(self._ballot.votes)
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
+
+    def _compare(self, votes: dict[Worker, Vote]) -> None:
+        """The holders of a block have updated it each for itself: their results must be the same."""
+        for stage in range(self.problem.stages):
+            checksums = {w.pipeline: vote.blocks for w, vote in votes.items() if w.stage == stage and w in self.live}
+            if (wrong := self.shards.difference(stage, checksums)) is not None:
+                raise ProtocolViolation(
+                    f"{wrong}, found in step {self.committed + 1}: memory or a processor has failed, and the job must "
+                    "not go on with wrong weights; run.resume=true goes on at the newest checkpoint"
+                )
 
     def _repeat(self, stages: list[int]) -> list[Send]:
         """The same samples again, with room for larger gradients: after a few attempts for any float32."""

@@ -6,6 +6,7 @@
     shards = Shards(copies=2)                             # the coordinator's
     shards.share(stage, {pipeline: holds}, committed)     # Shares: who holds what from now on; raises BlocksLost
     shards.stands(stage, peers)                           # whether what was shared out last is still so
+    shards.difference(stage, {pipeline: checksums})       # a sentence: whose copies of a block are not the same
 
 Like the ledger, the table rests on what live workers report alone: a block lies where a live worker says that it does,
 as it is after the newest agreed step. So a heal may be interrupted at any point, and a new coordinator needs to know
@@ -14,6 +15,7 @@ nothing.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -94,10 +96,11 @@ class Holdings:
 
 
 class Shards:
-    """hosts: by (pipeline, stage), where a worker lives, as far as it is known."""
+    """hosts: by (pipeline, stage), where a worker lives; names: by stage, what is in each block; as far as is known."""
 
     def __init__(self, copies: int) -> None:
         self.hosts: dict[tuple[int, int], str] = {}
+        self.names: dict[int, list[str]] = {}
         self._copies = copies
         self._tables: dict[int, Table] = {}
         self._peers: dict[int, set[int]] = {}
@@ -129,3 +132,31 @@ class Shards:
         behind = any(of.weights < committed for of in holds.values())
         knows = next((p for p in peers if holds[p].weights >= committed - 1), None)
         return Shares(table, missing(held, table, sizes), knows if behind else None)
+
+    def difference(self, stage: int, checksums: Mapping[int, bytes]) -> str | None:
+        """What the holders of a block say of it, where they do not agree, in words: of the first such block. Where most
+        of them agree, the others are wrong; of two nobody can tell which."""
+        said = {peer: iter(array("q", of)) for peer, of in checksums.items()}
+        for block, holders in enumerate(self._tables[stage]):
+            by_value: dict[int, list[int]] = {}
+            for peer in sorted(holders):
+                by_value.setdefault(next(said[peer]), []).append(peer)
+            if len(by_value) > 1:
+                return self._in_words(stage, block, sorted(by_value.values(), key=len))
+        return None
+
+    def _in_words(self, stage: int, block: int, groups: list[list[int]]) -> str:
+        what = f"block {block} of the optimizer's state of stage {stage}"
+        if block < len(self.names.get(stage, [])):
+            what += f" ({self.names[stage][block]})"
+        if len(groups[-1]) == len(groups[-2]):
+            all_of_them = [peer for group in groups for peer in group]
+            return f"workers {self._workers(stage, all_of_them)} hold different copies of {what}"
+        wrong, right = [peer for group in groups[:-1] for peer in group], groups[-1]
+        verb = "worker {} holds" if len(wrong) == 1 else "workers {} hold"
+        return f"{verb.format(self._workers(stage, wrong))} another copy of {what} than {self._workers(stage, right)}"
+
+    def _workers(self, stage: int, peers: list[int]) -> str:
+        hosts = {peer: self.hosts.get((peer, stage)) for peer in sorted(peers)}
+        *most, last = (f"{peer}.{stage}" + (f" on {host}" if host else "") for peer, host in hosts.items())
+        return f"{', '.join(most)} and {last}" if most else last

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,21 @@ def test_without_checkpoints_it_ends_the_job_at_its_end(sabotaged, tmp_path):
     outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
     assert outcome.code == 1 and says in last and "there is no checkpoint before" in last, explain(outcome)
     assert not outcome.summary and not checkpoints(outcome)
+
+
+@pytest.mark.parametrize(
+    ("shape", "copies", "says"),
+    [("2x2", 2, "hold different copies of block 0"), ("3x2", 3, "holds another copy of block 0")],
+)
+def test_a_bit_that_flips_in_sharded_state_ends_the_job_in_the_same_step(shape, copies, says, sabotaged, tmp_path):
+    """The holders of a block compare it in every vote; of three, two know who is wrong."""
+    sharded = ("parallel.sharded=true", f"parallel.optimizer_copies={copies}", "checkpoint.every=4")
+    case = Case("a bit of a master flips", shape, sharded, steps=40, deaths=0, ends=says)
+    flipped = tmp_path / "flipped"
+    outcome, last = run(sabotaged, case, flip=1, step=5, once=str(flipped))
+    assert outcome.code == 1 and says in last and "found in step 5" in last, explain(outcome)
+    assert f" on {socket.gethostname()}" in last
+    assert "run.resume=true" in last and checkpoints(outcome) == [4]
 
 
 def test_an_update_that_is_skipped_is_told_and_the_job_goes_on(sabotaged):

@@ -195,7 +195,8 @@ class StoreValue(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The worker has built its stage. address: where it takes a donor's state; platform: see `execution.device`;
     boundary_bytes: what its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with
-    gradients from W; machine: its name, the same for all workers that share its cores."""
+    gradients from W; machine: its name, the same for all workers that share its cores; blocks: what is in each block of
+    its stage, with parallel.sharded."""
 
     address: Address
     platform: str
@@ -203,6 +204,7 @@ class Ready(Message, frozen=True):
     deferred_share: float = 0.0
     machine: str = ""
     cores: int = 0
+    blocks: list[str] = msgspec.field(default_factory=list)
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
@@ -312,6 +314,7 @@ class Vote(Message, frozen=True):
     digest   of everything that peers have in common
     squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
     losses   per micro-batch (pipeline-major), likewise
+    blocks   of sharded state: a checksum (int64) of each block that it holds, as after the step before, in order
     """
 
     generation: int
@@ -322,6 +325,7 @@ class Vote(Message, frozen=True):
     digest: bytes
     squares: list[float]
     losses: list[float]
+    blocks: bytes = b""
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

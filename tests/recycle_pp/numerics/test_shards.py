@@ -84,6 +84,22 @@ def test_updates_of_single_blocks_have_the_bits_of_the_whole(precision, block, s
         assert torch.equal(state[name][places], piece)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
+def test_any_bit_that_flips_changes_the_checksum_of_its_block_alone(vector, place, bit):
+    config = small(parallel__pipelines=2)
+    stage = cut(Stage(config, 0, CPU), 1024)
+    optimizer = ShardedOptimizer(config, stage)
+    blocks = range(len(stage.layout.blocks))
+    for number in blocks:
+        optimizer.begin(number)
+    optimizer.start_step(blocks, blocks)
+    before = optimizer.checksums()
+    struck = optimizer.shards[3].state[vector].view(torch.int32)
+    struck[place % len(struck)] ^= (1 << bit) - (bit == 31) * (1 << 32)
+    assert [k for k, (x, y) in enumerate(zip(before, optimizer.checksums(), strict=True)) if x != y] == [3]
+
+
 def test_what_is_not_updated_is_out_of_date_and_goes():
     config = small(parallel__pipelines=2)
     stage = Stage(config, 0, CPU)

@@ -338,7 +338,10 @@ class Node:
         squares = [4.0 if step in self.world.clipped else 0.01]
         losses = [1.0] * len(counts)
         fits = (step, self.me.attempt) not in self.world.misfits
-        self.outbox.append(make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks))
+        blocks = b"" if self.shards is None else self.shards.checksums()
+        self.outbox.append(
+            make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks, blocks)
+        )
 
     def _settle(self, orders: Orders | None = None) -> Program:
         me, validate, applied = self.me, [], False

@@ -6,6 +6,7 @@ death, a cut or a delay may take, and every version is checked where it is used.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
@@ -126,6 +127,9 @@ class Shards:
         for block in self.state:
             self.weights[block] = step
         self._grads, self.exponents = {}, step
+
+    def checksums(self) -> bytes:
+        return array("q", [self.state[block] for block in sorted(self._grads)]).tobytes()
 
     def check_weights(self, step: int) -> None:
         node = self._node

@@ -1,0 +1,107 @@
+"""What workers say of their blocks, and what the coordinator makes of it."""
+
+from array import array
+
+import pytest
+
+from recycle_pp.protocol.shards import BlocksLost, Holdings, Shards
+
+SIZES = [128] * 6
+
+
+def workers(*pipelines, loaded=-1):
+    return {pipeline: Holdings(pipeline, SIZES, loaded) for pipeline in pipelines}
+
+
+def share(shards, found, committed):
+    shares = shards.share(0, {p: holdings.reported() for p, holdings in found.items()}, committed)
+    for holdings in found.values():
+        holdings.adopt(shares)
+    return shares
+
+
+def heal(found, committed):
+    for holdings in found.values():
+        for block, _, to in holdings.shares.copies:
+            if to == holdings.me:
+                holdings.took(block)
+        holdings.settled()
+        holdings.gathered(committed)
+
+
+def running(copies, *pipelines):
+    """A stage of these workers after step 0."""
+    shards, found = Shards(copies), workers(*pipelines)
+    assert share(shards, found, -1).copies == [], "all begin with all of it"
+    heal(found, -1)
+    for holdings in found.values():
+        holdings.commit()
+        holdings.gathered(0)
+    return shards, found
+
+
+def test_after_a_death_only_what_is_missing_is_copied_and_no_weights_are_sent():
+    shards, found = running(2, 0, 1, 2, 3)
+    dead = found.pop(1)
+    shares = share(shards, found, 0)
+    assert len(shares.copies) == len(dead.blocks) and shares.knows is None
+
+
+def test_who_comes_back_has_nothing_and_is_sent_all_weights():
+    shards, found = running(2, 0, 1)
+    found.pop(1)
+    share(shards, found, 0)
+    heal(found, 0)
+    found |= workers(1)
+    found[1].join(committed=3)
+    assert found[1].reported().loaded is None
+    found[0].commit()
+    found[0].gathered(3)
+    shares = share(shards, found, 3)
+    assert [copy[1:] for copy in shares.copies] == [(0, 1)] * 6
+    assert shares.knows == 0
+
+
+def test_a_heal_that_was_broken_off_goes_on_with_what_has_arrived():
+    shards, found = running(2, 0, 1, 2)
+    found.pop(0)
+    first = share(shards, found, 0)
+    block, _, to = first.copies[0]
+    found[to].took(block)
+    again = share(shards, found, 0)
+    assert again.holders == first.holders and again.copies == first.copies[1:]
+    successor = share(Shards(2), found, 0)  # a new coordinator knows what the workers say, and nothing else
+    assert block not in [copy[0] for copy in successor.copies]
+
+
+def test_what_all_holders_took_with_them_is_lost():
+    shards, found = running(2, 0, 1, 2, 3)
+    gone = found[0].blocks & found.pop(2).blocks
+    found.pop(0)
+    with pytest.raises(BlocksLost) as lost:
+        share(shards, found, 0)
+    assert (lost.value.blocks, lost.value.of) == (len(gone), 6)
+
+
+@pytest.mark.parametrize(
+    ("copies", "flips", "says"),
+    [
+        (
+            2,
+            [1],
+            "workers 0.0 on host and 1.0 hold different copies of block 2 of the optimizer's state of stage 0 (w)",
+        ),
+        (
+            3,
+            [1],
+            "worker 1.0 holds another copy of block 2 of the optimizer's state of stage 0 (w) than 0.0 on host and",
+        ),
+        (3, [], None),
+    ],
+)
+def test_holders_that_do_not_agree_are_named_with_host_and_block(copies, flips, says):
+    shards, found = running(copies, *range(copies))
+    shards.hosts, shards.names = {(0, 0): "h"}, {0: ["u", "v", "w"]}
+    checksums = {p: array("q", [7, 7, 8 if p in flips else 7, 7, 7, 7]).tobytes() for p in found}
+    said = shards.difference(0, checksums)
+    assert said == says if says is None else said.startswith(says)
