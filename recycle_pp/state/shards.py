@@ -58,6 +58,7 @@ class Exchange:
         self._me, self._wait = me.pipeline, wait
         self._worker = {d: Worker(d, me.stage) for d in range(stage.settings.parallel.pipelines)}
         self._spans = stage.layout.spans
+        self._cut: tuple[Shares | None, list[Run]] = None, []  # the runs of these shares
 
     def exponents(self, source: int) -> None:
         """Everybody has those of that peer."""
@@ -99,8 +100,10 @@ class Exchange:
         squares = torch.zeros(len(self._spans), dtype=torch.float64, device=self._stage.device)
         largest = torch.zeros(sum(counts), device=self._stage.device)
         places = largest.split(counts)
-        by_peer = [[run for run in self._runs(shares) if run.holders[0] == peer] for peer in peers]
-        for number, runs in enumerate(zip_longest(*by_peer)):
+        by_peer: dict[int, list[Run]] = {peer: [] for peer in peers}
+        for run in self._runs(shares):
+            by_peer[run.holders[0]].append(run)
+        for number, runs in enumerate(zip_longest(*by_peer.values())):
             rooms = {}
             for peer, run in zip(peers, runs, strict=True):
                 if run is None:
@@ -185,17 +188,21 @@ class Exchange:
         grad[view.numel() :].zero_()
         return grad
 
-    def _runs(self, shares: Shares) -> Iterator[Run]:
+    def _runs(self, shares: Shares) -> list[Run]:
+        if self._cut[0] is not shares:
+            self._cut = shares, list(self._runs_of(shares.holders))
+        return self._cut[1]
+
+    def _runs_of(self, table: list[list[int]]) -> Iterator[Run]:
         first = 0
-        for block, holders in enumerate(shares.holders):
+        for block, holders in enumerate(table):
             following = block + 1
             if (
-                following == len(shares.holders)
-                or shares.holders[following] != holders
+                following == len(table)
+                or table[following] != holders
                 or self._spans[following].stop - self._spans[first].start > BUCKET
             ):
-                span = slice(self._spans[first].start, self._spans[block].stop)
-                yield Run(range(first, following), holders, span)
+                yield Run(range(first, following), holders, slice(self._spans[first].start, self._spans[block].stop))
                 first = following
 
 
