@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_pp.config.compose import compose
-from recycle_pp.coordinator.footprint import parameters
+from recycle_pp.model.memory import parameters
 from recycle_pp.testing.local_cluster import Zygote
 
 JOBS = {

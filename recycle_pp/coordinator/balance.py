@@ -24,9 +24,9 @@ from recycle_schedules.bounds import LayoutBounds
 from recycle_schedules.layers import TIMES
 
 from recycle_pp.config.settings import Settings, load
+from recycle_pp.model.memory import parameters
 from recycle_pp.model.split import layers_of
 
-from .footprint import parameters
 from .problem import initial_problem
 
 ENOUGH = 1.02

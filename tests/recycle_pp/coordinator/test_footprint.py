@@ -1,75 +1,50 @@
-"""What the start says of parameters and memory, against what a stage really holds."""
+"""What the start says of parameters and memory."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-from recycle_pp.coordinator.footprint import activations, bytes_of, footprint, parameters
-from recycle_pp.model.split import layers_of
-from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import Batch
+from recycle_pp.coordinator.footprint import footprint, needs_of
+from recycle_pp.coordinator.machine import host_memory
 
-from ..in_process import CPU, small
-
-TIED = {"model__tied": True, "model__qk_norm": True, "model__qkv_bias": True, "model__head_dim": 8}
-SHAPES = [
-    {},
-    TIED,
-    TIED | {"parallel__stages": 1},
-    {"model__kv_heads": 4},
-    {"model__recompute": True},
-    {"parallel__stages": 1},
-]
-
-
-@pytest.mark.parametrize("changes", SHAPES, ids=str)
-def test_parameters_and_activations_are_those_of_the_stages(changes):
-    settings = small(**changes)
-    for number, layers in enumerate(layers_of(settings.model.layers, settings.parallel.stages)):
-        stage = Stage(settings, number, CPU)
-        assert parameters(settings.model, layers) == sum(p.numel() for p in stage.parameters.values())
-        tokens = settings.parallel.microbatch_size * settings.model.sequence
-        assert activations(settings.model, layers, tokens) == pytest.approx(_kept(stage), rel=0.02)
-
-
-def _kept(stage: Stage) -> int:
-    """Bytes of the tensors that autograd keeps, parameters apart."""
-    seen: dict[int, int] = {}
-    weights = {p.untyped_storage().data_ptr() for p in stage.parameters.values()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    model, size = stage.settings.model, stage.settings.parallel.microbatch_size
-    tokens = torch.randint(0, model.vocabulary, (size, model.sequence))
-    boundary = [] if stage.first else [torch.randn(size, model.sequence, model.width)]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        stage.forward(0, 0, Batch(tokens, tokens), boundary)
-    return sum(seen.values())
-
-
-def test_settings_that_cost_memory_are_counted():
-    plain = bytes_of(small(), 0)
-    assert bytes_of(small(numerics__reproducible=True), 0)["gradients"] == 2 * plain["gradients"]
-    small_sums = bytes_of(small(numerics__reproducible=True, numerics__sums="int32"), 0)
-    assert small_sums["gradients"] == plain["gradients"]
-    half = bytes_of(small(numerics__precision="bf16"), 0)
-    assert all(2 * half[name] == plain[name] for name in ("activations", "replay log"))
-    assert half["weights"] == 1.5 * plain["weights"]
-    assert bytes_of(small(optimizer__stagger=True), 0)["optimizer state"] == 2.5 * plain["optimizer state"]
-    assert bytes_of(small(schedule__memory_extra=0), 1)["activations"] * 3 == bytes_of(small(), 1)["activations"]
-    assert bytes_of(small(parallel__stages=1), 0)["replay log"] == 0
+from ..in_process import small
 
 
 def test_the_start_says_it_in_sentences(monkeypatch):
-    monkeypatch.setattr("recycle_pp.coordinator.footprint._memory", lambda: 1e6)
-    first, second, third = footprint(small(run__device="cpu"), workers_here=2)
+    monkeypatch.setattr("recycle_pp.coordinator.footprint.host_memory", lambda: 1e6)
+    settings = small(run__device="cpu")
+    first, second, third = footprint(settings, workers_here=2)
     assert "parameters in 2 stages; each step: 8 samples, 128 tokens" in first
-    assert all(name in second for name in ("weights", "gradients", "optimizer state", "activations", "replay log"))
+    assert second.startswith("a worker of stage 0, the fullest, holds about")
+    assert all(name in second for name in needs_of(settings, "cpu")[0])
     assert third.startswith("the 2 workers of this machine, torch included, may need 56") and third.endswith(
         "it has 1 MB: that is not enough"
     )
+
+
+def test_fewer_micro_batches_in_flight_take_less_than_more_do():
+    wide = {"model__sequence": 512, "parallel__microbatch_size": 8}
+    most = [needs_of(small(**wide, schedule__memory_extra=extra), "cpu")[1]["activations"] for extra in (0, 2)]
+    assert most[1] > 1.5 * most[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "least"),
+    [
+        ("0::/", {"memory.max": "5000000"}, 5e6),
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "7000000"}, 7e6),
+        ("4:memory:/job\n3:cpuset:/", {"memory/job/memory.limit_in_bytes": "6000000"}, 6e6),
+        ("0::/gone", {"memory.max": "8000000"}, 8e6),  # a container that sees its group as the root
+        ("0::/", {}, 1024 * 1e6),
+        ("0::/", {"memory.max": "max"}, 1024 * 1e6),
+    ],
+)
+def test_the_host_has_what_its_control_groups_leave(tmp_path, lines, files, least):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    for path, text in {proc / "meminfo": "MemTotal: 1000000 kB", proc / "self/cgroup": lines}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text)
+    assert host_memory(proc, groups) == least

@@ -1,0 +1,55 @@
+"""What this machine has: memory of its own, of the container, of its GPU.
+
+host_memory()       # bytes that the processes here may take together; None if nobody says
+gpu_memory()        # bytes of the first GPU; None without one
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The least of the machine's memory and the limits of the control groups that this process is in (cgroup v1 or
+    v2)."""
+    found = [bytes_ for bytes_ in (_total(proc), *_limits(proc, groups)) if bytes_ is not None]
+    return min(found, default=None)
+
+
+def gpu_memory() -> float | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, ValueError, IndexError, subprocess.SubprocessError):
+        out = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+        return float(out.splitlines()[0]) * 2**20
+    return None
+
+
+def _total(proc: Path) -> float | None:
+    with suppress(OSError, ValueError, IndexError):
+        return int((proc / "meminfo").read_text().split()[1]) * 1024.0
+    return None
+
+
+def _limits(proc: Path, groups: Path) -> Iterator[float]:
+    """Of each group from this process's up to the root. A container may see its own group as the root."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
+        inside = Path(group.strip("/"))
+        for folder in (root / inside, *(root / above for above in inside.parents), root):
+            with suppress(OSError, ValueError):  # "max": none
+                yield float((folder / name).read_text())
+
+
+__all__ = ["gpu_memory", "host_memory"]

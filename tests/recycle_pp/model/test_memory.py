@@ -1,0 +1,167 @@
+"""What the byte model says, against the tensors that real stages allocate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.model.memory import StageMemory, layers_of_stages, parameters, stage_memory
+from recycle_pp.model.stage import Stage
+from recycle_pp.model.stage_module import Batch
+from recycle_pp.numerics.optimizer import StageOptimizer
+
+from ..allocations import allocations
+from ..in_process import CPU, small
+
+TIED = {"model__tied": True, "model__qk_norm": True, "model__qkv_bias": True, "model__head_dim": 8}
+LARGER = {
+    "model__layers": 4, "model__width": 128, "model__heads": 8, "model__kv_heads": 4, "model__ffn": 320,
+    "model__sequence": 256, "model__vocabulary": 1000, "parallel__microbatch_size": 2,
+}  # fmt: skip
+NUMERICS = [
+    {},
+    {"numerics__reproducible": True},
+    {"numerics__precision": "bf16"},
+    {"numerics__precision": "bf16", "numerics__reproducible": True, "numerics__sums": "int32"},
+    {"numerics__precision": "bf16-autocast", "numerics__reproducible": True},
+]
+
+
+class Measured:
+    """Bytes that a stage really takes: `start` for itself and its optimizer, then for the ops of one micro-batch."""
+
+    def __init__(self, of: Settings, stage: int) -> None:
+        with allocations() as start:
+            self.stage = Stage(of, stage, CPU)
+            self.optimizer = StageOptimizer(of, self.stage)
+        self.start = start.kept
+        for g in range(2):  # what is made at the first use stays
+            self._forward(g)
+            self.stage.backward(g, self._gradients())
+        grads = self._gradients()
+        with allocations() as forward:
+            sent = self._forward(2)
+        self.flight = forward.kept - (0 if self.stage.last else sent)
+        with allocations() as inputs:
+            kept = self.stage.backward_input(2, grads)
+        given = sum(tensor.nbytes for tensor in grads)  # the last layer's W needs it
+        self.waiting = self.flight + inputs.kept - sum(tensor.nbytes for tensor in kept) + given
+        with allocations() as weights:
+            self.stage.backward_weight(2)
+        self._forward(3)
+        with allocations() as whole:
+            self.stage.backward(3, grads)
+        self.split_peak = max(forward.peak, self.flight + inputs.peak, self.waiting + weights.peak)
+        self.whole_peak = max(forward.peak, self.flight + whole.peak)
+
+    def _forward(self, g: int) -> int:
+        """Returns the bytes of what is sent."""
+        model, size = self.stage.settings.model, self.stage.settings.parallel.microbatch_size
+        tokens = torch.zeros(size, model.sequence, dtype=torch.int64)
+        taken = [of.empty(CPU).zero_() for of in self.stage.module.takes]
+        return sum(tensor.nbytes for tensor in self.stage.forward(0, g, Batch(tokens, tokens), taken))
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [of.empty(CPU).zero_() for of in self.stage.module.gives]
+
+
+@pytest.mark.parametrize("changes", [{}, TIED, TIED | {"parallel__stages": 1}, {"model__kv_heads": 4}], ids=str)
+def test_parameters_are_those_of_the_stages(changes):
+    of = small(**changes)
+    for number, layers in enumerate(layers_of_stages(of)):
+        stage = Stage(of, number, CPU)
+        assert parameters(of.model, layers) == sum(p.numel() for p in stage.parameters.values())
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("numerics", NUMERICS, ids=str)
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_takes_the_bytes_that_the_model_says(stage, numerics, recompute):
+    of = small(**LARGER, **numerics, model__recompute=recompute)
+    memory, measured = stage_memory(of, stage), Measured(of, stage)
+    copies = 2 * sum(p.numel() for p in measured.stage.parameters.values() if p.dim() == 2)  # made at the first F
+    lazy = copies if of.numerics.precision == "bf16-autocast" else 0
+    start = memory.weights + memory.state + memory.sums
+    assert start - lazy <= 1.02 * measured.start and measured.start <= 1.02 * start
+    assert memory.flight == pytest.approx(measured.flight, rel=0.1)
+    assert memory.waiting == pytest.approx(measured.waiting, rel=0.1)
+    assert measured.split_peak <= 1.1 * (memory.each + memory.op)
+    whole = stage_memory(of, stage, waits=False)
+    assert whole.waiting == 0
+    assert measured.whole_peak <= 1.15 * (whole.each + whole.op)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_activations_of_any_shape_are_those_that_a_stage_keeps(data):
+    pick = lambda *values: data.draw(st.sampled_from(values))  # noqa: E731
+    heads = pick(2, 4, 8)
+    of = small(
+        model__layers=pick(2, 3, 5), model__width=16 * heads, model__heads=heads, model__kv_heads=pick(1, heads),
+        model__ffn=pick(96, 200, 384), model__vocabulary=pick(200, 900), model__sequence=pick(64, 200),
+        model__head_dim=pick(None, 32), model__qk_norm=pick(False, True), parallel__microbatch_size=pick(1, 3),
+        numerics__precision=pick("fp32", "bf16"), model__recompute=pick(False, True),
+    )  # fmt: skip
+    stage = pick(0, 1)
+    memory, measured = stage_memory(of, stage), Measured(of, stage)
+    assert memory.flight == pytest.approx(measured.flight, rel=0.1)
+    assert memory.waiting == pytest.approx(measured.waiting, rel=0.1)
+    assert 0.75 * measured.split_peak <= memory.each + memory.op <= 1.5 * measured.split_peak
+
+
+@pytest.mark.parametrize("numerics", NUMERICS, ids=str)
+def test_reduction_update_and_undo_copy_take_the_bytes_that_the_model_says(numerics):
+    of = small(**LARGER, **numerics, optimizer__stagger=True)
+    memory, measured = stage_memory(of, 0), Measured(of, 0)
+    plain = stage_memory(replace(of, optimizer=replace(of.optimizer, stagger=False)), 0)
+    gradients = measured.stage.gradients
+    with allocations() as reduction:
+        reduced = gradients.reduced(gradients.payload())
+    assert memory.payload + memory.restored == pytest.approx(reduction.peak, rel=0.02)
+    with allocations() as update:
+        measured.optimizer.step(reduced, 0, 0.5)
+    assert memory.update == pytest.approx(update.peak, rel=0.05)
+    with allocations() as ahead:
+        measured.optimizer.speculate(reduced, 1)
+    assert memory.state - plain.state == pytest.approx(ahead.kept, rel=0.02)
+    with allocations() as saving:
+        copies = measured.stage.copied(), [tensor.clone() for tensor in measured.optimizer.state().values()]
+    assert memory.saved == pytest.approx(saving.kept, rel=0.02) and copies
+
+
+def memory(**changes: float) -> StageMemory:
+    plain = StageMemory(
+        weights=40, state=120, copies=0, sums=80, gradient=40, staggered=False, boundary=1, flight=10, waiting=9,
+        op=5, payload=80, received=80, restored=40, update=10, saved=0,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def test_the_fullest_moment_counts():
+    assert memory().peak(peers=2, ran=4, in_flight=3) == {
+        "weights": 40, "optimizer state": 120, "sums": 80, "replay log": 4, "reduction": 120,
+    }  # fmt: skip
+    assert memory().peak(peers=2, ran=4, in_flight=13)["activations"] == 135
+    assert memory(saved=160).peak(peers=2, ran=4, in_flight=3)["checkpoint"] == 160
+    assert memory(staggered=True).peak(peers=2, ran=4, in_flight=9)["reduced gradient"] == 40
+
+
+def test_shards_and_what_is_received_follow_who_lives():
+    assert [memory(copies=2).share(n) for n in (1, 2, 4, 8)] == [1, 1, 0.5, 0.25]
+    assert memory(copies=2).always(8, 0)["optimizer state"] == 30
+    assert memory().aside(1) == 80 + 40 and memory().aside(4) == 80 + 60
+
+
+@given(st.integers(0, 1000), st.integers(1, 8), st.integers(0, 30), st.sampled_from([0, 2]), st.booleans())
+def test_what_fits_is_the_most_whose_peak_does(capacity, peers, ran, copies, staggered):
+    of = memory(copies=copies, staggered=staggered)
+    n = of.in_flight(capacity, peers, ran)
+    peak = lambda k: sum(of.peak(peers, ran, k).values())  # noqa: E731
+    if n:
+        assert peak(n) <= capacity + 1e-6
+    assert peak(n + 1) > capacity - 1e-6
