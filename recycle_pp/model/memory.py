@@ -5,17 +5,15 @@
     memory.in_flight(80e9, peers=3, ran=6)                  # how many micro-batches fit
 
 Everything follows from shapes. Tests count the tensors of real stages against it, `bench/memory.py` whole jobs. Tensors
-are all it knows: what Python and torch take for themselves comes on top (`PROCESS`).
-
-A step has four moments, and the fullest counts: micro-batches are in flight; the sums are reduced over the peers; the
-optimizer steps; a checkpoint is copied (on a CPU; the copies of a GPU lie on its host).
+are all it knows: what Python and torch take for themselves comes on top (`PROCESS`). The copies that a checkpoint is
+written of lie on the host, so they count on a CPU only.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from recycle_schedules import StageMemory
 
 from recycle_pp.config.settings import Model, Settings
 
@@ -25,90 +23,6 @@ PROCESS = 280_000_000  # bytes of a worker on a CPU before it holds anything: Py
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # elements that a tensor's place in the stage's vector is a multiple of (numerics.layout)
 CHUNK = 512 << 20  # of logits: what the fused head makes of them at a time (recycle_kernels.head_loss)
-
-
-@dataclass(frozen=True)
-class StageMemory:
-    """Bytes of a worker.
-
-    weights     what is computed with, and autocast's rounded copies of it
-    state       masters where they are not the weights, moments, undo copies: of all the stage's parameters, once
-    copies      how many workers hold each block of the state, and its gradient; 0: everybody all of it
-    sums        the accumulators of the gradient
-    gradient    the reduced gradient in float32, from the reduction to the commit
-    staggered   whether micro-batches of the next step may be in flight before the commit
-    boundary    what one micro-batch leaves in the replay log, until the commit
-    flight      of one micro-batch from its F to its I
-    waiting     of one micro-batch from its I to its W
-    op          most that one op takes beside that, until it ends
-    payload     what is reduced: a copy of the sums, or a bucket of it
-    received    what comes in from each peer for its part of the sums, in all
-    restored    the float32 that the reduced sums are turned into, where they are not float32
-    update      most that the optimizer's step takes
-    saved       the copies that a checkpoint is written of, and its digests are made of
-    """
-
-    weights: float
-    state: float
-    copies: int
-    sums: float
-    gradient: float
-    staggered: bool
-    boundary: float
-    flight: float
-    waiting: float
-    op: float
-    payload: float
-    received: float
-    restored: float
-    update: float
-    saved: float
-
-    @property
-    def each(self) -> float:
-        """Of one micro-batch in flight, at most."""
-        return max(self.flight, self.waiting)
-
-    def share(self, peers: int) -> float:
-        """Of the state and of the reduced gradient, what one of so many live workers of the stage holds."""
-        return min(1.0, self.copies / peers) if self.copies else 1.0
-
-    def always(self, peers: int, ran: int) -> dict[str, float]:
-        """What is there at every moment. ran: micro-batches that the worker runs in a step."""
-        return {
-            "weights": self.weights,
-            "optimizer state": self.state * self.share(peers),
-            "sums": self.sums,
-            "replay log": self.boundary * ran,
-        }
-
-    def moments(self, peers: int, in_flight: float) -> dict[str, dict[str, float]]:
-        """What comes to it at each moment of a step."""
-        gradient = {"reduced gradient": self.gradient * self.share(peers)}
-        inboxes = self.received * (peers - 1) / peers
-        return {
-            "compute": {"activations": in_flight * self.each + self.op} | (gradient if self.staggered else {}),
-            "reduce": {"reduction": self.payload + max(inboxes, self.restored * self.share(peers))},
-            "update": gradient | {"update": self.update},
-            "save": gradient | {"checkpoint": self.saved},
-        }
-
-    def peak(self, peers: int, ran: int, in_flight: float) -> dict[str, float]:
-        """By part, at the fullest moment."""
-        moments = self.moments(peers, in_flight).values()
-        return self.always(peers, ran) | max(moments, key=lambda parts: sum(parts.values()))
-
-    def aside(self, peers: int) -> float:
-        """Most that comes to `always` while nothing is in flight."""
-        return max(sum(parts.values()) for name, parts in self.moments(peers, 0).items() if name != "compute")
-
-    def in_flight(self, capacity: float, peers: int, ran: int) -> float:
-        """How many micro-batches fit into so many bytes; 0 where the rest alone does not, inf where they take none."""
-        room = capacity - sum(self.always(peers, ran).values())
-        room_for_flight = room - sum(self.moments(peers, 0)["compute"].values())
-        if min(room_for_flight, room - self.aside(peers)) < 0:
-            return 0
-        return math.floor(room_for_flight / self.each) if self.each else math.inf
 
 
 def stage_memory(

@@ -11,6 +11,7 @@ Plain data in and out; no torch. `plan`, `plan_layout` and what they need (numba
 from typing import TYPE_CHECKING, Any
 
 from .actions import Action, Actions, actions, unpack
+from .memory import StageMemory
 from .ops import KINDS, Done, MicroBatch, Op, Tensor, Worker
 from .plans import OpArrays, Plan
 from .problem import Begun, Problem
@@ -32,6 +33,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Progress",
+    "StageMemory",
     "Tensor",
     "Trace",
     "Worker",

@@ -50,7 +50,10 @@ class Problem(ProblemKeys):
         return cls(**{key: value for key, value in data.items() if value is not None})
 
     def to_json(self) -> Json:
-        """The keys that differ from their defaults, as plain JSON values."""
+        """The keys that differ from their defaults, as plain JSON values; `memory` as the `memory_limit` that it comes
+        to, so that whoever reads plans can judge this one."""
+        if self.memory is not None:
+            return self.replace(memory=None, memory_limit=self.counted_limits([math.inf] * self.stages)).to_json()
         out: Json = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -84,11 +87,11 @@ class Problem(ProblemKeys):
         layout = model.check(layout, self.stages)
         changes: Json = {"layers": None, "capacity_bytes": None, "durations": model.durations(layout)}
         if self.capacity_bytes is not None:
-            changes["memory_limit"] = self._within(model.in_flight(layout, self.capacity_bytes))
+            changes["memory_limit"] = self.counted_limits(model.in_flight(layout, self.capacity_bytes))
         return self.replace(**changes)
 
-    def _within(self, most: Sequence[float]) -> Any:
-        """`memory_limit` with nothing above `most`, (P,)."""
+    def counted_limits(self, most: Sequence[float]) -> Any:
+        """The limits in the form of `memory_limit`, with nothing above `most`, (P,)."""
         limits = {w: min(self.limit(w), most[w.stage]) for w in self.workers()}
         value = lambda n: None if n == math.inf else n  # noqa: E731
         per_stage = [{limits[Worker(d, s)] for d in self.live[s]} for s in range(self.stages)]

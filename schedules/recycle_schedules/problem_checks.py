@@ -45,6 +45,8 @@ def check(p: ProblemKeys) -> None:
     _speed(p)
     _remainder(p, put)
     _memory(p)
+    for worker in p.bytes.capacity if p.bytes else ():
+        _worker("memory.capacity", p, worker)
     for s, pipelines in enumerate(p.live):
         if not pipelines:
             raise ValueError(f"failed: no live worker at stage {s}, so no schedule exists")
@@ -181,7 +183,7 @@ def _memory(p: ProblemKeys) -> None:
 
 def _room(p: ProblemKeys) -> None:
     """Every micro-batch that still needs an F must find a worker that may hold it."""
-    alike = not (isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit)
+    alike = p.limits_alike
     for s, pipelines in enumerate(p.live):
         if s in p.finished:
             continue
@@ -196,7 +198,8 @@ def _room(p: ProblemKeys) -> None:
             own = p.reroute == "failed_only" and (mb[0], s) not in p.dead
             if host < 0 and not (mb[0] in roomy if own else roomy):
                 who = f"worker {Worker(mb[0], s)}" if own else f"any live worker of stage {s}"
-                raise ValueError(f"memory_limit: {who} may hold less than one micro-batch, so no schedule exists")
+                key = "memory_limit" if p.memory is None else "memory"
+                raise ValueError(f"{key}: {who} may hold less than one micro-batch, so no schedule exists")
 
 
 def _remainder(p: ProblemKeys, put: Any) -> None:

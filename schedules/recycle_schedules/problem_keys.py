@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from .memory import Memory
 from .ops import KINDS, Done, MicroBatch, Worker
 from .progress import BIT, WEIGHTS, Progress
 
@@ -51,6 +52,8 @@ class ProblemKeys:
     optimizer      "staggered" (each stage steps by itself) | "barrier" (all together) | "none"
     memory_limit   most micro-batches in flight (from the start of F to the end of W or B) on a worker: None | number |
                    one per stage | {"base": "1f1b", "extra": k} = P - s + k | {"per_worker": {"d,s": n}, "default": n}
+    memory         {"capacity", "stages"}: what a worker has and what its stage holds, in bytes (memory.py): a limit
+                   beside `memory_limit` that follows who lives; a plan's file has the limit that came of it
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages; send_rerouted: between different pipelines (default: send)
     links          hosts, and the latency and bandwidth of the links between them (links.py), instead of `send`
@@ -84,6 +87,7 @@ class ProblemKeys:
     committed: Iterable[int] | None = None
     layers: Mapping[str, Any] | None = None
     capacity_bytes: float | None = None
+    memory: Mapping[str, Any] | None = None
     name: str | None = None
 
     def replace(self, **changes: Any) -> Self:
@@ -153,8 +157,26 @@ class ProblemKeys:
         """How long an op of this kind takes on a worker."""
         return self._per_stage[kind][worker.stage] / self.speeds.get(worker, 1.0)
 
+    @cached_property
+    def bytes(self) -> Memory | None:
+        """What the key `memory` says."""
+        return None if self.memory is None else Memory.of(self.memory, self.stages)
+
+    @property
+    def limits_alike(self) -> bool:
+        """Have all workers of a stage the same limit?"""
+        per_worker = isinstance(self.memory_limit, Mapping) and "per_worker" in self.memory_limit
+        return not per_worker and (self.bytes is None or self.bytes.alike)
+
     def limit(self, worker: Worker) -> float:
         """Most micro-batches in flight on a worker; math.inf if there is no limit."""
+        counted = self._counted_limit(worker)
+        if self.bytes is None:
+            return counted
+        peers = max(1, len(self.live[worker.stage]))
+        return min(counted, self.bytes.limit(worker, peers, -(-self.total // peers)))
+
+    def _counted_limit(self, worker: Worker) -> float:
         m = self.memory_limit
         if isinstance(m, Mapping):
             if m.get("base") == "1f1b":
@@ -171,7 +193,7 @@ class ProblemKeys:
     def limits(self) -> np.ndarray:
         """(D * P,) float64: `limit` of worker d * P + s, dead ones too."""
         D, P = self.pipelines, self.stages
-        if isinstance(self.memory_limit, Mapping) and "per_worker" in self.memory_limit:
+        if not self.limits_alike:
             return np.array([self.limit(Worker(d, s)) for d in range(D) for s in range(P)], dtype=float)
         return np.tile([float(self.limit(Worker(0, s))) for s in range(P)], D)
 

@@ -122,7 +122,6 @@ def _within(p: Problem, most: int) -> Problem:
 def _alike(p: Problem, worker: Worker) -> object:
     """A key: deaths with equal keys have plans that differ only in the names of pipelines."""
     special = {w.pipeline for w in (*p.dead, *p.speeds)}
-    per_worker = isinstance(p.memory_limit, dict) and "per_worker" in p.memory_limit
-    if worker.pipeline in special or per_worker or p.remainder or not p.graph.uniform:
+    if worker.pipeline in special or not p.limits_alike or p.remainder or not p.graph.uniform:
         return worker
     return worker.stage, p.counts[worker.pipeline]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ops import Worker
@@ -148,8 +148,7 @@ def _least_latency(p: Problem, s: int) -> float:
 
 def _most_in_flight(p: Problem, s: int) -> float:
     """The largest limit of the stage's live workers."""
-    alike = not (isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit)
-    return max(p.limit(Worker(d, s)) for d in (p.live[s][:1] if alike else p.live[s]))
+    return max(p.limit(Worker(d, s)) for d in (p.live[s][:1] if p.limits_alike else p.live[s]))
 
 
 def _fullest(p: Problem, s: int, speeds: list[float], span: Span) -> float:

@@ -12,7 +12,7 @@ uniform job needs about one plan for each stage. Not thread-safe: one thread at 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -105,8 +105,7 @@ def canonical(problem: Problem) -> tuple[Problem, list[int]]:
 
 def _alike(p: Problem) -> bool:
     """Do pipelines differ in nothing but deaths?"""
-    per_worker = isinstance(p.memory_limit, Mapping) and "per_worker" in p.memory_limit
-    return len(set(p.counts)) == 1 and not p.speeds and not per_worker and p.graph.uniform
+    return len(set(p.counts)) == 1 and not p.speeds and p.limits_alike and p.graph.uniform
 
 
 def _dead_stages(p: Problem) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.model.memory import StageMemory, layers_of_stages, parameters, stage_memory
+from recycle_pp.model.memory import layers_of_stages, parameters, stage_memory
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -132,36 +132,3 @@ def test_reduction_update_and_undo_copy_take_the_bytes_that_the_model_says(numer
     with allocations() as saving:
         copies = measured.stage.copied(), [tensor.clone() for tensor in measured.optimizer.state().values()]
     assert memory.saved == pytest.approx(saving.kept, rel=0.02) and copies
-
-
-def memory(**changes: float) -> StageMemory:
-    plain = StageMemory(
-        weights=40, state=120, copies=0, sums=80, gradient=40, staggered=False, boundary=1, flight=10, waiting=9,
-        op=5, payload=80, received=80, restored=40, update=10, saved=0,
-    )  # fmt: skip
-    return replace(plain, **changes)
-
-
-def test_the_fullest_moment_counts():
-    assert memory().peak(peers=2, ran=4, in_flight=3) == {
-        "weights": 40, "optimizer state": 120, "sums": 80, "replay log": 4, "reduction": 120,
-    }  # fmt: skip
-    assert memory().peak(peers=2, ran=4, in_flight=13)["activations"] == 135
-    assert memory(saved=160).peak(peers=2, ran=4, in_flight=3)["checkpoint"] == 160
-    assert memory(staggered=True).peak(peers=2, ran=4, in_flight=9)["reduced gradient"] == 40
-
-
-def test_shards_and_what_is_received_follow_who_lives():
-    assert [memory(copies=2).share(n) for n in (1, 2, 4, 8)] == [1, 1, 0.5, 0.25]
-    assert memory(copies=2).always(8, 0)["optimizer state"] == 30
-    assert memory().aside(1) == 80 + 40 and memory().aside(4) == 80 + 60
-
-
-@given(st.integers(0, 1000), st.integers(1, 8), st.integers(0, 30), st.sampled_from([0, 2]), st.booleans())
-def test_what_fits_is_the_most_whose_peak_does(capacity, peers, ran, copies, staggered):
-    of = memory(copies=copies, staggered=staggered)
-    n = of.in_flight(capacity, peers, ran)
-    peak = lambda k: sum(of.peak(peers, ran, k).values())  # noqa: E731
-    if n:
-        assert peak(n) <= capacity + 1e-6
-    assert peak(n + 1) > capacity - 1e-6

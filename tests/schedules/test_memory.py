@@ -1,0 +1,132 @@
+"""Limits in bytes: what fits, what follows from who lives, and what a plan's file says of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recycle_schedules import Plan, Problem, StageMemory, Worker, plan
+from recycle_schedules.analysis.what_if import what_if
+from recycle_schedules.in_flight import peaks
+from recycle_schedules.planner.store import PlanStore
+from recycle_schedules.validate import validate
+
+
+def stage(**changes: float) -> StageMemory:
+    plain = StageMemory(
+        weights=40, state=120, copies=0, sums=80, gradient=40, staggered=False, boundary=1, flight=10, waiting=9,
+        op=5, payload=80, received=80, restored=40, update=10, saved=0,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def test_the_fullest_moment_counts():
+    assert stage().peak(peers=2, ran=4, in_flight=3) == {
+        "weights": 40, "optimizer state": 120, "sums": 80, "replay log": 4, "reduction": 120,
+    }  # fmt: skip
+    assert stage().peak(peers=2, ran=4, in_flight=13)["activations"] == 135
+    assert stage(saved=160).peak(peers=2, ran=4, in_flight=3)["checkpoint"] == 160
+    assert stage(staggered=True).peak(peers=2, ran=4, in_flight=9)["reduced gradient"] == 40
+
+
+def test_shards_and_what_is_received_follow_who_lives():
+    assert [stage(copies=2).share(n) for n in (1, 2, 4, 8)] == [1, 1, 0.5, 0.25]
+    assert stage(copies=2).always(8, 0)["optimizer state"] == 30
+    assert stage().aside(1) == 80 + 40 and stage().aside(4) == 80 + 60
+
+
+@given(st.integers(0, 1000), st.integers(1, 8), st.integers(0, 30), st.sampled_from([0, 2]), st.booleans())
+def test_what_fits_is_the_most_whose_peak_does(capacity, peers, ran, copies, staggered):
+    of = stage(copies=copies, staggered=staggered)
+    n = of.in_flight(capacity, peers, ran)
+    peak = lambda k: sum(of.peak(peers, ran, k).values())  # noqa: E731
+    if n:
+        assert peak(n) <= capacity + 1e-6
+    assert peak(n + 1) > capacity - 1e-6
+
+
+def job(capacity: object, failed: object = (), least: int = 0, **changes: float) -> Problem:
+    """Three pipelines of three stages; a stage holds 360 bytes and 1 for every micro-batch that it runs."""
+    of = stage(received=0, payload=0, restored=0, gradient=0, update=0, **changes)
+    memory = {"capacity": capacity, "stages": [asdict(of)] * 3, "least": least}
+    return Problem(pipelines=3, stages=3, microbatches=6, failed=failed, memory=memory)
+
+
+def test_a_death_leaves_its_peers_less_room():
+    room = 40 + 120 + 80 + 5 + 6  # always, an op, and what six micro-batches leave in the log
+    whole, after = job(room + 33), job(room + 33, failed=[(1, 2)])
+    assert [whole.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
+    assert [after.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
+    assert job(room + 32, failed=[(1, 2)]).limit(Worker(0, 2)) == 2  # nine boundary tensors instead of six
+    sharded = job(room + 33, failed=[(1, 2)], copies=2)
+    assert sharded.limit(Worker(0, 2)) == 3 and sharded.limit(Worker(0, 1)) > 3
+
+
+def test_a_worker_may_have_less_than_the_others():
+    problem = job({"default": None, "1,0": 275})
+    assert problem.limit(Worker(1, 0)) == 2 and problem.limit(Worker(0, 0)) == float("inf")
+    assert peaks(plan(problem))[Worker(1, 0)] <= 2
+    assert what_if(problem).now.value == plan(problem).value
+
+
+def test_without_room_for_one_micro_batch_there_is_no_problem_unless_it_is_to_be_tried():
+    with pytest.raises(ValueError, match=r"^memory: worker 0.0 may hold less than one micro-batch"):
+        job(255)
+    assert job(255, least=1).limit(Worker(0, 0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [
+        ({"capacity": 1e9}, "memory: an object with the keys capacity and stages"),
+        ({"capacity": 1e9, "stages": []}, "memory.stages: 3 objects are needed"),
+        ({"capacity": -1, "stages": [{}] * 3}, "memory.capacity.default: -1 is not a number of bytes"),
+        ({"capacity": {"9,9": 1}, "stages": [{}] * 3}, "memory.capacity: worker 9.9 does not exist"),
+        ({"capacity": 1, "stages": [{"wieghts": 1}] * 3}, "memory.stages: 'wieghts' of stage 0 is not one of"),
+        ({"capacity": 1, "stages": [{"op": "x"}] * 3}, "memory.stages.op: 'x' is not a number of bytes"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(memory, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        Problem(pipelines=2, stages=3, microbatches=2, memory=memory)
+
+
+def test_a_plans_file_has_the_limits_that_anybody_can_judge():
+    made = plan(job(280, failed=[(1, 2)]))
+    file = json.loads(json.dumps(made.to_json()))
+    assert "memory" not in file["problem"]
+    read = Plan.from_json(file)
+    assert validate(read) == []
+    assert all(read.problem.limit(w) == made.problem.limit(w) for w in made.problem.workers())
+
+
+def test_plans_ahead_have_the_limits_of_their_deaths():
+    store = PlanStore()
+    now = job(285)
+    store.plan(now)
+    for problem in store.ahead(now):
+        made = store.plan(problem).plan
+        assert all(held <= problem.limit(w) for w, held in peaks(made).items())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 6), st.integers(262, 400), st.sampled_from([0, 2]), st.data()
+)
+def test_no_plan_holds_more_than_its_workers_have(pipelines, stages, microbatches, capacity, copies, data):
+    dead = data.draw(st.sets(st.tuples(st.integers(1, max(1, pipelines - 1)), st.integers(0, stages - 1)), max_size=2))
+    dead = {w for w in dead if w[0] < pipelines}
+    of = stage(received=0, payload=0, restored=0, gradient=0, update=0, copies=copies)
+    memory = {"capacity": capacity, "stages": [of] * stages, "least": 0}
+    try:
+        problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches, failed=dead, memory=memory)
+    except ValueError:
+        return
+    made = plan(problem)
+    assert validate(made) == []
+    for worker, held in peaks(made).items():
+        peers = len(problem.live[worker.stage])
+        assert sum(of.peak(peers, -(-problem.total // peers), held).values()) <= capacity
