@@ -5,6 +5,7 @@
     python -m recycle_pp.plan problem.json --out plan.json --seconds 1
     python -m recycle_pp.plan runs/demo --step 20                            # what really ran
     python -m recycle_pp.plan --fail 1.2 --what-if --bytes 2GB --capacity 16GB
+    python -m recycle_pp.plan --memory 80GB --model llama8b parallel=2x4     # does it fit, and after deaths?
     python -m recycle_pp.plan --pipelines 1 --stages 4 --microbatches 8 --csv plan.csv      # torch's notation
 
 A problem is planned; a plan, a trace or a run folder is shown as it is, and planned anew where flags change its
@@ -46,6 +47,7 @@ from recycle_pp.drawing import report
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.measures import Measures
 from recycle_pp.drawing.sources import baselines, totals
+from recycle_pp.plan_memory import capacity_of, show
 from recycle_pp.problem_source import Source, add_arguments, compile_planner, read_source
 
 SECONDS = 0.5  # of search
@@ -69,6 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     size, capacity = _size("--bytes", arguments.bytes), _size("--capacity", arguments.capacity)
     _check(arguments)
+    if (bytes_of_worker := capacity_of(arguments.memory)) is not None:
+        return show(arguments, bytes_of_worker, Console(width=None if sys.stdout.isatty() else 200))
+    if arguments.model is not None:
+        raise ValueError("--model: --memory is needed, too, with what a worker has (80GB)")
     source = read_source(arguments, prefer_shown=arguments.seconds is None)
     console = Console(width=None if sys.stdout.isatty() else 160)  # a file's lines are not cut to a terminal's
     if arguments.what_if:
@@ -106,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print the figures as JSON")
     add("--seconds", type=float, help=f"search time; ends early at a provable optimum (default {SECONDS:g})")
     add("--what-if", action="store_true", help="a table with one row for every worker that could die next")
+    add(
+        "--model", metavar="llama8b", help="for --memory 80GB: a model of configs/model, or a folder with a config.json"
+    )
     add("--bytes", metavar="2GB", help="of one micro-batch in flight on a worker, for --what-if")
     add("--capacity", metavar="16GB", help="what a worker has for micro-batches in flight, for --what-if")
     return parser

@@ -76,7 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fail", nargs="+", action="extend", metavar="D.S", help="dead workers, like 1.2")
     add("--durations", metavar="F=1,I=1,W=1,O=1", help="one number an op, or one per stage: F=1/1/2/1")
     add(
-        "--memory", metavar="1f1b+2", help="micro-batches in flight: none, a number, one per stage (4/3/6/1), or 1f1b+k"
+        "--memory",
+        metavar="1f1b+2",
+        help="micro-batches in flight: none, a number, one per stage (4/3/6/1), or 1f1b+k; of `plan` also what a "
+        "worker has, 80GB, with --model or settings of the trainer",
     )
     add("--backward", choices=("decoupled", "coupled", "mixed"))
     add("--optimizer", choices=("staggered", "barrier", "none"))

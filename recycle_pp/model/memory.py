@@ -31,11 +31,9 @@ def stage_memory(
     *,
     device: str = "cpu",
     recompute: bool | None = None,
-    waits: bool = True,
 ) -> StageMemory:
     """Of a worker of that stage of the project's own Transformer. device: cpu or cuda.
-    recompute: instead of what `model.recompute` says. waits: whether I and W may be apart (else every backward is a B).
-    """
+    recompute: instead of what `model.recompute` says."""
     model, numerics, parallel = settings.model, settings.numerics, settings.parallel
     layers = layers_of_stages(settings)[stage]
     sizes = list(tensor_sizes(model, layers))
@@ -48,9 +46,10 @@ def stage_memory(
     tokens = parallel.microbatch_size * model.sequence
     again = model.recompute if recompute is None else recompute
     fused = model.kernels == "triton" or (model.kernels == "auto" and device == "cuda")
-    activations = Activations(model, layers, tokens, numerics.precision, fused, again, waits)
+    activations = Activations(model, layers, tokens, numerics.precision, fused, again)
     sides = (stage > 0) + (stage < parallel.stages - 1)
-    product = max(linear_sizes(model, layers)) * (HALF if rounded or cast else FLOAT) if exact or rounded or cast else 0
+    matrix = max(linear_sizes(model, layers)) * (HALF if rounded or cast else FLOAT)
+    product = matrix if not fused and (exact or rounded or cast) else 0
     return StageMemory(
         weights=(HALF if rounded else FLOAT) * count + HALF * matrices,
         state=state * count,
@@ -61,7 +60,8 @@ def stage_memory(
         boundary=activations.stream * tokens * model.width * sides,
         flight=activations.flight,
         waiting=activations.waiting,
-        op=max(activations.op, 0 if fused else product),
+        op=max(activations.op, product),
+        whole_op=max(activations.whole_op, product),
         payload=each_sum * count,
         received=each_sum * count if device == "cpu" else 0,
         restored=FLOAT * count if exact else 0,
@@ -106,11 +106,9 @@ def _tensors(model: Model, layers: range) -> list[int]:
 
 class Activations:
     """What the stage keeps of one micro-batch of `tokens` tokens: `flight` from F to I, `waiting` from I to W, and `op`
-    beside that in the middle of an op; bytes. stream: of an element of the residual stream."""
+    beside that in the middle of an op (`whole_op`: of F or B); bytes. stream: of an element of the residual stream."""
 
-    def __init__(
-        self, model: Model, layers: range, tokens: int, precision: str, fused: bool, recompute: bool, waits: bool
-    ):
+    def __init__(self, model: Model, layers: range, tokens: int, precision: str, fused: bool, recompute: bool):
         stream = self.stream = HALF if precision == "bf16" else FLOAT
         product = FLOAT if precision == "fp32" else HALF  # of an element that is multiplied with a matrix
         width, ffn = model.width, model.ffn
@@ -122,30 +120,30 @@ class Activations:
             kept += product * (q + kv) + FLOAT * (model.heads + model.kv_heads)
         if model.dropout:
             kept += 2 * product * width
-        queue = waits * (product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute)
-        inner = 4 * product * ffn + stream * width  # in the middle of SwiGLU's backward
-        if recompute:  # its last layer is there as a whole while what the others leave is
-            flight, inner = stream * width, inner + max(0, kept - queue)
-        else:
-            flight = kept
+        queue = product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute
+        flight = stream * width if recompute else kept
+        inner = whole = 4 * product * ffn + stream * width  # in the middle of SwiGLU's backward
+        if recompute:  # one layer is there as a whole, in I beside what the others have left
+            inner, whole = inner + max(0, kept - queue), whole + kept
 
         # Of a token: embedding and head.
         first, last, table = layers.start == 0, layers.stop == model.layers, FLOAT * model.vocabulary
         flight_ends, waiting_ends, head = 0, 0, 0
         if first:  # the tokens; and the gradient of what they became
-            flight_ends, waiting_ends = LONG, waits * (LONG + stream * width)
+            flight_ends, waiting_ends = LONG, LONG + stream * width
         if last and fused:  # x, dx, the log-sums and targets; W projects once more
             flight_ends += width * (stream + 2 * product) + FLOAT + LONG
-            waiting_ends += waits * (product * width + FLOAT + LONG)
+            waiting_ends += product * width + FLOAT + LONG
         elif last:  # x and the logarithms of what softmax gives; in I the gradients of both
             flight_ends += width * (stream + product) + table + FLOAT + LONG
-            waiting_ends += waits * product * (width + model.vocabulary)
+            waiting_ends += product * (width + model.vocabulary)
             head = 2 * table
 
         self.flight = tokens * (len(layers) * flight + flight_ends)
         self.waiting = tokens * (len(layers) * queue + waiting_ends)
         chunk = min(CHUNK, product * model.vocabulary * tokens) if last and fused else 0
         self.op = max(tokens * max(inner, head), chunk)
+        self.whole_op = max(tokens * max(whole, head), chunk)
 
 
 __all__ = ["PROCESS", "Activations", "StageMemory", "layers_of_stages", "parameters", "stage_memory"]

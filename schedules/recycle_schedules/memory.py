@@ -34,6 +34,7 @@ class StageMemory:
     flight      of one micro-batch from its F to its I
     waiting     of one micro-batch from its I to its W
     op          most that one op takes beside that, until it ends
+    whole_op    the same where every backward is a B, and nothing waits
     payload     what is reduced: a copy of the sums, or a bucket of it
     received    what comes in from each peer for its part of the sums, in all
     restored    the float32 that the reduced sums are turned into, where they are not float32
@@ -51,16 +52,16 @@ class StageMemory:
     flight: float = 0.0
     waiting: float = 0.0
     op: float = 0.0
+    whole_op: float = 0.0
     payload: float = 0.0
     received: float = 0.0
     restored: float = 0.0
     update: float = 0.0
     saved: float = 0.0
 
-    @property
-    def each(self) -> float:
-        """Of one micro-batch in flight, at most."""
-        return max(self.flight, self.waiting)
+    def each(self, whole: bool = False) -> float:
+        """Of one micro-batch in flight, at most. whole: every backward is a B."""
+        return self.flight if whole else max(self.flight, self.waiting)
 
     def share(self, peers: int) -> float:
         """Of the state and of the reduced gradient, what one of so many live workers of the stage holds."""
@@ -75,33 +76,35 @@ class StageMemory:
             "replay log": self.boundary * ran,
         }
 
-    def moments(self, peers: int, in_flight: float) -> dict[str, dict[str, float]]:
+    def moments(self, peers: int, in_flight: float, whole: bool = False) -> dict[str, dict[str, float]]:
         """What comes to it at each moment of a step."""
+        activations = in_flight * self.each(whole) + (self.whole_op if whole else self.op)
         gradient = {"reduced gradient": self.gradient * self.share(peers)}
         inboxes = self.received * (peers - 1) / peers
         return {
-            "compute": {"activations": in_flight * self.each + self.op} | (gradient if self.staggered else {}),
+            "compute": {"activations": activations} | (gradient if self.staggered else {}),
             "reduce": {"reduction": self.payload + max(inboxes, self.restored * self.share(peers))},
             "update": gradient | {"update": self.update},
             "save": gradient | {"checkpoint": self.saved},
         }
 
-    def peak(self, peers: int, ran: int, in_flight: float) -> dict[str, float]:
+    def peak(self, peers: int, ran: int, in_flight: float, whole: bool = False) -> dict[str, float]:
         """By part, at the fullest moment."""
-        moments = self.moments(peers, in_flight).values()
+        moments = self.moments(peers, in_flight, whole).values()
         return self.always(peers, ran) | max(moments, key=lambda parts: sum(parts.values()))
 
     def aside(self, peers: int) -> float:
         """Most that comes to `always` while nothing is in flight."""
         return max(sum(parts.values()) for name, parts in self.moments(peers, 0).items() if name != "compute")
 
-    def in_flight(self, capacity: float, peers: int, ran: int) -> float:
+    def in_flight(self, capacity: float, peers: int, ran: int, whole: bool = False) -> float:
         """How many micro-batches fit into so many bytes; 0 where the rest alone does not, inf where they take none."""
         room = capacity - sum(self.always(peers, ran).values())
-        room_for_flight = room - sum(self.moments(peers, 0)["compute"].values())
+        room_for_flight = room - sum(self.moments(peers, 0, whole)["compute"].values())
         if min(room_for_flight, room - self.aside(peers)) < 0:
             return 0
-        return math.floor(room_for_flight / self.each) if self.each else math.inf
+        each = self.each(whole)
+        return math.floor(room_for_flight / each) if each else math.inf
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,12 @@ class Memory:
         """Has every worker as much?"""
         return not self.capacity
 
-    def limit(self, worker: Worker, peers: int, ran: int) -> float:
-        """Most micro-batches in flight on a worker; peers, ran: as for `StageMemory`."""
+    def limit(self, worker: Worker, peers: int, ran: int, whole: bool) -> float:
+        """Most micro-batches in flight on a worker; peers, ran, whole: as for `StageMemory`."""
         capacity = self.capacity.get(worker, self.default)
         if capacity is None:
             return math.inf
-        return max(self.least, self.stages[worker.stage].in_flight(capacity, peers, ran))
+        return max(self.least, self.stages[worker.stage].in_flight(capacity, peers, ran, whole))
 
 
 def _stage(stage: int, given: Any) -> StageMemory:

@@ -174,7 +174,7 @@ class ProblemKeys:
         if self.bytes is None:
             return counted
         peers = max(1, len(self.live[worker.stage]))
-        return min(counted, self.bytes.limit(worker, peers, -(-self.total // peers)))
+        return min(counted, self.bytes.limit(worker, peers, -(-self.total // peers), self.backward == "coupled"))
 
     def _counted_limit(self, worker: Worker) -> float:
         m = self.memory_limit

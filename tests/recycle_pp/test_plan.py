@@ -203,3 +203,47 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 1024)
     except OSError:
         return b""
+
+
+LLAMA = shlex.split(
+    "--model llama8b --pipelines 4 --stages 4 --microbatches 8 parallel.microbatch_size=1 numerics=bf16"
+)
+
+
+def test_a_size_as_memory_asks_whether_the_job_fits_stage_by_stage_and_after_deaths(capsys):
+    assert main(["--memory", "80GB", *LLAMA]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in ("nobody dead: fits;", "one dead: fits;", "two dead: fits;") if name in said] != []
+    assert said.count("optimizer state") >= 3 and said.count("recomputed") >= 12
+    assert main(["--memory", "80GB", *LLAMA, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["capacity"] == 80e9 and [len(outcome["rows"]) for outcome in found["outcomes"]] == [4, 4, 4]
+    assert all(row["bytes"] <= 80e9 for row in found["outcomes"][0]["rows"])
+
+
+def test_what_does_not_fit_is_refused_with_what_would(capsys):
+    assert main(["--memory", "30GB", *LLAMA]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --memory: a worker of stage ") and error.count("\n") == 1
+    assert "and has 30 GB" in error and "it would fit with" in error
+
+
+def test_a_folder_with_a_config_json_is_a_model_too(tmp_path, capsys):
+    sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "vocab_size": 256}))
+    assert main(["--memory", "1GB", "--model", str(tmp_path), "parallel=2x2"]) == 0
+    assert "nobody dead: fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--model", "llama8b"], "--model: --memory is needed"),
+        (["--memory", "80GB", "plan.json"], "--memory: a model and settings of the trainer"),
+        (["--memory", "80GB", "--model", "nobody"], "model=nobody: there is no such file"),
+        (["--memory", "80GX", *WORKED], "--memory: '80GX' is not none"),
+    ],
+)
+def test_a_mistake_about_memory_gets_one_sentence(flags, sentence, capsys):
+    assert main(flags) == 2
+    assert sentence in capsys.readouterr().err

@@ -102,8 +102,10 @@ def test_the_help_names_every_key_with_its_meaning():
 
 
 def test_large_models_bring_a_learning_rate_that_fits_and_the_command_line_wins():
-    rates = {name: compose([f"model={name}"]).optimizer.lr for name in ("tiny", "small", "gpt124m", "llama1b")}
-    assert rates == {"tiny": 3e-3, "small": 3e-3, "gpt124m": 6e-4, "llama1b": 3e-4}
+    rates = {
+        name: compose([f"model={name}"]).optimizer.lr for name in ("tiny", "small", "gpt124m", "llama1b", "llama70b")
+    }
+    assert rates == {"tiny": 3e-3, "small": 3e-3, "gpt124m": 6e-4, "llama1b": 3e-4, "llama70b": 1.5e-4}
     assert compose(["model=llama1b", "optimizer.lr=1e-3"]).optimizer.lr == 1e-3
     assert compose(["model=llama1b", "optimizer=staggered"]).optimizer.lr == 3e-4
     small, large = compose([]).model, compose(["model=llama1b"]).model

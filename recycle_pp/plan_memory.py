@@ -1,0 +1,129 @@
+"""`plan --memory 80GB`: does a job fit into so many bytes a worker, stage by stage, and after deaths?
+
+    python -m recycle_pp.plan --memory 80GB --model llama8b --pipelines 8 --stages 4 --microbatches 32
+    python -m recycle_pp.plan --memory 80GB --model meta-llama/Llama-3-8B parallel=2x4 numerics=bf16
+    python -m recycle_pp.plan --memory 16GB model.layers=12 run.device=cpu --json
+
+Settings of the trainer say the rest, as for a training run. Exit code 2 where the job does not fit with nobody dead,
+after the sentence that says what would. Bytes are those of tensors; a GPU's context and libraries take some besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.settings import Settings
+from recycle_pp.config.sizes import format_size, parse_size
+from recycle_pp.coordinator.fitting import Outcome, Row, outlook, refusal
+from recycle_pp.problem_source import compile_planner
+
+PARTS = (
+    "weights",
+    "optimizer state",
+    "sums",
+    "replay log",
+    "activations",
+    "reduced gradient",
+    "reduction",
+    "update",
+    "checkpoint",
+)
+
+
+def capacity_of(text: str | None) -> float | None:
+    """Bytes, where `--memory` gives a size (80GB) and not a limit of micro-batches (4, 1f1b+2)."""
+    if text is None or text.isdigit() or "/" in text or text.startswith("1f1b"):
+        return None
+    try:
+        return parse_size(text)
+    except ValueError:
+        return None
+
+
+def show(arguments: argparse.Namespace, capacity: float, console: Console) -> int:
+    """Prints the tables, or JSON. ValueError, one sentence, where not even the job without deaths fits."""
+    settings = settings_of(arguments)
+    compile_planner()
+    device = "cpu" if settings.run.device == "cpu" else "cuda"
+    outcomes = outlook(settings, capacity, device)
+    sentences = [_sentence(settings, outcome, outcomes[0], capacity, device) for outcome in outcomes]
+    if arguments.json:
+        print(json.dumps(_as_json(settings, capacity, outcomes, sentences), indent=1))
+    elif not outcomes[0].fits:
+        raise ValueError(f"--memory: {sentences[0]}")
+    else:
+        for outcome, sentence in zip(outcomes, sentences, strict=True):
+            console.print(f"{outcome.name}: {sentence}", highlight=False, soft_wrap=True)
+            if any(row.peers for row in outcome.rows):
+                console.print(_grid(outcome))
+    return 0 if outcomes[0].fits else 2
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Those of the command line: `--model`, the flags of a problem's shape, settings of the trainer."""
+    if wrong := next((word for word in arguments.source if "=" not in word), None):
+        raise ValueError(
+            f"--memory: a model and settings of the trainer (parallel=2x4) are needed beside it, not {wrong}"
+        )
+    words = [f"parallel.{key}={n}" for key in ("pipelines", "stages", "microbatches") if (n := getattr(arguments, key))]
+    model = arguments.model
+    if model is not None and (Path(model) / "config.json").is_file():
+        words += ["model=llama", f"model.path={json.dumps(model)}", "model.init=random"]
+    elif model is not None:
+        words.append(f"model={model}")
+    return compose([*words, *arguments.source])
+
+
+def _sentence(settings: Settings, outcome: Outcome, whole: Outcome, capacity: float, device: str) -> str:
+    if not any(row.peers for row in outcome.rows):
+        return "the stage is lost: back to the newest checkpoint"
+    if not outcome.fits:
+        return refusal(settings, outcome, capacity, device, format_size)
+    fullest = max(outcome.rows, key=lambda row: row.bytes)
+    holds = f"holds {format_size(fullest.bytes)} of {format_size(capacity)}"
+    said = f"fits; the fullest worker, of stage {fullest.stage}, {holds}"
+    if outcome.dead and outcome.period and whole.period:
+        said += f"; a step takes {100 * (outcome.period / whole.period - 1):+.0f} % if stage {outcome.hit} is hit"
+    if outcome.dead >= (settings.parallel.copies or outcome.dead + 1):
+        said += "; if both held the same blocks of the optimizer's state, back to the newest checkpoint"
+    return said
+
+
+def _grid(outcome: Outcome) -> Table:
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    used = [name for name in PARTS if any(name in row.parts for row in outcome.rows)]
+    for name in ("stage", "layers", "parameters", "live", "in flight", "backward", *used, "in all", "fits"):
+        grid.add_column(name, justify="left" if name in ("backward", "fits") else "right")
+    for row in outcome.rows:
+        sizes = [format_size(row.parts[name]) if row.parts.get(name) else "-" for name in used]
+        grid.add_row(
+            *(str(row.stage), str(row.layers), format_size(row.parameters)[:-1].strip(), str(row.peers)),
+            f"{row.in_flight:g} of {row.wanted:g}",
+            _way(row),
+            *sizes,
+            format_size(row.bytes),
+            "yes" if row.fits else "no",
+        )
+    return grid
+
+
+def _way(row: Row) -> str:
+    return ("whole" if row.whole else "split") + (", recomputed" if row.recompute else "")
+
+
+def _as_json(settings: Settings, capacity: float, outcomes: list[Outcome], sentences: list[str]) -> dict[str, Any]:
+    of = [
+        asdict(outcome) | {"name": outcome.name, "fits": outcome.fits, "sentence": sentence}
+        for outcome, sentence in zip(outcomes, sentences, strict=True)
+    ]
+    for outcome, found in zip(outcomes, of, strict=True):
+        found["rows"] = [asdict(row) | {"fits": row.fits, "bytes": row.bytes} for row in outcome.rows]
+    return {"capacity": capacity, "parallel": asdict(settings.parallel), "outcomes": of}
