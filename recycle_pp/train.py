@@ -118,6 +118,10 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         from recycle_pp.coordinator.balance import balanced
 
         settings.model.split = balanced(settings)
+    if settings.parallel.memory == "auto":
+        from recycle_pp.coordinator.machine import memory_of_a_worker
+
+        settings.parallel.memory = memory_of_a_worker(settings.run.device)
     run = RunFolder.create(settings, done, anew)
     if settings.run.resume:
         print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)

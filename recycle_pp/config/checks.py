@@ -18,6 +18,7 @@ from pathlib import Path
 
 from .faults import faults
 from .settings import Model, Settings
+from .sizes import parse_size
 
 _CHOICES = {
     "model.kind": ("transformer", "llama", "custom", "hf"),
@@ -149,6 +150,7 @@ def _validate_values(settings: Settings) -> None:
         )
     _validate_sums(settings)
     _validate_sharded(settings)
+    _validate_memory(settings)
     if not settings.run.dir:
         raise ValueError("run.dir must name a folder, not nothing")
     if settings.log.prometheus is not None and not 1 <= settings.log.prometheus <= 65535:
@@ -187,6 +189,16 @@ def _validate_sharded(settings: Settings) -> None:
         raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
     if parallel.backend in ("gloo", "nccl"):
         raise ValueError(f"parallel.sharded needs parallel.backend=tcp (or auto), not {parallel.backend}")
+
+
+def _validate_memory(settings: Settings) -> None:
+    memory = settings.parallel.memory
+    if memory in (None, "auto"):
+        return
+    try:
+        parse_size(str(memory))
+    except ValueError as error:
+        raise ValueError(f"parallel.memory must be auto, null or a size: {error}") from None
 
 
 def int32_bits(terms: int) -> int:

@@ -86,6 +86,9 @@ class Parallel:
     sharded: bool = False  # the optimizer's state is spread over a stage's workers, and not all on each of them
     optimizer_copies: int = 2  # of sharded state: on how many workers each block lies; 0: on all, as without sharded
 
+    memory: str | None = None  # what a worker has, 80GB; auto: its GPU, or its share of the machine or container; null:
+    # micro-batches in flight are limited by schedule.memory_extra alone
+
     @property
     def copies(self) -> int:
         """On how many workers of a stage each block of the optimizer's state lies; 0: on all of them."""

@@ -79,7 +79,7 @@ def by_weights(settings: Settings) -> list[float]:
 
 def _problem(settings: Settings, layers: dict[str, list[float]], capacity: float | None = None) -> Problem:
     return initial_problem(settings).replace(
-        durations=None, layers=layers, capacity_bytes=capacity, backward=settings.schedule.backward
+        durations=None, layers=layers, capacity_bytes=capacity, memory=None, backward=settings.schedule.backward
     )
 
 

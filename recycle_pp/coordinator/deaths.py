@@ -193,7 +193,7 @@ class Deaths:
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
             self._recorder.explain_death(rank.role, death)
-        if death.where:
+        if death.where and not self._takes_less(rank, death):
             first = self._restarts.failed(death.where, rank.role)
             if first is not None:
                 self._lifecycle.stop(
@@ -208,6 +208,12 @@ class Deaths:
             rank.spawn()
         elif self._restarts.is_given_up(rank, death) and not recorded:
             self._recorder.event("given_up", rank.role, respawns=rank.respawns)
+
+    def _takes_less(self, rank: Rank, death: Death) -> bool:
+        """It ran out of memory in an op, and may do with fewer micro-batches: that the next worker's op fails alike
+        says nothing against the op."""
+        in_op = death.cause == "out_of_memory" and not death.where.startswith("the start")
+        return in_op and self._driver.job.problem.limit(rank.role) > 1
 
     def respawn_due(self) -> None:
         """Starts the dead workers that `+rejoin_at` brings back; they take part from its step on."""

@@ -24,7 +24,7 @@ from recycle_schedules import StageMemory, Worker, plan
 
 from recycle_pp.config.checks import validate
 from recycle_pp.config.settings import Settings
-from recycle_pp.model.memory import layers_of_stages, linear_sizes, parameters, stage_memory
+from recycle_pp.model.memory import layers_of_stages, linear_sizes, parameters, room_for_tensors, stage_memory
 
 from .problem import initial_problem
 
@@ -176,8 +176,9 @@ class _Job:
                 f"model.kind={settings.model.kind}: what its layers take is known only when they run; model=llama "
                 "knows those of the Llama family"
             )
-        self._settings, self._capacity, self._device = settings, capacity, device
-        self._problem = initial_problem(settings).replace(durations=None)
+        self._settings, self._device = settings, device
+        self._capacity = room_for_tensors(capacity, device)
+        self._problem = initial_problem(settings).replace(durations=None, memory=None)
         self._layers = layers_of_stages(settings)
 
     def rows_fit(self, dead: int) -> bool:

@@ -22,7 +22,7 @@ from .problem import initial_problem
 
 
 def footprint(settings: Settings, workers_here: int) -> list[str]:
-    """Up to four sentences. workers_here: on this machine. What a model that is not our own holds only its workers
+    """Up to five sentences. workers_here: on this machine. What a model that is not our own holds only its workers
     know."""
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
@@ -51,8 +51,28 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     where = "its GPU has" if gpu is not None else here
     if have is not None:
         lines.append(f"{where} {format_size(have)}" + (": that is not enough" if need > have else ""))
+    if settings.parallel.memory is not None:
+        lines.append(_in_flight(settings))
     crowded = crowd(workers_here) if gpu is None else None
     return [*lines, crowded] if crowded else lines
+
+
+def _in_flight(settings: Settings) -> str:
+    """What `parallel.memory` comes to."""
+    problem = initial_problem(settings)
+    counted, stages = problem.replace(memory=None), range(problem.stages)
+    limits = [min(problem.limit(Worker(0, s)), problem.counts[0]) for s in stages]
+    wanted = [min(counted.limit(Worker(0, s)), problem.counts[0]) for s in stages]
+    room = f"parallel.memory={settings.parallel.memory}: micro-batches in flight by stage: "
+    said = room + ", ".join(
+        f"{n:g}" if n == most else f"{n:g} of {most:g}" for n, most in zip(limits, wanted, strict=True)
+    )
+    strict = {**problem.memory, "least": 0} if problem.memory else None
+    try:
+        problem.replace(memory=strict)
+    except ValueError:
+        return f"{said}; by its bytes not even one fits"
+    return said
 
 
 def crowd(workers_here: int) -> str | None:

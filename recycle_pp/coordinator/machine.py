@@ -1,16 +1,33 @@
 """What this machine has: memory of its own, of the container, of its GPU.
 
-host_memory()       # bytes that the processes here may take together; None if nobody says
-gpu_memory()        # bytes of the first GPU; None without one
+host_memory()               # bytes that the processes here may take together; None if nobody says
+gpu_memory()                # bytes of the first GPU; None without one
+memory_of_a_worker("cpu")   # "4.2 GB": its share of them, for `parallel.memory=auto`
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from recycle_pp.config.sizes import format_size
+
+SHARE = 0.9  # of the memory for workers; the rest is for supervisors, drivers and messages
+
+
+def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | None:
+    """What each worker of this machine has; None if nobody says. device: `run.device`. workers_here: None: as torchrun
+    says."""
+    gpu = None if device == "cpu" else gpu_memory()
+    if gpu is not None:
+        return format_size(SHARE * gpu)
+    total = host_memory()
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if workers_here is None else workers_here
+    return None if total is None else format_size(SHARE * total / count)
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
@@ -52,4 +69,4 @@ def _limits(proc: Path, groups: Path) -> Iterator[float]:
                 yield float((folder / name).read_text())
 
 
-__all__ = ["gpu_memory", "host_memory"]
+__all__ = ["gpu_memory", "host_memory", "memory_of_a_worker"]

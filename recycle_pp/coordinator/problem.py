@@ -8,11 +8,17 @@ job = new_job(settings, first_step=20)               # the protocol around it
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
 
 from recycle_schedules import Problem, Worker, actions, plan
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.config.sizes import parse_size
+from recycle_pp.model.memory import room_for_tensors, stage_memory
 from recycle_pp.protocol.job import Job
+
+from .machine import gpu_memory
 
 
 def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
@@ -49,12 +55,26 @@ def initial_problem(settings: Settings) -> Problem:
         backward="decoupled" if profiling else s.backward,
         optimizer="staggered" if settings.optimizer.stagger else "barrier",
         memory_limit=None if s.memory_extra is None else {"base": "1f1b", "extra": s.memory_extra},
+        memory=memory_of(settings),
         reroute=s.reroute,
     )
 
 
+def memory_of(settings: Settings) -> dict[str, Any] | None:
+    """The problem's key `memory`, of `parallel.memory`; None without, and for models of which only their workers know.
+
+    One micro-batch in flight is tried in any case: a job that may run out of memory is better than none."""
+    capacity = settings.parallel.memory
+    if capacity in (None, "auto") or not settings.model.own or settings.emulate.mode:
+        return None
+    device = "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
+    stages = [asdict(stage_memory(settings, s, device=device)) for s in range(settings.parallel.stages)]
+    return {"capacity": room_for_tensors(parse_size(str(capacity)), device), "stages": stages, "least": 1}
+
+
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:
-    """One micro-batch in flight less on that worker, as long as one is left; the others keep their limits."""
+    """One micro-batch in flight less on that worker, as long as one is left; the others keep their limits. What was
+    known of bytes still holds: the estimate was too high for this worker."""
     limits = {}
     for d in range(problem.pipelines):
         for s in range(problem.stages):

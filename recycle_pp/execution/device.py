@@ -5,16 +5,21 @@ backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
 is_unfit(error)                                             # of a first launch: no worker can run this here
 finish = finisher(device); finish()                         # the device has done what this thread asked it for
+large_blocks_apart()                                         # malloc gives large blocks back when they are freed,
+give_back_free_memory()                                      # and with this all that it keeps for later
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
+
+M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def choose(wanted: str, rank: int) -> torch.device:
@@ -49,6 +54,17 @@ def finisher(device: torch.device) -> Callable[[], None]:
     if device.type != "cuda":
         return lambda: None
     return lambda: torch.cuda.current_stream(device).synchronize()
+
+
+def large_blocks_apart() -> None:
+    """From now on blocks of 4 MiB have pages of their own (mallopt(3)): by itself glibc lets that size grow to 32 MiB,
+    and what it keeps of smaller ones, in each thread, lies beside what is in use."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 4 << 20)
+
+
+def give_back_free_memory() -> None:
+    """Of the host (malloc_trim(3)): milliseconds, and the pages are new ones when they are used again."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_unfit(error: Exception) -> bool:

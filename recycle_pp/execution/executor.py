@@ -29,6 +29,7 @@ from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.workers import Commit, LinksMeasured
 
 from .commits import Commits
+from .device import give_back_free_memory
 from .injection import Injector
 from .link_probes import measure
 from .mailbox import Mailbox
@@ -114,6 +115,7 @@ class Executor:
                 self._compute(orders, step, action)
             elif action.kind == "REDUCE":
                 self._await_turn(orders, step)
+                self._give_back()
                 self.commits.reduce(orders, step)
             elif action.kind != "O":  # the optimizer steps when the job has agreed, or by speculation
                 assert action.peer is not None
@@ -195,6 +197,11 @@ class Executor:
             self._counted = step, sum(int((of != IGNORED).sum()) for of in labels) / total
         return self._counted[1]
 
+    def _give_back(self) -> None:
+        """Where bytes are planned: what activations took is not to lie beside what the end of a step takes."""
+        if self.settings.parallel.memory is not None:
+            give_back_free_memory()
+
     def _await_turn(self, orders: Orders, step: int) -> None:
         """Gradients of a step are added once the step before is agreed; until then the sums belong to that one."""
         while step > self.session.participant.committed + 1:
@@ -229,6 +236,7 @@ class Executor:
             self.mailbox.close(commit.step)
             if commit.savers:
                 self.session.doing.works("checkpoint", commit.step)
+                self._give_back()
             for hook in self.on_commit:
                 hook(commit, reduced)
             self.faults.strike("commit", commit.step)

@@ -62,7 +62,7 @@ from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 from .activity import Doing
 from .commits import Commits
 from .coordinator_client import CoordinatorClient
-from .device import backend_for, choose, finisher, is_unfit, platform
+from .device import backend_for, choose, finisher, is_unfit, large_blocks_apart, platform
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
 from .injection import Injector
@@ -127,6 +127,8 @@ class Process:
         self._beat()
         if settings.numerics.reproducible:
             reproducible.prepare()
+        if settings.parallel.memory is not None:
+            large_blocks_apart()
         store = ControlStore(self._publish)
         try:
             device = choose(settings.run.device, self._spec.rank)

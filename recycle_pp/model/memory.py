@@ -19,9 +19,10 @@ from recycle_pp.config.settings import Model, Settings
 
 from .split import layers_of
 
-PROCESS = 280_000_000  # bytes of a worker on a CPU before it holds anything: Python and torch
+PROCESS = 310_000_000  # bytes of a worker on a CPU before it holds anything: Python and torch, as far as they are used
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # elements that a tensor's place in the stage's vector is a multiple of (numerics.layout)
+BUCKET = 1 << 20  # elements that come from each peer at a time where the state is sharded
 CHUNK = 512 << 20  # of logits: what the fused head makes of them at a time (recycle_kernels.head_loss)
 
 
@@ -46,14 +47,16 @@ def stage_memory(
     tokens = parallel.microbatch_size * model.sequence
     again = model.recompute if recompute is None else recompute
     fused = model.kernels == "triton" or (model.kernels == "auto" and device == "cuda")
-    activations = Activations(model, layers, tokens, numerics.precision, fused, again)
+    masked = settings.data.document_mask
+    activations = Activations(model, layers, tokens, numerics.precision, fused, again, masked)
     sides = (stage > 0) + (stage < parallel.stages - 1)
     matrix = max(linear_sizes(model, layers)) * (HALF if rounded or cast else FLOAT)
     product = matrix if not fused and (exact or rounded or cast) else 0
+    copies, pipelines = parallel.copies, parallel.pipelines
     return StageMemory(
         weights=(HALF if rounded else FLOAT) * count + HALF * matrices,
         state=state * count,
-        copies=parallel.copies,
+        copies=copies,
         sums=each_sum * count,
         gradient=FLOAT * count,
         staggered=settings.optimizer.stagger,
@@ -62,12 +65,32 @@ def stage_memory(
         waiting=activations.waiting,
         op=max(activations.op, product),
         whole_op=max(activations.whole_op, product),
-        payload=each_sum * count,
-        received=each_sum * count if device == "cpu" else 0,
-        restored=FLOAT * count if exact else 0,
+        payload=each_sum * (min(count, BUCKET) * pipelines if copies else count),
+        received=each_sum * count if device == "cpu" and not copies else 0,
+        restored=FLOAT * count if exact or copies else 0,
         update=0 if fused or settings.optimizer.clip is None else FLOAT * largest,
-        saved=(FLOAT + 3 * FLOAT) * count if device == "cpu" else 0,
+        saved=0 if device != "cpu" else FLOAT * (largest + 3 * count / pipelines if copies else 4 * count),
     )
+
+
+def sent_bytes(settings: Settings, stage: int) -> float:
+    """What a worker of that stage sends in a step without deaths: boundary tensors, and its part of the reduction.
+
+    Unsharded, 2 (D-1)/D of the sums (collectives). With k copies of each block: (D-1)/D of the sums to first holders,
+    the float32 gradient from these to k - 1 others, the new weights to the D - k that hold none."""
+    p, memory = settings.parallel, stage_memory(settings, stage)
+    n, k = p.pipelines, min(p.copies, p.pipelines)
+    boundary = memory.boundary * p.microbatches
+    if not p.copies:
+        return boundary + 2 * (n - 1) / n * memory.sums
+    count = memory.gradient / FLOAT
+    weights = (HALF if settings.numerics.precision == "bf16" else FLOAT) * count
+    return boundary + (n - 1) / n * memory.sums + (k - 1) / n * memory.gradient + (n - k) / n * weights
+
+
+def room_for_tensors(capacity: float, device: str) -> float:
+    """What a worker has for tensors, of all that it has."""
+    return max(0.0, capacity - PROCESS) if device == "cpu" else capacity
 
 
 def layers_of_stages(settings: Settings) -> list[range]:
@@ -108,7 +131,9 @@ class Activations:
     """What the stage keeps of one micro-batch of `tokens` tokens: `flight` from F to I, `waiting` from I to W, and `op`
     beside that in the middle of an op (`whole_op`: of F or B); bytes. stream: of an element of the residual stream."""
 
-    def __init__(self, model: Model, layers: range, tokens: int, precision: str, fused: bool, recompute: bool):
+    def __init__(
+        self, model: Model, layers: range, tokens: int, precision: str, fused: bool, recompute: bool, masked: bool
+    ):
         stream = self.stream = HALF if precision == "bf16" else FLOAT
         product = FLOAT if precision == "fp32" else HALF  # of an element that is multiplied with a matrix
         width, ffn = model.width, model.ffn
@@ -120,17 +145,18 @@ class Activations:
             kept += product * (q + kv) + FLOAT * (model.heads + model.kv_heads)
         if model.dropout:
             kept += 2 * product * width
+        kept += masked * product * model.sequence  # attention takes a mask of its own kind of number
         queue = product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute
         flight = stream * width if recompute else kept
         inner = whole = 4 * product * ffn + stream * width  # in the middle of SwiGLU's backward
         if recompute:  # one layer is there as a whole, in I beside what the others have left
             inner, whole = inner + max(0, kept - queue), whole + kept
 
-        # Of a token: embedding and head.
+        # Of a token: embedding and head, and who looks at whom.
         first, last, table = layers.start == 0, layers.stop == model.layers, FLOAT * model.vocabulary
-        flight_ends, waiting_ends, head = 0, 0, 0
+        flight_ends, waiting_ends, head = masked * model.sequence, 0, 0
         if first:  # the tokens; and the gradient of what they became
-            flight_ends, waiting_ends = LONG, LONG + stream * width
+            flight_ends, waiting_ends = flight_ends + LONG, LONG + stream * width
         if last and fused:  # x, dx, the log-sums and targets; W projects once more
             flight_ends += width * (stream + 2 * product) + FLOAT + LONG
             waiting_ends += product * width + FLOAT + LONG
@@ -146,4 +172,12 @@ class Activations:
         self.whole_op = max(tokens * max(whole, head), chunk)
 
 
-__all__ = ["PROCESS", "Activations", "StageMemory", "layers_of_stages", "parameters", "stage_memory"]
+__all__ = [
+    "PROCESS",
+    "Activations",
+    "StageMemory",
+    "layers_of_stages",
+    "parameters",
+    "room_for_tensors",
+    "stage_memory",
+]

@@ -9,6 +9,7 @@ from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.context import Context
 from recycle_pp.coordinator.deaths import Deaths
 from recycle_pp.coordinator.lifecycle import Lifecycle
+from recycle_pp.coordinator.problem import initial_problem
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
@@ -47,6 +48,9 @@ class Recorder:
 
     def event(self, name, worker, **details):
         self.events.append(name)
+
+    def stopped(self, *reason):
+        self.events.append("stopped")
 
 
 class Driver:
@@ -168,3 +172,37 @@ def test_the_last_death_of_a_stage_sends_the_others_back_to_the_checkpoint_in_ne
     assert driver.job.first_step == 5 and driver.job.generation == 3
     assert driver.job.waiting == {ranks[0].role, ranks[2].role}
     assert recorder.events == ["stage_lost"] and recorder.restored_to is driver.job and not lifecycle.over
+
+
+class Replans(Driver):
+    """Its job takes up whatever problem it is given."""
+
+    def __init__(self, settings):
+        self.job = SimpleNamespace(committed=3, live=set(), died=None, problem=initial_problem(settings))
+        self.job.replan = lambda problem: setattr(self.job, "problem", problem)
+
+
+@pytest.mark.parametrize(("cause", "deaths"), [("exception", 2), ("out_of_memory", 6)])
+def test_an_op_that_runs_out_of_memory_on_two_workers_is_tried_with_fewer_in_flight(cause, deaths):
+    settings = Settings(parallel=Parallel(pipelines=2, stages=1), run=Run(respawns=9))
+    recorder, roster, driver = Recorder(), Roster(settings), Replans(settings)
+    lifecycle = Lifecycle(recorder, lambda: None)
+    timers = Timers(pytest.fail)
+    context = Context(settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle)
+    ranks = [roster.enter(number) for number in range(2)]
+    limit = driver.job.problem.limit(ranks[0].role)
+    assert limit == 3  # 1F1B's one and memory_extra's two
+
+    async def die():
+        said = Death(cause, "no more", where="F of micro-batch 0.1 in step 4")
+        of = Deaths(context, driver)
+        for number in range(20):
+            if lifecycle.over:
+                return number
+            rank = ranks[number % 2]
+            rank.supervisor, rank.incarnation, rank.alive = Supervisor(), number, True
+            of.reported(rank, Died(number, said, asked=False))
+
+    assert asyncio.run(die()) == deaths
+    if cause == "out_of_memory":
+        assert [driver.job.problem.limit(rank.role) for rank in ranks] == [1, 1]

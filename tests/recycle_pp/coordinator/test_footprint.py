@@ -17,7 +17,7 @@ def test_the_start_says_it_in_sentences(monkeypatch):
     assert "parameters in 2 stages; each step: 8 samples, 128 tokens" in first
     assert second.startswith("a worker of stage 0, the fullest, holds about")
     assert all(name in second for name in needs_of(settings, "cpu")[0])
-    assert third.startswith("the 2 workers of this machine, torch included, may need 56") and third.endswith(
+    assert third.startswith("the 2 workers of this machine, torch included, may need 62") and third.endswith(
         "it has 1 MB: that is not enough"
     )
 

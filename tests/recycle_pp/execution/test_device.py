@@ -1,5 +1,7 @@
 """Which device and which backend a worker takes, on machines with GPUs that are not here."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -97,3 +99,27 @@ def test_a_worker_compiles_everything_before_it_is_ready(device, warmed, monkeyp
     monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
     worker._stage(Settings(), 0, device, "")
     assert done == warmed
+
+
+MEMORY = """
+import pathlib, torch
+from recycle_pp.execution.device import give_back_free_memory, large_blocks_apart
+held = lambda: int(pathlib.Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) >> 10
+def use(elements, count):
+    for _ in range(2):  # the second time malloc has learnt to keep blocks of that size
+        blocks = [torch.ones(elements) for _ in range(count)]
+        last = torch.ones(20_000)  # at the end of the heap: nothing below it goes back by itself
+        del blocks
+    return last
+before = held(); last = use(1 << 18, 100); kept = held() - before
+give_back_free_memory(); after = held() - before
+large_blocks_apart(); last = use(2 << 20, 20); apart = held() - before
+print(kept, after, apart)
+"""
+
+
+def test_free_memory_goes_back_to_the_system_when_it_is_told_to():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    kept, after, apart = map(int, done.stdout.split())
+    assert kept > 60 and after < 20  # MiB, of 100
+    assert apart < 20

@@ -64,7 +64,8 @@ class Measured:
         model, size = self.stage.settings.model, self.stage.settings.parallel.microbatch_size
         tokens = torch.zeros(size, model.sequence, dtype=torch.int64)
         taken = [of.empty(CPU).zero_() for of in self.stage.module.takes]
-        return sum(tensor.nbytes for tensor in self.stage.forward(0, g, Batch(tokens, tokens), taken))
+        more = {"document_ids": tokens} if self.stage.settings.data.document_mask else {}
+        return sum(tensor.nbytes for tensor in self.stage.forward(0, g, Batch(tokens, tokens, more=more), taken))
 
     def _gradients(self) -> list[torch.Tensor]:
         return [of.empty(CPU).zero_() for of in self.stage.module.gives]
@@ -103,7 +104,8 @@ def test_activations_of_any_shape_are_those_that_a_stage_keeps(data):
         model__layers=pick(2, 3, 5), model__width=16 * heads, model__heads=heads, model__kv_heads=pick(1, heads),
         model__ffn=pick(96, 200, 384), model__vocabulary=pick(200, 900), model__sequence=pick(64, 200),
         model__head_dim=pick(None, 32), model__qk_norm=pick(False, True), parallel__microbatch_size=pick(1, 3),
-        numerics__precision=pick("fp32", "bf16"), model__recompute=pick(False, True),
+        numerics__precision=pick("fp32", "bf16"),
+        model__recompute=pick(False, True), data__document_mask=pick(False, True),
     )  # fmt: skip
     stage = pick(0, 1)
     memory, measured = stage_memory(of, stage), Measured(of, stage)

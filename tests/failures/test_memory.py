@@ -1,0 +1,63 @@
+"""Workers whose memory is scarce: real allocations that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.sizes import format_size
+from recycle_pp.model.memory import PROCESS, stage_memory
+from recycle_pp.testing.local_cluster import Zygote
+
+LONG = [
+    "parallel=2x2", "parallel.microbatches=6", "parallel.microbatch_size=16", "model.sequence=512", "model.split=null",
+    "schedule.memory_extra=4", "schedule.profile_steps=0", "numerics=reproducible", "run.steps=2", "run.device=cpu",
+    "run.validate_every=0", "run.standby=off", "control.suspicion=60",
+]  # fmt: skip
+OTHERS = 300_000_000  # stacks of threads that start later, and what malloc keeps: they count as data, too
+FIT = 3  # micro-batches in flight that there is room for
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote(preload=Path(__file__).parent / "scarce.py") as made:
+        yield made
+
+
+def scarce() -> int:
+    """Bytes for FIT micro-batches in flight on stage 0, where the schedule alone allows six."""
+    memory = stage_memory(compose(LONG), 0)
+    return int(OTHERS + FIT * memory.each() + memory.op + 6 * memory.boundary)
+
+
+@pytest.fixture(scope="module")
+def plenty(zygote):
+    return outcome(zygote, {"SCARCE": str(1 << 40)})[0]
+
+
+def outcome(zygote: Zygote, environment: dict[str, str], *words: str):
+    """(digest of the final weights, the deaths)"""
+    with zygote.run([*LONG, *words], environment) as job:
+        assert job.wait(280) == 0, job.output
+        deaths = [event for event in job.run.lines(job.run.events) if event["event"] == "death_detected"]
+        return json.loads(job.run.summary.read_text())["weights_sha256"], deaths
+
+
+def test_a_worker_that_runs_out_of_memory_comes_back_with_fewer_micro_batches_in_flight(zygote, plenty):
+    found, deaths = outcome(zygote, {"SCARCE": str(scarce()), "SCARCE_WORKERS": "1.0"})
+    assert deaths and {(death["worker"], death["cause"]) for death in deaths} == {("1.0", "out_of_memory")}
+    assert found == plenty
+
+
+def test_with_its_memory_known_no_worker_runs_out_of_it(zygote, plenty):
+    memory = stage_memory(settings := compose(LONG), 0)
+    held = sum(memory.always(settings.parallel.pipelines, 6).values()) + memory.op
+    capacity = format_size(PROCESS + held + (FIT + 0.5) * memory.each())
+    found, deaths = outcome(
+        zygote, {"SCARCE": str(scarce()), "SCARCE_WORKERS": "0.0 1.0"}, f"parallel.memory={capacity.replace(' ', '')}"
+    )
+    assert not deaths
+    assert found == plenty

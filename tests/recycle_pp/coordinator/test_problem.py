@@ -1,0 +1,74 @@
+"""The job as the planner sees it: what `parallel.memory` makes of it."""
+
+from __future__ import annotations
+
+import pytest
+from recycle_schedules import Worker, plan
+from recycle_schedules.in_flight import peaks
+
+from recycle_pp.config.checks import validate
+from recycle_pp.coordinator import machine
+from recycle_pp.coordinator.problem import initial_problem, with_less_memory
+from recycle_pp.model.memory import PROCESS, stage_memory
+
+from ..in_process import small
+
+WIDE = {
+    "model__sequence": 256, "parallel__microbatch_size": 4, "parallel__pipelines": 3, "parallel__microbatches": 6,
+    "schedule__memory_extra": 4, "run__device": "cpu",
+}  # fmt: skip
+
+
+def room_for(in_flight: float, **changes: object) -> str:
+    """`parallel.memory` for so many micro-batches in flight on stage 0 with nobody dead."""
+    of = stage_memory(small(**WIDE, **changes), 0)
+    return f"{PROCESS + sum(of.always(3, 6).values()) + of.op + in_flight * of.each()}"
+
+
+def test_bytes_are_a_limit_beside_memory_extra():
+    assert initial_problem(small(**WIDE)).limit(Worker(0, 0)) == 6
+    assert initial_problem(small(**WIDE, parallel__memory=room_for(3.5))).limit(Worker(0, 0)) == 3
+    assert initial_problem(small(**WIDE, parallel__memory=room_for(99))).limit(Worker(0, 0)) == 6
+
+
+def test_a_death_lowers_the_limit_of_its_peers_and_a_return_raises_it_again():
+    problem = initial_problem(small(**WIDE, parallel__memory=room_for(3.02)))
+    dead = problem.replace(failed=[(1, 0)])
+    assert problem.limit(Worker(0, 0)) == 3 and dead.limit(Worker(0, 0)) == 2
+    assert peaks(plan(dead))[Worker(0, 0)] <= 2
+    assert dead.replace(failed=[]).limit(Worker(0, 0)) == 3
+
+
+def test_one_micro_batch_is_tried_however_little_there_is():
+    assert initial_problem(small(**WIDE, parallel__memory="1MB")).limit(Worker(2, 1)) == 1
+
+
+def test_who_has_run_out_of_memory_gets_less_and_bytes_still_hold_for_all():
+    problem = initial_problem(small(**WIDE, parallel__memory=room_for(3.02)))
+    less = with_less_memory(with_less_memory(problem, Worker(1, 0)), Worker(1, 0))
+    assert [less.limit(Worker(d, 0)) for d in range(3)] == [3, 1, 3]
+    assert [less.replace(failed=[(2, 0)]).limit(Worker(d, 0)) for d in range(2)] == [2, 1]
+    assert with_less_memory(less, Worker(1, 0)).limit(Worker(1, 0)) == 1
+
+
+@pytest.mark.parametrize("changes", [{"emulate__mode": "sleep"}, {"model__kind": "hf"}], ids=str)
+def test_what_is_not_known_in_bytes_is_not_limited_by_them(changes):
+    assert initial_problem(small(**WIDE, **changes, parallel__memory="1MB")).memory is None
+
+
+def test_auto_is_a_share_of_the_machine_or_its_gpu(monkeypatch):
+    monkeypatch.setattr(machine, "host_memory", lambda: 40e9)
+    monkeypatch.setattr(machine, "gpu_memory", lambda: None)
+    assert machine.memory_of_a_worker("auto", workers_here=4) == "9 GB"
+    monkeypatch.setattr(machine, "gpu_memory", lambda: 80e9)
+    assert machine.memory_of_a_worker("auto", workers_here=4) == "72 GB"
+    assert machine.memory_of_a_worker("cpu", workers_here=4) == "9 GB"
+    monkeypatch.setattr(machine, "host_memory", lambda: None)
+    assert machine.memory_of_a_worker("cpu", workers_here=4) is None
+
+
+def test_a_memory_that_is_no_size_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^parallel.memory must be auto, null or a size: 'much' is not a size above 0"
+    ):
+        validate(small(parallel__memory="much"))
