@@ -1,0 +1,81 @@
+"""Is bf16 behind fp32 by chance? Several seeds, and for each what another beginning within bf16's rounding does.
+
+    python bench/chance.py [--seeds 5] [--steps 300] [model.layers=4 ...]
+
+Training is chaotic: initial weights that differ by bf16's rounding (2^-9 of each) lead to another loss a few hundred
+steps later. How far apart such runs of fp32 end (`nudged`) is the scale by which to judge a precision. One process, the
+trainer that tests compare with (`testing/reference_trainer.py`: the same operations, bit for bit those of a job).
+val_loss: of held-out text at the end. Prints for every seed fp32's val_loss and how far above it the others are, then
+the mean and the standard error of these distances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import torch
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import Batches
+from recycle_pp.testing.reference_trainer import masters_of, train, whole
+
+SHAPE = [
+    "model=small", "model.layers=4", "parallel=1x1", "parallel.microbatches=2", "parallel.microbatch_size=8",
+    "numerics.reproducible=false",
+]  # fmt: skip
+KINDS = ("fp32", "nudged", "bf16", "bf16-autocast")
+VALIDATIONS = 16  # micro-batches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("overrides", nargs="*", default=[])
+    arguments = parser.parse_args()
+    print(f"{'seed':6}" + "".join(f"{kind:>15}" for kind in KINDS))
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for seed in range(arguments.seeds):
+        for kind in KINDS:
+            precision = "fp32" if kind == "nudged" else kind
+            more = [f"run.seed={seed}", f"run.steps={arguments.steps}", f"numerics.precision={precision}"]
+            found[kind].append(trained(compose([*SHAPE, *arguments.overrides, *more]), kind == "nudged"))
+        first = found["fp32"][-1]
+        print(
+            f"{seed:<6}{first:15.4f}" + "".join(f"{found[kind][-1] - first:+15.4f}" for kind in KINDS[1:]), flush=True
+        )
+    apart = {k: [a - b for a, b in zip(found[k], found["fp32"], strict=True)] for k in KINDS[1:]}
+    print(
+        f"{'mean':6}{statistics.fmean(found['fp32']):15.4f}", *(f"{statistics.fmean(x):+14.4f}" for x in apart.values())
+    )
+    if arguments.seeds > 1:
+        errors = [statistics.stdev(x) / len(x) ** 0.5 for x in apart.values()]
+        print(f"{'error':6}{'':15}", *(f"{error:14.4f}" for error in errors))
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "chance.json").write_text(json.dumps({"steps": arguments.steps, "val_loss": found}, indent=1) + "\n")
+
+
+def trained(settings: Settings, nudged: bool) -> float:
+    """Its val_loss at the end."""
+    model, batches = whole(settings), Batches(settings)
+    parameters = list(model.parameters())
+    if nudged:
+        random = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter *= 1 + 2**-9 * torch.randn(parameter.shape, generator=random)
+    for _ in train(settings, settings.run.steps, model, batches, masters_of(settings, parameters)):
+        pass
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=settings.numerics.precision == "bf16-autocast")
+    with torch.no_grad(), autocast:
+        return statistics.fmean(model(*batches.validation(i)).item() for i in range(VALIDATIONS))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
