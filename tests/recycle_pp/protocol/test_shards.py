@@ -89,12 +89,12 @@ def test_what_all_holders_took_with_them_is_lost():
         (
             2,
             [1],
-            "workers 0.0 on host and 1.0 hold different copies of block 2 of the optimizer's state of stage 0 (w)",
+            "workers 0.0 on h and 1.0 hold different copies of block 2 of the optimizer's state of stage 0 (w)",
         ),
         (
             3,
             [1],
-            "worker 1.0 holds another copy of block 2 of the optimizer's state of stage 0 (w) than 0.0 on host and",
+            "worker 1.0 holds another copy of block 2 of the optimizer's state of stage 0 (w) than 0.0 on h and",
         ),
         (3, [], None),
     ],
