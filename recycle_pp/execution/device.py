@@ -57,9 +57,9 @@ def finisher(device: torch.device) -> Callable[[], None]:
 
 
 def large_blocks_apart() -> None:
-    """From now on blocks of 4 MiB have pages of their own (mallopt(3)): by itself glibc lets that size grow to 32 MiB,
+    """From now on blocks of 1 MiB have pages of their own (mallopt(3)): by itself glibc lets that size grow to 32 MiB,
     and what it keeps of smaller ones, in each thread, lies beside what is in use."""
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 4 << 20)
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def give_back_free_memory() -> None:

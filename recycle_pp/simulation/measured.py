@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_pp.config.settings import Settings, load
-from recycle_pp.coordinator.footprint import bytes_of
+from recycle_pp.model.memory import stage_memory
 
 from .job import Job
 
@@ -39,9 +39,8 @@ def job_of(
         tokens = pipelines * microbatches * p.microbatch_size * model.sequence
         if model.own and isinstance(model.layers, int):
             layers = layers or model.layers
-            held = ("weights", "gradients", "optimizer state")
-            sizes = [bytes_of(settings, stage) for stage in range(p.stages)]
-            worker_bytes = worker_bytes or max(sum(size[name] for name in held) for size in sizes)
+            of_stages = [stage_memory(settings, stage) for stage in range(p.stages)]
+            worker_bytes = worker_bytes or max(sum(of.always(pipelines, 0).values()) + of.payload for of in of_stages)
     else:
         tokens = 0
     measured_stages = len(durations["F"])

@@ -107,13 +107,13 @@ from recycle_pp.execution.device import give_back_free_memory, large_blocks_apar
 held = lambda: int(pathlib.Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) >> 10
 def use(elements, count):
     for _ in range(2):  # the second time malloc has learnt to keep blocks of that size
-        blocks = [torch.ones(elements) for _ in range(count)]
-        last = torch.ones(20_000)  # at the end of the heap: nothing below it goes back by itself
+        blocks = [(torch.ones(elements), torch.ones(1000)) for _ in range(count)]
+        pins = [pin for _, pin in blocks]  # between the blocks: what is freed there does not go back by itself
         del blocks
-    return last
-before = held(); last = use(1 << 18, 100); kept = held() - before
+    return pins
+before = held(); pins = use(1 << 18, 100); kept = held() - before
 give_back_free_memory(); after = held() - before
-large_blocks_apart(); last = use(2 << 20, 20); apart = held() - before
+large_blocks_apart(); pins = use(2 << 20, 20); apart = held() - before
 print(kept, after, apart)
 """
 
