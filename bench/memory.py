@@ -1,0 +1,141 @@
+"""What workers take, send and compute, planned against measured: real jobs of two stages.
+
+    python bench/memory.py [--pipelines 2 4] [--copies 0 2 3] [--steps 3] [numerics=bf16 ...]
+    python bench/memory.py --shapes 80GB                # no job: the tables of docs/memory.md, by `plan --memory`
+
+planned: `model.memory` at the fullest moment, of the stage's worker that saves the checkpoint. allocated: most bytes of
+tensors, each with pages of its own. rss: the kernel's own peak, with `parallel.memory`, against planned and the process
+itself (`PROCESS`). sent: a step's bytes, against `sent_bytes`. cpu: seconds of a step, the first one left out. Each row
+is of two jobs, and the fullest worker counts; 0 copies are unsharded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.settings import Settings
+from recycle_pp.config.sizes import format_size, parse_size
+from recycle_pp.coordinator.fitting import Outcome, outlook
+from recycle_pp.coordinator.footprint import needs_of
+from recycle_pp.model.memory import PROCESS, sent_bytes, stage_memory
+from recycle_pp.testing.local_cluster import Zygote
+
+JOB = [
+    *("model.layers=6", "model.width=384", "model.heads=6", "model.kv_heads=6", "model.ffn=1344"),
+    *(
+        "model.vocabulary=8192",
+        "model.sequence=128",
+        "model.split=null",
+        "parallel.stages=2",
+        "parallel.microbatches=4",
+    ),
+    *("numerics=reproducible", "run.validate_every=0", "schedule.profile_steps=1", "run.device=cpu", "run.standby=off"),
+    *("control.suspicion=120", "checkpoint.minutes=0", "parallel.memory=8GB"),
+]
+LARGE = ["parallel.microbatches=32", "parallel.microbatch_size=1", "numerics=bf16", "numerics.reproducible=true"]
+SHAPES = {"llama8b": [(4, 4), (8, 4), (8, 8)], "llama70b": [(4, 8), (8, 8), (8, 16), (16, 16)]}
+HEAD = "{:>3}{:>8}{:>7}  {:>9}{:>11}{:>7}  {:>9}{:>9}{:>7}  {:>9}{:>9}{:>7}{:>8}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pipelines", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--copies", type=int, nargs="+", default=[0, 2, 3])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("overrides", nargs="*", default=[])
+    parser.add_argument(
+        "--shapes", metavar="80GB", help="print whether Llama's shapes fit into so much, and run nothing"
+    )
+    arguments = parser.parse_intermixed_args()
+    if arguments.shapes:
+        shapes(parse_size(arguments.shapes), arguments.overrides)
+        return
+    names = ("D", "copies", "stage", "planned", "allocated", "", "planned", "rss", "", "formula", "sent", "", "cpu s")
+    print(HEAD.format(*names))
+    rows = []
+    with Zygote(preload=Path(__file__).parent / "memory_probe.py") as zygote:
+        for pipelines in arguments.pipelines:
+            for copies in (k for k in arguments.copies if k <= pipelines):
+                words = [*JOB, f"parallel.pipelines={pipelines}", f"run.steps={arguments.steps}"]
+                words += [f"parallel.sharded={str(copies > 0).lower()}", f"parallel.optimizer_copies={copies}"]
+                rows += measure(zygote, [*words, *arguments.overrides])
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "memory.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def shapes(capacity: float, overrides: list[str]) -> None:
+    """Markdown: for each shape the fullest stage with nobody dead, and what each worker of it holds."""
+    parts = ("weights", "optimizer state", "sums", "replay log")
+    print(f"| model | D x P | copies | {' | '.join(parts)} | one micro-batch | in flight | nobody dead | one | two |")
+    print("|" + "---|" * (len(parts) + 8))
+    for model, sizes in SHAPES.items():
+        for (pipelines, stages), copies in itertools.product(sizes, (0, 2, 3)):
+            words = [f"model={model}", f"parallel.pipelines={pipelines}", f"parallel.stages={stages}", *LARGE]
+            words += [f"parallel.sharded={str(copies > 0).lower()}", f"parallel.optimizer_copies={copies}", *overrides]
+            settings = compose(words)
+            whole, *_ = found = outlook(settings, capacity, "cuda")
+            row = max(whole.rows, key=lambda row: row.bytes)
+            memory = stage_memory(settings, row.stage, device="cuda", recompute=row.recompute)
+            cells = [format_size(row.parts[name]) for name in parts]
+            cells += [format_size(memory.each(row.whole)), f"{row.in_flight:g} of {row.wanted:g}"]
+            cells += [("fits" if of.fits else "no") + slower(of, whole) for of in found]
+            print(f"| {model} | {pipelines} x {stages} | {copies} | {' | '.join(cells)} |", flush=True)
+
+
+def slower(outcome: Outcome, whole: Outcome) -> str:
+    if not (outcome.dead and outcome.period and whole.period):
+        return ""
+    return f", {100 * (outcome.period / whole.period - 1):+.0f} %"
+
+
+def measure(zygote: Zygote, words: list[str]) -> list[dict[str, Any]]:
+    """A row for each stage."""
+    settings = compose(words)
+    alone, usual = run(zygote, words, "allocator"), run(zygote, words, "rss")
+    rows = []
+    for stage, parts in enumerate(needs_of(settings, "cpu")):
+        planned = sum(parts.values())
+        row = {"D": settings.parallel.pipelines, "copies": settings.parallel.copies, "stage": stage}
+        row |= {"planned": planned, "allocated": peak(alone, stage, "allocated")}
+        row |= {"planned_rss": PROCESS + planned, "rss": peak(usual, stage, "rss")}
+        row |= {"formula": sent_bytes(settings, stage), "sent": a_step(usual, stage, "sent")}
+        rows.append(row | {"cpu": a_step(usual, stage, "cpu"), "parts": parts})
+        show(rows[-1], settings)
+    return rows
+
+
+def run(zygote: Zygote, words: list[str], probe: str) -> dict[str, list[dict[str, float]]]:
+    """By worker, what it says after each step."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"RECYCLE_PROBE": probe, "RECYCLE_PROBE_FOLDER": folder}
+        with zygote.run(words, environment) as job:
+            if job.wait(580):
+                raise SystemExit(job.output)
+        return {path.stem: json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
+
+
+def peak(found: dict[str, list[dict[str, float]]], stage: int, key: str) -> float:
+    return max(record[key] for worker, of in found.items() if worker.endswith(f".{stage}") for record in of)
+
+
+def a_step(found: dict[str, list[dict[str, float]]], stage: int, key: str) -> float:
+    """Mean over the stage's workers, without the first step."""
+    each = [(of[-1][key] - of[0][key]) / (len(of) - 1) for worker, of in found.items() if worker.endswith(f".{stage}")]
+    return sum(each) / len(each)
+
+
+def show(row: dict[str, Any], settings: Settings) -> None:
+    pairs = [("planned", "allocated"), ("planned_rss", "rss"), ("formula", "sent")]
+    cells = [text for a, b in pairs for text in (format_size(row[a]), format_size(row[b]), f"{row[b] / row[a]:.2f}")]
+    print(HEAD.format(row["D"], row["copies"], row["stage"], *cells, f"{row['cpu']:.1f}"), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""In every process of a job of `bench/memory.py`: what a worker takes, sends and computes, in a file after each step.
+
+`rss` is the kernel's own peak (VmHWM). With RECYCLE_PROBE=allocator every tensor of 64 KiB or more has pages of its
+own, which go back when it is freed (mallopt, M_MMAP_THRESHOLD): `allocated`, the peak without the pages of files and
+without what was there before the stage was built, is then what is allocated, and nothing that glibc keeps for later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.comm.tcp import connection
+from recycle_pp.execution import worker
+from recycle_pp.execution.commits import Commits
+
+M_MMAP_THRESHOLD, OWN_PAGES = -3, 64 << 10
+
+_lock = threading.Lock()
+_sent = 0
+_before = 0
+_records: list[dict[str, Any]] = []
+
+
+def resident(line: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    text = Path("/proc/self/status").read_text().partition(f"{line}:")[2]
+    return int(text.split()[0]) * 1024
+
+
+def _probed_stage(settings: Any, stage: int, *arguments: Any) -> Any:
+    global _before
+    if os.environ.get("RECYCLE_PROBE") == "allocator":
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    _before = resident("RssAnon")
+    return _stage(settings, stage, *arguments)
+
+
+def _probed_send(self: Any, tensor: Any, *arguments: Any) -> Any:
+    global _sent
+    with _lock:
+        _sent += tensor.nbytes
+    return _send(self, tensor, *arguments)
+
+
+def _probed_settle(self: Any, *arguments: Any) -> None:
+    _settle(self, *arguments)
+    committed = self._session.participant.committed
+    if committed >= len(_records):
+        rss = resident("VmHWM")
+        allocated = rss - resident("RssFile") - _before
+        _records.append({"rss": rss, "allocated": allocated, "sent": _sent, "cpu": time.process_time()})
+        who = self._session.participant.worker
+        path = Path(os.environ["RECYCLE_PROBE_FOLDER"]) / f"{who.pipeline}.{who.stage}.json"
+        path.write_text(json.dumps(_records))
+
+
+_stage, worker._stage = worker._stage, _probed_stage
+_send, connection.Connection.send = connection.Connection.send, _probed_send
+_settle, Commits.settle = Commits.settle, _probed_settle
