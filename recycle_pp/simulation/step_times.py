@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
-from recycle_schedules import Plan, plan
+from recycle_schedules import Plan, Problem, plan
 from recycle_schedules.analysis.one_f_one_b import one_f_one_b
 from recycle_schedules.bounds import LayoutBounds
 from recycle_schedules.layers import Layout
 from recycle_schedules.planner import plan_layout
 
-from .job import Job, Shape
+from .job import Job, Shape, even
 
 Key = tuple[Shape, Layout]
 
@@ -44,8 +44,6 @@ class StepTimes:
         self._layouts: dict[Shape, Layout] = {job.whole: job.layout}
         self._estimates: dict[Key, float] = {}
         self._excess = {False: 1.0, True: 1.0}  # a plan against its load, on average: as re-routed, with layers moved
-        usual = job.problem.with_layout(job.layout).replace(backward="coupled", optimizer="barrier", pipelines=1)
-        self._usual = usual
         self.reference = self.one_f_one_b(job.stages, job.problem.counts[0])
         self._make((job.whole, job.layout))
         self.covered, self.spread = 1.0, 0.0
@@ -54,12 +52,18 @@ class StepTimes:
 
     @cache  # noqa: B019  (lives as long as the simulation)
     def one_f_one_b(self, stages: int, microbatches: int) -> float:
-        """Of one pipeline, its optimizer steps included. With other than P stages the layers are spread evenly."""
-        if stages == self.job.stages:
-            return one_f_one_b(self._usual.replace(microbatches=microbatches)).makespan
-        model = self.job.problem.replace(stages=stages, pipelines=1, microbatches=microbatches, memory_limit=None)
-        problem = model.with_layout(LayoutBounds(model).layout())
-        return one_f_one_b(problem.replace(backward="coupled", optimizer="barrier")).makespan
+        """Of one pipeline with the layers that suit it best, its optimizer steps included."""
+        return one_f_one_b(self._usual(stages).replace(microbatches=microbatches)).makespan
+
+    @cache  # noqa: B019
+    def _usual(self, stages: int) -> Problem:
+        """The problem of one 1F1B pipeline; of several ideas of even layers the best one."""
+        problem = self.job.problem.replace(
+            pipelines=1, stages=stages, backward="coupled", optimizer="barrier", memory_limit=None
+        )
+        layouts = {even(problem.model.count, stages), LayoutBounds(problem).layout()}
+        layouts |= {self.job.layout} if stages == self.job.stages else set()
+        return min((problem.with_layout(of) for of in sorted(layouts)), key=lambda p: one_f_one_b(p).makespan)
 
     # ---- ours
 

@@ -11,6 +11,7 @@ from recycle_pp.simulation.compare import compare
 from recycle_pp.simulation.costs import Costs, Recovery
 from recycle_pp.simulation.job import Job
 from recycle_pp.simulation.policies import NAMES
+from recycle_pp.simulation.step_times import StepTimes
 
 NOTHING = Costs(Recovery((0.0,), (0.0,), "none"), 1e30, *(1e-9,) * 6)
 """Changes cost no time."""
@@ -110,3 +111,9 @@ def test_a_spare_is_used_before_anybody_restarts():
     there = Availability(13, 10000.0, (Change(5000.0, 3, False),))
     costs = Costs(swap=20.0)
     assert relative(there, costs)["spares"] == pytest.approx(1 - 20 / 10000, abs=1e-3)
+
+
+def test_the_unit_is_1f1b_on_even_layers_whatever_our_own_plans_are_limited_to():
+    for memory, optimizer in ((None, "staggered"), ({"base": "1f1b", "extra": 2}, "barrier")):
+        job = Job.of(pipelines=6, stages=4, microbatches=12, memory=memory, optimizer=optimizer)
+        assert StepTimes(job).reference == pytest.approx(45 * 0.1)
