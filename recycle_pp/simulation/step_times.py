@@ -43,7 +43,10 @@ class StepTimes:
         self.planned: dict[Key, Plan] = {}
         self._layouts: dict[Shape, Layout] = {job.whole: job.layout}
         self._estimates: dict[Key, float] = {}
-        self._excess = {False: 1.0, True: 1.0}  # a plan against its load, on average: as re-routed, with layers moved
+        self._excess = {
+            False: 1.0,
+            True: 1.0,
+        }  # a plan against its load: as re-routed, with layers moved
         self.reference = self.one_f_one_b(job.stages, job.problem.counts[0])
         self._make((job.whole, job.layout))
         self.covered, self.spread = 1.0, 0.0
@@ -101,13 +104,13 @@ class StepTimes:
         self.covered = sum(spent[key] for key in ranked[: self.most]) / (sum(spent.values()) or 1.0)
 
     def _learn(self, moved: bool) -> float:
-        """What planning adds to the load, on average, and how far plans are from that."""
+        """What planning adds to the load, in the median, and how far plans are from that on average."""
         mine = self.job.layout
         ratios = np.array([p.value / self.load(*key) for key, p in self.planned.items() if (key[1] != mine) == moved])
         if not len(ratios):
             return 0.0
-        self._excess[moved] = float(ratios.mean())
-        return float(np.abs(ratios / ratios.mean() - 1).mean())
+        self._excess[moved] = usual = float(np.median(ratios))
+        return float(np.abs(ratios / usual - 1).mean())
 
     def _make(self, key: Key) -> None:
         if key not in self.planned:

@@ -1,0 +1,8 @@
+import pytest
+from recycle_schedules import compiled
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_planner_is_compiled():
+    """Without that plans are worse for the first half minute, as anywhere."""
+    compiled.load()
