@@ -54,7 +54,7 @@ class Costs:
     restart       of the whole job from a checkpoint: stop, start, load
     checkpoint    during which a checkpoint holds up training, for those who live by checkpoints
     swap          of a spare for a lost worker: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
-    quorum        that torchft's survivors stall: 1.05 s, measured with 1 s timeouts on CPUs (shared reference notes)
+    quorum        that torchft's survivors stall: 1.05 s, as in a trial on CPUs with timeouts of 1 s
     reconfigure   of Oobleck's and Bamboo's pipelines: 79 s. Inferred, nowhere published: about 13 points of Oobleck's
                   loss on ReCycle's 6.4 h trace, divided by that trace's 38 changes"""
 

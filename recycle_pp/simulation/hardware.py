@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from recycle_schedules import Problem
 
 from recycle_pp.config.compose import compose
-from recycle_pp.coordinator.footprint import parameters
+from recycle_pp.model.memory import parameters
 
 from .job import Job
 
@@ -34,8 +34,8 @@ GPUS = {
     "h200": Gpu(989e12, 141e9),
     "b200": Gpu(2250e12, 180e9),
 }
-STATE = 32
-"""Bytes of state a parameter: what the trainer holds (README)."""
+STATE = 12
+"""Bytes of state a parameter that a joiner is sent: a float32 weight and its two moments."""
 
 
 def job_on(

@@ -21,9 +21,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Job:
-    """problem: with `layers`, nobody dead, in seconds. layer_bytes: of the state of each layer (weights, gradients,
-    optimizer), that a worker which takes the layer over is sent. tokens: of a step. source: where the durations are
-    from, for the report."""
+    """problem: with `layers`, nobody dead, in seconds. layer_bytes: of the state of each layer (weights and moments),
+    that a worker which takes the layer over is sent. tokens: of a step. source: where the durations are from, for the
+    report."""
 
     problem: Problem
     layer_bytes: tuple[float, ...]

@@ -39,8 +39,8 @@ def job_of(
         tokens = pipelines * microbatches * p.microbatch_size * model.sequence
         if model.own and isinstance(model.layers, int):
             layers = layers or model.layers
-            of_stages = [stage_memory(settings, stage) for stage in range(p.stages)]
-            worker_bytes = worker_bytes or max(sum(of.always(pipelines, 0).values()) + of.payload for of in of_stages)
+            memories = [stage_memory(settings, stage) for stage in range(p.stages)]
+            worker_bytes = worker_bytes or max(memory.weights + memory.state for memory in memories)
     else:
         tokens = 0
     measured_stages = len(durations["F"])
