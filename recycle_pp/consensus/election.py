@@ -244,7 +244,8 @@ class Election:
         finally:
             for task in asking:
                 task.cancel()
-        if len(self.voter.counting(know)) == 1:
+        # Whoever is no member of it stays one of those before: else, elected, it could not be elected again.
+        if len(self.voter.counting(know)) == 1 and self._rank in newest.roster:
             self.voter.agreed(newest.position)
         return True
 

@@ -92,3 +92,10 @@ def test_a_leader_that_is_paused_gives_way_and_follows():
     simulation = run(Order(3, supervisors=4, one_machine=False, latest=0.1, faults=pauses))
     terms = [line for line in simulation.history if "was elected" in line]
     assert len(terms) > 1 and simulation.nodes[0].code is None
+
+
+def test_who_leads_though_left_out_of_the_newest_membership_may_lose_the_connection_to_itself():
+    """Found among 100,000 random orders: it had been elected by an older membership, and could not be once more."""
+    lost = [Fault(2.689, "kill", ("s4",)), Fault(2.906, "kill", ("s0",)), Fault(3.037, "kill", ("s2",))]
+    resets = [Fault(0.0805, "reset"), Fault(3.605, "reset")]
+    assert not run(Order(34292, supervisors=5, pauses=8, hosting=0.0, faults=(*lost, *resets))).lost
