@@ -28,9 +28,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,11 +148,24 @@ def _planned(source: Source, seconds: float) -> Plan:
 def _search(problem: Problem, seconds: float) -> Plan:
     """The best plan within the time, with a line that shows how it gets better; Ctrl-C ends it early."""
     begin, said = time.perf_counter(), 0.0
-    best = None
+    best: Callable[[], Plan] | None = None
+    pressed = False
+
+    def press(number: int, frame: Any) -> None:
+        # Not raised in the middle of a search: what calls machine code may swallow an exception.
+        nonlocal pressed
+        if pressed or best is None:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
     try:
         for best in plans(problem) if problem.layers is None else layout_plans(problem):
             spent = time.perf_counter() - begin
             if spent >= seconds:
+                break
+            if pressed:
+                print("\nstopped; this is the best plan so far", file=sys.stderr)
                 break
             if sys.stderr.isatty() and spent - said > 0.5:
                 said = spent
@@ -161,10 +175,8 @@ def _search(problem: Problem, seconds: float) -> Plan:
                     end="",
                     file=sys.stderr,
                 )
-    except KeyboardInterrupt:
-        if best is None:
-            raise
-        print("\nstopped; this is the best plan so far", file=sys.stderr)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if said:
         print(file=sys.stderr)
     assert best is not None

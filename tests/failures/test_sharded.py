@@ -109,7 +109,7 @@ def test_all_copies_of_a_block_gone_take_the_job_back_to_its_checkpoint(runs):
 def test_without_a_checkpoint_the_job_says_what_is_lost(zygote):
     """Groups 0, 2 and 1, 3: both holders of half of the blocks die at once, a third of the workers do not help."""
     arguments = Case("", "2x2").arguments[3:]
-    both = fails("6:0.0@backward", "6:2.0@backward")
+    both = fails("6:0.0@backward", "6:2.0@heal")
     with zygote.run([*arguments, *SHAPE, *TWO, "run.steps=20", "checkpoint.minutes=0", *both]) as job:
         assert job.wait(60) != 0
         lost = [e for e in job.run.lines(job.run.events) if e["event"] == "stage_lost"]

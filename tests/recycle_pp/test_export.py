@@ -224,7 +224,7 @@ def test_the_end_of_a_run_may_write_the_folder(run, monkeypatch):
 
     monkeypatch.setattr(train, "supervise", supervise)
     settings = settings_of(run, checkpoint__hf_at_end=True, run__steps=2)
-    monkeypatch.setattr(train, "prepare", lambda *_: (settings, RunFolder(run), None))
+    monkeypatch.setattr(train, "prepare", lambda *_: train.Prepared(settings, RunFolder(run)))
     assert train.main([]) == 0
     assert (run / "hf" / "step-000002" / "model.safetensors").is_file()
     assert train.main([]) == 0, "the folder of these steps is there already"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from ..allocations import allocations
 from ..in_process import CPU, small
 
+SMALL = 1 << 15  # bytes: tables and scalars, which the byte model does not know of
 TIED = {"model__tied": True, "model__qk_norm": True, "model__qkv_bias": True, "model__head_dim": 8}
 LARGER = {
     "model__layers": 4, "model__width": 128, "model__heads": 8, "model__kv_heads": 4, "model__ffn": 320,
@@ -36,6 +38,7 @@ class Measured:
     """Bytes that a stage really takes: `start` for itself and its optimizer, then for the ops of one micro-batch."""
 
     def __init__(self, of: Settings, stage: int) -> None:
+        gc.collect()  # what earlier tests left would be freed, and counted, in the middle
         with allocations() as start:
             self.stage = Stage(of, stage, CPU)
             self.optimizer = StageOptimizer(of, self.stage)
@@ -109,9 +112,9 @@ def test_activations_of_any_shape_are_those_that_a_stage_keeps(data):
     )  # fmt: skip
     stage = pick(0, 1)
     memory, measured = stage_memory(of, stage), Measured(of, stage)
-    assert memory.flight == pytest.approx(measured.flight, rel=0.1)
-    assert memory.waiting == pytest.approx(measured.waiting, rel=0.1)
-    assert 0.75 * measured.split_peak <= memory.each() + memory.op <= 1.5 * measured.split_peak
+    assert memory.flight == pytest.approx(measured.flight, rel=0.1, abs=SMALL)
+    assert memory.waiting == pytest.approx(measured.waiting, rel=0.1, abs=SMALL)
+    assert 0.75 * measured.split_peak - SMALL <= memory.each() + memory.op <= 1.5 * measured.split_peak + SMALL
 
 
 @pytest.mark.parametrize("numerics", NUMERICS, ids=str)

@@ -46,7 +46,9 @@ def test_i_leaves_exactly_these_and_then_w_gives_every_bit_of_b():
     results = []
     for split in (False, True):
         (stage,) = stages = pipeline(models.of_function("Mixed"))
-        batches = type("One", (), {"batch": lambda *_: (models.batch().inputs, models.batch().labels)})()
+        batches = type(
+            "One", (), {"batch": lambda *_: (models.batch().inputs, models.batch().labels), "more": lambda *_: {}}
+        )()
         forward(stages, batches, 0, 0)
         if split:
             stage.backward_input(0)
@@ -67,7 +69,9 @@ def test_a_module_that_waits_is_still_a_linear_layer_with_its_names():
 
 def test_a_parameter_that_gets_no_gradient_stops_the_micro_batch():
     (stage,) = stages = pipeline(models.of_function("Plain"))
-    batches = type("One", (), {"batch": lambda *_: (models.batch().inputs, models.batch().labels)})()
+    batches = type(
+        "One", (), {"batch": lambda *_: (models.batch().inputs, models.batch().labels), "more": lambda *_: {}}
+    )()
     stage.module.model.blocks[1].forward = lambda x: x  # what no dry run has seen
     forward(stages, batches, 0, 0)
     with pytest.raises(RuntimeError, match=r"micro-batch 0 gave no gradient to blocks\.1\.norm\.weight \(6 such"):
