@@ -234,7 +234,7 @@ class Part(torch.nn.Module):
         x = source.flatten(0, 1) if model.embedding is None else model.embedding(source.flatten())
         branch = None
         for layer in model.layers.values():
-            x, branch = layer(x, branch, model.cos, model.sin, None)
+            x, branch = layer(x, branch, model.cos, model.sin, None, None)
         if model.head is not None and model.norm is not None:
             x = Linear.forward(model.head, model.norm(x, branch)[0])
         elif branch is not None:
