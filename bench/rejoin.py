@@ -51,6 +51,9 @@ class Vectors:
         )
         self.ops: Any = torch_operations
 
+    def publish(self) -> None:
+        """What is computed with is `flat` itself."""
+
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
