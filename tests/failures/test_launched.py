@@ -103,6 +103,14 @@ def test_the_coordinator_is_lost_while_workers_still_import_what_they_need(expec
         survives(job, [1, 2], expected)
 
 
+def test_the_first_node_is_lost_where_the_optimizers_state_is_sharded(expected, tmp_path):
+    """The next coordinator knows no table of who holds what: it makes one of what the workers report."""
+    with Launched(tmp_path, arguments=(*ARGUMENTS, "parallel.sharded=true")) as job:
+        job.wait_for_step(10)
+        job.kill(0)
+        survives(job, [1, 2], expected)
+
+
 def test_a_worker_dies_under_one_agent_and_comes_back(expected, tmp_path):
     with Launched(tmp_path, 1, 6, [*ARGUMENTS, *SHAPE]) as job:
         job.wait_for_step(10)
