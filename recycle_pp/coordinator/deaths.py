@@ -22,9 +22,9 @@ import traceback
 
 import msgspec
 
-from recycle_pp.protocol.job import StageLost
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
+from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.protocol.takeover import Found
 from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.events import cause_in_words

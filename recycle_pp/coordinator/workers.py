@@ -13,8 +13,8 @@ from typing import Any
 
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.job import StageLost
 from recycle_pp.protocol.partition_resolution import give_up
+from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.table import Message, is_void

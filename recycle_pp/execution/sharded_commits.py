@@ -19,8 +19,8 @@ from recycle_pp.comm.waiting import Pending
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.shards import ShardedOptimizer
+from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Orders
-from recycle_pp.protocol.shards import Holdings
 from recycle_pp.state.shards import Exchange
 from recycle_pp.wire.messages.workers import Commit, Shares
 

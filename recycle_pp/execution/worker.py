@@ -37,8 +37,8 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.numerics.shards import ShardedOptimizer
+from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.protocol.shards import Holdings
 from recycle_pp.state import checkpoint
 from recycle_pp.state.rejoin import Donations, Joining
 from recycle_pp.state.saving import StageSaving

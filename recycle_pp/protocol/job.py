@@ -18,8 +18,6 @@ and a step ends with two: `vote` from every live worker, `commit` to every live 
 not fit into the fixed-point sums, with a generation that does it again, with coarser ones. A death at any point (also
 while reports are collected) starts the next generation; the last one wins. `notes` is the log of what happened, for
 events.
-
-(Longer than other files because all events read and change one state: a recovery can be followed in one place.)
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from recycle_schedules import Actions, Plan, Problem, Worker
+from recycle_schedules import Plan, Problem, Worker
 from recycle_schedules.graph import StageGraph
 
 from recycle_pp.wire.messages.table import Message, is_void
 from recycle_pp.wire.messages.workers import (
-    Adopt,
     Announce,
     Commit,
     Donate,
@@ -41,33 +38,28 @@ from recycle_pp.wire.messages.workers import (
     Finished,
     Leave,
     Report,
-    Shares,
     Synced,
     Vote,
 )
 
-from .commit import Ballot, ProtocolViolation
+from .adoption import Derive, adopt
+from .commit import Ballot
 from .joining import Joiners
-from .ledger import Record, Remainder, remainder
-from .shards import BlocksLost, Shards
+from .leaving import leavers
+from .present import Present, everybody
+from .shards import Shards
+from .speculation import Speculation
+from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady, Steps
 from .takeover import Found
+from .validation import Validation
 
 Json = dict[str, Any]
-STAGGER_PAUSE = 8  # steps without speculation after one was taken back
 
 
 class Send(NamedTuple):
     to: Worker
     message: Message
-
-
-class StageLost(RuntimeError):
-    """A stage has no live worker, or no copy of a part of its state, and there is nothing to restore it from."""
-
-    def __init__(self, stage: int, what: str = "no live worker left") -> None:
-        super().__init__(f"stage {stage} has {what}")
-        self.stage, self.what = stage, what
 
 
 @dataclass
@@ -77,7 +69,7 @@ class Job:
     problem: Problem
     steps: int
     planner: Planner
-    derive: Callable[[Plan], Actions]
+    derive: Derive
     clip: float | None = None
     stagger: bool = False
     copies: int = 0  # of each block of the optimizer's state (parallel.copies); 0: everybody has all of it
@@ -104,17 +96,14 @@ class Job:
 
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
-        self.waiting = self.waiting or self._everybody()
+        self.waiting = self.waiting or everybody(self.problem)
         self._reports: dict[Worker, Report] = {}
-        self._present: tuple[Problem, frozenset[Worker], Problem] | None = (
-            None  # what `problem_now` was made of, and it
-        )
+        self._present = Present()
         self.shards = Shards(self.copies)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
-        self._stagger_pause = 0  # steps to go without speculation after one was taken back
-        self._evaluation: int | None = None  # the validation that is not complete
-        self._losses: dict[int, float] = {}
+        self._speculation = Speculation(self.stagger)
+        self._validation = Validation(self.problem.pipelines * self.evaluate_microbatches)
         self._handlers: dict[type[Message], Callable[[Worker, Any], list[Send]]] = {
             Report: self._reported,
             Vote: self._voted,
@@ -161,7 +150,7 @@ class Job:
         self.leaving.discard(worker)
         self.finished.discard(worker)
         self._check_stages(self.live)
-        idle = self.phase == "running" and self.committed == self.steps - 1 and self._evaluation is None
+        idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
         idle = idle and (not self.copies or self.live <= self.finished)  # else weights may have to be sent by another
         out: list[Send] = []
         if idle:
@@ -195,8 +184,8 @@ class Job:
         self._check_stages(self.live)
         out: list[Send] = []
         if found.commit is not None:
-            self._evaluation = found.committed if found.commit.evaluate else None
-            self._stagger_pause = 0 if found.commit.stagger else STAGGER_PAUSE
+            self._validation.begin(found.committed if found.commit.evaluate else None)
+            self._speculation.resume(found.commit.stagger)
             self.skipped = found.commit.skipped
             out = [Send(w, found.commit) for w in sorted(found.behind)]
         return out + self._regroup(anew=found.base is None)
@@ -224,13 +213,8 @@ class Job:
         return [Send(*each) for each in self.steady.send(sorted(self.live), self.generation)]
 
     def problem_now(self) -> Problem:
-        """With a death, peers need every bubble: the backward may be split then, whatever it is without."""
-        live = frozenset(self.live)
-        if self._present is None or self._present[0] is not self.problem or self._present[1] != live:
-            dead = sorted(self._everybody() - live)
-            now = self.problem.replace(failed=dead, backward="mixed") if dead else self.problem
-            self._present = self.problem, live, now
-        return self._present[2]
+        """Without those who are dead."""
+        return self._present.problem(self.problem, self.live)
 
     @property
     def graph(self) -> StageGraph:
@@ -275,75 +259,23 @@ class Job:
 
     def _adopt(self) -> list[Send]:
         """All have reported: plan what is left, and say who runs what."""
-        step, problem = self.committed + 1, self.problem_now()
-        busy = {w: report.busy for w, report in self._reports.items()}
-        records, ahead = self._records(step), self._records(step + 1)
-        void, shares = self._share_out(records) if self.copies else (set(), {})
-        left = remainder(problem, records, busy)
-        self.remainder_plans = {}
-        per_step: list[tuple[int, Actions | None]] = []
-        if step < self.steps and (left.sources or any(r.done for r in records.values())):
-            per_step.append((step, self._plan_left(step, left)))
-            if not left.revoked and any(r.done for r in ahead.values()):
-                per_step.append((step + 1, self._plan_left(step + 1, remainder(problem, ahead, {}))))
+        shards = self.shards if self.copies else None
+        try:
+            adoption = adopt(
+                self.problem_now(), self._reports, self.committed, self.steps, shards, self.planner, self.derive
+            )
+        except StageLost:
+            self.phase = "lost"
+            raise
+        self.remainder_plans = dict(adoption.plans)
         self.phase = "running"
-        self.steady.adopted(problem)
-        if any(report.ahead for report in self._reports.values()):
-            self._evaluation = None  # it is over, and the parameters are other ones: a loss that got lost stays so
-        self._note("plan_adopted", step=step, lost=left.lost, revoked=sorted(left.revoked))
-        lacking = {w.stage for w in self.live if not records[w].reduced}
-        copies = {stage: source for stage, source in left.sources.items() if stage in lacking}
-        out = [
-            Send(worker, Adopt(
-                generation=self.generation,
-                steps={k: acts.packed(worker) if acts else b"" for k, acts in per_step},
-                copy=copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
-                revoked=sorted(left.revoked | void),
-                evaluate=self._evaluation,
-                stagger=self._staggers(),
-                shares=shares.get(worker.stage),
-            ))
-            for worker in sorted(self.live)
-        ]  # fmt: skip
+        self.steady.adopted(self.problem_now())
+        if adoption.ahead:
+            self._validation.begin(None)  # it is over, and the parameters are other ones: a loss that got lost stays so
+        left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
+        self._note("plan_adopted", step=self.committed + 1, lost=left.lost, revoked=sorted(left.revoked))
+        out = [Send(w, adoption.message(w, *about)) for w in sorted(self.live)]
         return out + self._find_donors()
-
-    def _records(self, step: int) -> dict[Worker, Record]:
-        found = {w: Record(step) for w in self.live}
-        for worker, report in self._reports.items():
-            for reported in report.records:
-                if reported.step == step:
-                    found[worker] = Record.of(reported)
-        return found
-
-    def _share_out(self, records: dict[Worker, Record]) -> tuple[set[int], dict[int, Shares]]:
-        """(stages whose reduced gradients are void, who holds what of each stage).
-
-        Reduced gradients of a step that is not agreed lie with the holders of their blocks: where one of the stage has
-        died, or lacks its own, all of it is summed again, from accumulators that everybody keeps until the commit.
-        """
-        void, shares = set(), {}
-        for stage in range(self.problem.stages):
-            peers = [w for w in sorted(self.live) if w.stage == stage]
-            if not self.shards.stands(stage, [w.pipeline for w in peers]) or not all(records[w].reduced for w in peers):
-                void |= {stage for w in peers if records[w].reduced}
-                for worker in peers:
-                    records[worker].reduced = False
-            holds = {w.pipeline: of for w in peers if (of := self._reports[w].holds) is not None}
-            try:
-                shares[stage] = self.shards.share(stage, holds, self.committed)
-            except BlocksLost as lost:
-                self.phase = "lost"
-                raise StageLost(stage, f"no copy left of {lost.blocks} of its {lost.of} blocks") from lost
-        return void, shares
-
-    def _plan_left(self, step: int, left: Remainder) -> Actions | None:
-        if len(left.sources) == self.problem.stages:
-            return None
-        self.remainder_plans[step] = self.planner(left.problem)
-        return self.derive(self.remainder_plans[step])
-
-    def _everybody(self) -> set[Worker]:
-        return {Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)}
 
     # -- commits -----------------------------------------------------------------------------------------------
 
@@ -354,18 +286,8 @@ class Job:
         if not self._ballot.complete(self.live):
             return []
         if self.copies:
-            self._compare(self._ballot.votes)
+            self.shards.compare({w: self._ballot.votes[w] for w in self.live}, self.committed + 1)
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
-
-    def _compare(self, votes: dict[Worker, Vote]) -> None:
-        """The holders of a block have updated it each for itself: their results must be the same."""
-        for stage in range(self.problem.stages):
-            checksums = {w.pipeline: vote.blocks for w, vote in votes.items() if w.stage == stage and w in self.live}
-            if (wrong := self.shards.difference(stage, checksums)) is not None:
-                raise ProtocolViolation(
-                    f"{wrong}, found in step {self.committed + 1}: memory or a processor has failed, and the job must "
-                    "not go on with wrong weights; run.resume=true goes on at the newest checkpoint"
-                )
 
     def _repeat(self, stages: list[int]) -> list[Send]:
         """The same samples again, with room for larger gradients: after a few attempts for any float32."""
@@ -385,13 +307,12 @@ class Job:
         skipped = save and self.saving and not (last or early)
         saves = save and not skipped
         # Of sharded state everybody has a part to save: who leaves waits for the next commit.
-        leavers = set() if last or early or (saves and self.copies) else self._leave_now()
+        gone = set() if last or early or (saves and self.copies) else self._leave_now()
         fresh = self.steady.fresh  # whoever is a step ahead has begun it by the old plan
-        took_back = self._staggers() and decision.scale != 1.0
-        self._stagger_pause = STAGGER_PAUSE if took_back else max(0, self._stagger_pause - 1)
+        took_back = self._speculation.decided(decision.scale)
         back = self.joiners.take_due(self.committed) if self.copies and not (last or early) else []
         joining = bool(back) or self.joiners.about_to_join(self.committed)
-        hold = not last and (early or took_back or bool(leavers) or joining or (fresh and self._staggers()))
+        hold = not last and (early or took_back or bool(gone) or joining or (fresh and self._speculation.allowed))
         evaluate = self._due(self.evaluate_every, decision.step) and not early
         self.steady.due = self.steady.due or fresh
         message = Commit(
@@ -407,15 +328,15 @@ class Job:
             savers=self._savers() if saves else [],
             last=last or early,
             skipped=self.skipped,
-            stagger=self._staggers(),
+            stagger=self._speculation.allowed,
         )
-        self._evaluation, self._losses = (decision.step if evaluate else None), {}
+        self._validation.begin(decision.step if evaluate else None)
         self._note("committed", commit=message, skipped=skipped)
         out = [Send(w, message) for w in voters]
         if early:
             self.phase = "ended"
             return out
-        out += [Send(w, Leave()) for w in sorted(leavers)]
+        out += [Send(w, Leave()) for w in sorted(gone)]
         if back:
             out += self._admit(back)
         elif hold and joining:
@@ -425,18 +346,14 @@ class Job:
         return out + self._find_donors()
 
     def _leave_now(self) -> set[Worker]:
-        """Those who leave and have a peer that stays, and copies of all that they hold, are members no more."""
-        stay = {w.stage for w in self.live - self.leaving}
-        leavers = {w for w in self.leaving & self.live if w.stage in stay}
-        if self.copies:  # one of a stage at a time: its copies are made again before the next one goes
-            first = {w.stage: w for w in sorted(leavers, reverse=True)} if self.copies > 1 else {}
-            leavers = set(first.values())
-        for worker in sorted(leavers):
+        """They are members no more."""
+        gone = leavers(self.leaving, self.live, self.copies)
+        for worker in sorted(gone):
             self.live.discard(worker)
             self.joiners.died(worker)
             self._note("left", worker=str(worker), step=self.committed + 1)
-        self.leaving -= leavers
-        return leavers
+        self.leaving -= gone
+        return gone
 
     def _savers(self) -> list[Worker]:
         """One live worker a stage; of sharded state all, each its blocks."""
@@ -447,18 +364,9 @@ class Job:
     def _due(self, every: int, step: int) -> bool:
         return every > 0 and ((step + 1) % every == 0 or step == self.steps - 1)
 
-    def _staggers(self) -> bool:
-        return self.stagger and self._stagger_pause == 0
-
     def _evaluated(self, worker: Worker, message: Evaluated) -> list[Send]:
-        """Counts whatever generation this is: what it was measured with is agreed."""
-        if worker not in self.live or message.step != self._evaluation:
-            return []
-        self._losses |= message.losses
-        if len(self._losses) == self.problem.pipelines * self.evaluate_microbatches:
-            losses = [self._losses[g] for g in sorted(self._losses)]
-            self._note("evaluated", step=self._evaluation, val_loss=sum(losses) / len(losses))
-            self._evaluation = None
+        if worker in self.live and (loss := self._validation.counted(message)) is not None:
+            self._note("evaluated", step=message.step, val_loss=loss)
             self._finish_if_complete()
         return []
 
@@ -470,7 +378,7 @@ class Job:
         return []
 
     def _finish_if_complete(self) -> None:
-        if self.live <= self.finished and self._evaluation is None:
+        if self.live <= self.finished and self._validation.step is None:
             self.phase = "finished"
 
     # -- joining -----------------------------------------------------------------------------------------------

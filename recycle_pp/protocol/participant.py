@@ -21,8 +21,8 @@ from recycle_schedules import Action, Worker, unpack
 from recycle_pp.wire.messages.table import is_void
 from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Report, Shares, State, SteadyPlan
 
+from .holdings import Holdings
 from .ledger import Record
-from .shards import Holdings
 
 
 @dataclass

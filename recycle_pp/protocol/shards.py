@@ -1,12 +1,8 @@
-"""Optimizer state that no worker has whole: what a worker says of its blocks, and what the coordinator makes of it.
+"""The coordinator's part of optimizer state that no worker has whole: who of a stage holds which block.
 
-    holdings = Holdings(me=1, sizes=[...], loaded=-1)     # a worker's; `participant.holdings`
-    holdings.reported(); holdings.adopt(shares); holdings.took(block); holdings.settled(); holdings.commit()
-
-    shards = Shards(copies=2)                             # the coordinator's
-    shards.share(stage, {pipeline: holds}, committed)     # Shares: who holds what from now on; raises BlocksLost
-    shards.stands(stage, peers)                           # whether what was shared out last is still so
-    shards.difference(stage, {pipeline: checksums})       # a sentence: whose copies of a block are not the same
+    shards = Shards(copies=2)
+    void, shares = shards.share_out(reports, records, committed)    # by stage; raises StageLost
+    shards.compare(votes, step)                                     # raises ProtocolViolation: copies are not the same
 
 Like the ledger, the table rests on what live workers report alone: a block lies where a live worker says that it does,
 as it is after the newest agreed step. So a heal may be interrupted at any point, and a new coordinator needs to know
@@ -17,82 +13,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
-from recycle_pp.wire.messages.workers import Holds, Shares
+from recycle_schedules import Worker
 
+from recycle_pp.wire.messages.workers import Holds, Report, Shares, Vote
+
+from .commit import ProtocolViolation
 from .holders import Table, lost, missing, placed, refilled
-
-NOTHING = -9  # as a step: none that could be agreed on
-
-
-class BlocksLost(RuntimeError):
-    """All copies of some blocks are gone."""
-
-    def __init__(self, blocks: int, of: int) -> None:
-        super().__init__(f"{blocks} of {of} blocks of the optimizer's state are lost")
-        self.blocks, self.of = blocks, of
-
-
-@dataclass
-class Holdings:
-    """What one worker has of its stage's state. Pure; guarded as its Participant is.
-
-    me       its pipeline
-    sizes    elements of every block of the stage
-    loaded   the step after which it has the whole state, with which it began; None: no more
-    weights  the newest step of which it has all weights; one less if it has all but these
-    blocks   that it holds as they are after the newest committed step
-    shares   what the present generation has given it, None before the first
-    """
-
-    me: int
-    sizes: list[int]
-    loaded: int | None
-    weights: int = NOTHING
-    blocks: set[int] = field(default_factory=set)
-    shares: Shares | None = None
-
-    def __post_init__(self) -> None:
-        self.weights = NOTHING if self.loaded is None else self.loaded
-
-    def reported(self) -> Holds:
-        return Holds(self.sizes, sorted(self.blocks), self.loaded, self.weights)
-
-    @property
-    def mine(self) -> list[int]:
-        """The blocks that this worker has to hold, in order."""
-        assert self.shares is not None
-        return [block for block, holders in enumerate(self.shares.holders) if self.me in holders]
-
-    def join(self, committed: int) -> None:
-        """Its first generation: what it began with is of use only if no step has been agreed since."""
-        if self.loaded != committed:
-            self.loaded, self.weights = None, NOTHING
-
-    def adopt(self, shares: Shares) -> None:
-        self.shares = shares
-
-    def informed(self, committed: int) -> None:
-        """It has the exponents after the newest step. Before the first copy: whoever holds a block has them."""
-        self.weights = max(self.weights, committed - 1)
-
-    def took(self, block: int) -> None:
-        """A copy is complete here."""
-        self.blocks.add(block)
-
-    def settled(self) -> None:
-        """It holds all that it has to, and gives up the rest of what it began with."""
-        self.blocks |= set(self.mine)
-        self.loaded = None
-
-    def gathered(self, committed: int) -> None:
-        """It has all weights after the newest step."""
-        self.weights = committed
-
-    def commit(self) -> None:
-        """A step is agreed, hence all hold what they have to; what is held beyond that is out of date from here on."""
-        self.blocks, self.loaded = set(self.mine), None
+from .ledger import Record
+from .stage_lost import StageLost
 
 
 class Shards:
@@ -105,6 +34,37 @@ class Shards:
         self._tables: dict[int, Table] = {}
         self._peers: dict[int, set[int]] = {}
 
+    def share_out(
+        self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record], committed: int
+    ) -> tuple[set[int], dict[int, Shares]]:
+        """(stages whose reduced gradients are void, who holds what of each stage), from what all live workers say.
+
+        Reduced gradients of a step that is not agreed lie with the holders of their blocks: where one of the stage has
+        died, or lacks its own, all of it is summed again, from accumulators that everybody keeps until the commit.
+        `records` of such a stage are not `reduced` any more.
+        """
+        void, shares = set(), {}
+        for stage in sorted({worker.stage for worker in reports}):
+            peers = [w for w in sorted(reports) if w.stage == stage]
+            if not self.stands(stage, [w.pipeline for w in peers]) or not all(records[w].reduced for w in peers):
+                void |= {stage for w in peers if records[w].reduced}
+                for worker in peers:
+                    records[worker].reduced = False
+            holds = {w.pipeline: of for w in peers if (of := reports[w].holds) is not None}
+            shares[stage] = self.share(stage, holds, committed)
+        return void, shares
+
+    def compare(self, votes: Mapping[Worker, Vote], step: int) -> None:
+        """The holders of a block have updated it each for itself: raises ProtocolViolation if their results differ.
+        votes: of all live workers."""
+        for stage in sorted({worker.stage for worker in votes}):
+            checksums = {w.pipeline: vote.blocks for w, vote in votes.items() if w.stage == stage}
+            if (wrong := self.difference(stage, checksums)) is not None:
+                raise ProtocolViolation(
+                    f"{wrong}, found in step {step}: memory or a processor has failed, and the job must "
+                    "not go on with wrong weights; run.resume=true goes on at the newest checkpoint"
+                )
+
     def stands(self, stage: int, peers: Collection[int]) -> bool:
         """Nobody has come or gone since `share`: who had reduced gradients to hold by then still has."""
         return self._peers.get(stage) == set(peers)
@@ -112,7 +72,7 @@ class Shards:
     def share(self, stage: int, holds: Mapping[int, Holds], committed: int) -> Shares:
         """Of a stage, from the reports of all its live workers, by pipeline.
 
-        What stands stays as it is, whatever is held beyond it. BlocksLost: nobody holds some block. Who holds one knows
+        What stands stays as it is, whatever is held beyond it. StageLost: nobody holds some block. Who holds one knows
         all exponents.
         """
         sizes, peers = next(iter(holds.values())).sizes, sorted(holds)
@@ -122,7 +82,7 @@ class Shards:
         order = [dict.fromkeys([*holders, *peers]) for holders in before]
         held = [[p for p in of if p in holds and (block in blocks[p] or p in whole)] for block, of in enumerate(order)]
         if gone := lost(held):
-            raise BlocksLost(len(gone), len(sizes))
+            raise StageLost(stage, f"no copy left of {len(gone)} of its {len(sizes)} blocks")
         if not self.stands(stage, peers):
             began = len(whole) == len(peers) and not any(blocks.values())
             hosts = {p: self.hosts.get((p, stage), "") for p in peers}

@@ -236,7 +236,7 @@ class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker has of sharded optimizer state: see `protocol.shards.Holdings`."""
+    """What a worker has of sharded optimizer state: see `protocol.holdings.Holdings`."""
 
     sizes: list[int]
     blocks: list[int]

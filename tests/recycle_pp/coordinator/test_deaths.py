@@ -13,7 +13,7 @@ from recycle_pp.coordinator.problem import initial_problem
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
-from recycle_pp.protocol.job import StageLost
+from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 

@@ -9,7 +9,8 @@ from recycle_schedules import Problem, Worker, actions, plan
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.planning import Planning
-from recycle_pp.protocol.job import Job, StageLost
+from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import Report, SteadyPlan
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from recycle_schedules import Action, Tensor, Worker
 
 from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders, Participant
-from recycle_pp.protocol.shards import Holdings
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import (
     Adopt,

@@ -4,7 +4,9 @@ from array import array
 
 import pytest
 
-from recycle_pp.protocol.shards import BlocksLost, Holdings, Shards
+from recycle_pp.protocol.holdings import Holdings
+from recycle_pp.protocol.shards import Shards
+from recycle_pp.protocol.stage_lost import StageLost
 
 SIZES = [128] * 6
 
@@ -78,9 +80,9 @@ def test_what_all_holders_took_with_them_is_lost():
     shards, found = running(2, 0, 1, 2, 3)
     gone = found[0].blocks & found.pop(2).blocks
     found.pop(0)
-    with pytest.raises(BlocksLost) as lost:
+    with pytest.raises(StageLost) as lost:
         share(shards, found, 0)
-    assert (lost.value.blocks, lost.value.of) == (len(gone), 6)
+    assert str(lost.value) == f"stage 0 has no copy left of {len(gone)} of its 6 blocks"
 
 
 @pytest.mark.parametrize(

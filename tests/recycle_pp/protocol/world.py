@@ -28,8 +28,9 @@ import msgspec
 from recycle_schedules import Problem, Worker, actions
 
 from recycle_pp.coordinator.checkpoints import Saving
-from recycle_pp.protocol.job import Job, Send, StageLost
+from recycle_pp.protocol.job import Job, Send
 from recycle_pp.protocol.roles import fill_stages
+from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.protocol.steady_state_plan import Steps
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.messages.table import Message, is_lasting

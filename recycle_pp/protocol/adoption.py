@@ -1,0 +1,93 @@
+"""What follows from the reports of all members of a generation: what is left of the broken step, and who runs what.
+
+    adoption = adopt(problem, reports, committed=6, steps=100, shards=shards, planner=planner, derive=actions)
+    adoption.left                                        # of step 7: what is lost, what is summed already
+    adoption.plans                                       # step -> the plan of what is left of it
+    adoption.message(worker, generation, evaluate, stagger)      # to every member
+
+Pure: no sockets, no clock, no torch. Only what the live report counts, so a new coordinator comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from recycle_schedules import Actions, Plan, Problem, Worker
+
+from recycle_pp.wire.messages.workers import Adopt, Report, Shares
+
+from .ledger import Record, Remainder, remainder
+from .shards import Shards
+from .steady_state_plan import Planner
+
+Derive = Callable[[Plan], Actions]
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """left: of the step under way. actions: of its remainder and that of the step after it, None where nothing is left
+    to run. copies: stage -> who has its summed gradients, where one of it lacks them. void: stages of sharded state
+    that have to sum anew. shares: stage -> who holds what. ahead: somebody has applied a step that is not agreed."""
+
+    left: Remainder
+    plans: Mapping[int, Plan]
+    actions: Mapping[int, Actions | None]
+    copies: Mapping[int, Worker]
+    void: Collection[int]
+    shares: Mapping[int, Shares]
+    ahead: bool
+
+    def message(self, worker: Worker, generation: int, evaluate: int | None, stagger: bool) -> Adopt:
+        return Adopt(
+            generation=generation,
+            steps={step: of.packed(worker) if of else b"" for step, of in self.actions.items()},
+            copy=self.copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
+            revoked=sorted(self.left.revoked | {*self.void}),
+            evaluate=evaluate,
+            stagger=stagger,
+            shares=self.shares.get(worker.stage),
+        )
+
+
+def adopt(
+    problem: Problem,
+    reports: Mapping[Worker, Report],
+    committed: int,
+    steps: int,
+    shards: Shards | None,
+    planner: Planner,
+    derive: Derive,
+) -> Adoption:
+    """Of the newest step that is agreed, and what live workers have done since. shards: of sharded optimizer state.
+
+    Plans what is left: that may take its time. Raises StageLost.
+    """
+    records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
+    void, shares = (set[int](), {}) if shards is None else shards.share_out(reports, records, committed)
+    left = remainder(problem, records, {worker: report.busy for worker, report in reports.items()})
+    open_steps = {}
+    if committed + 1 < steps and (left.sources or any(r.done for r in records.values())):
+        open_steps[committed + 1] = left
+        if not left.revoked and any(r.done for r in ahead.values()):
+            open_steps[committed + 2] = remainder(problem, ahead, {})
+    plans = {k: planner(of.problem) for k, of in open_steps.items() if len(of.sources) < problem.stages}
+    lacking = {w.stage for w, record in records.items() if not record.reduced}
+    return Adoption(
+        left=left,
+        plans=plans,
+        actions={k: derive(plans[k]) if k in plans else None for k in open_steps},
+        copies={stage: source for stage, source in left.sources.items() if stage in lacking},
+        void=void,
+        shares=shares,
+        ahead=any(report.ahead for report in reports.values()),
+    )
+
+
+def _records(reports: Mapping[Worker, Report], step: int) -> dict[Worker, Record]:
+    found = {worker: Record(step) for worker in sorted(reports)}
+    for worker, report in reports.items():
+        for reported in report.records:
+            if reported.step == step:
+                found[worker] = Record.of(reported)
+    return found

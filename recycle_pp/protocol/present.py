@@ -1,0 +1,30 @@
+"""The job's problem without those who are dead, made once for each membership (its graph of links is large).
+
+present = Present()
+present.problem(whole, live)       # a Problem with its `failed`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from recycle_schedules import Problem, Worker
+
+
+class Present:
+    def __init__(self) -> None:
+        self._made: tuple[Problem, frozenset[Worker], Problem] | None = None  # of what, and it
+
+    def problem(self, whole: Problem, live: Collection[Worker]) -> Problem:
+        """whole: with nobody dead. With a death, peers need every bubble: the backward may be split then, whatever it
+        is without."""
+        live = frozenset(live)
+        if self._made is None or self._made[0] is not whole or self._made[1] != live:
+            dead = sorted(everybody(whole) - live)
+            self._made = whole, live, whole.replace(failed=dead, backward="mixed") if dead else whole
+        return self._made[2]
+
+
+def everybody(problem: Problem) -> set[Worker]:
+    """Its workers, with nobody dead."""
+    return {Worker(d, s) for d in range(problem.pipelines) for s in range(problem.stages)}
