@@ -35,6 +35,7 @@ from recycle_schedules.compiled import load
 from recycle_pp.config.settings import Emulate, Parallel, Run, Settings
 from recycle_pp.coordinator.checkpoints import NOTHING
 from recycle_pp.coordinator.coordinator import Coordinator
+from recycle_pp.coordinator.host import SWITCH_SECONDS
 from recycle_pp.coordinator.successor import Successor
 from recycle_pp.state.checksum import fingerprint
 from recycle_pp.telemetry.events import Events
@@ -151,7 +152,8 @@ class Stopwatch:
 
 
 async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str, list[Still]]:
-    gc.freeze()  # as a host does, here and when its machine code is there
+    sys.setswitchinterval(SWITCH_SECONDS)  # as a host does
+    gc.freeze()  # too, here and when its machine code is there
     watch, agreement, progress = Stopwatch(), Alone(), Progress(settings.run.steps, 1, io.StringIO())
     current: Coordinator | None = None
     peers: set[Peer] = set()

@@ -37,6 +37,9 @@ from .successor import Successor
 # machine code. A pass over these 200,000 objects holds the loop up for 50 ms, and none of them ever goes.
 FREEZES = (0, 10, 60)
 SCREEN_SECONDS = 2.0  # at the end, for the last lines
+# Seconds until the planner's thread gives the interpreter's lock back to the loop. Each message that the loop sends
+# lets go of it: with Python's 5 ms it stood still for 100 ms to tell 128 workers of a death (bench/loop.py).
+SWITCH_SECONDS = 0.0001
 
 
 class Host:
@@ -52,6 +55,7 @@ class Host:
         whole: Whole = NOTHING,
     ) -> None:
         """whole: the checkpoint to begin at."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._screen = Unhurried(sys.stdout)
         progress = self._progress = Progress(settings.run.steps, world, self._screen)
         if succession is None:

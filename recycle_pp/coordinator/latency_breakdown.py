@@ -2,66 +2,102 @@
 
 between = breakdown_of(spans, after, barrier=True)   # of one step, and of the next one, which holds its optimizer steps
 between.turns        # seconds between two ops of a worker, where the second one's input had long been there
-between.messages     # (from, to, seconds): from the end of an op to the start of the one that waited for its output
+between.messages     # (from, to) -> seconds: from the end of an op to the start of the one that waited for its output
 between.sums         # stage -> seconds from its last gradient (barrier: the last of all) to its optimizer steps
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import pairwise
-from statistics import median
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from recycle_schedules import Tensor, Worker
+import numpy as np
+from recycle_schedules import Worker
 
-from recycle_pp.protocol.ledger import consumed_by, made_by
+from recycle_pp.telemetry.packing import KINDS
 
-Spans = Mapping[Worker, list[Any]]  # [kind, pipeline, index, start, end], seconds of one clock
-
-
-class Message(NamedTuple):
-    sender: Worker
-    receiver: Worker
-    seconds: float
+Spans = Mapping[Worker, np.ndarray]  # as `packing.unpack` gives them
+F, I, W, B, O = (KINDS.index(kind) for kind in "FIWBO")  # as everywhere in the field
 
 
 class LatencyBreakdown(NamedTuple):
-    turns: list[float]
-    messages: list[Message]
+    turns: np.ndarray
+    messages: dict[tuple[Worker, Worker], np.ndarray]
     sums: dict[int, float]
+
+
+class _Ops(NamedTuple):
+    """A row for each op, worker by worker in the order in which they ran."""
+
+    who: np.ndarray  # position in the list of workers
+    stage: np.ndarray
+    kind: np.ndarray
+    pipeline: np.ndarray
+    microbatch: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
 
 
 def breakdown_of(spans: Spans, after: Spans, barrier: bool) -> LatencyBreakdown:
     """Where the time between ops went. spans: of a step in which nobody died; after: of the next one. barrier: no
     optimizer step begins before all stages' gradients are done."""
-    turns: list[float] = []
-    messages: list[Message] = []
-    stages = 1 + max(w.stage for w in spans)
-    compute = {w: sorted((s for s in of if s[0] in "FIWB"), key=lambda s: s[3]) for w, of in spans.items()}
-    made: dict[Tensor | None, tuple[float, Worker]] = {}
-    for worker, of in compute.items():
-        for kind, d, i, _, end in of:
-            made[made_by(kind, (d, i), worker.stage, stages)] = end, worker
-    for worker, of in compute.items():
-        for before, (kind, d, i, start, _) in pairwise(of):
-            takes = consumed_by(kind, (d, i), worker.stage, stages)
-            arrived, sender = made.get(takes, (0.0, worker)) if takes else (0.0, worker)
-            if arrived > before[4]:
-                messages.append(Message(sender, worker, max(0.0, start - arrived)))
-            else:
-                turns.append(start - before[4])
-    return LatencyBreakdown(turns, messages, _sums(compute, after, barrier))
+    workers = sorted(spans)
+    ops = _ops(spans, workers, (F, I, W, B))
+    arrived, sender = _inputs(ops, stages=1 + max(w.stage for w in workers))
+    second = 1 + np.flatnonzero(ops.who[1:] == ops.who[:-1])  # ops that have one before them on their worker
+    waited = arrived[second] > ops.end[second - 1]
+    turned, got = second[~waited], second[waited]
+    seconds = np.maximum(0.0, ops.start[got] - arrived[got])
+    messages = _by_pair(workers, sender[got], ops.who[got], seconds)
+    return LatencyBreakdown(ops.start[turned] - ops.end[turned - 1], messages, _sums(ops, after, barrier))
 
 
-def _sums(compute: Spans, after: Spans, barrier: bool) -> dict[int, float]:
-    ended: dict[int, float] = {}
-    for worker, of in compute.items():
-        last = max((s[4] for s in of if s[0] in "WB"), default=0.0)
-        ended[worker.stage] = max(ended.get(worker.stage, 0.0), last)
+def _ops(spans: Spans, workers: Sequence[Worker], kinds: Sequence[int]) -> _Ops:
+    table = np.concatenate([spans[w] for w in workers])
+    who = np.repeat(np.arange(len(workers)), [len(spans[w]) for w in workers])
+    chosen = np.isin(table[:, 0], kinds)
+    table, who = table[chosen], who[chosen]
+    order = np.lexsort((table[:, 3], who))
+    table, who = table[order], who[order]
+    kind, pipeline, microbatch = table[:, :3].astype(int).T
+    stage = np.array([w.stage for w in workers])[who]
+    return _Ops(who, stage, kind, pipeline, microbatch, table[:, 3], table[:, 4])
+
+
+def _inputs(ops: _Ops, stages: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each op, when its boundary tensor was made and by whom (a position); a time of 0 where it takes none."""
+    forward, backward = ops.kind == F, (ops.kind == I) | (ops.kind == B)
+    direction = backward.astype(int)
+    shape = 2, 1 + ops.pipeline.max(initial=0), 1 + ops.microbatch.max(initial=0), stages
+    made, maker = np.zeros(shape), np.zeros(shape, int)
+    makes = forward | backward
+    at = direction[makes], ops.pipeline[makes], ops.microbatch[makes], ops.stage[makes]
+    made[at], maker[at] = ops.end[makes], ops.who[makes]
+    takes = (forward & (ops.stage > 0)) | (backward & (ops.stage < stages - 1))
+    neighbour = np.where(takes, ops.stage + np.where(forward, -1, 1), 0)
+    of = direction, ops.pipeline, ops.microbatch, neighbour
+    return np.where(takes, made[of], 0.0), maker[of]
+
+
+def _by_pair(
+    workers: Sequence[Worker], sender: np.ndarray, receiver: np.ndarray, seconds: np.ndarray
+) -> dict[tuple[Worker, Worker], np.ndarray]:
+    pair = sender * len(workers) + receiver
+    order = np.argsort(pair, kind="stable")
+    pairs, firsts = np.unique(pair[order], return_index=True)
+    parts = np.split(seconds[order], firsts[1:])
+    return {(workers[p // len(workers)], workers[p % len(workers)]): s for p, s in zip(pairs, parts, strict=False)}
+
+
+def _sums(ops: _Ops, after: Spans, barrier: bool) -> dict[int, float]:
+    ended = np.zeros(1 + ops.stage.max(initial=0))
+    gradients = (ops.kind == W) | (ops.kind == B)
+    np.maximum.at(ended, ops.stage[gradients], ops.end[gradients])
     if barrier:
-        ended = dict.fromkeys(ended, max(ended.values()))
-    stepped: dict[int, list[float]] = {}
-    for worker, of in after.items():
-        stepped.setdefault(worker.stage, []).extend(s[3] for s in of if s[0] == "O")
-    return {s: max(0.0, median(starts) - ended[s]) for s, starts in stepped.items() if starts and s in ended}
+        ended[:] = ended.max()
+    steps = _ops(after, sorted(after), (O,))
+    return {
+        int(stage): max(0.0, float(np.median(steps.start[steps.stage == stage]) - ended[stage]))
+        for stage in np.unique(steps.stage)
+        if stage < len(ended)
+    }

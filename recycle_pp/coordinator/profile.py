@@ -13,7 +13,7 @@ long as its peers while this is measured is compared with them, and is not part 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -22,9 +22,9 @@ from recycle_schedules import Problem, Worker
 
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.telemetry.packing import KINDS as SPANS
-from recycle_pp.telemetry.packing import OWN, listed
+from recycle_pp.telemetry.packing import OWN
 
-from .latency_breakdown import Message, Spans, breakdown_of
+from .latency_breakdown import Spans, breakdown_of
 from .link_table import LinkTable
 from .slowness import Slowness, Speed
 
@@ -41,8 +41,9 @@ class Profile:
         self._seen = 0
         self._before: Spans = {}
         self._seconds: dict[str, list[list[float]]] = {kind: [[] for _ in stages] for kind in KINDS}
-        self._turns: list[float] = []
-        self._messages: list[Message] = []
+        self._turns: list[np.ndarray] = []
+        self._turn = 0.0  # their median, once the profile is complete
+        self._messages: dict[tuple[Worker, Worker], list[np.ndarray]] = {}  # seconds of those from one to the other
         self._message = self._overhead = 0.0  # seconds: of a message, and of it what its link does not explain
         self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
@@ -73,18 +74,18 @@ class Profile:
         if self.complete:
             return self._compare(tables)
         if self._steps:
-            self._collect({worker: listed(table) for worker, table in tables.items()}, tables)
+            self._collect(tables)
             self._seen += 1
             if self._seen == self._steps:
-                here = {w: {k: median(x) for k, x in of.items()} for w, of in self._here.items()}
+                here = {w: {k: _median(x) for k, x in of.items()} for w, of in self._here.items()}
                 peers = {w: _peers(here, w) for w in here}
                 for worker, of in self._here.items():
                     if not _slower(here[worker], peers[worker]):
                         for kind, seconds in of.items():
                             self._seconds[kind][worker.stage] += seconds
+                self._turn = _median(_joined(self._turns))
                 self._durations = self._medians()
-                self._message = _median([message.seconds for message in self._messages])
-                self._overhead = _median([max(0.0, m.seconds - self._on_the_way(m)) for m in self._messages])
+                self._set_message_times()
                 self._usual = {w: peers[w] if _slower(of, peers[w]) else of for w, of in here.items()}
         return []
 
@@ -125,7 +126,7 @@ class Profile:
         model = [self._model.get(stage, (None, None)) for stage in range(self._settings.parallel.stages)]
         return {
             "durations_seconds": self._durations,
-            "turn_seconds": _median(self._turns),
+            "turn_seconds": self._turn,
             "message_seconds": self._message,
             "overhead_seconds": self._overhead,
             "links": self.links.to_json(),
@@ -139,7 +140,7 @@ class Profile:
     def take_up(self, data: Mapping[str, Any]) -> None:
         """What another coordinator has measured, from its `to_json`."""
         self._durations, self._seen = data["durations_seconds"], data["steps"]
-        self._turns, self._message = [data["turn_seconds"]], data["message_seconds"]
+        self._turn, self._message = data["turn_seconds"], data["message_seconds"]
         self._overhead = data.get("overhead_seconds", 0.0)
         self.links.take_up(data.get("links", {}))
         for stage, size in enumerate(data["boundary_bytes"]):
@@ -147,34 +148,43 @@ class Profile:
         self._sums = [[seconds] for seconds in data["sum_seconds"]]
         self._first_forward = {Worker.parse(w): seconds for w, seconds in data["first_forward_seconds"].items()}
 
-    def _collect(self, spans: Spans, tables: Mapping[Worker, np.ndarray]) -> None:
-        for worker, of in spans.items():
-            for (kind, _, _, start, end), own in zip(of, tables[worker][:, OWN].tolist(), strict=True):
-                if kind == "F" and worker not in self._first_forward:
-                    self._first_forward[worker] = end - start
-                elif kind in KINDS:
-                    self._here.setdefault(worker, {}).setdefault(kind, []).append(own)
+    def _collect(self, spans: Spans) -> None:
+        for worker, table in spans.items():
+            here = self._here.setdefault(worker, {})
+            for kind in KINDS:
+                ops = table[table[:, 0] == SPANS.index(kind)]
+                if kind == "F" and len(ops) and worker not in self._first_forward:
+                    self._first_forward[worker] = float(ops[0, 4] - ops[0, 3])
+                    ops = ops[1:]
+                if len(ops):
+                    here.setdefault(kind, []).extend(ops[:, OWN].tolist())
         if self._before:
             between = breakdown_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
-            self._turns += between.turns
-            self._messages += between.messages
+            self._turns.append(between.turns)
+            for pair, times in between.messages.items():
+                self._messages.setdefault(pair, []).append(times)
             for stage, seconds in between.sums.items():
                 self._sums[stage].append(seconds)
         self._before = spans
 
-    def _on_the_way(self, message: Message) -> float:
-        """Seconds that the message's link takes, by what was measured; 0 where nothing was."""
-        link = self.links.between(message.sender, message.receiver)
-        first = min(message.sender.stage, message.receiver.stage)
+    def _set_message_times(self) -> None:
+        times = {pair: _joined(parts) for pair, parts in self._messages.items()}
+        unexplained = [np.maximum(0.0, x - self._on_the_way(*pair)) for pair, x in times.items()]
+        self._message, self._overhead = _median(_joined(times.values())), _median(_joined(unexplained))
+
+    def _on_the_way(self, sender: Worker, receiver: Worker) -> float:
+        """Seconds that a message's link takes, by what was measured; 0 where nothing was."""
+        link = self.links.between(sender, receiver)
+        first = min(sender.stage, receiver.stage)
         return link.time(self._model.get(first, (0, 0.0))[0]) if link else 0.0
 
     def _medians(self) -> dict[str, list[float]]:
         """By stage, with the turn to the next op; B is I and W where it was never run, and emulated ops that never ran
         take what they are told to."""
-        turn, emulate = _median(self._turns), self._settings.emulate
+        emulate = self._settings.emulate
         told = {"F": emulate.F, "I": emulate.I, "W": emulate.W, "O": emulate.O} if emulate.mode else {}
         medians = {
-            kind: [median(x) + turn if x else told.get(kind, 0.0) for x in self._seconds[kind]] for kind in KINDS
+            kind: [_median(x) + self._turn if x else told.get(kind, 0.0) for x in self._seconds[kind]] for kind in KINDS
         }
         medians["B"] = [b or i + w for b, i, w in zip(medians["B"], medians["I"], medians["W"], strict=True)]
         return medians
@@ -198,7 +208,7 @@ class Profile:
 def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[str, float]:
     """Kind -> the median over the other workers of its stage; of none nothing."""
     others = [of for w, of in here.items() if w.stage == worker.stage and w != worker]
-    return {kind: median(of[kind] for of in others if kind in of) for of in others for kind in of}
+    return {kind: _median([of[kind] for of in others if kind in of]) for kind in {k for of in others for k in of}}
 
 
 def _slower(of: Mapping[str, float], peers: Mapping[str, float]) -> bool:
@@ -206,5 +216,12 @@ def _slower(of: Mapping[str, float], peers: Mapping[str, float]) -> bool:
     return sum(of[k] for k in kinds) > FROM_THE_START * sum(peers[k] for k in kinds)
 
 
-def _median(values: list[float]) -> float:
-    return median(values) if values else 0.0
+def _joined(parts: Collection[np.ndarray]) -> np.ndarray:
+    return np.concatenate([*parts, np.empty(0)])
+
+
+def _median(values: Sequence[float] | np.ndarray) -> float:
+    """0 of nothing. Of a few, Python's is ten times as fast as numpy's; of many it is the other way round."""
+    if len(values) > 100:
+        return float(np.median(values))
+    return float(median(values)) if len(values) else 0.0
