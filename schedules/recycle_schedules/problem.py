@@ -87,7 +87,10 @@ class Problem(ProblemKeys):
         layout = model.check(layout, self.stages)
         changes: Json = {"layers": None, "capacity_bytes": None, "durations": model.durations(layout)}
         if self.capacity_bytes is not None:
-            changes["memory_limit"] = self.counted_limits(model.in_flight(layout, self.capacity_bytes))
+            most = model.in_flight(layout, self.capacity_bytes)
+            if min(most) < 1:
+                raise ValueError(f"capacity_bytes: stage {most.index(min(most))} has no room for one micro-batch")
+            changes["memory_limit"] = self.counted_limits(most)
         return self.replace(**changes)
 
     def counted_limits(self, most: Sequence[float]) -> Any:

@@ -13,7 +13,7 @@ of its own two boundaries, and the least maximum of t over all paths 0 = b(0) < 
 by dynamic programming. Where a term does depend on the rest of the layout it is made smaller:
 
 - workers before or behind run at the speed of the fastest live worker of all those stages;
-- of the stages to which the last gradient goes back only stage 0 counts. Its W and O come after that: so there is one
+- of the stages to which gradients go back only stage 0 counts. Its backward and O come after that: so there is one
   such path problem for each length of stage 0;
 - over workers that differ in speed the micro-batches are not split exactly: if r(d) - 1 over the stage's workers add up
   to less than N, then in every split some worker d gets at least r(d).
@@ -23,22 +23,17 @@ Terms above the bound of one known layout are not needed: only stages whose work
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 
 from ..layers import Layout
-from ..ops import Worker
 from ..problem import Problem
 from . import stage_bounds
+from .layout_terms import LayoutTerms, rates
 
 Array = np.ndarray
-Share = tuple[float, int]
-"""A worker's speed, and how many micro-batches it has."""
-Span = Callable[[float, int], Array]
 ABOVE = 1.1
 """Terms are known up to so much above the bound of one layout: those who search look at layouts above it, too."""
 
@@ -50,16 +45,11 @@ class LayoutBounds:
     def __init__(self, problem: Problem) -> None:
         p, model = problem, problem.model
         self.problem, self.count, self.sums = p, model.count, model.sums
-        self.backward = self.sums["I"] + self.sums["W"]
-        self.early = self.sums["I"] if p.backward != "coupled" else self.backward
-        self.work = self.sums["F"] + self.backward
-        self.hops = np.array([stage_bounds._least_latency(p, s) for s in range(p.stages - 1)])
-        self.speeds = [[p.speeds.get(Worker(d, s), 1.0) for d in p.live[s]] for s in range(p.stages)]
-        self.fast = np.array([max(v) for v in self.speeds])
-        self.own = [_own(p, s, v) for s, v in enumerate(self.speeds)]
-        self.some = [_some(p.total, v) for v in self.speeds]
+        self.work = self.sums["F"] + self.sums["I"] + self.sums["W"]
+        self.rates = rates(p)
         self._known: dict[int, list[Array]] = {}
-        self.most = stage_bounds.stage_bound(p.with_layout(self._by_work())) * ABOVE
+        self._terms = LayoutTerms(p, stage_bounds.stage_bound(p.with_layout(self._by_work())) * ABOVE)
+        self.terms = [self._terms.of(s) for s in range(p.stages)]
 
     @cached_property
     def best(self) -> float:
@@ -95,7 +85,7 @@ class LayoutBounds:
     @property
     def in_proportion(self) -> Layout:
         """The layout with stages as long as their workers are able, whatever else counts."""
-        able = np.cumsum([1 / max(_least_work(*shares), 1e-300) for shares in zip(self.own, self.some, strict=True)])
+        able = np.cumsum([1 / max(rate, 1e-300) for rate in self.rates])
         ends = np.searchsorted((self.work[1:] + self.work[:-1]) / 2, able / able[-1] * self.work[-1])
         P, found = self.problem.stages, [0]
         for s in range(P - 1):
@@ -117,12 +107,13 @@ class LayoutBounds:
         return self._known[n]
 
     def _made_after(self, n: int) -> list[Array]:
-        p, step = self.problem, 0.0
-        if p.optimizer != "none":
-            step = self.sums["O"][n] / (self.fast[0] if p.optimizer == "staggered" else min(self.speeds[0]))
-            step += _per_stage(p.allreduce, p.stages)[0]
-        last = (self.backward - self.early)[n] / self.fast[0] + step
-        return [np.maximum(alone, way + last) for alone, way in self.terms[1:]]
+        t = self._terms
+        last, step = t.after_stage_0(n), t.step_of_stage_0(n)
+        found = []
+        for s, (alone, way) in enumerate(self.terms[1:], 1):
+            term = np.maximum(alone, way + last + step)
+            found.append(np.maximum(term, np.where(term < np.inf, t.returned(s, n) + step, np.inf)))
+        return found
 
     def _least(self, both: np.ufunc, terms: list[Array]) -> list[Array]:
         """(L + 1,) for each of some last stages, and one more: [k][a] is the least cost of those from the k-th on if
@@ -152,12 +143,11 @@ class LayoutBounds:
         p, L = self.problem, self.count
         held = self.sums["bytes"] + self.sums["activation_bytes"]
         capacity = math.inf if p.capacity_bytes is None else p.capacity_bytes * (1 + 1e-12)
-        rates = [_least_work(own, some) for own, some in zip(self.own, self.some, strict=True)]
 
         def within(level: float) -> Layout | None:
             """As many layers as each stage can have, from the first on; None if some are left over."""
             a, layout = 0, []
-            for s, rate in enumerate(rates):
+            for s, rate in enumerate(self.rates):
                 allowed = self.work[a] + (level / rate if rate else math.inf)
                 b = min(
                     np.searchsorted(self.work, allowed, "right"), np.searchsorted(held, held[a] + capacity, "right")
@@ -169,7 +159,7 @@ class LayoutBounds:
                 a = b
             return tuple(layout) if a == L else None
 
-        low, high = 0.0, 2 * float(self.work[-1]) * max(rates) + 1.0
+        low, high = 0.0, 2 * float(self.work[-1]) * max(self.rates) + 1.0
         found = within(high)
         if found is None:
             raise ValueError("capacity_bytes: in no layout have all stages room for their layers and one micro-batch")
@@ -178,120 +168,3 @@ class LayoutBounds:
             better = within(middle)
             low, high, found = (low, middle, better) if better else (middle, high, found)
         return found
-
-    # ---- terms
-
-    @cached_property
-    def terms(self) -> list[tuple[Array, Array]]:
-        """(P) pairs of (L + 1, longest): [b, n - 1] belongs to stage s with the layers from b - n on. t(s, b - n, b)
-        without, and with the way back to stage 0, where W and O of that are still missing; inf where that is no stage
-        or is above `most`."""
-        return [self._terms(s) for s in range(self.problem.stages)]
-
-    def _terms(self, s: int) -> tuple[Array, Array]:
-        p, L, P = self.problem, self.count, self.problem.stages
-        rate = _least_work(self.own[s], self.some[s])
-        ends = np.searchsorted(self.work, self.work + (self.most / rate if rate else math.inf), "right") - 1
-        longest = max(1, min(int((ends - np.arange(L + 1)).max()), L - P + 1))
-        b = np.arange(L + 1)[:, None]
-        a = b - np.arange(1, longest + 1)
-        fine = (a >= s) & (L - b >= P - 1 - s) & ((a == 0) | (s > 0)) & ((b == L) | (s < P - 1))
-        a = np.maximum(a, 0)
-        of = lambda sums: sums[b] - sums[a]  # noqa: E731
-        pace = self.sums["F"] + self.early
-        before, behind = (float(v.max(initial=0.0)) or 1.0 for v in (self.fast[:s], self.fast[s + 1 :]))
-        beyond = (pace[L] - pace[b]) / behind + 2 * self.hops[s:].sum()
-        limit = self._limits(s, of)
-        fine &= limit >= 1
-        slow, reduce = min(self.speeds[s]), _per_stage(p.allreduce, P)[s]
-        step = of(self.sums["O"])
-        if p.optimizer == "none":
-            step, reduce = 0 * step, 0.0
-        if p.total == 0:
-            return np.where(fine, step / slow, np.inf), np.where(fine, -np.inf, np.inf)
-        stage = of(self.sums["F"]), of(self.early), of(self.backward), limit, p.i_release, beyond
-        span = _with_memory(*stage)
-        if p.optimizer == "staggered":
-            alone = self._fullest(s, lambda v, n: span(v, n) + reduce + step / v)
-        else:
-            head = self.sums["F"][a] / before + self.hops[:s].sum()
-            alone = self._fullest(s, span) + head + reduce + step / slow
-        last = span if p.backward == "coupled" else _until_last_gradient(*stage)
-        way = self._fullest(s, last) + pace[a] / before + 2 * self.hops[:s].sum()
-        fine &= (alone <= self.most) & (way <= self.most)
-        return np.where(fine, alone, np.inf), np.where(fine, way, np.inf)
-
-    def _limits(self, s: int, of: Callable[[Array], Array]) -> Array:
-        """Most micro-batches in flight; a rounding error allows one more."""
-        p, given = self.problem, stage_bounds._most_in_flight(self.problem, s)
-        held, each = of(self.sums["bytes"]), of(self.sums["activation_bytes"])
-        if p.capacity_bytes is None:
-            return np.full_like(held, given)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            fit = np.floor(np.where(each > 0, (p.capacity_bytes - held) / each, math.inf) * (1 + 1e-9))
-        return np.where(held > p.capacity_bytes * (1 + 1e-9), 0.0, np.minimum(fit, given))
-
-    def _fullest(self, s: int, span: Span) -> Array:
-        """Least possible maximum of span(speed, n) over the splits of the micro-batches over a stage's live workers."""
-        some = np.minimum.reduce([span(v, n) for v, n in self.some[s]])
-        return np.maximum.reduce([some, *(span(v, n) for v, n in self.own[s])])
-
-
-def _own(p: Problem, s: int, speeds: list[float]) -> list[Share]:
-    """What the live workers have for themselves, whatever the split."""
-    if p.reroute != "failed_only":
-        return []
-    return sorted({(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]})
-
-
-def _some(total: int, speeds: list[float]) -> list[Share]:
-    """Shares of which at least one is reached in every split: each worker's at the time of the best split."""
-    if len(set(speeds)) == 1:
-        return [(speeds[0], -(-total // len(speeds)))]
-    heap = [(1 / v, v, 1) for v in speeds]
-    heapq.heapify(heap)
-    top = 0.0
-    for _ in range(total):
-        top, v, n = heap[0]
-        heapq.heapreplace(heap, ((n + 1) / v, v, n + 1))
-    return sorted({(v, math.ceil(top * v * (1 - 1e-12))) for v in speeds})
-
-
-def _least_work(own: list[Share], some: list[Share]) -> float:
-    """Time on the fullest worker, in units of a micro-batch's work."""
-    return max([min(n / v for v, n in some), *(n / v for v, n in own)])
-
-
-def _with_memory(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
-    """`stage_bounds._with_memory` for arrays of stages."""
-    late = whole - early
-    behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
-
-    def span(v: float, n: int) -> Array:
-        work, trip = n * (F + whole) / v, beyond + (F + early) / v
-        stay = trip + late / v
-        before, after = (np.minimum(L, n) * F + early) / v, (F + np.minimum(behind, n) * whole) / v
-        front, back = np.maximum(0.0, trip - before), np.maximum(0.0, stay - after)
-        apart = (work >= trip + stay) | (work > (before + after) * (1 + 1e-9))
-        idle = np.where(apart, front + back, np.maximum(front, back))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            in_turn = np.nan_to_num(n * (trip + (1 - i_release) * late / v) / np.minimum(L, n))
-        return np.maximum(work + idle, in_turn)
-
-    return span
-
-
-def _until_last_gradient(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
-    """`stage_bounds._until_last_gradient` for arrays of stages."""
-    late = whole - early
-    behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
-
-    def span(v: float, n: int) -> Array:
-        front = np.maximum(0.0, beyond + (1 - np.minimum(L, n)) * F / v)
-        return (n * (F + whole) - np.minimum(behind, n) * late) / v + front
-
-    return span
-
-
-def _per_stage(value: float | tuple[float, ...], stages: int) -> tuple[float, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,) * stages

@@ -3,7 +3,7 @@
     stage_bound(problem)    # of the period of a staggered step, else of the makespan; no remainder
     steady_bounds(problem)  # {"makespan": ..., "period": ...}
 
-Every bound looks at one stage s and assumes that all others never make it wait longer than one micro-batch's way:
+These bounds look at one stage s and assume that all others never make it wait longer than one micro-batch's way:
 
     makespan >= fill(s) + span(s) + all-reduce + O        (fill: the first micro-batch reaches s)
     period   >= span(s) + all-reduce + O                  (staggered: nothing but the stage itself)
@@ -15,7 +15,9 @@ worker that may hold L micro-batches idles in addition: until the first one's gr
 forwards and one backward, before the last forward's gradient is back no more than one forward and L backwards, and
 each micro-batch occupies its place for a full round trip. The two idle times add up where they cannot overlap: where
 the work is longer than both, or more than fits into both. span' ends with the last I: W of at most L micro-batches can
-be left then.
+be left then; and before the last F, which is a round trip earlier, the backward of all but L is done.
+
+`last_forward.py` looks at two stages, of which each delays the other.
 """
 
 from __future__ import annotations
@@ -25,8 +27,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..ops import Worker
 from ..problem import Problem
+from .last_forward import from_first_to_last, pipelines
+
+Array = np.ndarray
 
 
 def stage_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
@@ -86,7 +93,35 @@ def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str
             period = max(period, end + O[u] / fast[u])
             if u == 0:
                 makespan = max(makespan, end + O[u] / min(speeds[u]))
+    if N:
+        from_begin, from_own = _two_stages(p, t, limits, np.array(fast), np.array(hops), np.array(O), np.array(reduce))
+        makespan, period = max(makespan, from_begin), max(period, from_own)
     return {"makespan": makespan, "period": period if p.optimizer == "staggered" else makespan}
+
+
+def _two_stages(
+    p: Problem, t: _Times, limits: Sequence[float] | None, fast: Array, hops: Array, O: Array, reduce: Array
+) -> tuple[float, float]:
+    """The latest end of the step at a stage v by any later stage u (`last_forward.py`): from the begin, and from v's
+    own first F. fast, O, reduce: (P,); hops: (P - 1,)."""
+    F, early, whole = (np.array(each) for each in (t.forward, t.early, t.whole))
+    L = np.array([_most_in_flight(p, s) for s in range(p.stages)] if limits is None else limits)
+    to = lambda each: np.r_[0.0, np.cumsum(each)]  # noqa: E731
+    down, back, hop = to(F / fast), to(early / fast), to(hops)  # before stage 0, 1, ...
+    beyond = down[-1] - down[1:] + back[-1] - back[1:] + 2 * (hop[-1] - hop)
+    hop_up = hop - hop[:, None]  # [v, u]
+    up = back[:-1] - back[1:, None] + hop_up
+    fill = down[:-1] + hop
+    makespan = period = 0.0
+    for n, speeds, together in pipelines(p):
+        own = (whole / speeds)[:, None]
+        ends = from_first_to_last(n, F / speeds, early / speeds, whole / speeds, L, p.i_release, beyond, up, own)
+        ends += (reduce + O / speeds)[:, None]
+        found = np.triu(together & (L >= 1), 1)
+        if found.any():
+            makespan = max(makespan, float((ends + fill)[found].max()))
+            period = max(period, float((ends + fill - fill[:, None])[found].max()))
+    return makespan, period
 
 
 Span = Callable[[float, int], float]
@@ -124,12 +159,14 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
 def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
     """The span from the first F to the end of the last I of n micro-batches on a worker of speed v: W can be left only
     of those that it holds then, at most L."""
-    F, late, whole = t.forward[s], t.late[s], t.whole[s]
+    F, early, late, whole = t.forward[s], t.early[s], t.late[s], t.whole[s]
     behind = _behind(L, i_release)
 
     def span(v: float, n: int) -> float:
         front = max(0.0, beyond + (1 - min(L, n)) * F / v)
-        return (n * (F + whole) - min(behind, n) * late) / v + front
+        busy = (n * (F + whole) - min(behind, n) * late) / v + front
+        last_f = (n * F + (n - min(behind, n)) * whole) / v + (front if n > L else 0.0)
+        return max(busy, last_f + beyond + early / v)
 
     return span
 

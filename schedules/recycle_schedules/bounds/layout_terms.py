@@ -1,0 +1,216 @@
+"""What each stage adds to the lower bound of a layout, for every choice of its layers.
+
+    terms = LayoutTerms(problem, most)
+    alone, way = terms.of(s)      # by the stage's own boundaries
+    terms.returned(s, n)          # beside a stage 0 of n layers
+
+Arrays are (L + 1, longest): [b, n - 1] belongs to the stage with the layers from b - n on; inf where that is none or
+is above `most`. The formulas are those of `stage_bounds.py` and `last_forward.py`, for all choices at once; where one
+depends on the rest of the layout it is made smaller (`layout_bound.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ops import Worker
+from ..problem import Problem
+from . import stage_bounds
+from .last_forward import from_first_to_last, pipelines
+
+Array = np.ndarray
+Share = tuple[float, int]
+"""A worker's speed, and how many micro-batches it has."""
+Span = Callable[[float, int], Array]
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """The layers that a stage can have, and what follows from them; arrays (L + 1, longest)."""
+
+    fine: Array  # is that a stage with room for one micro-batch?
+    F: Array
+    early: Array  # the backward until the gradient is passed on
+    whole: Array
+    step: Array
+    limit: Array  # most micro-batches in flight
+    fill: Array  # until the first micro-batch is there
+    back: Array  # from the end of I to the end of I of stage 0
+    beyond: Array  # round trip through the stages behind
+
+
+class LayoutTerms:
+    """The terms that are at most `most`, of a problem that gives layers."""
+
+    def __init__(self, problem: Problem, most: float) -> None:
+        p = problem
+        self.problem, self.most, self.count, self.sums = p, most, p.model.count, p.model.sums
+        self.backward = self.sums["I"] + self.sums["W"]
+        self.early = self.sums["I"] if p.backward != "coupled" else self.backward
+        self.hops = np.array([stage_bounds._least_latency(p, s) for s in range(p.stages - 1)])
+        self.speeds = _speeds(p)
+        self.fast = np.array([max(v) for v in self.speeds])
+        self.shares = [_shares(p, s, v) for s, v in enumerate(self.speeds)]
+        self.pipelines = pipelines(p)
+        self._choices = [self._of_stage(s) for s in range(p.stages)]
+
+    def of(self, s: int) -> tuple[Array, Array]:
+        """t(s, a, b) without, and with the way back to stage 0, where W and O of that are still missing."""
+        p, x, slow = self.problem, self._choices[s], min(self.speeds[s])
+        reduce = _per_stage(p.allreduce, p.stages)[s] if p.optimizer != "none" else 0.0
+        if p.total == 0:
+            return np.where(x.fine, x.step / slow, np.inf), np.where(x.fine, -np.inf, np.inf)
+        stage = x.F, x.early, x.whole, x.limit, p.i_release, x.beyond
+        span = _with_memory(*stage)
+        if p.optimizer == "staggered":
+            alone = self._fullest(s, lambda v, n: span(v, n) + reduce + x.step / v)
+        else:
+            alone = self._fullest(s, span) + x.fill + reduce + x.step / slow
+        last = span if p.backward == "coupled" else _until_last_gradient(*stage)
+        way = self._fullest(s, last) + x.fill + x.back
+        fine = x.fine & (alone <= self.most) & (way <= self.most)
+        return np.where(fine, alone, np.inf), np.where(fine, way, np.inf)
+
+    def after_stage_0(self, n: int) -> float:
+        """From the last gradient at stage 0 to the end of its W, if it has n layers."""
+        return float((self.backward - self.early)[n] / self.fast[0])
+
+    def step_of_stage_0(self, n: int) -> float:
+        """All-reduce and optimizer step of a stage 0 with n layers."""
+        p = self.problem
+        if p.optimizer == "none":
+            return 0.0
+        step = self.sums["O"][n] / (self.fast[0] if p.optimizer == "staggered" else min(self.speeds[0]))
+        return float(step) + _per_stage(p.allreduce, p.stages)[0]
+
+    def returned(self, s: int, n: int) -> Array:
+        """From the begin to the end of the last W of a stage 0 with n layers, by `last_forward.py` of it and stage s;
+        0 where that says nothing."""
+        p, x = self.problem, self._choices[s]
+        found = np.zeros(x.F.shape)
+        up = np.maximum(x.back - self.early[n] / self.fast[:s].max(), 0.0)
+        for count, speeds, together in self.pipelines:
+            if together[0, s]:
+                v, own = speeds[s], self.backward[n] / speeds[0]
+                limit = np.maximum(x.limit, 1.0)
+                end = from_first_to_last(
+                    count, x.F / v, x.early / v, x.whole / v, limit, p.i_release, x.beyond, up, own
+                )
+                found = np.maximum(found, x.fill + end)
+        return found
+
+    def _of_stage(self, s: int) -> _Choices:
+        p, L, P, sums = self.problem, self.count, self.problem.stages, self.sums
+        rate, work = _least_work(*self.shares[s]), sums["F"] + self.backward
+        ends = np.searchsorted(work, work + (self.most / rate if rate else math.inf), "right") - 1
+        longest = max(1, min(int((ends - np.arange(L + 1)).max()), L - P + 1))
+        b = np.arange(L + 1)[:, None]
+        a = b - np.arange(1, longest + 1)
+        fine = (a >= s) & (L - b >= P - 1 - s) & ((a == 0) | (s > 0)) & ((b == L) | (s < P - 1))
+        a = np.maximum(a, 0)
+        of = lambda sums: sums[b] - sums[a]  # noqa: E731
+        before, behind = (float(v.max(initial=0.0)) or 1.0 for v in (self.fast[:s], self.fast[s + 1 :]))
+        hops, pace = self.hops[:s].sum(), sums["F"] + self.early
+        limit = self._limits(s, of)
+        return _Choices(
+            fine & (limit >= 1), of(sums["F"]), of(self.early), of(self.backward),
+            of(sums["O"]) * (p.optimizer != "none"), limit,
+            fill=sums["F"][a] / before + hops, back=self.early[a] / before + hops,
+            beyond=(pace[L] - pace[b]) / behind + 2 * self.hops[s:].sum(),
+        )  # fmt: skip
+
+    def _limits(self, s: int, of: Callable[[Array], Array]) -> Array:
+        """Most micro-batches in flight; a rounding error allows one more."""
+        p, given = self.problem, stage_bounds._most_in_flight(self.problem, s)
+        held, each = of(self.sums["bytes"]), of(self.sums["activation_bytes"])
+        if p.capacity_bytes is None:
+            return np.full_like(held, given)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fit = np.floor(np.where(each > 0, (p.capacity_bytes - held) / each, math.inf) * (1 + 1e-9))
+        return np.where(held > p.capacity_bytes * (1 + 1e-9), 0.0, np.minimum(fit, given))
+
+    def _fullest(self, s: int, span: Span) -> Array:
+        """Least possible maximum of span(speed, n) over the splits of the micro-batches over a stage's live workers."""
+        own, some = self.shares[s]
+        least = np.minimum.reduce([span(v, n) for v, n in some])
+        return np.maximum.reduce([least, *(span(v, n) for v, n in own)])
+
+
+def rates(p: Problem) -> list[float]:
+    """(P,): time of each stage's fullest worker, in units of a micro-batch's work."""
+    return [_least_work(*_shares(p, s, v)) for s, v in enumerate(_speeds(p))]
+
+
+def _speeds(p: Problem) -> list[list[float]]:
+    return [[p.speeds.get(Worker(d, s), 1.0) for d in p.live[s]] for s in range(p.stages)]
+
+
+def _shares(p: Problem, s: int, speeds: list[float]) -> tuple[list[Share], list[Share]]:
+    return _own(p, s, speeds), _some(p.total, speeds)
+
+
+def _own(p: Problem, s: int, speeds: list[float]) -> list[Share]:
+    """What the live workers have for themselves, whatever the split."""
+    if p.reroute != "failed_only":
+        return []
+    return sorted({(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]})
+
+
+def _some(total: int, speeds: list[float]) -> list[Share]:
+    """Shares of which at least one is reached in every split: each worker's at the time of the best split."""
+    if len(set(speeds)) == 1:
+        return [(speeds[0], -(-total // len(speeds)))]
+    heap = [(1 / v, v, 1) for v in speeds]
+    heapq.heapify(heap)
+    top = 0.0
+    for _ in range(total):
+        top, v, n = heap[0]
+        heapq.heapreplace(heap, ((n + 1) / v, v, n + 1))
+    return sorted({(v, math.ceil(top * v * (1 - 1e-12))) for v in speeds})
+
+
+def _least_work(own: list[Share], some: list[Share]) -> float:
+    """Time on the fullest worker, in units of a micro-batch's work."""
+    return max([min(n / v for v, n in some), *(n / v for v, n in own)])
+
+
+def _with_memory(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
+    """`stage_bounds._with_memory` for arrays of stages."""
+    late = whole - early
+    behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
+
+    def span(v: float, n: int) -> Array:
+        work, trip = n * (F + whole) / v, beyond + (F + early) / v
+        stay = trip + late / v
+        before, after = (np.minimum(L, n) * F + early) / v, (F + np.minimum(behind, n) * whole) / v
+        front, back = np.maximum(0.0, trip - before), np.maximum(0.0, stay - after)
+        apart = (work >= trip + stay) | (work > (before + after) * (1 + 1e-9))
+        idle = np.where(apart, front + back, np.maximum(front, back))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            in_turn = np.nan_to_num(n * (trip + (1 - i_release) * late / v) / np.minimum(L, n))
+        return np.maximum(work + idle, in_turn)
+
+    return span
+
+
+def _until_last_gradient(F: Array, early: Array, whole: Array, L: Array, i_release: float, beyond: Array) -> Span:
+    """`stage_bounds._until_last_gradient` for arrays of stages."""
+    late = whole - early
+    behind = L / (1 - i_release) if i_release < 1 else np.full_like(L, np.inf)
+
+    def span(v: float, n: int) -> Array:
+        front = np.maximum(0.0, beyond + (1 - np.minimum(L, n)) * F / v)
+        busy = (n * (F + whole) - np.minimum(behind, n) * late) / v + front
+        last_f = (n * F + (n - np.minimum(behind, n)) * whole) / v + np.where(n > L, front, 0.0)
+        return np.maximum(busy, last_f + beyond + early / v)
+
+    return span
+
+
+def _per_stage(value: float | tuple[float, ...], stages: int) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,) * stages
