@@ -183,8 +183,6 @@ def _validate_sharded(settings: Settings) -> None:
     parallel = settings.parallel
     if not parallel.copies:
         return
-    if settings.optimizer.stagger:
-        raise ValueError("parallel.sharded does not go with optimizer.stagger: one of them must be false")
     if settings.emulate.mode:
         raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
     if parallel.backend in ("gloo", "nccl"):

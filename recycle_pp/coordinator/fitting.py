@@ -132,8 +132,7 @@ def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
     """What may be changed: words of a command line, one or several together."""
     p, numerics = settings.parallel, settings.numerics
     if not p.copies:
-        off = ("optimizer.stagger=false",) if settings.optimizer.stagger else ()
-        yield (*off, "parallel.sharded=true", "parallel.optimizer_copies=2")
+        yield ("parallel.sharded=true", "parallel.optimizer_copies=2")
     if not settings.model.recompute:
         yield ("model.recompute=true",)
     if numerics.reproducible and numerics.sums == "int64":

@@ -4,9 +4,9 @@ commits.begin(orders)                 # a generation: whatever this worker lacks
 commits.reduce(orders, step)          # all-reduce over the stage's live workers
 commits.unite(orders, step, tag)      # what other stages hold of the same parameters, if they do
 commits.vote(orders, step, bytes)     # what this worker has to say on the step
-commits.speculate(step)               # staggered: step the optimizer before the job has agreed
+commits.speculate(orders, step)       # staggered: step the optimizer before the job has agreed
 commit = commits.settle()             # apply (confirm, undo) what has been agreed since
-commits.spread(orders)                # after a commit, before anything uses the weights
+commits.spread(orders, step)          # after a commit, before anything uses the weights
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Commits:
     def begin(self, orders: Orders) -> None:
         """Nothing: this worker has all that it needs."""
 
-    def spread(self, orders: Orders) -> None:
+    def spread(self, orders: Orders, step: int) -> None:
         """Nothing: every worker has updated all of its weights itself."""
 
     def digests(self, orders: Orders) -> dict[str, str]:
@@ -131,10 +131,11 @@ class Commits:
             return []
         return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]
 
-    def speculate(self, step: int) -> bool:
+    def speculate(self, orders: Orders, step: int) -> bool:
         """Steps ahead of the agreement, if there is something to hope for: not with a gradient that is not finite, or
-        that did not fit into the sums."""
+        that did not fit into the sums. False: the commit has to be waited for. Raises Superseded."""
         with self._session.lock:
+            self._session.check(orders)  # new ones may have the stage sum again
             participant, reduced = self._session.participant, self.reduced[step]
             if participant.committed != step - 1 or participant.applied != step - 1:
                 return False

@@ -128,7 +128,7 @@ class Executor:
         self._await_turn(orders, step)
         self.commits.unite(orders, step, self.mailbox.tag_of_ties(step))
         self.commits.vote(orders, step, self.mailbox.log.bytes)
-        if orders.stagger and not self._is_barrier(step) and self.commits.speculate(step):
+        if orders.stagger and not self._is_barrier(step) and self.commits.speculate(orders, step):
             return
         if step > self.session.participant.committed:
             self.session.resumed(orders)
@@ -215,7 +215,7 @@ class Executor:
         if orders is not None:
             self.session.check(orders)
             if applied:
-                self.commits.spread(orders)
+                self.commits.spread(orders, self.session.participant.applied)
             for step in validations:
                 validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, step)
 

@@ -5,7 +5,9 @@
 `reduce` gives each block's gradient to its holders, and the vote says that this worker has its own: so a commit means
 that all copies of every block can be updated, and from there on everything rolls forward. Before it, a death voids the
 reduction of its stage and nothing else: the accumulators are as they were. After it, `spread` sends the new weights; a
-generation that finds somebody without them sends them again (`begin`), once missing copies are made.
+generation that finds somebody without them sends them again (`begin`), once missing copies are made. A staggered
+optimizer updates and sends ahead of the commit; what is taken back is undone by the holders, and the old weights are
+sent again.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ class ShardedCommits(Commits):
         spans: Spans,
         batches: Batches | None = None,
     ) -> None:
-        super().__init__(session, stage, optimizer, faults, spans, batches)  # type: ignore[arg-type]  # never speculates
+        super().__init__(session, stage, optimizer, faults, spans, batches)  # type: ignore[arg-type]  # see `_apply`
         self._sharded, self._waits_for = optimizer, "sum"
+        self._spread = -1, -1  # the newest generation and step whose weights were sent
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.worker, self._wait)
 
     def begin(self, orders: Orders) -> None:
@@ -61,17 +64,28 @@ class ShardedCommits(Commits):
         self._say(orders, holdings.settled)
         self._sharded.settled()
         if shares.knows is not None:
-            self.spread(orders)
+            self.spread(orders, committed)
 
-    def spread(self, orders: Orders) -> None:
-        """Everybody gets the weights of the blocks that it does not hold."""
-        committed = self._session.participant.committed
+    def spread(self, orders: Orders, step: int) -> None:
+        """Everybody gets the weights after that step of the blocks that it does not hold; once in a generation."""
+        if self._spread == (orders.generation, step):
+            return
+        self._spread = orders.generation, step
         self._waits_for = "copy"
-        self._session.doing.works("R", committed + 1)
-        self._faults.strike("spread", committed)
+        self._session.doing.works("R", step + 1)
+        self._faults.strike("spread", step)
         with named("recycle/weights"):
-            self._exchange.weights(_of(orders), self._peers(orders))
-        self._say(orders, lambda: self._holdings.gathered(committed))
+            self._exchange.weights(_of(orders), self._peers(orders), ahead=self._sharded.is_ahead)
+        self._say(orders, lambda: self._holdings.gathered(step))
+
+    def speculate(self, orders: Orders, step: int) -> bool:
+        """All peers come to the same step's `spread` in every generation, whether they have updated their blocks ahead
+        of the agreement, now or in an earlier one, or wait for it: so none has to know what the others did. Where it is
+        taken back, the coordinator has the weights sent again (`Shares.knows`)."""
+        speculates = super().speculate(orders, step)
+        if self._session.participant.applied == step:
+            self.spread(orders, step)
+        return speculates
 
     def reduce(self, orders: Orders, step: int) -> None:
         """From the accumulators, which stay: a death before the commit has it done again."""
@@ -98,6 +112,9 @@ class ShardedCommits(Commits):
         return array("q", self._sharded.checksums()).tobytes()
 
     def _apply(self, commit: Commit, speculated: bool) -> None:
+        if speculated:
+            self._sharded.confirm()
+            return
         self._faults.fire("optimizer", commit.step)
         with self._spans.span(commit.step + 1, "O"), named("recycle/O"):
             self._sharded.step(self.reduced[commit.step], commit.step, commit.scale)

@@ -69,6 +69,7 @@ def stage_memory(
         received=each_sum * count if device == "cpu" and not copies else 0,
         restored=FLOAT * count if exact or copies else 0,
         update=0 if fused or settings.optimizer.clip is None else FLOAT * largest,
+        arriving=(HALF if rounded else FLOAT) * count * (settings.optimizer.stagger and copies > 0),
         saved=0 if device != "cpu" else FLOAT * (largest + 3 * count / pipelines if copies else 4 * count),
     )
 

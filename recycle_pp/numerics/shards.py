@@ -5,13 +5,15 @@
     optimizer.put(block, [master, mean, square])     # its state as another holder gave it
     optimizer.start_step(blocks, first)              # room for these blocks' gradients: optimizer.shards[block].grad
     optimizer.step(reduced, step, scale)             # at the commit: of these blocks; the others are dropped
+    optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
+    optimizer.speculate(reduced, step); optimizer.undo()        # of these blocks, as if nothing had happened
 
 A block is a block of the stage's layout (`numerics.layout`), a flat piece of each vector of the state. Its update has
 the bits that `StageOptimizer` gives it: AdamW is elementwise, and blocks begin and end at multiples of 16 elements,
 which is what a CPU's vector loop takes at a time. In float32 the master is the weight itself, a view of the stage's
 vector; in bf16 it is a tensor of its own, and the stage's float32 vector goes when every block has found its holders.
 
-`step` changes the weights of the blocks that are held here; those of the others come from their holders
+An update changes the weights of the blocks that are held here; those of the others come from their holders
 (`state.shards`), and `stage.changed()` has to follow.
 """
 
@@ -30,6 +32,7 @@ from recycle_pp.config.settings import Optimizer, Settings
 
 from .gradients import Reduced
 from .layout import Layout, depth_of
+from .operations import State
 from .optimizer import Updated, factors, learning_rate
 
 Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, by their names there
@@ -45,16 +48,17 @@ class Stage(Updated, Protocol):
 @dataclass
 class Shard:
     """State and gradient of one block: flat float32 vectors of its size; grad is None but from a reduction to the
-    commit."""
+    commit. before: the state that a speculation overwrites; allocated at the first one, then reused."""
 
     master: Tensor
     mean: Tensor
     square: Tensor
     grad: Tensor | None = None
+    before: State | None = None
 
     @property
-    def state(self) -> list[Tensor]:
-        return [self.master, self.mean, self.square]
+    def state(self) -> State:
+        return self.master, self.mean, self.square
 
 
 class ShardedOptimizer:
@@ -69,6 +73,7 @@ class ShardedOptimizer:
         self._load: Load | None = None
         self._last: dict[str, Tensor] = {}  # the tensors of the checkpoint that were read last
         self._first: set[int] = set()
+        self._before: Tensor | None = None  # the exponents that a speculation has replaced, while one is open
         self.shards: dict[int, Shard] = {}
 
     def lr(self, step: int) -> float:
@@ -95,9 +100,10 @@ class ShardedOptimizer:
         """Launches what a step does (see `Stage.warm`), on nothing of the stage's."""
         for way, span in zip(self._ways, self._spans, strict=True):
             mean, square, grad, master = (_empty(span.stop - span.start, self._stage.device).zero_() for _ in range(4))
-            self._stage.ops.adamw(
-                (master, mean, square), grad, way.places, way.settings, lr=0.0, step=0, scale=1.0, undo=None
-            )
+            state = master, mean, square
+            undos: list[State | None] = [None, state] if self._settings.stagger else [None]
+            for undo in undos:
+                self._stage.ops.adamw(state, grad, way.places, way.settings, lr=0.0, step=0, scale=1.0, undo=undo)
             self._stage.ops.squared_norms(grad, way.places)
 
     # -- who holds what
@@ -106,8 +112,8 @@ class ShardedOptimizer:
     def begin(self, block: int) -> None:
         """Holds the block in the state with which the stage began."""
         flat = self._stage.flat[self._spans[block]]
-        moments = [self._moment(prefix, block) for prefix in ("exp_avg", "exp_avg_sq")]
-        self.shards[block] = Shard(_copy(flat) if self._rounds else flat, *moments)
+        mean, square = (self._moment(prefix, block) for prefix in ("exp_avg", "exp_avg_sq"))
+        self.shards[block] = Shard(_copy(flat) if self._rounds else flat, mean, square)
 
     @torch.no_grad()
     def put(self, block: int, state: Sequence[Tensor]) -> None:
@@ -118,10 +124,10 @@ class ShardedOptimizer:
         self.shards[block] = Shard(master, mean, square)
         self._round(block)
 
-    def room(self, block: int) -> list[Tensor]:
+    def room(self, block: int) -> State:
         """Uninitialised memory for what `put` takes."""
-        span = self._spans[block]
-        return [_empty(span.stop - span.start, self._stage.device) for _ in range(3)]
+        size, device = self._spans[block].stop - self._spans[block].start, self._stage.device
+        return _empty(size, device), _empty(size, device), _empty(size, device)
 
     def settled(self) -> None:
         """What the stage began with is not needed any more but here: in bf16 its float32 vector goes."""
@@ -145,28 +151,73 @@ class ShardedOptimizer:
     def step(self, reduced: Reduced, step: int, scale: float | None) -> None:
         """One AdamW step (number `step`, from 0) of the blocks that have a gradient, times `scale`; None: it is
         skipped. The state of others is out of date from here on, and goes."""
-        self.shards = {block: shard for block, shard in self.shards.items() if shard.grad is not None}
-        lr = self.lr(step)
-        for block, shard in self.shards.items():
-            grad, shard.grad = shard.grad, None
-            if scale is not None and grad is not None:
-                way, state = self._ways[block], (shard.master, shard.mean, shard.square)
-                self._stage.ops.adamw(
-                    state, grad, way.places, way.settings, lr=lr * way.lr, step=step, scale=scale, undo=None
-                )
-                self._round(block)
+        if scale is not None:
+            self._update(step, scale, ahead=False)
+        self._stage.gradients.follow(reduced)
+        self._drop()
+
+    @torch.no_grad()
+    def speculate(self, reduced: Reduced, step: int) -> None:
+        """The step before it is sure, with scale 1: keeps what it overwrites, and the gradients."""
+        assert not self.is_ahead, "confirm() or undo() the last speculation first"
+        self._before = self._stage.gradients.exponents
+        self._update(step, 1.0, ahead=True)
         self._stage.gradients.follow(reduced)
 
+    @property
+    def is_ahead(self) -> bool:
+        """A speculation is open."""
+        return self._before is not None
+
+    def confirm(self) -> None:
+        """The speculated step stands."""
+        assert self._before is not None, "nothing was speculated"
+        self._before = None
+        self._drop()
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """State, exponents and weights of the blocks with a gradient are again what they were before speculate(), in
+        every bit; the weights of others are what they have become."""
+        assert self._before is not None, "nothing was speculated"
+        for block, shard in self._updated():
+            assert shard.before is not None
+            for kept, tensor in zip(shard.before, shard.state, strict=True):
+                tensor.copy_(kept)
+            self._round(block)
+        self._stage.gradients.exponents, self._before = self._before, None
+
     def checksums(self) -> list[int]:
-        """Of each block that has a gradient, in order: the sum of all bits of its state, 32 at a time. One that flips
-        changes it; costs a read of the state."""
-        return [
-            sum(
-                int(vector.view(torch.int32).sum(dtype=torch.int64)) * place for place, vector in enumerate(of.state, 1)
+        """Of each block that has a gradient, in order, as it was before that: the sum of all bits of its state, 32 at a
+        time. One that flips changes it; costs a read of the state."""
+        found = []
+        for _, shard in sorted(self._updated()):
+            state = (shard.before or ()) if self.is_ahead else shard.state
+            bits = (int(vector.view(torch.int32).sum(dtype=torch.int64)) for vector in state)
+            found.append(sum(of * place for place, of in enumerate(bits, 1)))
+        return found
+
+    def _updated(self) -> list[tuple[int, Shard]]:
+        """Those that have a gradient."""
+        return [(block, shard) for block, shard in self.shards.items() if shard.grad is not None]
+
+    def _update(self, step: int, scale: float, ahead: bool) -> None:
+        lr = self.lr(step)
+        for block, shard in self._updated():
+            assert shard.grad is not None
+            if ahead and shard.before is None:
+                shard.before = self.room(block)
+            way, undo = self._ways[block], shard.before if ahead else None
+            self._stage.ops.adamw(
+                shard.state, shard.grad, way.places, way.settings, lr=lr * way.lr, step=step, scale=scale, undo=undo
             )
-            for _, of in sorted(self.shards.items())
-            if of.grad is not None
-        ]
+            self._round(block)
+
+    def _drop(self) -> None:
+        """The step is agreed: the gradients go, and the state of blocks that had none."""
+        self.shards = dict(self._updated())
+        for shard in self.shards.values():
+            shard.grad = None
 
     @property
     def names(self) -> list[str]:

@@ -27,14 +27,14 @@ Derive = Callable[[Plan], Actions]
 @dataclass(frozen=True)
 class Adoption:
     """left: of the step under way. actions: of its remainder and that of the step after it, None where nothing is left
-    to run. copies: stage -> who has its summed gradients, where one of it lacks them. void: stages of sharded state
-    that have to sum anew. shares: stage -> who holds what. ahead: somebody has applied a step that is not agreed."""
+    to run. copies: stage -> who has its summed gradients, where one of it lacks them. revoked: stages that have to
+    sum again. shares: stage -> who holds what. ahead: somebody has applied a step that is not agreed."""
 
     left: Remainder
     plans: Mapping[int, Plan]
     actions: Mapping[int, Actions | None]
     copies: Mapping[int, Worker]
-    void: Collection[int]
+    revoked: Collection[int]
     shares: Mapping[int, Shares]
     ahead: bool
 
@@ -43,7 +43,7 @@ class Adoption:
             generation=generation,
             steps={step: of.packed(worker) if of else b"" for step, of in self.actions.items()},
             copy=self.copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
-            revoked=sorted(self.left.revoked | {*self.void}),
+            revoked=sorted(self.revoked),
             evaluate=evaluate,
             stagger=stagger,
             shares=self.shares.get(worker.stage),
@@ -64,13 +64,15 @@ def adopt(
     Plans what is left: that may take its time. Raises StageLost.
     """
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
-    void, shares = (set[int](), {}) if shards is None else shards.share_out(reports, records, committed)
+    void = set() if shards is None else shards.void(reports, records)
     left = remainder(problem, records, {worker: report.busy for worker, report in reports.items()})
+    revoked = left.revoked | void  # if there is any, all that was done ahead of the agreement is taken back
     open_steps = {}
     if committed + 1 < steps and (left.sources or any(r.done for r in records.values())):
         open_steps[committed + 1] = left
-        if not left.revoked and any(r.done for r in ahead.values()):
+        if not revoked and any(r.done for r in ahead.values()):
             open_steps[committed + 2] = remainder(problem, ahead, {})
+    shares = {} if shards is None else shards.share_out(reports, committed, took_back=bool(revoked))
     plans = {k: planner(of.problem) for k, of in open_steps.items() if len(of.sources) < problem.stages}
     lacking = {w.stage for w, record in records.items() if not record.reduced}
     return Adoption(
@@ -78,7 +80,7 @@ def adopt(
         plans=plans,
         actions={k: derive(plans[k]) if k in plans else None for k in open_steps},
         copies={stage: source for stage, source in left.sources.items() if stage in lacking},
-        void=void,
+        revoked=revoked,
         shares=shares,
         ahead=any(report.ahead for report in reports.values()),
     )

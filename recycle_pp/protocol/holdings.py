@@ -68,9 +68,13 @@ class Holdings:
         self.blocks |= set(self.mine)
         self.loaded = None
 
-    def gathered(self, committed: int) -> None:
-        """It has all weights after the newest step."""
-        self.weights = committed
+    def gathered(self, step: int) -> None:
+        """It has all weights after that step, which is the newest, or one that was applied before it is agreed."""
+        self.weights = step
+
+    def taken_back(self, committed: int) -> None:
+        """An update is undone, on all who hold its blocks: of the others it has whatever weights had come."""
+        self.weights = min(self.weights, committed - 1)
 
     def commit(self) -> None:
         """A step is agreed, hence all hold what they have to; what is held beyond that is out of date from here on."""

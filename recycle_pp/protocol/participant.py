@@ -88,7 +88,7 @@ class Participant:
         if message.attempt > self.attempt:
             self.attempt, self.again = message.attempt, True
             self._forget_after(self.committed)
-            self.undo = self.undo or self.applied > self.committed
+            self._take_back(self.committed)
         return self.report(busy)
 
     def report(self, busy: float) -> Report:
@@ -120,7 +120,7 @@ class Participant:
             if record and self.worker.stage in message.revoked:
                 record.reduced = False
             self._forget_after(self.committed + 1)
-            self.undo = self.undo or self.applied > self.committed
+            self._take_back(self.committed)
         self.orders = Orders(
             generation=message.generation,
             steps={step: unpack(actions) for step, actions in message.steps.items()},
@@ -155,7 +155,7 @@ class Participant:
             self.orders = None
         if message.void:  # the update was not what the speculation had assumed
             self._forget_after(step)
-            self.undo = self.applied == step
+            self._take_back(step - 1)
 
     # -- what the executor does --------------------------------------------------------------------------------
 
@@ -180,6 +180,13 @@ class Participant:
     def may_accumulate(self, step: int) -> bool:
         """Gradients of a step may be added once the step before is agreed: until then the sums belong to that one."""
         return step == self.committed + 1 and not self.commits
+
+    def _take_back(self, stands: int) -> None:
+        """The executor has to undo what it has applied after that step."""
+        if self.applied > stands:
+            self.undo = True
+            if self.holdings is not None:
+                self.holdings.taken_back(self.committed)
 
     def _forget_after(self, step: int) -> None:
         """Work on parameters that turned out wrong is worth nothing."""

@@ -1,8 +1,9 @@
 """The coordinator's part of optimizer state that no worker has whole: who of a stage holds which block.
 
     shards = Shards(copies=2)
-    void, shares = shards.share_out(reports, records, committed)    # by stage; raises StageLost
-    shards.compare(votes, step)                                     # raises ProtocolViolation: copies are not the same
+    void = shards.void(reports, records)              # stages that have to sum again
+    shares = shards.share_out(reports, committed)     # by stage: who holds what from now on; raises StageLost
+    shards.compare(votes, step)                       # raises ProtocolViolation: copies are not the same
 
 Like the ledger, the table rests on what live workers report alone: a block lies where a live worker says that it does,
 as it is after the newest agreed step. So a heal may be interrupted at any point, and a new coordinator needs to know
@@ -12,7 +13,7 @@ nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from recycle_schedules import Worker
 
@@ -34,30 +35,35 @@ class Shards:
         self._tables: dict[int, Table] = {}
         self._peers: dict[int, set[int]] = {}
 
-    def share_out(
-        self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record], committed: int
-    ) -> tuple[set[int], dict[int, Shares]]:
-        """(stages whose reduced gradients are void, who holds what of each stage), from what all live workers say.
+    def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
+        """The stages whose reduced gradients are void, from what all live workers say; before `share_out`.
 
         Reduced gradients of a step that is not agreed lie with the holders of their blocks: where one of the stage has
         died, or lacks its own, all of it is summed again, from accumulators that everybody keeps until the commit.
         `records` of such a stage are not `reduced` any more.
         """
-        void, shares = set(), {}
-        for stage in sorted({worker.stage for worker in reports}):
-            peers = [w for w in sorted(reports) if w.stage == stage]
+        found = set()
+        for stage, peers in _stages(reports).items():
             if not self.stands(stage, [w.pipeline for w in peers]) or not all(records[w].reduced for w in peers):
-                void |= {stage for w in peers if records[w].reduced}
+                found |= {stage for w in peers if records[w].reduced}
                 for worker in peers:
                     records[worker].reduced = False
+        return found
+
+    def share_out(self, reports: Mapping[Worker, Report], committed: int, took_back: bool = False) -> dict[int, Shares]:
+        """Of each stage who holds what from now on. took_back: updates of the step that is not agreed are undone, so
+        weights that they have sent are, too."""
+        shares = {}
+        for stage, peers in _stages(reports).items():
             holds = {w.pipeline: of for w in peers if (of := reports[w].holds) is not None}
-            shares[stage] = self.share(stage, holds, committed)
-        return void, shares
+            mixed = took_back and any(reports[w].ahead for w in peers)
+            shares[stage] = self.share(stage, holds, committed, mixed)
+        return shares
 
     def compare(self, votes: Mapping[Worker, Vote], step: int) -> None:
         """The holders of a block have updated it each for itself: raises ProtocolViolation if their results differ.
         votes: of all live workers."""
-        for stage in sorted({worker.stage for worker in votes}):
+        for stage in _stages(votes):
             checksums = {w.pipeline: vote.blocks for w, vote in votes.items() if w.stage == stage}
             if (wrong := self.difference(stage, checksums)) is not None:
                 raise ProtocolViolation(
@@ -69,8 +75,9 @@ class Shards:
         """Nobody has come or gone since `share`: who had reduced gradients to hold by then still has."""
         return self._peers.get(stage) == set(peers)
 
-    def share(self, stage: int, holds: Mapping[int, Holds], committed: int) -> Shares:
-        """Of a stage, from the reports of all its live workers, by pipeline.
+    def share(self, stage: int, holds: Mapping[int, Holds], committed: int, mixed: bool = False) -> Shares:
+        """Of a stage, from the reports of all its live workers, by pipeline. mixed: their weights are not all of one
+        step.
 
         What stands stays as it is, whatever is held beyond it. StageLost: nobody holds some block. Who holds one knows
         all exponents.
@@ -89,7 +96,7 @@ class Shards:
             table = placed(sizes, peers, self._copies, hosts) if began else refilled(held, sizes, peers, self._copies)
             self._tables[stage], self._peers[stage] = table, set(peers)
         table = self._tables[stage]
-        behind = any(of.weights < committed for of in holds.values())
+        behind = mixed or any(of.weights < committed for of in holds.values())
         knows = next((p for p in peers if holds[p].weights >= committed - 1), None)
         return Shares(table, missing(held, table, sizes), knows if behind else None)
 
@@ -120,3 +127,10 @@ class Shards:
         hosts = {peer: self.hosts.get((peer, stage)) for peer in sorted(peers)}
         *most, last = (f"{peer}.{stage}" + (f" on {host}" if host else "") for peer, host in hosts.items())
         return f"{', '.join(most)} and {last}" if most else last
+
+
+def _stages(workers: Iterable[Worker]) -> dict[int, list[Worker]]:
+    found: dict[int, list[Worker]] = {}
+    for worker in sorted(workers):
+        found.setdefault(worker.stage, []).append(worker)
+    return dict(sorted(found.items()))

@@ -4,7 +4,7 @@
     exchange.exponents(source)                       # a generation begins, and somebody is new
     exchange.copies(shares, took)                    # what this worker has to hold, from those who do
     reduced = exchange.reduce(shares, peers, sent)   # its blocks' gradients: summed by the first holder, given to all
-    exchange.weights(shares, peers)                  # after the update: each block from its first holder
+    exchange.weights(shares, peers, ahead=False)     # after the update: each block from its first holder
     exchange.masters(shares, peers)                  # every tensor whole, one after the other
 
 All peers call the same, in the same order, with the same `Shares`; everything blocks, and ends with LinkBroken when the
@@ -31,6 +31,7 @@ from recycle_pp.comm.tcp.transport import MAX_TAG
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.operations import State
 from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.wire.messages.workers import Shares
 
@@ -70,7 +71,7 @@ class Exchange:
 
     def copies(self, shares: Shares, took: Callable[[int], None]) -> None:
         """`took(block)` after each block that came."""
-        coming: list[tuple[int, list[Tensor], list[Pending]]] = []
+        coming: list[tuple[int, State, list[Pending]]] = []
         for block, source, to in shares.copies:
             if source == self._me:
                 for tensor in self._optimizer.shards[block].state:
@@ -135,8 +136,12 @@ class Exchange:
         nothing = torch.empty(0, device=self._stage.device)
         return gradients.concluded(nothing, book, squares.tolist(), largest=largest)
 
-    def weights(self, shares: Shares, peers: Sequence[int]) -> None:
-        """What is computed with, whole, on every peer. In place: what an aborted one may still write is the same."""
+    def weights(self, shares: Shares, peers: Sequence[int], ahead: bool) -> None:
+        """What is computed with, whole, on every peer.
+
+        In place: what an aborted one may still write is the same. ahead: of an update that may be undone; what came is
+        copied, or a message that is late could change weights that have been sent again since.
+        """
         working, coming = self._stage.working, []
         for run in self._runs(shares):
             if run.holders[0] == self._me:
@@ -144,9 +149,13 @@ class Exchange:
                     if peer not in run.holders:
                         self._links.send(working[run.span], self._worker[peer], WEIGHTS)
             elif self._me not in run.holders:
-                coming.append(self._links.receive(working[run.span], self._worker[run.holders[0]], WEIGHTS))
-        for pending in coming:
+                place = working[run.span]
+                room = torch.empty_like(place) if ahead else place
+                coming.append((self._links.receive(room, self._worker[run.holders[0]], WEIGHTS), room, place))
+        for pending, room, place in coming:
             self._wait(pending)
+            if ahead:
+                place.copy_(room)
         self._stage.changed()
 
     def masters(self, shares: Shares, peers: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
@@ -172,7 +181,7 @@ class Exchange:
             first += len(blocks)
             yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
 
-    def _take(self, block: int, room: list[Tensor], coming: list[Pending], took: Callable[[int], None]) -> None:
+    def _take(self, block: int, room: State, coming: list[Pending], took: Callable[[int], None]) -> None:
         for pending in coming:
             self._wait(pending)
         self._optimizer.put(block, room)

@@ -39,6 +39,7 @@ class StageMemory:
     received    what comes in from each peer for its part of the sums, in all
     restored    the float32 that the reduced sums are turned into, where they are not float32
     update      most that the optimizer's step takes
+    arriving    weights that come before the commit, beside those in use: all the stage's; a worker takes others' blocks
     saved       the copies that a checkpoint is written of, and its digests are made of
     """
 
@@ -57,6 +58,7 @@ class StageMemory:
     received: float = 0.0
     restored: float = 0.0
     update: float = 0.0
+    arriving: float = 0.0
     saved: float = 0.0
 
     def each(self, whole: bool = False) -> float:
@@ -84,7 +86,7 @@ class StageMemory:
         return {
             "compute": {"activations": activations} | (gradient if self.staggered else {}),
             "reduce": {"reduction": self.payload + max(inboxes, self.restored * self.share(peers))},
-            "update": gradient | {"update": self.update},
+            "update": gradient | {"update": max(self.update, self.arriving * (1 - self.share(peers)))},
             "save": gradient | {"checkpoint": self.saved},
         }
 

@@ -27,23 +27,26 @@ def faults(moment, stage, step):
     return matrix.Death(moment, stage).faults(step)
 
 
-def tour(claim, of, copies, first):
-    """Each moment, at the stages in turn."""
+def tour(claim, of, copies, first, stagger):
+    """Each moment, at the stages in turn. Clipping would take back every update that is ahead of its commit."""
     fallen, back = [], []
     for number, moment in enumerate(of):
         now, later = faults(moment, (first + number) % 3, 2 + STOP * number)
         fallen += now
         back += later
     overrides = (*fails(*fallen), *rejoins(*back), "checkpoint.every=4", "run.validate_every=4", *copies)
-    return Case(claim, "3x3", overrides, steps=2 + STOP * (len(of) + 1), deaths=None, bound=250)
+    overrides += ("optimizer.clip=null",) * stagger
+    return Case(claim, "3x3", overrides, steps=2 + STOP * (len(of) + 1), stagger=stagger, deaths=None, bound=250)
 
 
 half = len(MOMENTS) // 2
 TOURS = [
-    tour(f"{k} copies, {name} half of the moments, from stage {first}", of, copies, first)
+    tour(
+        f"{k} copies, {name} half of the moments, from stage {first}", of, copies, first, (first + k + number) % 2 == 0
+    )
     for first in range(3)
     for k, copies in ((2, TWO), (3, THREE))
-    for name, of in (("first", MOMENTS[:half]), ("second", MOMENTS[half:]))
+    for number, (name, of) in enumerate((("first", MOMENTS[:half]), ("second", MOMENTS[half:])))
 ]
 
 SHAPE = ("parallel.pipelines=4", "parallel.stages=1", "parallel.microbatches=1")
@@ -82,9 +85,41 @@ SEVERAL = [
 ]
 
 
-@pytest.mark.parametrize("case", some(SEVERAL, quick=4))
+AHEAD = (*TWO, "optimizer.clip=null")  # updates before the job has agreed, that stand if nobody dies
+SEVERAL += [
+    Case("of a stage that is a step ahead", "3x2", (*AHEAD, *fails("3:1.0@forward")), stagger=True),
+    Case(
+        "as its update is ahead", "3x2", (*AHEAD, *fails("2:0.1@optimizer", "4:1.0@optimizer")), stagger=True, deaths=2
+    ),
+    Case(
+        "as the weights are sent ahead", "3x2", (*AHEAD, *fails("2:0.1@spread", "4:1.0@spread")), stagger=True, deaths=2
+    ),
+    Case(
+        "of a stage that others are ahead of",
+        "3x4",
+        (*AHEAD, *fails("3:0.3@weight", "5:1.0@vote")),
+        stagger=True,
+        deaths=2,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [*some(SEVERAL[:-4], quick=4), *some(SEVERAL[-4:], quick=2)])
 def test_several_deaths_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "sharded, several"))
+
+
+@pytest.mark.parametrize("stagger", [True, False])
+def test_a_stage_updates_its_blocks_before_another_has_done_its_backwards_if_it_may(stagger, runs):
+    """Seen in the traces of the steps around a death."""
+    case = Case("seen from the traces", "3x2", (*AHEAD, *fails("5:1.0@forward")), steps=10, stagger=stagger)
+    outcome = runs.of(case, "sharded, several")
+    runs.check_exact(outcome)
+    early = 0
+    for trace in outcome.traces.values():
+        updates = [op.start for op in trace.ops if op.kind == "O"]
+        early += bool(updates) and min(updates) < max(op.end for op in trace.ops if op.kind != "O")
+    assert (early > 0) == stagger, f"{early} of {len(outcome.traces)} steps"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -92,7 +127,8 @@ def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
     numerics = (f"numerics.precision={precision}", "numerics.sums=int32", "optimizer.clip=0.02")
     struck = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
     groups = ("optimizer.groups=[*norm*:0.5:0.3]",)
-    case = Case(f"in {precision}", "3x2", (*TWO, *numerics, *groups, *struck), deaths=2, steps=10)
+    stagger = precision == "bf16"  # takes its first update back, and another one later
+    case = Case(f"in {precision}", "3x2", (*TWO, *numerics, *groups, *struck), stagger=stagger, deaths=2, steps=14)
     runs.check_exact(runs.of(case, "sharded, numerics"))
 
 

@@ -35,6 +35,8 @@ def test_the_fullest_moment_counts():
 def test_shards_and_what_is_received_follow_who_lives():
     assert [stage(copies=2).share(n) for n in (1, 2, 4, 8)] == [1, 1, 0.5, 0.25]
     assert stage(copies=2).always(8, 0)["optimizer state"] == 30
+    ahead = stage(copies=2, arriving=40, gradient=0)
+    assert [ahead.moments(n, 0)["update"]["update"] for n in (2, 4, 8)] == [10, 20, 30], "what it does not hold comes"
     assert stage().aside(1) == 80 + 40 and stage().aside(4) == 80 + 60
 
 

@@ -15,9 +15,10 @@ from recycle_pp.model.memory import layers_of_stages, parameters, stage_memory
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.numerics.shards import ShardedOptimizer
 
 from ..allocations import allocations
-from ..in_process import CPU, small
+from ..in_process import CPU, gradient, small
 
 SMALL = 1 << 15  # bytes: tables and scalars, which the byte model does not know of
 TIED = {"model__tied": True, "model__qk_norm": True, "model__qkv_bias": True, "model__head_dim": 8}
@@ -115,6 +116,25 @@ def test_activations_of_any_shape_are_those_that_a_stage_keeps(data):
     assert memory.flight == pytest.approx(measured.flight, rel=0.1, abs=SMALL)
     assert memory.waiting == pytest.approx(measured.waiting, rel=0.1, abs=SMALL)
     assert 0.75 * measured.split_peak - SMALL <= memory.each() + memory.op <= 1.5 * measured.split_peak + SMALL
+
+
+@pytest.mark.parametrize("numerics", NUMERICS[:4], ids=str)
+def test_sharded_undo_copies_take_the_bytes_that_the_model_says(numerics):
+    of = small(**LARGER, **numerics, optimizer__stagger=True, parallel__pipelines=4, parallel__sharded=True)
+    memory, plain = (stage_memory(replace(of, optimizer=replace(of.optimizer, stagger=on)), 0) for on in (True, False))
+    stage = Stage(of, 0, CPU)
+    optimizer, blocks = ShardedOptimizer(of, stage), range(len(stage.layout.blocks))
+    mine = [block for block in blocks if block % 2]
+    share = sum(span.stop - span.start for block, span in enumerate(stage.layout.spans) if block % 2)
+    for block in mine:
+        optimizer.begin(block)
+    optimizer.start_step(mine, mine)
+    for block in mine:
+        optimizer.shards[block].grad.zero_()
+    with allocations() as ahead:
+        optimizer.speculate(gradient(stage, 0), 0)
+    assert (memory.state - plain.state) * share / stage.layout.size == pytest.approx(ahead.kept, rel=0.02)
+    assert (plain.arriving, memory.arriving) == (0, stage.working.nbytes)
 
 
 @pytest.mark.parametrize("numerics", NUMERICS, ids=str)

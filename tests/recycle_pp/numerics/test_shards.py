@@ -111,6 +111,66 @@ def test_what_is_not_updated_is_out_of_date_and_goes():
     assert sorted(optimizer.shards) == [0, 2]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@settings(max_examples=8, deadline=None)
+@given(st.integers(128, 1200), st.sampled_from([None, 0.3, 1.0]))
+def test_a_step_that_was_taken_back_leaves_no_bit_behind_and_one_that_stands_has_those_of_the_commit(
+    precision, block, scale
+):
+    config = small(numerics__precision=precision, numerics__reproducible=True, parallel__pipelines=2)
+    plain, ahead = (cut(Stage(config, 0, CPU), block) for _ in range(2))
+    at_commit, early = ShardedOptimizer(config, plain), ShardedOptimizer(config, ahead)
+    blocks = range(len(plain.layout.blocks))
+    for optimizer in (at_commit, early):
+        for number in blocks:
+            optimizer.begin(number)
+        optimizer.settled()
+
+    def bits():
+        tensors = [ahead.working, ahead.gradients.exponents, *(t for s in early.shards.values() for t in s.state)]
+        return [tensor.clone() for tensor in tensors]
+
+    for step in range(3):
+        reduced = gradient(plain, step)
+        for optimizer in (at_commit, early):
+            optimizer.start_step(blocks, blocks)
+            for number, span in enumerate(plain.layout.spans):
+                optimizer.shards[number].grad.copy_(reduced.flat[span])
+        at_commit.step(reduced, step, scale)
+        before, checksums = bits(), early.checksums()
+        early.speculate(reduced, step)
+        assert early.checksums() == checksums, "a vote that is repeated says what the first one said"
+        assert not all(map(torch.equal, before, bits()))
+        if scale == 1.0:
+            early.confirm()
+        else:
+            early.undo()
+            assert all(map(torch.equal, before, bits()))
+            early.step(reduced, step, scale)
+        assert torch.equal(plain.working, ahead.working)
+        assert torch.equal(plain.gradients.exponents, ahead.gradients.exponents)
+    assert all(
+        torch.equal(x, y) for k in blocks for x, y in zip(at_commit.shards[k].state, early.shards[k].state, strict=True)
+    )
+
+
+def test_a_step_that_was_taken_back_keeps_blocks_that_it_did_not_update():
+    config = small(parallel__pipelines=2)
+    stage = Stage(config, 0, CPU)
+    optimizer = ShardedOptimizer(config, stage)
+    for number in range(3):
+        optimizer.begin(number)
+    optimizer.start_step([0, 2], [0])
+    for number in (0, 2):
+        optimizer.shards[number].grad.fill_(1.0)
+    optimizer.speculate(gradient(stage, 0), 0)
+    optimizer.undo()
+    assert sorted(optimizer.shards) == [0, 1, 2], "another worker may need a copy"
+    optimizer.speculate(gradient(stage, 0), 0)
+    optimizer.confirm()
+    assert sorted(optimizer.shards) == [0, 2]
+
+
 def test_a_checkpoint_of_blocks_is_one_of_whole_tensors_and_says_when_some_are_missing(tmp_path):
     config = small(parallel__pipelines=2, numerics__reproducible=True)
     stage = cut(Stage(config, 0, CPU), 128)

@@ -72,6 +72,7 @@ class Node:
             self.shards = Shards(self, first_step - 1)
         self.inbox: deque[Message] = deque()
         self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
+        self.network = world.network
         self.mesh = -1  # the connections it has, by the generation that made them
         self.said: dict[type[Message], Message] = {}  # what another coordinator is told again
         self.saves: deque[Message] = deque()  # parts of checkpoints to be written, then checkpoints to be put together
@@ -103,7 +104,7 @@ class Node:
                 yield "hears"
             if self._blocked is None or self._blocked():
                 yield "runs"
-            if self._linking and all((self.mesh, worker) in self.world.published for worker in self._members):
+            if self._linking and all((self.mesh, worker) in self.network.published for worker in self._members):
                 yield "links"
             if self.saves:
                 yield "saves"
@@ -139,8 +140,8 @@ class Node:
                 self._linking, self._linked, self._reductions = message, -1, 0
                 self._members = message.members
                 self.mesh = message.base
-                if (self.mesh, me.worker) not in self.world.published:
-                    self.world.published.add((self.mesh, me.worker))
+                if (self.mesh, me.worker) not in self.network.published:
+                    self.network.published.add((self.mesh, me.worker))
                     self.world.touch()
             case Adopt():
                 me.adopt(message)
@@ -219,9 +220,17 @@ class Node:
                 self.send(orders, action.peer, key, self._received[key] if key in self._received else self._log[key])
             yield None
         yield from self._await_turn(orders, step)
-        if orders.stagger and not self._is_barrier(step) and me.committed == me.applied == step - 1:
-            me.speculate(step)
-            return
+        if orders.stagger and not self._is_barrier(step) and me.committed == step - 1:
+            ahead = me.applied == step  # since an earlier generation: its peers may want its weights again
+            if not ahead:
+                me.speculate(step)
+                self.world.speculations += 1
+            if self.shards is not None:
+                if not ahead:
+                    self.shards.step(step, ahead=True)
+                yield from self.shards.spread(orders, step)
+            if not ahead:
+                return
         if step > me.committed:
             yield lambda: bool(me.commits) or self._void(orders)
         yield from self._settle(orders)
@@ -348,7 +357,10 @@ class Node:
         while me.commits or me.undo or me.again:
             if me.undo:
                 self._forget_after(me.applied)
+                if self.shards is not None:
+                    self.shards.undo()
                 me.taken_back()
+                self.world.taken_back += 1
             if me.again:
                 self._forget_after(me.committed)
                 self._sums.clear()
@@ -357,10 +369,11 @@ class Node:
             commit = me.next_commit()
             if commit is None:
                 continue
+            ahead = me.applied == commit.step
             me.applied, applied = commit.step, True
             yield None
             if self.shards is not None:
-                self.shards.step(commit.step)
+                self.shards.confirm() if ahead else self.shards.step(commit.step)
             if any(n != 1 for n in self._reduced[commit.step].values()):
                 self.world.fail(f"{me.worker} applies {self._reduced[commit.step]}")
             self._feed(commit.step)
@@ -378,7 +391,7 @@ class Node:
         if orders is not None:
             self.check(orders)
             if applied and self.shards is not None:
-                yield from self.shards.spread(orders)
+                yield from self.shards.spread(orders, me.committed)
             for step in validate:
                 yield from self._evaluate(orders, step)
 
@@ -404,15 +417,15 @@ class Node:
 
     def send(self, orders: Orders, to: Worker, key: Any, what: Any) -> None:
         self.check(orders)
-        if self.world.broken(self.mesh, self.me.worker, to):
+        if self.network.broken(self.mesh, self.me.worker, to):
             self._break(orders)
-        self.world.wires[orders.generation, self.me.worker, to, key] = what
+        self.network.wires[orders.generation, self.me.worker, to, key] = what
         self.world.touch(to)
 
     def receive(self, orders: Orders, sender: Worker, key: Any) -> Program:
         """What came is in `_arrived`."""
-        wires, wire = self.world.wires, (orders.generation, sender, self.me.worker, key)
-        yield lambda: wire in wires or self._void(orders) or self.world.broken(self.mesh, self.me.worker, sender)
+        wires, wire = self.network.wires, (orders.generation, sender, self.me.worker, key)
+        yield lambda: wire in wires or self._void(orders) or self.network.broken(self.mesh, self.me.worker, sender)
         self.check(orders)
         if wire not in wires:
             self._break(orders)

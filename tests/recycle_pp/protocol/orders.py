@@ -45,7 +45,7 @@ class Order:
         rng = random.Random(seed)
         order = cls(
             rng.choice(SHAPES),
-            stagger=rng.random() < 0.5 and not copies,
+            stagger=rng.random() < 0.5,
             evaluate_every=rng.choice((0, 2)),
             save_every=rng.choice((0, 2)),
             clipped=frozenset(step for step in range(4) if rng.random() < 0.15),

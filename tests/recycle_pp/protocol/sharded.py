@@ -33,6 +33,8 @@ class Shards:
         self.exponents = loaded
         self._grads: dict[int, Counter] = {}
         self._first: set[int] = set()
+        self._undo: tuple[dict[int, int], int] | None = None  # state and exponents, while a step is applied ahead
+        self._spread = -1, -1  # the newest generation and step whose weights were sent
         self._exchanges = 0, -1  # so many in that generation
 
     def begin(self, orders: Orders) -> Program:
@@ -70,11 +72,14 @@ class Shards:
         node.check(orders)
         holdings.settled()
         if shares.knows is not None:
-            yield from self.spread(orders)
+            yield from self.spread(orders, committed)
 
-    def spread(self, orders: Orders) -> Program:
-        node, shares = self._node, _of(orders)
-        me, committed = node.me.worker.pipeline, node.me.committed
+    def spread(self, orders: Orders, step: int) -> Program:
+        """Once a step in every generation: after the update, agreed or ahead of that."""
+        node, shares, me = self._node, _of(orders), self._node.me.worker.pipeline
+        if self._spread == (orders.generation, step):
+            return
+        self._spread = orders.generation, step
         key = self._key(orders, "weights")
         for block, holders in enumerate(shares.holders):
             if holders[0] == me:
@@ -88,8 +93,8 @@ class Shards:
                 self.weights[block] = node.arrived
         node.check(orders)
         assert node.me.holdings is not None
-        node.me.holdings.gathered(committed)
-        self.check_weights(committed)
+        node.me.holdings.gathered(step)
+        self.check_weights(step)
 
     def reduce(self, orders: Orders, sums: Counter) -> Program:
         """To the first holders, and from there to the others."""
@@ -118,18 +123,32 @@ class Shards:
             yield from self._node.receive(orders, source, (self._reduction, "reduced", block))
             self._grads[block] = self._node.arrived
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, ahead: bool = False) -> None:
         node = self._node
+        before = dict(self.state), self.exponents
         for block, grad in self._grads.items():
             if self.state[block] != step - 1 or set(grad.values()) != {1}:
                 node.world.fail(f"{node.me.worker} updates block {block} after step {self.state[block]} with {grad}")
-        self.state = {block: step for block in self._grads}
-        for block in self.state:
+            self.state[block] = self.weights[block] = step
+        self.exponents, self._undo = step, before
+        if not ahead:
+            self.confirm()
+
+    def confirm(self) -> None:
+        self.state = {block: self.state[block] for block in self._grads}
+        self._grads, self._undo = {}, None
+
+    def undo(self) -> None:
+        """The weights of other blocks stay what they have become: they have to be sent again."""
+        assert self._undo is not None
+        self.state, self.exponents = self._undo
+        for block, step in self.state.items():
             self.weights[block] = step
-        self._grads, self.exponents = {}, step
+        self._undo = None
 
     def checksums(self) -> bytes:
-        return array("q", [self.state[block] for block in sorted(self._grads)]).tobytes()
+        state = self._undo[0] if self._undo else self.state
+        return array("q", [state[block] for block in sorted(self._grads)]).tobytes()
 
     def check_weights(self, step: int) -> None:
         node = self._node

@@ -1,6 +1,8 @@
-"""The recovery contract where no worker has all of its stage's state: k copies of each block, any k - 1 deaths."""
+"""The recovery contract where no worker has all of its stage's state: k copies of each block, any k - 1 deaths; where
+blocks are updated when the job has agreed, and where they are updated ahead of that."""
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 from recycle_schedules import Worker
@@ -17,24 +19,38 @@ def copies(seed):
     return 2 + seed % 2
 
 
+@pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (3, 1, 2), (1, 2, 3), (4, 1, 2)])
-def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, k):
-    for seed in range(8):
-        world = Order(shape, steps=3, evaluate_every=2, save_every=2, seed=seed, copies=k).run()
+def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, k, stagger):
+    for seed in range(4):
+        world = Order(shape, (), 3, stagger, evaluate_every=2, save_every=2, seed=seed, copies=k).run()
         assert (world.job.committed, world.job.generation, world.saved) == (2, 0, 3)
+        assert (world.speculations > 0) == stagger and not world.taken_back
 
 
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (3, 1, 2), (4, 1, 2)])
-def test_a_death_at_any_event_loses_nothing(shape, each):
+def test_a_death_at_any_event_loses_nothing(shape, stagger, each):
     pipelines, stages, _ = shape
-    events = Order(shape, steps=3, copies=2, save_every=2).run().events
-    for moment in range(0, events, each):
+    order, taken_back = Order(shape, steps=3, copies=2, save_every=3, stagger=stagger), 0
+    for moment in range(0, order.run().events, each):
         for victim in [Worker(d, s) for d in range(pipelines) for s in range(stages)]:
-            world = Order(shape, (Fault(moment, "kill", victim),), steps=3, save_every=2, copies=2).run()
+            world = replace(order, faults=(Fault(moment, "kill", victim),), seed=moment if stagger else None).run()
             assert world.lost is None and world.restores == 0
             assert world.job.committed == 2
+            taken_back += world.taken_back
+    assert (taken_back > 0) == stagger, "some died between an update and its commit"
+
+
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_update_that_clipping_takes_back_is_taken_back_by_all_who_have_its_weights(each):
+    order = Order((4, 1, 2), steps=4, copies=2, stagger=True, clipped=frozenset({1}))
+    for moment in range(0, order.run().events, each):
+        world = replace(order, faults=(Fault(moment, "kill", Worker(1, 0)),), seed=moment).run()
+        assert world.lost is None and world.job.committed == 3
+    assert order.run().taken_back
 
 
 @pytest.mark.parametrize("each", [13, pytest.param(2, marks=pytest.mark.slow)])
@@ -43,7 +59,7 @@ def test_two_deaths_at_any_two_events_lose_nothing_of_three_copies(each):
     for first in range(0, events, each):
         for later in (0, 1, 7, 20, 45):
             faults = (Fault(first, "kill", Worker(1, 0)), Fault(first + later, "kill", Worker(2, 0)))
-            world = Order((4, 1, 2), faults, steps=2, copies=3, seed=first).run()
+            world = Order((4, 1, 2), faults, steps=2, copies=3, seed=first, stagger=later % 2 == 1).run()
             assert world.lost is None and world.job.committed == 1
 
 
@@ -53,7 +69,8 @@ def test_who_comes_back_at_any_event_takes_its_share(each):
     events = Order(shape, steps=4, copies=2).run().events
     dies = Fault(20, "kill", Worker(0, 0))
     for moment in range(25, events, each):
-        world = Order(shape, (dies, Fault(moment, "revive", Worker(0, 0))), steps=4, copies=2, seed=moment).run()
+        faults = dies, Fault(moment, "revive", Worker(0, 0))
+        world = Order(shape, faults, steps=4, copies=2, seed=moment, stagger=moment % 2 == 1).run()
         assert world.lost is None and world.job.committed == 3
 
 
@@ -62,7 +79,7 @@ def test_a_coordinator_that_dies_at_any_event_finds_who_holds_what(each):
     order = Order((3, 1, 2), steps=3, copies=2, save_every=2)
     for moment in range(0, order.run().events, each):
         faults = (Fault(moment, "orphan", Worker(0, 0)), Fault(moment, "kill", Worker(1, 0)))
-        world = Order((3, 1, 2), faults, steps=3, copies=2, save_every=2, seed=moment).run()
+        world = replace(order, faults=faults, seed=moment, stagger=moment % 2 == 1).run()
         assert world.lost is None and world.job.committed == 2
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,20 @@ class Fault(NamedTuple):
     worker: Worker
 
 
+@dataclass
+class Network:
+    """Between the processes of one beginning of the job: those of an earlier one have addresses of their own."""
+
+    wires: dict[tuple[int, Worker, Worker, Any], Any] = field(default_factory=dict)  # (generation, from, to, key)
+    published: set[tuple[int, Worker]] = field(default_factory=set)  # who has told where it listens, by mesh
+    cuts: set[tuple[int, Worker, Worker]] = field(default_factory=set)  # connections of a mesh that broke
+    graves: set[tuple[int, Worker]] = field(default_factory=set)  # members of a mesh that are dead
+
+    def broken(self, mesh: int, me: Worker, other: Worker) -> bool:
+        """Gloo says that this connection is of no more use."""
+        return (mesh, me, other) in self.cuts or (mesh, other) in self.graves
+
+
 class World:
     def __init__(
         self,
@@ -96,10 +111,6 @@ class World:
         self.misfits = misfits  # (step, attempt) whose sums do not fit
         self.copies = copies  # of each block of sharded optimizer state; 0: everybody has all of it
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
-        self.wires: dict[tuple[int, Worker, Worker, Any], Any] = {}  # (generation, from, to, key) -> what was sent
-        self.published: set[tuple[int, Worker]] = set()  # who has told where it listens, by the number of a mesh
-        self.cuts: set[tuple[int, Worker, Worker]] = set()  # connections of a mesh that broke
-        self.graves: set[tuple[int, Worker]] = set()  # members of a mesh that are dead
         self.saved = 0  # steps done of the newest checkpoint
         self.restores = 0
         self.lost: int | None = None  # the stage for whose sake the job had to stop
@@ -114,6 +125,7 @@ class World:
         self._mending: deque[int] = deque()  # generations in which a link broke
         self.headless = False  # the coordinator is dead, and no other one has taken over
         self.takeovers = 0
+        self.speculations = self.taken_back = 0  # steps that a worker applied ahead, and those that it undid
         self._begin(0, range(len(self._roles)))
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -232,6 +244,7 @@ class World:
 
     def _begin(self, first_step: int, ranks: Sequence[int], generation: int = -1) -> None:
         self._new_job(first_step, ranks, generation)
+        self.network = Network()
         for rank in ranks:
             self._spawn(rank)
 
@@ -398,11 +411,11 @@ class World:
         """What it has sent arrives up to a point, which is another one on every connection."""
         me = node.me.worker
         node.alive = False
-        self.graves.add((node.mesh, me))
-        keep = self._rng.random()
-        for wire in [w for w in self.wires if w[1] == me and w[0] == node.me.generation]:
+        node.network.graves.add((node.mesh, me))
+        keep, wires = self._rng.random(), node.network.wires
+        for wire in [w for w in wires if w[1] == me and w[0] == node.me.generation]:
             if self._rng.random() > keep:
-                del self.wires[wire]
+                del wires[wire]
         for _ in range(self._rng.randrange(len(node.outbox) + 1)):
             node.outbox.pop()
         self.touch()
@@ -411,18 +424,14 @@ class World:
     def gone(self, node: Node) -> None:
         """A process has ended by itself, as it was told to."""
         node.alive = False
-        self.graves.add((node.mesh, node.me.worker))
+        node.network.graves.add((node.mesh, node.me.worker))
         self.touch()
         self._noticing.append(node)
 
     def _cut(self, node: Node, other: Worker) -> None:
-        me = node.me.worker
-        self.cuts |= {(node.mesh, me, other), (node.mesh, other, me)}
-        for wire in [w for w in self.wires if {w[1], w[2]} == {me, other} and w[0] == node.me.generation]:
+        me, wires = node.me.worker, node.network.wires
+        node.network.cuts |= {(node.mesh, me, other), (node.mesh, other, me)}
+        for wire in [w for w in wires if {w[1], w[2]} == {me, other} and w[0] == node.me.generation]:
             if self._rng.random() < 0.5:
-                del self.wires[wire]
+                del wires[wire]
         self.touch()
-
-    def broken(self, mesh: int, me: Worker, other: Worker) -> bool:
-        """Gloo says that this connection is of no more use."""
-        return (mesh, me, other) in self.cuts or (mesh, other) in self.graves
