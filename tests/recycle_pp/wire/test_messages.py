@@ -29,7 +29,7 @@ ROOMS = {  # where a role's code stands
     "voter": ["consensus"],
     "supervisor": ["supervisor", "wire/join.py", "wire/worker_spec.py"],
     "worker": ["execution", "state/saving.py", "protocol/participant.py", "protocol/commit.py", "wire/worker_spec.py"],
-    "coordinator": ["coordinator", "protocol/job.py", "protocol/steady_state_plan.py"],
+    "coordinator": ["coordinator", "protocol/job.py", "protocol/adoption.py", "protocol/steady_state_plan.py"],
     "donor": ["comm/transfer.py"],
     "joiner": ["comm/transfer.py"],
     "receiver": ["comm/transfer.py"],
