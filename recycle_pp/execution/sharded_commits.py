@@ -74,8 +74,9 @@ class ShardedCommits(Commits):
         self._waits_for = "copy"
         self._session.doing.works("R", step + 1)
         self._faults.strike("spread", step)
+        ahead, known = self._sharded.is_ahead, self._holdings.weights == step
         with named("recycle/weights"):
-            self._exchange.weights(_of(orders), self._peers(orders), ahead=self._sharded.is_ahead)
+            self._exchange.weights(_of(orders), self._peers(orders), ahead, known)
         self._say(orders, lambda: self._holdings.gathered(step))
 
     def speculate(self, orders: Orders, step: int) -> bool:

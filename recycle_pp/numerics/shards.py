@@ -120,7 +120,9 @@ class ShardedOptimizer:
         """Holds the block in this state: three float32 vectors, which it takes over. Its weights follow."""
         master, mean, square = state
         if not self._rounds:
-            master = self._stage.flat[self._spans[block]].copy_(master)
+            mine = self._stage.flat[self._spans[block]]
+            mine.data.copy_(master)  # what it is already, if weights are here: micro-batches in flight go on with them
+            master = mine
         self.shards[block] = Shard(master, mean, square)
         self._round(block)
 
@@ -262,7 +264,7 @@ class ShardedOptimizer:
     def _round(self, block: int) -> None:
         """The weights that are computed with, of a block that is held here."""
         if self._rounds:
-            self._stage.working[self._spans[block]].copy_(self.shards[block].master)
+            self._stage.working[self._spans[block]].data.copy_(self.shards[block].master)
 
     def _moment(self, prefix: str, block: int) -> Tensor:
         layout, span = self._stage.layout, self._spans[block]

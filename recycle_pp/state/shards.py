@@ -4,7 +4,7 @@
     exchange.exponents(source)                       # a generation begins, and somebody is new
     exchange.copies(shares, took)                    # what this worker has to hold, from those who do
     reduced = exchange.reduce(shares, peers, sent)   # its blocks' gradients: summed by the first holder, given to all
-    exchange.weights(shares, peers, ahead=False)     # after the update: each block from its first holder
+    exchange.weights(shares, peers, ...)             # after the update: each block from its first holder
     exchange.masters(shares, peers)                  # every tensor whole, one after the other
 
 All peers call the same, in the same order, with the same `Shares`; everything blocks, and ends with LinkBroken when the
@@ -136,13 +136,14 @@ class Exchange:
         nothing = torch.empty(0, device=self._stage.device)
         return gradients.concluded(nothing, book, squares.tolist(), largest=largest)
 
-    def weights(self, shares: Shares, peers: Sequence[int], ahead: bool) -> None:
+    def weights(self, shares: Shares, peers: Sequence[int], ahead: bool, known: bool) -> None:
         """What is computed with, whole, on every peer.
 
         In place: what an aborted one may still write is the same. ahead: of an update that may be undone; what came is
-        copied, or a message that is late could change weights that have been sent again since.
+        copied, or a message that is late could change weights that have been sent again since. known: this worker has
+        them already, and micro-batches in flight that autograd has noted their version for.
         """
-        working, coming = self._stage.working, []
+        working, coming = self._stage.working.data, []
         for run in self._runs(shares):
             if run.holders[0] == self._me:
                 for peer in peers:
@@ -156,7 +157,8 @@ class Exchange:
             self._wait(pending)
             if ahead:
                 place.copy_(room)
-        self._stage.changed()
+        if not known:
+            self._stage.changed()
 
     def masters(self, shares: Shares, peers: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
         """(name, float32 tensor) of the whole stage, in canonical order; memory for one of them at a time."""

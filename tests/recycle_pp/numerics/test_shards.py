@@ -100,6 +100,19 @@ def test_any_bit_that_flips_changes_the_checksum_of_its_block_alone(vector, plac
     assert [k for k, (x, y) in enumerate(zip(before, optimizer.checksums(), strict=True)) if x != y] == [3]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_copy_of_a_block_comes_while_micro_batches_are_in_flight(precision):
+    """Its bits are those that they have computed with, so autograd may go on."""
+    stage = Stage(small(parallel__pipelines=2, numerics__precision=precision), 0, CPU)
+    optimizer = ShardedOptimizer(stage.settings, stage)
+    product = sum((parameter.float() ** 2).sum() for parameter in stage.parameters.values())
+    before = stage.working.clone()
+    for block, span in enumerate(stage.layout.spans):
+        optimizer.put(block, [part.copy_(stage.flat[span]) for part in optimizer.room(block)])
+    assert torch.equal(stage.working, before)
+    product.backward()
+
+
 def test_what_is_not_updated_is_out_of_date_and_goes():
     config = small(parallel__pipelines=2)
     stage = Stage(config, 0, CPU)
