@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable
 
 import torch
+from recycle_schedules import Worker
 
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.data.batches import Batches
@@ -99,6 +100,13 @@ class ShardedCommits(Commits):
         doing.works("R", step)
         self._hold(orders, step, reduced)
 
+    def unite(self, orders: Orders, step: int, tag: int) -> None:
+        if self._exchange.tied.blocks:
+            self._session.check(orders)
+            self._waits_for = "sum"
+            with named("recycle/ties"):
+                self.reduced[step] = self._exchange.tied.unite(_of(orders), self.reduced[step])
+
     def digests(self, orders: Orders) -> dict[str, str]:
         if self._stage.flat.dtype == torch.float32:
             return self._stage.digests()
@@ -140,9 +148,10 @@ class ShardedCommits(Commits):
             self._session.check(orders)
             change()
 
-    def _wait(self, pending: Pending) -> None:
+    def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
         doing, step = self._session.doing, self._session.participant.committed + 1
-        doing.waits(self._waits_for, step, arrived=pending.arrived)
+        what = self._waits_for if giver is None else "tensor"
+        doing.waits(what, step, peer=giver, arrived=pending.arrived)
         pending.wait()
         doing.works("R", step)
 

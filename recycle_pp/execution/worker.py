@@ -282,10 +282,6 @@ def _stage(
         emulated = EmulatedStage(settings, stage, device, run_dir)
         return emulated, EmulatedOptimizer(settings, emulated)
     real = Stage(settings, stage, device, run_dir)
-    if settings.parallel.copies and real.ties is not None:
-        raise ValueError(
-            f"parallel.sharded needs a model without parameters that several stages hold, as {min(real.module.shared)}"
-        )
     optimizer = ShardedOptimizer(settings, real) if settings.parallel.copies else StageOptimizer(settings, real)
     if device.type == "cuda":
         real.warm()

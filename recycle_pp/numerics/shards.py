@@ -44,6 +44,8 @@ class Stage(Updated, Protocol):
     working: Tensor
     device: torch.device
 
+    def borrows(self, name: str) -> bool: ...
+
 
 @dataclass
 class Shard:
@@ -144,10 +146,32 @@ class ShardedOptimizer:
         was broken off may still arrive. first: those that this worker saves."""
         for shard in self.shards.values():
             shard.grad = None
+        self.start_gradients(blocks)
+        self._first = set(first)
+
+    def start_gradients(self, blocks: Iterable[int]) -> None:
+        """New memory for the gradients of these blocks."""
         for block in blocks:
             span = self._spans[block]
             self.shards[block].grad = _empty(span.stop - span.start, self._stage.device)
-        self._first = set(first)
+
+    def gradient(self, block: int) -> Tensor:
+        """Flat, float32; of a block that has one."""
+        grad = self.shards[block].grad
+        assert grad is not None
+        return grad
+
+    def restore(self, block: int, sums: Tensor) -> Tensor:
+        """Its flat gradient, out of its flat sums; the gap behind a tensor is zero."""
+        grad = self.gradient(block)
+        view = self.view(block, grad)
+        self._stage.gradients.restore_block(block, self.view(block, sums), view)
+        grad[view.numel() :].zero_()
+        return grad
+
+    def largest(self, block: int, grad: Tensor) -> Tensor:
+        """See `Gradients.largest_of`."""
+        return self._stage.gradients.largest_of(self.view(block, grad))
 
     @torch.no_grad()
     def step(self, reduced: Reduced, step: int, scale: float | None) -> None:
@@ -247,13 +271,16 @@ class ShardedOptimizer:
             if everything or block in self._first:
                 about = layout.blocks[block]
                 name, shape = layout.names[about.tensor], layout.shapes[about.tensor]
+                if self._stage.borrows(name):
+                    continue
                 for prefix, flat in zip(("model", "exp_avg", "exp_avg_sq"), shard.state, strict=True):
                     for offsets, piece in _boxes(shape, about.rows, self.view(block, flat), depth_of(shape)):
                         found[f"{prefix}.{name}@{_list(offsets)}/{_list(shape)}"] = piece
         gradients = self._stage.gradients
         if gradients.reproducible and (everything or 0 in self._first):
             for index, name in enumerate(layout.names):
-                found[f"exponent.{name}"] = gradients.exponents_of(index)
+                if not self._stage.borrows(name):
+                    found[f"exponent.{name}"] = gradients.exponents_of(index)
         return found
 
     def copied(self) -> dict[str, Tensor]:

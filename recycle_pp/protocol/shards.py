@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 
+from msgspec import structs
 from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.workers import Holds, Report, Shares, Vote
@@ -58,7 +59,7 @@ class Shards:
             holds = {w.pipeline: of for w in peers if (of := reports[w].holds) is not None}
             mixed = took_back and any(reports[w].ahead for w in peers)
             shares[stage] = self.share(stage, holds, committed, mixed)
-        return shares
+        return {stage: structs.replace(of, elsewhere=self._elsewhere(stage)) for stage, of in shares.items()}
 
     def compare(self, votes: Mapping[Worker, Vote], step: int) -> None:
         """The holders of a block have updated it each for itself: raises ProtocolViolation if their results differ.
@@ -111,6 +112,16 @@ class Shards:
             if len(by_value) > 1:
                 return self._in_words(stage, block, sorted(by_value.values(), key=len))
         return None
+
+    def _elsewhere(self, stage: int) -> list[tuple[int, int, int]]:
+        """A block that several stages hold has the same name in all of them."""
+        found = []
+        for other, names in sorted(self.names.items()):
+            if other != stage and (common := set(names) & {*self.names.get(stage, ())}):
+                mine = {name: block for block, name in enumerate(self.names[stage])}
+                firsts = zip(names, self._tables[other], strict=True)
+                found += [(mine[name], other, holders[0]) for name, holders in firsts if name in common]
+        return found
 
     def _in_words(self, stage: int, block: int, groups: list[list[int]]) -> str:
         what = f"block {block} of the optimizer's state of stage {stage}"

@@ -35,6 +35,8 @@ from recycle_pp.numerics.operations import State
 from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.wire.messages.workers import Shares
 
+from .tied_blocks import TiedBlocks, Wait
+
 BUCKET = 1 << 20  # elements of a message, unless a block has more
 AHEAD = 8  # copies that a worker takes at a time
 SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS = range(MAX_TAG - 5, MAX_TAG)  # no mailbox counts so far
@@ -50,15 +52,14 @@ class Run:
 
 
 class Exchange:
-    """wait(pending): waits for a message, saying so to whoever watches."""
+    """wait(pending, giver): waits for a message, saying so to whoever watches. giver: if it is of another stage."""
 
-    def __init__(
-        self, links: Links, stage: Stage, optimizer: ShardedOptimizer, me: Worker, wait: Callable[[Pending], None]
-    ) -> None:
+    def __init__(self, links: Links, stage: Stage, optimizer: ShardedOptimizer, me: Worker, wait: Wait) -> None:
         self._links, self._stage, self._optimizer = links, stage, optimizer
         self._me, self._wait = me.pipeline, wait
         self._worker = {d: Worker(d, me.stage) for d in range(stage.settings.parallel.pipelines)}
         self._spans = stage.layout.spans
+        self.tied = TiedBlocks(links, stage, optimizer, me, wait)
         self._cut: tuple[Shares | None, list[Run]] = None, []  # the runs of these shares
 
     def exponents(self, source: int) -> None:
@@ -85,18 +86,20 @@ class Exchange:
             self._take(*each, took)
 
     def reduce(self, shares: Shares, peers: Sequence[int], sent: Callable[[], None]) -> Reduced:
-        """Every block's gradient on all its holders (`optimizer.shards[block].grad`), and what all peers know of it.
+        """Every block's gradient on all its holders (`optimizer.shards[block].grad`), and what all peers know of it;
+        but for what other stages hold as well: there each first holder has its stage's sums (`tied.unite`).
 
         sent(): called when this worker has sent its first sums.
         """
-        gradients, shards = self._stage.gradients, self._optimizer.shards
+        gradients, tied = self._stage.gradients, set(self.tied.blocks)
         mine = [block for block, holders in enumerate(shares.holders) if self._me in holders]
         self._optimizer.start_step(mine, [block for block in mine if shares.holders[block][0] == self._me])
         forwarded = [
-            self._links.receive(shards[block].grad, self._worker[shares.holders[block][0]], GRADIENTS)  # type: ignore[arg-type]
+            self._links.receive(self._optimizer.gradient(block), self._worker[shares.holders[block][0]], GRADIENTS)
             for block in mine
-            if shares.holders[block][0] != self._me
+            if shares.holders[block][0] != self._me and block not in tied
         ]
+        own: dict[int, Tensor] = {}
         sums, counts = gradients.sums(), gradients.largest_counts
         squares = torch.zeros(len(self._spans), dtype=torch.float64, device=self._stage.device)
         largest = torch.zeros(sum(counts), device=self._stage.device)
@@ -123,10 +126,15 @@ class Exchange:
                 self._wait(pending)
             total = _sum([rooms.get(peer, sums[run.span]) for peer in peers])
             for block in run.blocks:
-                grad = self._restore(block, total, run)
+                span = self._spans[block]
+                part = total[span.start - run.span.start : span.stop - run.span.start]
+                if block in tied:
+                    own[block] = part.clone()
+                    continue
+                grad = self._optimizer.restore(block, part)
                 squares[block] = self._optimizer.squares(block, grad).item()
                 if counts[block]:
-                    places[block].copy_(gradients.largest_of(self._optimizer.view(block, grad)))
+                    places[block].copy_(self._optimizer.largest(block, grad))
                 for holder in shares.holders[block][1:]:
                     self._links.send(grad, self._worker[holder], GRADIENTS)
         book = gradients.book()
@@ -134,7 +142,7 @@ class Exchange:
         for pending in forwarded:
             self._wait(pending)
         nothing = torch.empty(0, device=self._stage.device)
-        return gradients.concluded(nothing, book, squares.tolist(), largest=largest)
+        return gradients.concluded(nothing, book, squares.tolist(), shared=self.tied.own(own), largest=largest)
 
     def weights(self, shares: Shares, peers: Sequence[int], ahead: bool, known: bool) -> None:
         """What is computed with, whole, on every peer.
@@ -188,16 +196,6 @@ class Exchange:
             self._wait(pending)
         self._optimizer.put(block, room)
         took(block)
-
-    def _restore(self, block: int, total: Tensor, run: Run) -> Tensor:
-        """The block's flat gradient, out of the run's sums; the gap behind a tensor is zero."""
-        span, grad = self._spans[block], self._optimizer.shards[block].grad
-        assert grad is not None
-        sums = total[span.start - run.span.start : span.stop - run.span.start]
-        view = self._optimizer.view(block, grad)
-        self._stage.gradients.restore_block(block, self._optimizer.view(block, sums), view)
-        grad[view.numel() :].zero_()
-        return grad
 
     def _runs(self, shares: Shares) -> list[Run]:
         if self._cut[0] is not shares:

@@ -128,7 +128,9 @@ def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
     struck = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
     groups = ("optimizer.groups=[*norm*:0.5:0.3]",)
     stagger = precision == "bf16"  # takes its first update back, and another one later
-    case = Case(f"in {precision}", "3x2", (*TWO, *numerics, *groups, *struck), stagger=stagger, deaths=2, steps=14)
+    case = Case(
+        f"in {precision}", "3x2", (*TWO, *numerics, *groups, *struck), stagger=stagger, deaths=2, steps=14, bound=120
+    )
     runs.check_exact(runs.of(case, "sharded, numerics"))
 
 

@@ -102,6 +102,21 @@ def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, m
     same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "faults", "more"),
+    [
+        ("staggered", "2:0.0@vote,4:1.2@spread", ()),
+        pytest.param("adamw", "1:1.0@allreduce,3:2.0@spread", (), marks=full),
+        pytest.param("adamw", "1:1.2@commit,3:2.0@optimizer", ("numerics.sums=int32",), marks=full),
+        pytest.param("staggered", "1:1.2@vote,3:2.0@optimizer", ("numerics.precision=bf16",), marks=full),
+    ],
+)
+def test_a_tie_survives_where_nobody_has_all_of_its_state(trained, optimizer, faults, more):
+    model = (*DOCUMENTED, *more)
+    sharded = ("parallel.sharded=true", f"optimizer={optimizer}", f"+fail_at=[{faults}]")
+    same(trained, model, *THREE, *sharded, deaths=2)
+
+
 @full
 def test_a_tie_survives_when_its_stages_have_different_numbers_of_workers_and_two_die_at_once(trained):
     faults = ("+fail_at=[1:0.0@forward,2:1.0@allreduce,2:2.2@vote,3:1.1@backward]", "+rejoin_at=4:0.0")

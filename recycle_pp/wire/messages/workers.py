@@ -65,11 +65,13 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holders  of each block, the first one first
     copies   (block, from, to) that have to be made first, in this order
     knows    who has all the exponents, where some weights are out of date and all are sent anew; None: they are not
+    elsewhere  (block, stage, first holder there) of blocks that other stages hold as well
     """
 
     holders: list[list[int]]
     copies: list[tuple[int, int, int]]
     knows: int | None
+    elsewhere: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)

@@ -51,6 +51,8 @@ def cut(stage, block):
     stage.layout = Layout(stage.module.shapes, block)
     stage.gradients.places = stage.ops.places(stage.layout, CPU)
     stage.gradients._layout = stage.layout
+    if stage.ties is not None:
+        stage.ties._layout = stage.layout
     return stage
 
 
