@@ -34,6 +34,7 @@ _CHOICES = {
     "run.standby": ("auto", "on", "off"),
     "run.device": ("auto", "cpu", "cuda"),
     "control.coordinator": ("embedded", "etcd"),
+    "control.mismatch": ("stop", "third"),
     "emulate.mode": (None, "sleep"),
 }
 _AT_LEAST = (
@@ -182,6 +183,10 @@ def _validate_sharded(settings: Settings) -> None:
     """What does not go with state that no worker has whole."""
     parallel = settings.parallel
     if not parallel.copies:
+        if settings.control.mismatch != "stop":
+            raise ValueError(
+                "control.mismatch=third needs parallel.sharded=true: only there do workers compare each step"
+            )
         return
     if settings.optimizer.stagger:
         raise ValueError("parallel.sharded does not go with optimizer.stagger: one of them must be false")

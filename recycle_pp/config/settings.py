@@ -167,6 +167,7 @@ class Control:
     interface: str | None = None  # where workers listen for data; null: the one that reaches the coordinator
     heartbeat: float = 0.5  # seconds between heartbeats
     suspicion: float = 10.0  # seconds without progress, or without a heartbeat, until a worker counts as hung
+    mismatch: str = "stop"  # holders of a block of sharded state do not agree: stop | third (who is wrong is killed)
     lease: float = 600.0  # seconds that a worker's start, its first ops and the run's last checkpoint may take
 
 

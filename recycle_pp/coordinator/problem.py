@@ -33,6 +33,7 @@ def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: 
         clip=s.optimizer.clip,
         stagger=s.optimizer.stagger,
         copies=s.parallel.copies,
+        third=s.control.mismatch == "third",
         first_step=first_step,
         evaluate_every=s.run.validate_every,
         evaluate_microbatches=min(s.run.validate_microbatches, s.parallel.microbatches),

@@ -229,12 +229,13 @@ class Gradients:
             self.exponents = torch.where(largest > 0, e, self.exponents)
 
     def begin_again(self, attempt: int, reduced: Reduced | None) -> None:
-        """Forgets every micro-batch of the step under way: attempt number `attempt`, from 1, has other exponents.
+        """Forgets every micro-batch of the step under way: attempt number `attempt`, from 1, has other exponents, the
+        one that was under way has its own once more.
 
         reduced: of the attempt before, if this worker holds it; all do where it was the first of all.
         """
         learnt = self._learnt
-        if not self.known and reduced is not None:
+        if attempt > self._attempt and not self.known and reduced is not None:
             largest = self._expected(reduced)
             least = fixed.powers(-self.exponents)  # what has vanished is smaller
             self.exponents = fixed.exponents(largest.maximum(least), self.microbatches, self._form)

@@ -2,8 +2,9 @@
 
     optimizer = ShardedOptimizer(settings, stage)
     optimizer.begin(block)                           # its state is that with which the stage began
-    optimizer.put(block, [master, mean, square])     # its state as another holder gave it
+    optimizer.put(block, parcel)                     # its state as another holder gave it (`given`)
     optimizer.start_step(blocks, first)              # room for these blocks' gradients: optimizer.shards[block].grad
+    checksums, changed = optimizer.inspected()       # of the same, before it
     optimizer.step(reduced, step, scale)             # at the commit: of these blocks; the others are dropped
 
 A block is a block of the stage's layout (`numerics.layout`), a flat piece of each vector of the state. Its update has
@@ -13,6 +14,9 @@ vector; in bf16 it is a tensor of its own, and the stage's float32 vector goes w
 
 `step` changes the weights of the blocks that are held here; those of the others come from their holders
 (`state.shards`), and `stage.changed()` has to follow.
+
+Nothing but `step` may change the state. With control.mismatch=third each block has a seal, the checksum of what `step`
+has left, which goes with its copies: so a worker whose memory has changed a bit can say so itself.
 """
 
 from __future__ import annotations
@@ -45,16 +49,30 @@ class Stage(Updated, Protocol):
 @dataclass
 class Shard:
     """State and gradient of one block: flat float32 vectors of its size; grad is None but from a reduction to the
-    commit."""
+    commit. seal: (1,) int64, the checksum of the state as its update has left it, None without; changed: (1,) bool,
+    whether it was found to be another one since."""
 
     master: Tensor
     mean: Tensor
     square: Tensor
     grad: Tensor | None = None
+    seal: Tensor | None = None
+    changed: Tensor | None = None
 
     @property
     def state(self) -> list[Tensor]:
         return [self.master, self.mean, self.square]
+
+    def checksum(self) -> Tensor:
+        """(1,) int64: of all bits of the state, 64 at a time, modulo 2**64. One that flips changes it. Reads all."""
+        master, mean, square = (vector.view(torch.int64).sum(0, keepdim=True) for vector in self.state)
+        return master + 3 * mean + 5 * square  # odd factors: no bit gets lost
+
+    def compare(self) -> None:
+        """Finds out whether anything has changed the state since it was sealed."""
+        if self.seal is not None:
+            now = self.checksum() != self.seal
+            self.changed = now if self.changed is None else self.changed | now
 
 
 class ShardedOptimizer:
@@ -63,6 +81,7 @@ class ShardedOptimizer:
     def __init__(self, settings: Settings, stage: Stage) -> None:
         self._settings, self._stage = settings.optimizer, stage
         self._steps = settings.run.steps
+        self._seals = settings.control.mismatch == "third"
         self._rounds = stage.working is not stage.flat
         self._spans = stage.layout.spans
         self._ways = [_Way.of(settings.optimizer, stage, block) for block in range(len(self._spans))]
@@ -107,21 +126,28 @@ class ShardedOptimizer:
         """Holds the block in the state with which the stage began."""
         flat = self._stage.flat[self._spans[block]]
         moments = [self._moment(prefix, block) for prefix in ("exp_avg", "exp_avg_sq")]
-        self.shards[block] = Shard(_copy(flat) if self._rounds else flat, *moments)
+        shard = self.shards[block] = Shard(_copy(flat) if self._rounds else flat, *moments)
+        self._seal(shard)
 
     @torch.no_grad()
-    def put(self, block: int, state: Sequence[Tensor]) -> None:
-        """Holds the block in this state: three float32 vectors, which it takes over. Its weights follow."""
-        master, mean, square = state
+    def put(self, block: int, parcel: Sequence[Tensor]) -> None:
+        """Holds the block as `given` has it: takes the vectors over. Its weights follow."""
+        master, mean, square, *seal = parcel
         if not self._rounds:
             master = self._stage.flat[self._spans[block]].copy_(master)
-        self.shards[block] = Shard(master, mean, square)
+        self.shards[block] = Shard(master, mean, square, None, *seal)
         self._round(block)
+
+    def given(self, block: int) -> list[Tensor]:
+        """What another worker needs to hold the block: three float32 vectors, and their seal if they have one."""
+        shard = self.shards[block]
+        return [*shard.state, *([] if shard.seal is None else [shard.seal])]
 
     def room(self, block: int) -> list[Tensor]:
         """Uninitialised memory for what `put` takes."""
         span = self._spans[block]
-        return [_empty(span.stop - span.start, self._stage.device) for _ in range(3)]
+        vectors = [_empty(span.stop - span.start, self._stage.device) for _ in range(3)]
+        return [*vectors, *([torch.empty(1, dtype=torch.int64, device=self._stage.device)] if self._seals else [])]
 
     def settled(self) -> None:
         """What the stage began with is not needed any more but here: in bf16 its float32 vector goes."""
@@ -150,23 +176,27 @@ class ShardedOptimizer:
         for block, shard in self.shards.items():
             grad, shard.grad = shard.grad, None
             if scale is not None and grad is not None:
+                shard.compare()  # what has changed by now would be sealed as if it were right
                 way, state = self._ways[block], (shard.master, shard.mean, shard.square)
                 self._stage.ops.adamw(
                     state, grad, way.places, way.settings, lr=lr * way.lr, step=step, scale=scale, undo=None
                 )
                 self._round(block)
+                self._seal(shard)
         self._stage.gradients.follow(reduced)
 
-    def checksums(self) -> list[int]:
-        """Of each block that has a gradient, in order: the sum of all bits of its state, 32 at a time. One that flips
-        changes it; costs a read of the state."""
-        return [
-            sum(
-                int(vector.view(torch.int32).sum(dtype=torch.int64)) * place for place, vector in enumerate(of.state, 1)
-            )
-            for _, of in sorted(self.shards.items())
-            if of.grad is not None
-        ]
+    @torch.no_grad()
+    def inspected(self) -> tuple[dict[int, int], list[int]]:
+        """(the checksum of each block that has a gradient, in order, the blocks of these that something other than an
+        update has changed, as far as there are seals). Reads the state."""
+        held = {block: shard for block, shard in sorted(self.shards.items()) if shard.grad is not None}
+        checksums = torch.cat([shard.checksum() for shard in held.values()]).tolist() if held else []
+        changed = []
+        for (block, shard), checksum in zip(held.items(), checksums, strict=True):
+            found = shard.seal is not None and checksum != shard.seal.item()
+            if found or (shard.changed is not None and shard.changed.item()):
+                changed.append(block)
+        return dict(zip(held, checksums, strict=True)), changed
 
     @property
     def names(self) -> list[str]:
@@ -207,6 +237,21 @@ class ShardedOptimizer:
         """Copies of the masters that are held here, on the CPU, by `NAME[first row:last row]`, for their digests."""
         names = self.names
         return {names[block]: shard.master.to("cpu", copy=True) for block, shard in sorted(self.shards.items())}
+
+    @torch.no_grad()
+    def checksums(self) -> dict[str, str]:
+        """Of the state of each block that is held here, by `state of NAME[first row:last row]`, likewise. Raises
+        RuntimeError where a block has changed since its update, and must not be saved."""
+        names = self.names
+        for block, shard in sorted(self.shards.items()):
+            shard.compare()
+            if shard.changed is not None and shard.changed.item():
+                raise RuntimeError(f"its copy of {names[block]} has changed since its update")
+        return {f"state of {names[block]}": str(of.checksum().item()) for block, of in sorted(self.shards.items())}
+
+    def _seal(self, shard: Shard) -> None:
+        if self._seals:
+            shard.seal = shard.checksum()
 
     def _round(self, block: int) -> None:
         """The weights that are computed with, of a block that is held here."""

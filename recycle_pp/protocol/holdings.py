@@ -72,6 +72,10 @@ class Holdings:
         """It has all weights after the newest step."""
         self.weights = committed
 
+    def distrust(self, committed: int) -> None:
+        """Weights that it was sent may be wrong: it needs them all once more."""
+        self.weights = min(self.weights, committed - 1)
+
     def commit(self) -> None:
         """A step is agreed, hence all hold what they have to; what is held beyond that is out of date from here on."""
         self.blocks, self.loaded = set(self.mine), None

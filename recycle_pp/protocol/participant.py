@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from recycle_schedules import Action, Worker, unpack
 
 from recycle_pp.wire.messages.table import is_void
-from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Report, Shares, State, SteadyPlan
+from recycle_pp.wire.messages.workers import FIRST, Adopt, Announce, Attempt, Commit, Report, Shares, State, SteadyPlan
 
 from .holdings import Holdings
 from .ledger import Record
@@ -59,7 +59,7 @@ class Participant:
     commits: list[Commit] = field(default_factory=list)  # agreed, not yet applied
     orders: Orders | None = None  # None: wait
     undo: bool = False  # the executor must take back its speculative step before anything else
-    attempt: int = 0  # at the step after `committed`
+    attempt: Attempt = FIRST  # at the step after `committed`
     again: bool = False  # the executor must forget what it has summed in that step, before anything else but `undo`
     announced: Announce | None = None  # the newest announcement
     last: Commit | None = None  # the newest commit
@@ -86,6 +86,8 @@ class Participant:
             self.holdings.join(self.committed)
         self.orders = None
         if message.attempt > self.attempt:
+            if self.holdings is not None and message.attempt.mended > self.attempt.mended:
+                self.holdings.distrust(self.committed)
             self.attempt, self.again = message.attempt, True
             self._forget_after(self.committed)
             self.undo = self.undo or self.applied > self.committed
@@ -142,7 +144,7 @@ class Participant:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
         step = message.step
         assert step == self.committed + 1, (step, self.committed)
-        self.committed, self.last, self.attempt = step, message, 0
+        self.committed, self.last, self.attempt = step, message, FIRST
         self.records.pop(step, None)
         self.commits.append(message)
         if self.holdings is not None:

@@ -73,7 +73,7 @@ class Exchange:
         coming: list[tuple[int, list[Tensor], list[Pending]]] = []
         for block, source, to in shares.copies:
             if source == self._me:
-                for tensor in self._optimizer.shards[block].state:
+                for tensor in self._optimizer.given(block):
                     self._links.send(tensor, self._worker[to], STATE)
             if to == self._me:
                 room = self._optimizer.room(block)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import msgspec
 from recycle_schedules import Worker
@@ -43,20 +43,34 @@ class StoreValues(Message, frozen=True):
     values: list[tuple[str, bytes]]
 
 
+class Attempt(NamedTuple):
+    """How often a step has begun again. A larger one voids what was done of the step in a smaller one.
+
+    coarser  as its sums did not fit: they have other exponents now
+    mended   as a worker's state was wrong, and with it what others have computed of the weights that it sent
+    """
+
+    coarser: int = 0
+    mended: int = 0
+
+
+FIRST = Attempt()
+
+
 @sent(COORDINATOR, WORKER)
 class Announce(Message, frozen=True):
     """A generation begins; whatever belongs to an older one is void.
 
     committed  the newest step that is agreed
     base       the newest generation that made links between all its members: they stand where nobody has died since
-    attempt    at the step after it: what was done of it in an earlier one is void, its sums did not fit
+    attempt    at the step after it: what was done of it in an earlier one is void
     """
 
     generation: int
     members: list[Worker]
     committed: int
     base: int
-    attempt: int = 0
+    attempt: Attempt = FIRST
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -315,6 +329,7 @@ class Vote(Message, frozen=True):
     squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
     losses   per micro-batch (pipeline-major), likewise
     blocks   of sharded state: a checksum (int64) of each block that it holds, as after the step before, in order
+    changed  of sharded state, with control.mismatch=third: blocks that something other than an update has changed
     """
 
     generation: int
@@ -326,6 +341,7 @@ class Vote(Message, frozen=True):
     squares: list[float]
     losses: list[float]
     blocks: bytes = b""
+    changed: list[int] = msgspec.field(default_factory=list)
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
@@ -409,7 +425,7 @@ class State(Message, frozen=True):
     committed: int = -1
     commit: Commit | None = None
     said: list[Lasting] = msgspec.field(default_factory=list)
-    attempt: int = 0
+    attempt: Attempt = FIRST
 
 
 TO_WORKER, FROM_WORKER = Vocabulary(COORDINATOR, WORKER), Vocabulary(WORKER, COORDINATOR)

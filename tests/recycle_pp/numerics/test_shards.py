@@ -87,17 +87,64 @@ def test_updates_of_single_blocks_have_the_bits_of_the_whole(precision, block, s
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
 def test_any_bit_that_flips_changes_the_checksum_of_its_block_alone(vector, place, bit):
-    config = small(parallel__pipelines=2)
-    stage = cut(Stage(config, 0, CPU), 1024)
+    optimizer, blocks = begun("stop", 1024)
+    optimizer.start_step(blocks, blocks)
+    before, _ = optimizer.inspected()
+    flip(optimizer.shards[3].state[vector], place, bit)
+    after, changed = optimizer.inspected()
+    assert [k for k in before if before[k] != after[k]] == [3] and not changed, "nothing is sealed"
+
+
+@pytest.mark.parametrize("moment", ["before an update", "after it", "never"])
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
+def test_a_worker_says_itself_which_blocks_something_other_than_an_update_has_changed(moment, vector, place, bit):
+    optimizer, blocks = begun("third", 1024)
+    for step in range(3):
+        optimizer.start_step(blocks, blocks)
+        assert optimizer.inspected()[1] == []
+        if (moment, step) == ("before an update", 2):
+            flip(optimizer.shards[3].state[vector], place, bit)
+        update(optimizer, step)
+        if (moment, step) == ("after it", 2):
+            flip(optimizer.shards[3].state[vector], place, bit)
+    optimizer.start_step(blocks, blocks)
+    assert optimizer.inspected()[1] == ([] if moment == "never" else [3])
+
+
+def test_what_has_changed_before_it_was_copied_is_known_to_whoever_has_the_copy():
+    (one, blocks), (other, _) = begun("third", 1024), begun("third", 1024)
+    flip(one.shards[3].mean, 5, 7)
+    for block in (2, 3):
+        room = other.room(block)
+        for to, source in zip(room, one.given(block), strict=True):
+            to.copy_(source)
+        other.put(block, room)
+    other.start_step(blocks, blocks)
+    assert other.inspected()[1] == [3]
+
+
+def begun(mismatch, size):
+    """An optimizer that holds all blocks of a stage, and these."""
+    config = small(parallel__pipelines=2, control__mismatch=mismatch)
+    stage = cut(Stage(config, 0, CPU), size)
     optimizer = ShardedOptimizer(config, stage)
     blocks = range(len(stage.layout.blocks))
     for number in blocks:
         optimizer.begin(number)
-    optimizer.start_step(blocks, blocks)
-    before = optimizer.checksums()
-    struck = optimizer.shards[3].state[vector].view(torch.int32)
+    return optimizer, blocks
+
+
+def flip(vector, place, bit):
+    struck = vector.view(torch.int32)
     struck[place % len(struck)] ^= (1 << bit) - (bit == 31) * (1 << 32)
-    assert [k for k, (x, y) in enumerate(zip(before, optimizer.checksums(), strict=True)) if x != y] == [3]
+
+
+def update(optimizer, step):
+    reduced = gradient(optimizer._stage, step)
+    for number, span in enumerate(optimizer._stage.layout.spans):
+        optimizer.shards[number].grad.copy_(reduced.flat[span])
+    optimizer.step(reduced, step, 1.0)
 
 
 def test_what_is_not_updated_is_out_of_date_and_goes():

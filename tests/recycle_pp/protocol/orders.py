@@ -36,12 +36,16 @@ class Order:
     clipped: frozenset[int] = frozenset()
     misfits: frozenset[tuple[int, int]] = frozenset()  # (step, attempt)
     copies: int = 0  # of sharded optimizer state
+    third: bool = False  # who holds a wrong one is killed
     seed: int | None = None  # of what happens next; None: everybody in turn
     delays: int | None = None  # changes of priority; None: no priorities
 
     @classmethod
-    def drawn(cls, seed: int, copies: int = 0) -> Order:
-        """Two or three faults, most of them deaths, often the second within the recovery from the first."""
+    def drawn(cls, seed: int, copies: int = 0, flip: bool = False) -> Order:
+        """Two or three faults, most of them deaths, often the second within the recovery from the first.
+
+        flip: and a bit of sharded state flips; or an update errs, and nobody dies: whoever has erred is not to be the
+        only one who can say what a block is."""
         rng = random.Random(seed)
         order = cls(
             rng.choice(SHAPES),
@@ -54,12 +58,16 @@ class Order:
             seed=seed,
             delays=rng.choice((None, 3)),
         )
-        return replace(order, faults=tuple(order._drawn_faults(rng)))
+        order = replace(order, faults=tuple(order._drawn_faults(rng)))
+        if flip:
+            kind, victim = rng.choice(("flip", "flip", "err")), rng.choice(order._workers)
+            fault = Fault(rng.randrange(order._events), kind, victim)
+            others = [f for f in order.faults if kind == "flip" or f.kind in ("cut", "orphan")]
+            order = replace(order, third=True, faults=(*others, fault))
+        return order
 
     def _drawn_faults(self, rng: random.Random) -> Iterator[Fault]:
-        pipelines, stages, _ = self.shape
-        workers = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
-        end = _events(self.shape, self.steps, self.stagger, self.evaluate_every, self.save_every, self.copies)
+        workers, end = self._workers, self._events
         at = rng.randrange(end)
         for _ in range(rng.choice((2, 2, 3))):
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
@@ -68,6 +76,16 @@ class Order:
             if kind not in ("cut", "orphan") and rng.random() < 0.7:
                 yield Fault(at + rng.randrange(1, end // 2), "revive", victim)
             at = at + rng.randrange(60) if rng.random() < 0.5 else rng.randrange(end)
+
+    @property
+    def _workers(self) -> list[Worker]:
+        pipelines, stages, _ = self.shape
+        return [Worker(d, s) for d in range(pipelines) for s in range(stages)]
+
+    @property
+    def _events(self) -> int:
+        """How many there are with nobody dead."""
+        return _events(self.shape, self.steps, self.stagger, self.evaluate_every, self.save_every, self.copies)
 
     def run(self) -> World:
         world = World(
@@ -79,6 +97,8 @@ class Order:
             clipped=self.clipped,
             misfits=self.misfits,
             copies=self.copies,
+            third=self.third,
+            seed=self.seed or 0,
         )
         return world.run(self._chooser(), self.faults)
 
@@ -161,7 +181,7 @@ def explain(order: Order) -> str:
 def _smaller(order: Order) -> Iterator[Order]:
     for k in range(len(order.faults)):
         yield replace(order, faults=order.faults[:k] + order.faults[k + 1 :])
-    if order.copies:
+    if order.copies and not order.third:
         yield replace(order, copies=0)
     if order.stagger:
         yield replace(order, stagger=False)
