@@ -51,6 +51,7 @@ class Driver:
         self.agreement_gate = AgreementGate(agreement, self._deliver, self._lifecycle.stop, deposed)
         self.planning = Planning(self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop)
         self.ending = Ending(self._settings, self._recorder.say)
+        self._placed = False  # who holds what of sharded state
         self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
 
     def drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
@@ -173,6 +174,10 @@ class Driver:
             match note["event"]:
                 case "committed":
                     self._follow_commit(note)
+                case "plan_adopted" if not self._placed:  # once, at the start
+                    self._placed = True
+                    if warning := self.job.shards.on_one_host():
+                        self._recorder.say(warning)
                 case "mismatch":  # the state that goes into that checkpoint is the wrong one
                     self.save_failed(
                         SaveFailed(self.job.committed + 1, f"the state of worker {note['worker']} is wrong")

@@ -18,7 +18,7 @@ from recycle_schedules import Worker
 from recycle_pp.wire.messages.workers import Holds, Report, Shares, Vote
 
 from .commit import ProtocolViolation
-from .holders import Table, lost, missing, placed, refilled
+from .holders import Table, lost, missing, on_one_host, placed, refilled
 from .ledger import Record
 from .mismatch import compare
 from .stage_lost import StageLost
@@ -100,12 +100,29 @@ class Shards:
         if not self.stands(stage, peers):
             began = len(whole) == len(peers) and not any(blocks.values())
             hosts = {p: self.hosts.get((p, stage), "") for p in peers}
-            table = placed(sizes, peers, self._copies, hosts) if began else refilled(held, sizes, peers, self._copies)
+            table = (
+                placed(sizes, peers, self._copies, hosts)
+                if began
+                else refilled(held, sizes, peers, self._copies, hosts)
+            )
             self._tables[stage], self._peers[stage] = table, set(peers)
         table = self._tables[stage]
         behind = any(of.weights < committed for of in holds.values())
         knows = next((p for p in peers if holds[p].weights >= committed - 1), None)
         return Shares(table, missing(held, table, sizes), knows if behind else None)
+
+    def on_one_host(self) -> str | None:
+        """Which stage a host would take blocks of with it, of several hosts, in words."""
+        if len(set(self.hosts.values())) < 2:
+            return None
+        for stage, table in sorted(self._tables.items()):
+            hosts = {peer: self.hosts.get((peer, stage), "") for peer in self._peers[stage]}
+            if host := on_one_host(table, hosts):
+                return (
+                    f"all copies of some blocks of the optimizer's state of stage {stage} are on {host}: "
+                    "if it is lost, the job goes back to its newest checkpoint"
+                )
+        return None
 
     def _dispute(self, stage: int, block: int, groups: list[list[int]]) -> str:
         """groups: who say the same, the largest last."""

@@ -106,6 +106,22 @@ def compared(copies, flips, changed=(), third=False):
 
 
 @pytest.mark.parametrize(
+    ("hosts", "says"),
+    [
+        ("aabb", None),
+        ("aaaa", None),
+        ("aaab", "all copies of some blocks of the optimizer's state of stage 0 are on a: if it is lost, the job goes"),
+    ],
+)
+def test_a_group_on_one_of_several_hosts_is_told(hosts, says):
+    shards, found = Shards(2), workers(0, 1, 2, 3)
+    shards.hosts = {(pipeline, 0): host for pipeline, host in enumerate(hosts)}
+    share(shards, found, -1)
+    said = shards.on_one_host()
+    assert said == says if says is None else said.startswith(says)
+
+
+@pytest.mark.parametrize(
     ("copies", "third", "says"),
     [
         (2, False, f"workers 0.0 on h and 1.0 hold different copies of {NAME}, found in step 4: memory"),
