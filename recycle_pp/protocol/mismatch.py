@@ -40,34 +40,42 @@ class Mismatch:
         return self.outvoted | self.changed
 
 
-def compare(table: Table, votes: Mapping[int, Vote]) -> Mismatch | None:
-    """votes: of all holders. Who is wrong in one block has no say in another that nobody can tell of otherwise."""
+def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int, int]] = ()) -> Mismatch | None:
+    """votes: of all holders. made: (block, holder) of copies that were made since the last vote.
+
+    A copy that was made knows no more than its source, and is no witness. Who is wrong in one block has no say in
+    another that nobody can tell of otherwise.
+    """
     said = {peer: iter(array("q", vote.blocks)) for peer, vote in votes.items()}
     values = [{peer: next(said[peer]) for peer in sorted(holders)} for holders in table]
     changed = {peer: vote.changed[0] for peer, vote in sorted(votes.items()) if vote.changed}
     disputed = {block: _groups(of) for block, of in enumerate(values) if len(set(of.values())) > 1}
     if not disputed and not changed:
         return None
+
+    def outvoted_by(block: int, but: Collection[int]) -> list[int]:
+        """Who says something else than most witnesses do, of whom there are two at least."""
+        asked = {peer: value for peer, value in values[block].items() if peer not in but}
+        groups = [[], *_groups({peer: value for peer, value in asked.items() if (block, peer) not in made})]
+        if len(groups[-1]) < 2 or len(groups[-1]) == len(groups[-2]):
+            return []
+        return [peer for peer, value in asked.items() if value != asked[groups[-1][0]]]
+
     known = {block: [peer for peer in values[block] if block in votes[peer].changed] for block in disputed}
-    outvoted = {peer: block for block in disputed for peer in _outvoted(_groups(values[block], but=known[block]))}
+    outvoted = {peer: block for block in disputed for peer in outvoted_by(block, known[block])}
     while True:
-        left = {block: _groups(values[block], but=changed.keys() | outvoted.keys()) for block in disputed}
-        found = {peer: block for block, groups in left.items() for peer in _outvoted(groups)}
+        wrong = changed.keys() | outvoted.keys()
+        found = {peer: block for block in disputed for peer in outvoted_by(block, wrong)}
         if not found:
-            return Mismatch(disputed, changed, outvoted, [block for block, groups in left.items() if len(groups) > 1])
+            break
         outvoted |= found
+    left = {block: {value for peer, value in values[block].items() if peer not in wrong} for block in disputed}
+    return Mismatch(disputed, changed, outvoted, [block for block, of in left.items() if len(of) > 1])
 
 
-def _outvoted(groups: list[list[int]]) -> list[int]:
-    if len(groups) < 2 or len(groups[-1]) == len(groups[-2]):
-        return []
-    return [peer for group in groups[:-1] for peer in group]
-
-
-def _groups(values: Mapping[int, int], but: Collection[int] = ()) -> list[list[int]]:
+def _groups(values: Mapping[int, int]) -> list[list[int]]:
     """Those who say the same, the largest group last."""
     found: dict[int, list[int]] = {}
     for peer, value in values.items():
-        if peer not in but:
-            found.setdefault(value, []).append(peer)
+        found.setdefault(value, []).append(peer)
     return sorted(found.values(), key=len)

@@ -34,6 +34,7 @@ class Shards:
         self._copies, self._third = copies, third
         self._tables: dict[int, Table] = {}
         self._peers: dict[int, set[int]] = {}
+        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # copies (block, to) since that step was agreed
 
     def share_out(
         self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record], committed: int
@@ -63,7 +64,8 @@ class Shards:
         """
         wrong: dict[Worker, str] = {}
         for stage in sorted({worker.stage for worker in votes}):
-            found = compare(self._tables[stage], {w.pipeline: vote for w, vote in votes.items() if w.stage == stage})
+            of = {worker.pipeline: vote for worker, vote in votes.items() if worker.stage == stage}
+            found = compare(self._tables[stage], of, self._made[stage][1])
             if found is None:
                 continue
             if found.unclear or not self._third:
@@ -109,7 +111,13 @@ class Shards:
         table = self._tables[stage]
         behind = any(of.weights < committed for of in holds.values())
         knows = next((p for p in peers if holds[p].weights >= committed - 1), None)
-        return Shares(table, missing(held, table, sizes), knows if behind else None)
+        copies = missing(held, table, sizes)
+        since, made = self._made.get(stage, (committed, set()))
+        self._made[stage] = (
+            committed,
+            {(block, to) for block, _, to in copies} | (made if since == committed else set()),
+        )
+        return Shares(table, copies, knows if behind else None)
 
     def on_one_host(self) -> str | None:
         """Which stage a host would take blocks of with it, of several hosts, in words."""

@@ -64,6 +64,17 @@ def test_of_two_that_do_not_agree_and_saw_nothing_nobody_can_tell_but_by_another
     assert not found.unclear and found.wrong == {peer: 1}
 
 
+def test_a_copy_that_was_made_since_the_last_vote_is_no_witness():
+    """Of 0, 1 and 2 the last has its copy from 0: they say the same, whoever of 0 and 1 is right."""
+    votes = votes_of([[0, 1, 2]], {(0, 0)}, set())
+    votes[2] = votes[0]
+    assert compare([[0, 1, 2]], votes).wrong == {1: 0}, "which is why"
+    assert compare([[0, 1, 2]], votes, {(0, 2)}).unclear == [0]
+    more = votes_of([[0, 1, 2, 3]], {(0, 0)}, set())
+    more[3] = more[0]
+    assert compare([[0, 1, 2, 3]], more, {(0, 3)}).wrong == {0: 0, 3: 0}
+
+
 def _differ(table, wrong, block):
     holders = table[block]
     bad = sum((block, peer) in wrong for peer in holders)
