@@ -2,8 +2,8 @@
 
     order = Order.drawn(4711)            # shape, faults, and how the world chooses what happens next
     order.run()                          # a World; raises Violation
-    shrunk(order)                        # a smaller order that still raises
-    explain(order)                       # text that replays it
+    assert_kept(Order.drawn, range(300))         # none of these orders breaks the contract
+    assert_kept_by_all(Order.drawn)              # nor does any of 100,000, on all cores
 
 Half of the orders choose uniformly among all that can happen. The other half gives every process a priority and lets
 the first go on as long as it can, with a few changes on the way: few orders of that kind find what needs a long delay
@@ -13,14 +13,16 @@ in one place (probabilistic concurrency testing; Burckhardt, Kothari, Musuvathi 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from recycle_schedules import Worker
 
 from .world import Chooser, Fault, Option, Violation, World
 
+ALL = range(1000, 101_000)
 KINDS = {"kill": 6, "lose": 1, "leave": 1, "cut": 1, "orphan": 2}
 SHAPES = ((2, 2, 2), (3, 2, 2), (3, 3, 1), (4, 1, 2), (3, 2, 3), (2, 3, 2))
 
@@ -154,28 +156,47 @@ def by_priority(rng: random.Random, changes: int) -> Chooser:
     return choose
 
 
-def shrunk(order: Order) -> Order:
+Draw = Callable[[int], Order]  # from a seed; a function of a module, or a partial of one
+
+
+def assert_kept(draw: Draw, seeds: Sequence[int]) -> None:
+    _report(draw, _breaking(draw, seeds))
+
+
+def assert_kept_by_all(draw: Draw) -> None:
+    with ProcessPoolExecutor() as pool:
+        parts = [ALL[start : start + 500] for start in range(0, len(ALL), 500)]
+        _report(draw, [seed for found in pool.map(partial(_breaking, draw), parts) for seed in found])
+
+
+def _breaking(draw: Draw, seeds: Sequence[int]) -> list[int]:
+    return [seed for seed in seeds if _broken(draw(seed))]
+
+
+def _report(draw: Draw, broken: list[int]) -> None:
+    if broken:
+        order = _shrunk(draw(broken[0]))
+        raise AssertionError(f"{len(broken)} orders, the first: {_broken(order)}\nreplay it: {order!r}.run()")
+
+
+def _shrunk(order: Order) -> Order:
     """An order that still breaks the contract, and none that leaves out one thing more does."""
     while True:
         for smaller in _smaller(order):
-            if breaks(smaller):
+            if _broken(smaller):
                 order = smaller
                 break
         else:
             return order
 
 
-def breaks(order: Order) -> str | None:
+def _broken(order: Order) -> str | None:
     """What is broken, or None."""
     try:
         order.run()
     except Violation as violation:
         return str(violation)
     return None
-
-
-def explain(order: Order) -> str:
-    return f"{breaks(order)}\nreplay it: {order!r}.run()"
 
 
 def _smaller(order: Order) -> Iterator[Order]:
