@@ -1,5 +1,7 @@
 """A block that is held and updated by itself has the bits that it has in the whole."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -122,6 +124,18 @@ def test_what_has_changed_before_it_was_copied_is_known_to_whoever_has_the_copy(
         other.put(block, room)
     other.start_step(blocks, blocks)
     assert other.inspected()[1] == [3]
+
+
+def test_a_block_that_has_changed_is_not_saved_and_checksums_of_a_checkpoint_tell_moments_apart():
+    (one, blocks), (other, _) = begun("third", 1024), begun("stop", 1024)
+    assert one.checksums() == other.checksums()
+    for optimizer in (one, other):
+        optimizer.start_step(blocks, blocks)
+        flip(optimizer.shards[3].square, 5, 7)
+    differ = [name for name, of in begun("stop", 1024)[0].checksums().items() if other.checksums()[name] != of]
+    assert differ == [f"state of {other.names[3]}"]
+    with pytest.raises(RuntimeError, match=re.escape(f"its copy of {one.names[3]} has changed since its update")):
+        one.checksums()
 
 
 def begun(mismatch, size):
