@@ -134,6 +134,10 @@ def _validate_values(settings: Settings) -> None:
             )
     if settings.run.resume not in (True, False, "auto"):
         raise ValueError(f"run.resume must be true, false or auto, not {settings.run.resume}")
+    if settings.model.recompute not in (True, False, "auto"):
+        raise ValueError(f"model.recompute must be true, false or auto, not {settings.model.recompute}")
+    if settings.model.recompute == "auto" and settings.parallel.memory is None:
+        raise ValueError("model.recompute=auto needs parallel.memory: what a worker has decides")
     _validate_model(settings.model)
     for key, least in _AT_LEAST.items():
         if values[key] is not None and values[key] < least:

@@ -48,7 +48,7 @@ class Model:
     dropout: float = 0.0  # after attention and after the feed-forward block
     split: list[int] | str | None = "auto"  # layers per stage; null: as even as possible, the first stages take the
     # rest; auto: by measured time and memory where that matters, then the list stands in the run's configuration
-    recompute: bool = False  # activation checkpointing of every layer
+    recompute: bool | str = False  # activation checkpointing of every layer; auto: of the stages that have no room
     kernels: str = "auto"  # auto (triton on GPUs) | triton | reference
 
     @property

@@ -65,7 +65,7 @@ class Planning:
         """The spans of a committed step. Where durations or speeds are other ones now, the coming steps are planned
         anew; returns who has become slow, or is so no more."""
         was_complete = self._profile.complete
-        changed = self._profile.add(spans)
+        changed = self._profile.add(spans, self._job().problem_now().recomputes)
         if self._profile.complete and not was_complete:
             self._run.later(self._run.write_json, self._run.profile, self._profile.to_json())
         self.follow_profile()

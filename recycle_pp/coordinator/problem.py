@@ -69,8 +69,12 @@ def memory_of(settings: Settings) -> dict[str, Any] | None:
     if capacity in (None, "auto") or not settings.model.own or settings.emulate.mode:
         return None
     device = "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
-    stages = [asdict(stage_memory(settings, s, device=device)) for s in range(settings.parallel.stages)]
-    return {"capacity": room_for_tensors(parse_size(str(capacity)), device), "stages": stages, "least": 1}
+    memory: dict[str, Any] = {"capacity": room_for_tensors(parse_size(str(capacity)), device), "least": 1}
+    stages = range(settings.parallel.stages)
+    memory["stages"] = [asdict(stage_memory(settings, s, device=device)) for s in stages]
+    if settings.model.recompute == "auto":
+        memory["recomputed"] = [asdict(stage_memory(settings, s, device=device, recompute=True)) for s in stages]
+    return memory
 
 
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:

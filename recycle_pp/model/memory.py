@@ -34,7 +34,7 @@ def stage_memory(
     recompute: bool | None = None,
 ) -> StageMemory:
     """Of a worker of that stage of the project's own Transformer. device: cpu or cuda.
-    recompute: instead of what `model.recompute` says."""
+    recompute: instead of what `model.recompute` says, of which `auto` is a no here."""
     model, numerics, parallel = settings.model, settings.numerics, settings.parallel
     layers = layers_of_stages(settings)[stage]
     sizes = list(tensor_sizes(model, layers))
@@ -45,7 +45,7 @@ def stage_memory(
     each_sum = LONG if exact and numerics.sums == "int64" else FLOAT
     state = (2 + rounded) * FLOAT + 3 * FLOAT * settings.optimizer.stagger
     tokens = parallel.microbatch_size * model.sequence
-    again = model.recompute if recompute is None else recompute
+    again = model.recompute is True if recompute is None else recompute
     fused = model.kernels == "triton" or (model.kernels == "auto" and device == "cuda")
     masked = settings.data.document_mask
     activations = Activations(model, layers, tokens, numerics.precision, fused, again, masked)

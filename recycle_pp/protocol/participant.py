@@ -35,6 +35,7 @@ class Orders:
     evaluate  the validation that has to be (re)done first, or None
     probes  with whom to measure the link to a host before anything else
     shares  who holds what of sharded optimizer state
+    recompute  whether layers run again in the backward: in `steps`, in `steady`
     """
 
     generation: int
@@ -46,6 +47,7 @@ class Orders:
     stagger: bool
     probes: dict[str, Worker]
     shares: Shares | None = None
+    recompute: tuple[bool, bool] = (False, False)
 
 
 @dataclass
@@ -133,12 +135,14 @@ class Participant:
             stagger=message.stagger,
             probes=message.probes,
             shares=message.shares,
+            recompute=(message.recompute, False),
         )
 
     def plan(self, message: SteadyPlan) -> None:
         """What to run in every step that nothing has broken."""
         if self.orders is not None and not is_void(message, self.generation):
             self.orders.steady, self.orders.forward = unpack(message.steady), unpack(message.forward)
+            self.orders.recompute = self.orders.recompute[0], message.recompute
 
     def commit(self, message: Commit) -> None:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""

@@ -96,6 +96,7 @@ class Adopt(Message, frozen=True):
     evaluate  the validation that has to be done first
     probes    by host, the worker there with whom to measure the link to it, before anything else
     shares    of the worker's stage, with parallel.sharded
+    recompute whether its layers run again in the backward of what it forwards in these steps
     """
 
     generation: int
@@ -106,15 +107,18 @@ class Adopt(Message, frozen=True):
     stagger: bool
     probes: dict[str, Worker] = msgspec.field(default_factory=dict)
     shares: Shares | None = None
+    recompute: bool = False
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class SteadyPlan(Message, frozen=True):
-    """The worker's actions in every step that nothing breaks, and in a validation (`Actions.packed`)."""
+    """The worker's actions in every step that nothing breaks, and in a validation (`Actions.packed`). recompute: as in
+    `Adopt`, of these steps."""
 
     generation: int
     steady: bytes
     forward: bytes
+    recompute: bool = False
 
 
 @sent(COORDINATOR, WORKER)
