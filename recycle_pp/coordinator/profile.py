@@ -27,6 +27,7 @@ from recycle_pp.telemetry.packing import OWN
 
 from .latency_breakdown import Spans, breakdown_of
 from .link_table import LinkTable
+from .problem import Measured
 from .slowness import Slowness, Speed
 
 KINDS = "FIWBO"
@@ -53,6 +54,7 @@ class Profile:
         self._usual: dict[Worker, dict[str, float]] = {}  # and their medians
         self._slowness = Slowness()
         self.links = LinkTable()
+        self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
         self._again: Sequence[bool] = [False for _ in stages]  # the stages that recompute, in the newest step
         self._model: dict[int, tuple[int, float]] = {}  # what each stage's workers say of it
 
@@ -60,10 +62,20 @@ class Profile:
     def complete(self) -> bool:
         return bool(self._durations)
 
-    def describe(self, stage: int, boundary_bytes: int, deferred_share: float) -> None:
-        """Bytes of the stage's output for one micro-batch, and the share of its parameters whose gradients come with
-        W."""
+    def describe(
+        self, stage: int, boundary_bytes: int, deferred_share: float, memory: Sequence[Mapping[str, float]] = ()
+    ) -> None:
+        """Bytes of the stage's output for one micro-batch; the share of its parameters whose gradients come with W; the
+        bytes that it takes in each way in which it may run, where its workers measure them."""
         self._model[stage] = boundary_bytes, deferred_share
+        if memory:
+            self._memory[stage] = memory
+
+    @property
+    def memory(self) -> Measured | None:
+        """By stage, what its workers have measured; None while some are missing."""
+        stages = range(self._settings.parallel.stages)
+        return [self._memory[stage] for stage in stages] if len(self._memory) == len(stages) else None
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
         """A process has started as this worker. machine: its host's name, the same for all that share its cores."""
@@ -141,6 +153,7 @@ class Profile:
             "sum_seconds": [_median(x) for x in self._sums],
             "boundary_bytes": [boundary for boundary, _ in model[:-1]],
             "deferred_share": [share for _, share in model],
+            "memory": self.memory,
             "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
             "steps": self._seen,
         }

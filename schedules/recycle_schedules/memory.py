@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from .ops import Worker
 
 
@@ -132,9 +130,13 @@ def ways(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> li
 
 
 def fastest(among: Sequence[Way], capacity: float, peers: int, ran: int, enough: float) -> Way:
-    """The first with which `enough` micro-batches fit in flight; else that with which most do."""
+    """The first with which `enough` micro-batches fit in flight, else the first with which most do; where none does,
+    that in which a micro-batch takes least."""
     fitting = [way.memory.in_flight(capacity, peers, ran, way.whole) for way in among]
-    return next((way for way, n in zip(among, fitting, strict=True) if n >= enough), among[int(np.argmax(fitting))])
+    if not any(fitting):
+        return min(among, key=lambda way: sum(way.memory.peak(peers, ran, 1, way.whole).values()))
+    wanted = min(enough, max(fitting))
+    return next(way for way, n in zip(among, fitting, strict=True) if n >= wanted)
 
 
 @dataclass(frozen=True)

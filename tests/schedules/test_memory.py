@@ -83,6 +83,9 @@ def test_stages_without_room_run_whole_backwards_and_then_recompute():
     assert ways(choosing(room + 20)) == [again, whole, split]
     assert ways(choosing(room + 20, backward="coupled")) == [again, whole, whole]
     assert ways(choosing(room + 20, backward="decoupled")) == [split, split, split], "it would gain nothing"
+    nothing = choosing(room + 20)
+    nothing = nothing.replace(memory=nothing.memory | {"capacity": 0, "least": 1})
+    assert ways(nothing) == [again, again, again], "one is tried, in the way that takes least"
 
 
 def test_a_death_may_make_its_peers_recompute_and_their_ops_take_an_f_longer():

@@ -214,7 +214,8 @@ class Ready(Message, frozen=True):
     """The worker has built its stage. address: where it takes a donor's state; platform: see `execution.device`;
     boundary_bytes: what its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with
     gradients from W; machine: its name, the same for all workers that share its cores; blocks: what is in each block of
-    its stage, with parallel.sharded."""
+    its stage, with parallel.sharded; memory: the keys of a `StageMemory`, measured in each way in which the stage may
+    run, where they do not follow from the settings."""
 
     address: Address
     platform: str
@@ -223,6 +224,7 @@ class Ready(Message, frozen=True):
     machine: str = ""
     cores: int = 0
     blocks: list[str] = msgspec.field(default_factory=list)
+    memory: list[dict[str, float]] = msgspec.field(default_factory=list)
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
