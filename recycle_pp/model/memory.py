@@ -22,7 +22,8 @@ from .split import layers_of
 PROCESS = 310_000_000  # bytes of a worker on a CPU before it holds anything: Python and torch, as far as they are used
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # elements that a tensor's place in the stage's vector is a multiple of (numerics.layout)
-BUCKET = 1 << 20  # elements that come from each peer at a time where the state is sharded
+BUCKET = 1 << 20  # elements that are summed at a time where the state is sharded (state.shards)
+PIECE = 1 << 18  # of these, what comes from each peer at a time; it may be one ahead
 CHUNK = 512 << 20  # of logits: what the fused head makes of them at a time (recycle_kernels.head_loss)
 
 
@@ -75,11 +76,11 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
         sums=each_sum * count,
         gradient=FLOAT * count,
         staggered=settings.optimizer.stagger,
-        payload=each_sum * (min(count, BUCKET) * pipelines if copies else count),
+        payload=each_sum * (min(count, BUCKET + 2 * PIECE * (pipelines - 1)) if copies else count),
         received=each_sum * count if device == "cpu" and not copies else 0,
         restored=FLOAT * count if exact or copies else 0,
         update=0 if _fused(settings.model, device) or settings.optimizer.clip is None else FLOAT * largest,
-        saved=0 if device != "cpu" else FLOAT * (largest + 3 * count / pipelines if copies else 4 * count),
+        saved=0 if device != "cpu" else FLOAT * count * ((min(copies, pipelines) + 3) / pipelines if copies else 4),
     )
 
 

@@ -96,7 +96,7 @@ class Gradients:
         self._form, self._attempt, self._learnt = form, 0, 0  # the attempt under way, and that which learnt exponents
         self._parts = list(parts or [1] * len(layout.names))
         self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
-        self._flat = layout.zeros(device, self.dtype)
+        self._flat = layout.room(device, self.dtype)  # the first gradient of each tensor is written
         self._sums = layout.views(self._flat)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros(2, dtype=torch.float64, device=device)
