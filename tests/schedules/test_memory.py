@@ -102,6 +102,11 @@ def test_a_death_may_make_its_peers_recompute_and_their_ops_take_an_f_longer():
     assert read.problem.per_stage("B") == after.per_stage("B")
 
 
+def test_whoever_judges_plans_needs_no_key_of_the_bytes(judge):
+    data = plan(choosing(40 + 120 + 80 + 6 + 30, failed=[(1, 0)])).to_json()
+    assert data["whole"] == [0, 1] and judge.validate(data["problem"], data["ops"])["errors"] == []
+
+
 def test_a_worker_may_have_less_than_the_others():
     problem = job({"default": None, "1,0": 275})
     assert problem.limit(Worker(1, 0)) == 2 and problem.limit(Worker(0, 0)) == float("inf")
