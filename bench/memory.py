@@ -1,12 +1,13 @@
 """What workers take, send and compute, planned against measured: real jobs of two stages.
 
-    python bench/memory.py [--pipelines 2 4] [--copies 0 2 3] [--steps 3] [numerics=bf16 ...]
+    python bench/memory.py [--pipelines 2 4] [--copies 0 2 3] [--steps 3] [--rounds 3] [numerics=bf16 ...]
     python bench/memory.py --shapes 80GB                # no job: the tables of docs/memory.md, by `plan --memory`
 
 planned: `model.memory` at the fullest moment, of the stage's worker that saves the checkpoint. allocated: most bytes of
 tensors, each with pages of its own. rss: the kernel's own peak, with `parallel.memory`, against planned and the process
-itself (`PROCESS`). sent: a step's bytes, against `sent_bytes`. cpu: seconds of a step, the first one left out. Each row
-is of two jobs, and the fullest worker counts; 0 copies are unsharded.
+itself (`PROCESS`). sent: a step's bytes, against `sent_bytes`; less: how many times less than unsharded. cpu: seconds
+of a step, median over workers, steps (the first one left out) and rounds, and how many times that of unsharded jobs,
+which take turns with it. The fullest worker counts; 0 copies are unsharded.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import argparse
 import itertools
 import json
 import tempfile
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from recycle_pp.config.compose import compose
-from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import format_size, parse_size
 from recycle_pp.coordinator.fitting import Outcome, outlook
 from recycle_pp.coordinator.footprint import needs_of
@@ -40,7 +42,8 @@ JOB = [
 ]
 LARGE = ["parallel.microbatches=32", "parallel.microbatch_size=1", "numerics=bf16", "numerics.reproducible=true"]
 SHAPES = {"llama8b": [(4, 4), (8, 4), (8, 8)], "llama70b": [(4, 8), (8, 8), (8, 16), (16, 16)]}
-HEAD = "{:>3}{:>8}{:>7}  {:>9}{:>11}{:>7}  {:>9}{:>9}{:>7}  {:>9}{:>9}{:>7}{:>8}"
+HEAD = "{:>3}{:>8}{:>7}  {:>9}{:>11}{:>7}  {:>9}{:>9}{:>7}  {:>9}{:>9}{:>7}{:>7}{:>8}{:>7}"
+Records = dict[str, list[dict[str, float]]]  # by worker, what it says after each step
 
 
 def main() -> None:
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--pipelines", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--copies", type=int, nargs="+", default=[0, 2, 3])
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", default=[])
     parser.add_argument(
         "--shapes", metavar="80GB", help="print whether Llama's shapes fit into so much, and run nothing"
@@ -56,15 +60,17 @@ def main() -> None:
     if arguments.shapes:
         shapes(parse_size(arguments.shapes), arguments.overrides)
         return
-    names = ("D", "copies", "stage", "planned", "allocated", "", "planned", "rss", "", "formula", "sent", "", "cpu s")
-    print(HEAD.format(*names))
-    rows = []
+    names = ("D", "copies", "stage", "planned", "allocated", "", "planned", "rss", "", "formula", "sent", "", "less")
+    print(HEAD.format(*names, "cpu s", ""))
+    rows: list[dict[str, Any]] = []
     with Zygote(preload=Path(__file__).parent / "memory_probe.py") as zygote:
         for pipelines in arguments.pipelines:
+            jobs = []
             for copies in (k for k in arguments.copies if k <= pipelines):
                 words = [*JOB, f"parallel.pipelines={pipelines}", f"run.steps={arguments.steps}"]
                 words += [f"parallel.sharded={str(copies > 0).lower()}", f"parallel.optimizer_copies={copies}"]
-                rows += measure(zygote, [*words, *arguments.overrides])
+                jobs.append([*words, *arguments.overrides])
+            rows += measure(zygote, jobs, arguments.rounds)
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     (out / "memory.json").write_text(json.dumps(rows, indent=1) + "\n")
@@ -95,24 +101,27 @@ def slower(outcome: Outcome, whole: Outcome) -> str:
     return f", {100 * (outcome.period / whole.period - 1):+.0f} %"
 
 
-def measure(zygote: Zygote, words: list[str]) -> list[dict[str, Any]]:
-    """A row for each stage."""
-    settings = compose(words)
-    alone, usual = run(zygote, words, "allocator"), run(zygote, words, "rss")
-    rows = []
-    for stage, parts in enumerate(needs_of(settings, "cpu")):
-        planned = sum(parts.values())
-        row = {"D": settings.parallel.pipelines, "copies": settings.parallel.copies, "stage": stage}
-        row |= {"planned": planned, "allocated": peak(alone, stage, "allocated")}
-        row |= {"planned_rss": PROCESS + planned, "rss": peak(usual, stage, "rss")}
-        row |= {"formula": sent_bytes(settings, stage), "sent": a_step(usual, stage, "sent")}
-        rows.append(row | {"cpu": a_step(usual, stage, "cpu"), "parts": parts})
-        show(rows[-1], settings)
+def measure(zygote: Zygote, jobs: list[list[str]], rounds: int) -> list[dict[str, Any]]:
+    """A row for each job and stage; the first job is what the others are compared with."""
+    alone = [run(zygote, words, "allocator") for words in jobs]
+    usual = [[run(zygote, words, "rss") for words in jobs] for _ in range(rounds)]  # in turns: others use the machine
+    rows: list[dict[str, Any]] = []
+    for number, words in enumerate(jobs):
+        settings, found = compose(words), [jobs_of_round[number] for jobs_of_round in usual]
+        for stage, parts in enumerate(needs_of(settings, "cpu")):
+            planned = sum(parts.values())
+            row = {"D": settings.parallel.pipelines, "copies": settings.parallel.copies, "stage": stage}
+            row |= {"planned": planned, "allocated": peak([alone[number]], stage, "allocated")}
+            row |= {"planned_rss": PROCESS + planned, "rss": peak(found, stage, "rss")}
+            row |= {"formula": sent_bytes(settings, stage), "sent": a_step(found, stage, "sent")}
+            row |= {"cpu": a_step(found, stage, "cpu"), "parts": parts}
+            first = next((of for of in rows if of["stage"] == stage), row)
+            rows.append(row | {"less": first["sent"] / row["sent"], "cpu_ratio": row["cpu"] / first["cpu"]})
+            show(rows[-1])
     return rows
 
 
-def run(zygote: Zygote, words: list[str], probe: str) -> dict[str, list[dict[str, float]]]:
-    """By worker, what it says after each step."""
+def run(zygote: Zygote, words: list[str], probe: str) -> Records:
     with tempfile.TemporaryDirectory() as folder:
         environment = {"RECYCLE_PROBE": probe, "RECYCLE_PROBE_FOLDER": folder}
         with zygote.run(words, environment) as job:
@@ -121,20 +130,24 @@ def run(zygote: Zygote, words: list[str], probe: str) -> dict[str, list[dict[str
         return {path.stem: json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
 
 
-def peak(found: dict[str, list[dict[str, float]]], stage: int, key: str) -> float:
-    return max(record[key] for worker, of in found.items() if worker.endswith(f".{stage}") for record in of)
+def peak(found: list[Records], stage: int, key: str) -> float:
+    return max(record[key] for of in records(found, stage) for record in of)
 
 
-def a_step(found: dict[str, list[dict[str, float]]], stage: int, key: str) -> float:
-    """Mean over the stage's workers, without the first step."""
-    each = [(of[-1][key] - of[0][key]) / (len(of) - 1) for worker, of in found.items() if worker.endswith(f".{stage}")]
-    return sum(each) / len(each)
+def a_step(found: list[Records], stage: int, key: str) -> float:
+    """Median over the stage's workers and steps, without the first."""
+    return median(after[key] - before[key] for of in records(found, stage) for before, after in pairwise(of))
 
 
-def show(row: dict[str, Any], settings: Settings) -> None:
+def records(found: list[Records], stage: int) -> list[list[dict[str, float]]]:
+    return [of for records in found for worker, of in records.items() if worker.endswith(f".{stage}")]
+
+
+def show(row: dict[str, Any]) -> None:
     pairs = [("planned", "allocated"), ("planned_rss", "rss"), ("formula", "sent")]
     cells = [text for a, b in pairs for text in (format_size(row[a]), format_size(row[b]), f"{row[b] / row[a]:.2f}")]
-    print(HEAD.format(row["D"], row["copies"], row["stage"], *cells, f"{row['cpu']:.1f}"), flush=True)
+    ratios = f"{row['less']:.2f}", f"{row['cpu']:.2f}", f"{row['cpu_ratio']:.2f}"
+    print(HEAD.format(row["D"], row["copies"], row["stage"], *cells, *ratios), flush=True)
 
 
 if __name__ == "__main__":

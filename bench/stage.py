@@ -1,6 +1,7 @@
 """A whole pipeline stage on one GPU: F, I, W and O with the kernels and with the torch references.
 
     python bench/stage.py [--layers 4] [--peak 989]
+    TRITON_INTERPRET=1 python bench/stage.py              # no GPU: everything once, tiny, to see that it runs
 
 A middle and a last stage of a 4096-wide Llama (vocabulary 128256), micro-batches of one sample of 4096 tokens,
 bfloat16. Medians in milliseconds, tokens/s through F + I + W, MFU (6 flops a weight and token, causal attention at half
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -25,7 +27,10 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
 
-TIMES = 20
+GPU = torch.cuda.is_available()
+SHAPE = {"width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 4096, "vocabulary": 128256}
+TINY = {"width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "sequence": 16, "vocabulary": 64}
+TIMES = 20 if GPU else 1
 STAGES = {"middle": 1, "last": 2}
 
 
@@ -34,14 +39,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of each stage")
     parser.add_argument("--peak", type=float, default=989.0, help="TFLOP/s: dense bfloat16 of an H100 or H200")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs a GPU")
+    if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
+        parser.error("needs a GPU; without one set TRITON_INTERPRET=1 to see that it runs")
     rows = []
     for place in STAGES:
         for kernels in ("triton", "reference"):
             rows.append(measure(place, kernels, arguments.layers, arguments.peak))
             gc.collect()
-            torch.cuda.empty_cache()
+            if GPU:
+                torch.cuda.empty_cache()
     print("  ".join(f"{name:>10}" for name in rows[0]))
     for row in rows:
         print("  ".join(f"{v:10.3f}" if isinstance(v, float) else f"{v:>10}" for v in row.values()))
@@ -51,28 +57,30 @@ def main() -> None:
 
 
 def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any]:
-    model = Model(layers=3 * layers, width=4096, heads=32, kv_heads=8, ffn=14336, sequence=4096, vocabulary=128256)
+    model = Model(layers=3 * layers, **(SHAPE if GPU else TINY))
     model.kernels = kernels
     parallel = Parallel(pipelines=1, stages=3, microbatches=4, microbatch_size=1)
     settings = Settings(model=model, parallel=parallel, numerics=Numerics(precision="bf16-autocast"))
-    stage = Stage(settings, STAGES[place], torch.device("cuda"))
+    device = torch.device("cuda" if GPU else "cpu")
+    stage = Stage(settings, STAGES[place], device)
     optimizer = StageOptimizer(settings, stage)
     stage.warm()
     optimizer.warm()
     shape = (parallel.microbatch_size, model.sequence)
-    tokens = torch.randint(model.vocabulary, shape, device="cuda")
+    tokens = torch.randint(model.vocabulary, shape, device=device)
     batch = Batch(tokens, tokens) if stage.module.reads else None
     taken, grads = (
-        [torch.randn(of.shape, dtype=of.dtype, device="cuda") for of in boundary]
+        [torch.randn(of.shape, dtype=of.dtype, device=device) for of in boundary]
         for boundary in (stage.module.takes, stage.module.gives)
     )
     times: dict[str, list[float]] = {"F": [], "I": [], "W": [], "O": []}
-    torch.cuda.reset_peak_memory_stats()
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
     for _ in range(TIMES):
         times["F"].append(milliseconds(stage.forward, 0, 0, batch, taken))
         times["I"].append(milliseconds(stage.backward_input, 0, grads))
         times["W"].append(milliseconds(stage.backward_weight, 0))
-    memory = torch.cuda.max_memory_allocated() / 2**30
+    memory = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
     reduced = stage.gradients.reduced(stage.gradients.payload())
     times["O"] = [milliseconds(optimizer.step, reduced, step, 0.5) for step in range(TIMES)]
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -84,10 +92,12 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
 
 
 def milliseconds(call: Any, *arguments: Any) -> float:
-    torch.cuda.synchronize()
+    if GPU:
+        torch.cuda.synchronize()
     began = time.perf_counter()
     call(*arguments)
-    torch.cuda.synchronize()
+    if GPU:
+        torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - began)
 
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import time
@@ -43,6 +42,7 @@ from recycle_schedules.planner import layout_plans, plans
 from rich.console import Console
 from rich.table import Table as Grid
 
+from recycle_pp.command import exit_code
 from recycle_pp.config.sizes import format_size, parse_size
 from recycle_pp.drawing import report
 from recycle_pp.drawing.chart import Chart
@@ -56,21 +56,14 @@ SECONDS = 0.5  # of search
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0; 2 after one sentence about what is wrong; 130 if it was interrupted before there was a plan."""
-    try:
-        return _run(_parser().parse_intermixed_args(argv))
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"error: {_sentence(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    size, capacity = _size("--bytes", arguments.bytes), _size("--capacity", arguments.capacity)
+    size, capacity = (
+        None if text is None else parse_size(text, flag)
+        for flag, text in (("--bytes", arguments.bytes), ("--capacity", arguments.capacity))
+    )
     _check(arguments)
     if (bytes_of_worker := capacity_of(arguments.memory)) is not None:
         return show(arguments, bytes_of_worker, Console(width=None if sys.stdout.isatty() else 200))
@@ -119,13 +112,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--bytes", metavar="2GB", help="of one micro-batch in flight on a worker, for --what-if")
     add("--capacity", metavar="16GB", help="what a worker has for micro-batches in flight, for --what-if")
     return parser
-
-
-def _size(flag: str, text: str | None) -> float | None:
-    try:
-        return None if text is None else parse_size(text)
-    except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from None
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -272,12 +258,6 @@ def _grid(table: Table, capacity: float | None) -> Grid:
         layout = [" ".join(map(str, row.layout))] if row.layout else []
         grid.add_row(str(row.worker), *cells, size, "yes" if row.fits else "no", *layout)
     return grid
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 if __name__ == "__main__":

@@ -5,25 +5,23 @@ python -m recycle_pp.report runs/mine      # without an argument: the newest und
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
+from recycle_pp.command import exit_code
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import newest_run
 
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0, or 2 after one sentence about what is wrong."""
-    try:
-        if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
-            raise ValueError("usage: python -m recycle_pp.report [RUN_FOLDER]")
-        print(report(newest_run(arguments[0] if arguments else None)), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except ValueError as error:
-        print(f"recycle_pp: {error}", file=sys.stderr)
-        return 2
+    return exit_code(lambda: _run(arguments), "recycle_pp")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
+        raise ValueError("usage: python -m recycle_pp.report [RUN_FOLDER]")
+    print(report(newest_run(arguments[0] if arguments else None)), flush=True)
     return 0
 
 

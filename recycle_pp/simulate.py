@@ -27,6 +27,8 @@ from statistics import median
 
 from rich.console import Console
 
+from recycle_pp.command import exit_code
+from recycle_pp.config.sizes import parse_size
 from recycle_pp.config.times import parse_seconds
 from recycle_pp.problem_source import compile_planner
 from recycle_pp.simulation import flags, page, picture, report
@@ -43,20 +45,7 @@ from recycle_pp.simulation.shapes import best_shapes
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0; 1 if a replayed job ends; 2 after a sentence about what is wrong; 130 if interrupted."""
-    try:
-        return _run(flags.parser(__doc__).parse_args(argv))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:  # the job of a replay
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _run(flags.parser(__doc__).parse_args(argv)))
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -116,9 +105,7 @@ def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs
         raise ValueError("--best needs --capacity: with machines of any size one stage is best")
     policy = "rebalanced" if given.policy == "all" else flags.policies_of(given.policy)[0]
     compile_planner()
-    found = best_shapes(
-        job, there, costs, policy, capacity=flags.size_of(given.capacity, "--capacity"), seed=given.seed
-    )
+    found = best_shapes(job, there, costs, policy, capacity=parse_size(given.capacity, "--capacity"), seed=given.seed)
     _console().print(report.shape_table(found))
     print(f"{policy}, {there.machines} machines, {there.mean:.1f} there on average; the rest of them stand by")
     return 0
@@ -150,10 +137,15 @@ def _console() -> Console:
 
 
 def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Costs) -> int:
-    """A real job through the compressed trace, and the simulation of the same; 0 also where they differ."""
+    """A real job through the compressed trace, and the simulation of the same; 0 also where they differ, 1 if there was
+    no job."""
     seconds = parse_seconds(given.replay, "--replay")
     with tempfile.TemporaryDirectory(prefix="recycle-replay-") as folder:
-        real = replay(job, there, seconds, given.seed, Path(folder))
+        try:
+            real = replay(job, there, seconds, given.seed, Path(folder))
+        except RuntimeError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         measured = job_of(real.run.path, memory=job.problem.memory_limit, optimizer=given.optimizer)
     compile_planner()
     costs = replace(costs, start=median(costs.recovery.returns))  # machines stay, only processes die

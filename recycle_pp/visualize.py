@@ -15,10 +15,10 @@ The ending of --out decides: .svg .png .pdf (figures), .html (a page), .json (Ch
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from recycle_schedules import Plan, plan, plan_layout
 from recycle_schedules.planner import plan_rerouted
 from rich.console import Console
 
+from recycle_pp.command import exit_code
 from recycle_pp.drawing import page, perfetto, terminal, torch_csv
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.report import Baselines
@@ -39,21 +40,16 @@ POLL = 0.5  # seconds between looks at a run that goes on
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or 2 after one sentence about what is wrong."""
-    try:
-        arguments = _parser().parse_intermixed_args(argv)
-        return _follow(arguments) if arguments.follow else _once(arguments)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 0
-    except OSError as e:
-        sentence = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-    except ValueError as e:
-        sentence = str(e)
-    print(f"visualize: {sentence}", file=sys.stderr)
-    return 2
+    """The exit code: 0; 2 after one sentence about what is wrong; 130 if it was interrupted."""
+    return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)), "visualize")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if not arguments.follow:
+        return _once(arguments)
+    with suppress(KeyboardInterrupt):  # which is how it is meant to end
+        return _follow(arguments)
+    return 0
 
 
 # ---- what to draw

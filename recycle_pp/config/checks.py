@@ -34,6 +34,7 @@ _CHOICES = {
     "run.standby": ("auto", "on", "off"),
     "run.device": ("auto", "cpu", "cuda"),
     "control.coordinator": ("embedded", "etcd"),
+    "control.mismatch": ("stop", "third"),
     "emulate.mode": (None, "sleep"),
 }
 _AT_LEAST = (
@@ -133,6 +134,10 @@ def _validate_values(settings: Settings) -> None:
             )
     if settings.run.resume not in (True, False, "auto"):
         raise ValueError(f"run.resume must be true, false or auto, not {settings.run.resume}")
+    if settings.model.recompute not in (True, False, "auto"):
+        raise ValueError(f"model.recompute must be true, false or auto, not {settings.model.recompute}")
+    if settings.model.recompute == "auto" and settings.parallel.memory is None:
+        raise ValueError("model.recompute=auto needs parallel.memory: what a worker has decides")
     _validate_model(settings.model)
     for key, least in _AT_LEAST.items():
         if values[key] is not None and values[key] < least:
@@ -182,7 +187,13 @@ def _validate_sharded(settings: Settings) -> None:
     """What does not go with state that no worker has whole."""
     parallel = settings.parallel
     if not parallel.copies:
+        if settings.control.mismatch != "stop":
+            raise ValueError(
+                "control.mismatch=third needs parallel.sharded=true: only there do workers compare each step"
+            )
         return
+    if settings.optimizer.stagger and settings.control.mismatch != "stop":
+        raise ValueError("control.mismatch=third does not go with optimizer.stagger: one of them must be left out")
     if settings.emulate.mode:
         raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
     if parallel.backend in ("gloo", "nccl"):

@@ -48,7 +48,7 @@ class Model:
     dropout: float = 0.0  # after attention and after the feed-forward block
     split: list[int] | str | None = "auto"  # layers per stage; null: as even as possible, the first stages take the
     # rest; auto: by measured time and memory where that matters, then the list stands in the run's configuration
-    recompute: bool = False  # activation checkpointing of every layer
+    recompute: bool | str = False  # activation checkpointing of every layer; auto: of the stages that have no room
     kernels: str = "auto"  # auto (triton on GPUs) | triton | reference
 
     @property
@@ -167,6 +167,7 @@ class Control:
     interface: str | None = None  # where workers listen for data; null: the one that reaches the coordinator
     heartbeat: float = 0.5  # seconds between heartbeats
     suspicion: float = 10.0  # seconds without progress, or without a heartbeat, until a worker counts as hung
+    mismatch: str = "stop"  # holders of a block of sharded state do not agree: stop | third (who is wrong is killed)
     lease: float = 600.0  # seconds that a worker's start, its first ops and the run's last checkpoint may take
 
 

@@ -15,8 +15,9 @@ _FACTORS |= {f"{unit[0].lower()}ib": 1024.0**n for n, unit in enumerate(_UNITS) 
 _FACTORS |= {unit[0].lower(): 1e3**n for n, unit in enumerate(_UNITS) if n}
 
 
-def parse_size(text: str) -> float:
-    """Bytes; units of 1000 (kB, MB, GB, TB, also k, M, G, T) and of 1024 (KiB, MiB, GiB, TiB), in any case."""
+def parse_size(text: str, flag: str = "") -> float:
+    """Bytes; units of 1000 (kB, MB, GB, TB, also k, M, G, T) and of 1024 (KiB, MiB, GiB, TiB), in any case. flag:
+    begins the sentence of the ValueError."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     factor = _FACTORS.get(match[2]) if match else None
     try:
@@ -24,7 +25,7 @@ def parse_size(text: str) -> float:
     except ValueError:
         size = math.nan
     if not (math.isfinite(size) and size > 0):
-        raise ValueError(f"{text!r} is not a size above 0, like 16GB, 512MiB or 2e9")
+        raise ValueError(f"{flag + ': ' if flag else ''}{text!r} is not a size above 0, like 16GB, 512MiB or 2e9")
     return size
 
 

@@ -59,18 +59,19 @@ def newest_whole(folder: Path) -> Whole:
 
 
 class Saving:
-    """newest: steps done of the newest checkpoint that is known."""
+    """step, final: of the save under way, or the newest one: its steps done, and whether it is the last of the run."""
 
     def __init__(self, folder: Path, newest: int = 0) -> None:
+        """newest: steps done of the newest checkpoint that is known."""
         self._folder, self._newest = folder, newest
-        self._step = -1  # of the save that is under way
+        self.step = -1
         self._missing: dict[object, Worker] = {}  # stage, or worker where all of a stage save -> who writes it
         self._savers: list[Worker] = []  # whose parts are there
         self._whole: set[Worker] = set()  # who was asked for all that it holds, as another has died
         self._last: Worker | None = None  # who wrote its part last: it assembles, once the replicas are compared
         self.replicas = Replicas()
         self._assembler: Worker | None = None
-        self._final = self._sharded = False
+        self.final = self._sharded = False
         self._restored = -1  # steps done of the checkpoint that was restored last
         self.failed = False  # the last checkpoint of the run could not be written
 
@@ -113,16 +114,16 @@ class Saving:
     def begin(self, step: int, savers: Collection[Worker], final: bool, live: Collection[Worker]) -> None:
         """`step`: steps done. A save that is still under way is given up: the newer one is worth more. live: who says
         what it holds."""
-        self._step, self._final, self._assembler, self._last = step, final, None, None
+        self.step, self.final, self._assembler, self._last = step, final, None, None
         self._sharded = len({w.stage for w in savers}) < len(savers)
         self._missing, self.replicas = {self._key(w): w for w in savers}, Replicas(step, live)
         self._savers, self._whole = [], set()
 
     def save_failed(self, message: SaveFailed) -> bool:
         """The checkpoint before stays the newest. False if this one is given up already."""
-        if message.step != self._step or not self.busy:
+        if message.step != self.step or not self.busy:
             return False
-        self.failed = self.failed or self._final
+        self.failed = self.failed or self.final
         self.abandon()
         return True
 
@@ -132,7 +133,7 @@ class Saving:
     def saved(self, worker: Worker, message: Saved) -> list[Send]:
         """Whoever of the stage has written it: all hold the same."""
         key = self._key(worker)
-        if message.step != self._step or key not in self._missing or message.whole < (worker in self._whole):
+        if message.step != self.step or key not in self._missing or message.whole < (worker in self._whole):
             return []
         del self._missing[key]
         self._savers = [w for w in self._savers if w != worker] + [worker]
@@ -146,12 +147,12 @@ class Saving:
 
     def assembling(self, worker: Worker, message: Assembling) -> None:
         """It was asked to, by this coordinator or by the one before."""
-        if message.step == self._step:
+        if message.step == self.step:
             self._missing, self._assembler, self._last = {}, worker, None
 
     def assembled(self, message: Assembled) -> None:
         self._newest = max(self._newest, message.step)
-        if message.step == self._step:
+        if message.step == self.step:
             self.abandon()
 
     def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
@@ -160,19 +161,19 @@ class Saving:
         if worker not in (*self._missing.values(), self._assembler):
             return self._assemble_if_complete()
         peers = sorted(w for w in live if w.stage == worker.stage)
-        if not self._final or not peers:  # the next one will do, or the job begins anew at the one before
+        if not self.final or not peers:  # the next one will do, or the job begins anew at the one before
             self.abandon()
             return []
         if self._assembler == worker:
             return self._assemble(min(live))
         if not self._sharded:
             self._missing[worker.stage] = peers[0]
-            return [Send(peers[0], Save(self._step))]
+            return [Send(peers[0], Save(self.step))]
         del self._missing[worker]
         asked = [peer for peer in peers if peer not in self._whole]
         self._missing |= {peer: peer for peer in asked}
         self._whole |= set(asked)
-        return [Send(peer, Save(self._step)) for peer in asked] or self._assemble_if_complete()
+        return [Send(peer, Save(self.step)) for peer in asked] or self._assemble_if_complete()
 
     def only(self, live: Collection[Worker]) -> list[Send]:
         awaited = {w for w in (*self._missing.values(), *self.replicas.silent, self._assembler) if w is not None}
@@ -185,7 +186,7 @@ class Saving:
 
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler, self._last = worker, None
-        return [Send(worker, Assemble(self._step, self._savers))]
+        return [Send(worker, Assemble(self.step, self._savers))]
 
     def _key(self, worker: Worker) -> object:
         return worker if self._sharded else worker.stage

@@ -71,7 +71,15 @@ class Coordinator:
         self._roster, self._restarts, self._timers = Roster(settings), RestartPolicy(settings), Timers(self._failed)
         self._lifecycle = Lifecycle(self._recorder, lambda: self._deaths.close())
         context = Context(settings, run, self._roster, self._restarts, self._timers, self._recorder, self._lifecycle)
-        self._driver = Driver(context, agreement, saving, job, lambda: self._deaths.respawn_due(), self.give_way)
+        self._driver = Driver(
+            context,
+            agreement,
+            saving,
+            job,
+            committed=lambda: self._deaths.respawn_due(),
+            untrusted=lambda worker, why: self._deaths.end_untrusted(worker, why),
+            deposed=self.give_way,
+        )
         self._deaths = Deaths(context, self._driver)
         self._watch = Watch(settings, self._roster, self, run.hangs, run.later)
         self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._watch)

@@ -6,6 +6,7 @@ deaths.disconnected(rank, incarnation)        # its connection broke
 deaths.node_lost(rank)                        # its supervisor's connection broke
 deaths.end(rank, cause, detail)               # it is not dead, and has to be: nobody can reach it
 deaths.end_stuck(rank, stuck)                 # likewise: it does not get on
+deaths.end_untrusted(worker, detail)          # likewise: its state is wrong
 
 1. `_dead`: the first sight counts. The others go on without it (`Job.died`: the next generation), in the same moment.
 2. `stage_lost`, where no peer of its stage, or no copy of a part of its state, is left: everybody begins anew at the
@@ -21,6 +22,7 @@ import time
 import traceback
 
 import msgspec
+from recycle_schedules import Worker
 
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
@@ -85,6 +87,12 @@ class Deaths:
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
         self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
+
+    def end_untrusted(self, worker: Worker, detail: str) -> None:
+        """The job goes on without it already."""
+        for rank in self._roster:
+            if rank.role == worker and rank.alive:
+                self.end(rank, "mismatch", detail)
 
     def found(self, rank: Rank, begun: bool) -> None:
         """A successor found it dead, or out of reach: the coordinator before may have recorded its death.

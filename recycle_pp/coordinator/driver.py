@@ -1,6 +1,6 @@
 """Drives `protocol.Job` on real connections: an event in, its messages out, and what follows from a commit.
 
-driver = Driver(context, agreement, saving, job, committed, deposed)
+driver = Driver(context, agreement, saving, job, committed, untrusted, deposed)
 driver.drive(driver.job.ready, worker)     # raises StageLost, where the event is a death: see deaths.py
 driver.send(out)                           # messages that no event of the job has caused
 driver.finish_if_done()                    # after whatever the end may have waited for
@@ -18,6 +18,7 @@ from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send
+from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.wire.messages.supervisors import EndsSoon
 from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Digests, Donate, SaveFailed
 
@@ -30,7 +31,8 @@ from .watch import Standing
 
 
 class Driver:
-    """committed(): called after every commit. deposed(): called when another supervisor coordinates."""
+    """committed(): called after every commit. untrusted(worker, why): called when the job has gone on without a worker
+    that still lives. deposed(): called when another supervisor coordinates."""
 
     def __init__(
         self,
@@ -39,14 +41,17 @@ class Driver:
         saving: Saving,
         job: Job,
         committed: Callable[[], None],
+        untrusted: Callable[[Worker, str], None],
         deposed: Callable[[], None],
     ) -> None:
         self.job, self.saving = job, saving
         self._settings, self._roster, self._timers = context.settings, context.roster, context.timers
-        self._recorder, self._lifecycle, self._committed = context.recorder, context.lifecycle, committed
+        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._committed, self._untrusted = committed, untrusted
         self.agreement_gate = AgreementGate(agreement, self._deliver, self._lifecycle.stop, deposed)
         self.planning = Planning(self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop)
         self.ending = Ending(self._settings, self._recorder.say)
+        self._placed = False  # who holds what of sharded state
         self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
 
     def drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
@@ -59,6 +64,9 @@ class Driver:
         except ProtocolViolation as violation:
             self._lifecycle.stop(str(violation))
             return
+        except StageLost:
+            self._follow(self._recorder.read_notes())
+            raise
         self.send(self._with_probes(out))
         if self.job.phase == "holding":
             suspicion = self._settings.control.suspicion
@@ -66,9 +74,7 @@ class Driver:
         notes = self._recorder.read_notes()
         self.send(self.job.follow_up())
         self.planning.look()
-        for note in notes:
-            if note["event"] == "committed":
-                self._follow_commit(note)
+        self._follow(notes)
         self.finish_if_done()
 
     def send(self, out: list[Send]) -> None:
@@ -140,7 +146,12 @@ class Driver:
         self._judge_replicas()
 
     def _judge_replicas(self) -> None:
-        if (wrong := self.saving.replicas.verdict()) is not None:
+        wrong = self.saving.replicas.verdict()
+        if wrong is None:
+            return
+        if self.job.third and not self.saving.final:  # the next vote says who it is
+            self.save_failed(SaveFailed(self.saving.step, wrong))
+        else:
             self._lifecycle.stop(f"{wrong}: {self._mistrust()}")
 
     def _mistrust(self) -> str:
@@ -157,6 +168,22 @@ class Driver:
         """Of checkpoints that were read, by their steps."""
         for step, damage in damaged.items():
             self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
+
+    def _follow(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        for note in notes:
+            match note["event"]:
+                case "committed":
+                    self._follow_commit(note)
+                case "plan_adopted" if not self._placed:  # once, at the start
+                    self._placed = True
+                    if warning := self.job.shards.on_one_host():
+                        self._recorder.say(warning)
+                case "mismatch":  # the state that goes into that checkpoint is the wrong one
+                    self.save_failed(
+                        SaveFailed(self.job.committed + 1, f"the state of worker {note['worker']} is wrong")
+                    )
+                case "untrusted":
+                    self._untrusted(note["worker"], note["detail"])
 
     def _follow_commit(self, note: Mapping[str, Any]) -> None:
         self._committed()

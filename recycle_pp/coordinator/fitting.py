@@ -5,7 +5,7 @@
 
 Every stage is looked at as the one that is hit. Where splitting the backward, or keeping activations, leaves no room
 for 1F1B's P - s micro-batches, the stage runs whole backwards (B), and if that is not enough it recomputes its layers
-(one F more for each micro-batch). Plans of different stages may differ in this.
+(one F more for each micro-batch). Stages may differ in this: it is what a run with model.recompute=auto does.
 
 Durations are in proportion to what is multiplied, so periods compare memory and deaths, not machines.
 """
@@ -16,11 +16,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from recycle_schedules import StageMemory, Worker, plan
+from recycle_schedules import Worker, plan
+from recycle_schedules.memory import Way, fastest, ways
 
 from recycle_pp.config.checks import validate
 from recycle_pp.config.settings import Settings
@@ -133,7 +134,7 @@ def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
     p, numerics = settings.parallel, settings.numerics
     if not p.copies:
         yield ("parallel.sharded=true", "parallel.optimizer_copies=2")
-    if not settings.model.recompute:
+    if settings.model.recompute is False:
         yield ("model.recompute=true",)
     if numerics.reproducible and numerics.sums == "int64":
         yield ("numerics.sums=int32",)
@@ -157,15 +158,6 @@ def _set(settings: Settings, word: str) -> None:
     value: Any = {"true": True, "false": False}.get(text, int(text) if text.isdigit() else text)
     setattr(getattr(settings, group), key, value)
     settings.model.split = None
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How a stage runs its micro-batches."""
-
-    recompute: bool
-    whole: bool
-    memory: StageMemory
 
 
 class _Job:
@@ -208,43 +200,39 @@ class _Job:
         model, p, layers = self._settings.model, self._settings.parallel, self._layers[stage]
         about = stage, len(layers), parameters(model, layers), max(0, peers)
         if peers < 1:
-            return Row(*about, in_flight=0, wanted=0, whole=False, recompute=model.recompute, parts={})
+            return Row(*about, in_flight=0, wanted=0, whole=False, recompute=bool(model.recompute), parts={})
         ran = -(-p.pipelines * p.microbatches // peers)
         wanted = min(self._problem.limit(Worker(0, stage)), ran)
         enough = min(p.stages - stage, wanted)  # as much as 1F1B has
-        ways = self._ways[stage]
-        fitting = [way.memory.in_flight(self._capacity, peers, ran, way.whole) for way in ways]
-        best = next((k for k, n in enumerate(fitting) if n >= enough), max(range(len(ways)), key=lambda k: fitting[k]))
-        way, most = ways[best], min(fitting[best], wanted)
+        way = fastest(self._ways[stage], self._capacity, peers, ran, enough)
+        most = min(way.memory.in_flight(self._capacity, peers, ran, way.whole), wanted)
         parts = way.memory.peak(peers, ran, max(1, most), way.whole)
         return Row(*about, in_flight=most, wanted=wanted, whole=way.whole, recompute=way.recompute, parts=parts)
 
     @cached_property
-    def _ways(self) -> list[list[_Way]]:
+    def _ways(self) -> list[list[Way]]:
         """Of each stage, the fastest first."""
-        again = self._settings.model.recompute
-        pairs = [(again, False), (again, True)] + [(True, True)] * (not again)
-        if self._settings.schedule.backward == "coupled":
-            pairs = [(recompute, whole) for recompute, whole in pairs if whole]
-        return [
-            [
-                _Way(recompute, whole, stage_memory(self._settings, s, device=self._device, recompute=recompute))
-                for recompute, whole in pairs
-            ]
-            for s in range(len(self._layers))
-        ]
+        backward = "coupled" if self._settings.schedule.backward == "coupled" else "mixed"
+        found = []
+        for stage in range(len(self._layers)):
+            kept, again = (
+                stage_memory(self._settings, stage, device=self._device, recompute=recompute)
+                for recompute in (False, True)
+            )
+            if self._settings.model.recompute is True:
+                found.append([replace(way, recompute=True) for way in ways(again, again, backward)])
+            else:
+                found.append(ways(kept, again, backward))
+        return found
 
     def _period(self, rows: list[Row], failed: list[Worker]) -> float:
-        """A stage without split backwards has I take as long as B: then nothing is won by splitting, and W is left."""
-        times: dict[str, list[float]] = {kind: [] for kind in "FIWB"}
-        for row, f, i, w in zip(rows, self._times["F"], self._times["I"], self._times["W"], strict=True):
-            whole = i + w + (f if row.recompute else 0)
-            split = i + (f if row.recompute else 0)
-            for kind, time in zip("FIWB", (f, whole if row.whole else split, w, whole), strict=True):
-                times[kind].append(time)
+        forward = self._times["F"]
+        again = [i + f * row.recompute for i, f, row in zip(self._times["I"], forward, rows, strict=True)]
         limits = [None if row.in_flight == math.inf else int(row.in_flight) for row in rows]
+        whole = [row.stage for row in rows if row.whole]
+        times = {"F": forward, "I": again, "W": self._times["W"]}
         problem = self._problem.replace(durations=times, memory_limit=limits, failed=failed, backward="mixed")
-        return plan(problem).value
+        return plan(problem.replace(whole=whole)).value
 
     @cached_property
     def _times(self) -> dict[str, list[float]]:

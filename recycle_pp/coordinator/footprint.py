@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from recycle_schedules import Worker
+from recycle_schedules import Problem, Worker
 
 from recycle_pp.config.checks import int32_bits
 from recycle_pp.config.settings import Settings
@@ -59,7 +59,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
 
 def _in_flight(settings: Settings) -> str:
     """What `parallel.memory` comes to."""
-    problem = initial_problem(settings)
+    problem = _after_the_profile(settings)
     counted, stages = problem.replace(memory=None), range(problem.stages)
     limits = [min(problem.limit(Worker(0, s)), problem.counts[0]) for s in stages]
     wanted = [min(counted.limit(Worker(0, s)), problem.counts[0]) for s in stages]
@@ -67,6 +67,8 @@ def _in_flight(settings: Settings) -> str:
     said = room + ", ".join(
         f"{n:g}" if n == most else f"{n:g} of {most:g}" for n, most in zip(limits, wanted, strict=True)
     )
+    if again := [str(s) for s in stages if problem.recomputes[s]]:
+        said += f"; stage{'s' * (len(again) > 1)} {', '.join(again)} recompute{'s' * (len(again) == 1)}"
     strict = {**problem.memory, "least": 0} if problem.memory else None
     try:
         problem.replace(memory=strict)
@@ -85,13 +87,17 @@ def crowd(workers_here: int) -> str | None:
 
 def needs_of(settings: Settings, device: str) -> list[dict[str, float]]:
     """By stage and part, what a worker holds at the fullest moment of a step without deaths. device: cpu or cuda."""
-    problem, p = initial_problem(settings), settings.parallel
-    return [
-        stage_memory(settings, stage, device=device).peak(
-            p.pipelines, p.microbatches, min(problem.limit(Worker(0, stage)), p.microbatches)
-        )
-        for stage in range(p.stages)
-    ]
+    problem, p = _after_the_profile(settings), settings.parallel
+    found = []
+    for stage, again in enumerate(problem.recomputes):
+        memory = stage_memory(settings, stage, device=device, recompute=again or None)
+        most = min(problem.limit(Worker(0, stage)), p.microbatches)
+        found.append(memory.peak(p.pipelines, p.microbatches, most, problem.coupled[stage]))
+    return found
+
+
+def _after_the_profile(settings: Settings) -> Problem:
+    return initial_problem(settings).replace(backward=settings.schedule.backward)
 
 
 def _all_here(settings: Settings, needs: list[dict[str, float]], workers: int) -> float:

@@ -20,6 +20,7 @@ from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import LinksMeasured, Ready
 
+from .problem import memory_of
 from .profile import Profile
 from .slowness import Speed
 
@@ -35,7 +36,7 @@ class Planning:
         drive: Callable[..., Any],
         stop: Callable[[str], None],
     ) -> None:
-        self._run, self._job, self._drive, self._stop = run, job, drive, stop
+        self._settings, self._run, self._job, self._drive, self._stop = settings, run, job, drive, stop
         self._profile = Profile(settings)
         self._task: asyncio.Task[None] | None = None
         self._prepared = -1  # the step in which it last planned for a death that may come
@@ -45,9 +46,12 @@ class Planning:
         return self._task is not None
 
     def introduced(self, worker: Worker, message: Ready) -> None:
-        """A worker is ready: what its stage sends, and where it runs."""
-        self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share)
+        """A worker is ready: what its stage sends and takes, and where it runs."""
+        self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share, message.memory)
         self._profile.place(worker, message.machine, message.cores)
+        job, measured = self._job(), self._profile.memory
+        if measured is not None and job.problem.memory is None:
+            job.replan(job.problem.replace(memory=memory_of(self._settings, measured)))
 
     def links_measured(self, message: LinksMeasured) -> None:
         """Latencies and bandwidths that a worker has measured; the plans from now on are made with them."""
@@ -65,7 +69,7 @@ class Planning:
         """The spans of a committed step. Where durations or speeds are other ones now, the coming steps are planned
         anew; returns who has become slow, or is so no more."""
         was_complete = self._profile.complete
-        changed = self._profile.add(spans)
+        changed = self._profile.add(spans, self._job().problem_now().recomputes)
         if self._profile.complete and not was_complete:
             self._run.later(self._run.write_json, self._run.profile, self._profile.to_json())
         self.follow_profile()

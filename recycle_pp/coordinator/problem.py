@@ -7,7 +7,7 @@ job = new_job(settings, first_step=20)               # the protocol around it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,8 @@ from recycle_pp.model.memory import room_for_tensors, stage_memory
 from recycle_pp.protocol.job import Job
 
 from .machine import gpu_memory
+
+Measured = Sequence[Sequence[Mapping[str, float]]]  # by stage and way in which it may run, keys of a StageMemory
 
 
 def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
@@ -33,6 +35,7 @@ def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: 
         clip=s.optimizer.clip,
         stagger=s.optimizer.stagger,
         copies=s.parallel.copies,
+        third=s.control.mismatch == "third",
         first_step=first_step,
         evaluate_every=s.run.validate_every,
         evaluate_microbatches=min(s.run.validate_microbatches, s.parallel.microbatches),
@@ -60,16 +63,23 @@ def initial_problem(settings: Settings) -> Problem:
     )
 
 
-def memory_of(settings: Settings) -> dict[str, Any] | None:
-    """The problem's key `memory`, of `parallel.memory`; None without, and for models of which only their workers know.
+def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str, Any] | None:
+    """The problem's key `memory`, of `parallel.memory`; None without, and while nobody knows what stages take.
 
-    One micro-batch in flight is tried in any case: a job that may run out of memory is better than none."""
+    measured: by stage, as workers find it (`model.measured_memory`), of a model that is not the project's own. One
+    micro-batch in flight is tried in any case: a job that may run out of memory is better than none."""
     capacity = settings.parallel.memory
-    if capacity in (None, "auto") or not settings.model.own or settings.emulate.mode:
+    if capacity in (None, "auto") or settings.emulate.mode or (not settings.model.own and measured is None):
         return None
     device = "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
-    stages = [asdict(stage_memory(settings, s, device=device)) for s in range(settings.parallel.stages)]
-    return {"capacity": room_for_tensors(parse_size(str(capacity)), device), "stages": stages, "least": 1}
+    memory: dict[str, Any] = {"capacity": room_for_tensors(parse_size(str(capacity)), device), "least": 1}
+    auto = settings.model.recompute == "auto"
+    ways = (False, True) if auto else (None,)
+    found = measured or [
+        [asdict(stage_memory(settings, s, device=device, recompute=again)) for again in ways]
+        for s in range(settings.parallel.stages)
+    ]
+    return memory | dict(zip(("stages", "recomputed"), zip(*found, strict=True), strict=False))
 
 
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:

@@ -8,7 +8,8 @@ The first steps run I and W apart, the last of them runs B, so that all are meas
 then on plans use the medians of what ops took on their device (a span's `own`: without what its thread waited for a
 core, so that a busy machine changes no plan), and every step is compared with them, worker by worker. `slowness` says
 who is slow; it is planned with that speed until it is as fast as the others again. Who takes `FROM_THE_START` times as
-long as its peers while this is measured is compared with them, and is not part of the medians.
+long as its peers while this is measured is compared with them, and is not part of the medians. Durations are those of
+stages that keep what F computes: where one recomputes it, I and B take an F longer, which the problem adds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from recycle_pp.telemetry.packing import OWN
 
 from .latency_breakdown import Spans, breakdown_of
 from .link_table import LinkTable
+from .problem import Measured
 from .slowness import Slowness, Speed
 
 KINDS = "FIWBO"
@@ -52,16 +54,28 @@ class Profile:
         self._usual: dict[Worker, dict[str, float]] = {}  # and their medians
         self._slowness = Slowness()
         self.links = LinkTable()
+        self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
+        self._again: Sequence[bool] = [False for _ in stages]  # the stages that recompute, in the newest step
         self._model: dict[int, tuple[int, float]] = {}  # what each stage's workers say of it
 
     @property
     def complete(self) -> bool:
         return bool(self._durations)
 
-    def describe(self, stage: int, boundary_bytes: int, deferred_share: float) -> None:
-        """Bytes of the stage's output for one micro-batch, and the share of its parameters whose gradients come with
-        W."""
+    def describe(
+        self, stage: int, boundary_bytes: int, deferred_share: float, memory: Sequence[Mapping[str, float]] = ()
+    ) -> None:
+        """Bytes of the stage's output for one micro-batch; the share of its parameters whose gradients come with W; the
+        bytes that it takes in each way in which it may run, where its workers measure them."""
         self._model[stage] = boundary_bytes, deferred_share
+        if memory:
+            self._memory[stage] = memory
+
+    @property
+    def memory(self) -> Measured | None:
+        """By stage, what its workers have measured; None while some are missing."""
+        stages = range(self._settings.parallel.stages)
+        return [self._memory[stage] for stage in stages] if len(self._memory) == len(stages) else None
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
         """A process has started as this worker. machine: its host's name, the same for all that share its cores."""
@@ -69,14 +83,19 @@ class Profile:
         self._slowness.place(worker, machine, cores)
         self.links.place(worker, machine)
 
-    def add(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
-        """The spans of a committed step, as `packing.unpack` gives them."""
+    def add(self, tables: Mapping[Worker, np.ndarray], again: Sequence[bool] | None = None) -> list[Speed]:
+        """The spans of a committed step, as `packing.unpack` gives them. again: the stages that recompute in it, where
+        `model.recompute` leaves it to bytes; None: as before."""
+        self._again = self._again if again is None else again
         if self.complete:
             return self._compare(tables)
         if self._steps:
             self._collect(tables)
             self._seen += 1
             if self._seen == self._steps:
+                for worker, of in self._here.items():
+                    if self._again[worker.stage] and "F" in of:
+                        _keep(of)
                 here = {w: {k: _median(x) for k, x in of.items()} for w, of in self._here.items()}
                 peers = {w: _peers(here, w) for w in here}
                 for worker, of in self._here.items():
@@ -93,7 +112,8 @@ class Profile:
         """How long an op of this kind takes there; None as long as it is not measured."""
         if kind not in self._durations:
             return None
-        return self._durations[kind][worker.stage] * self._slowness.factors.get(worker, 1.0)
+        again = self._durations["F"][worker.stage] if self._again[worker.stage] and kind in "IB" else 0.0
+        return (self._durations[kind][worker.stage] + again) * self._slowness.factors.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
         """`problem` as the next step should be planned."""
@@ -133,6 +153,7 @@ class Profile:
             "sum_seconds": [_median(x) for x in self._sums],
             "boundary_bytes": [boundary for boundary, _ in model[:-1]],
             "deferred_share": [share for _, share in model],
+            "memory": self.memory,
             "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
             "steps": self._seen,
         }
@@ -196,13 +217,23 @@ class Profile:
     def _longer(self, worker: Worker, table: np.ndarray) -> tuple[float, float] | None:
         """Own and wall time of its ops in a step, by what they took in the first steps: here, else on its stage."""
         here = self._usual.get(worker, {})
-        known = [here.get(k) or self._durations[k][worker.stage] if k in "FIWB" else 0.0 for k in SPANS]
-        usual = np.array(known)[table[:, 0].astype(int)]
+        known = {k: here.get(k) or self._durations[k][worker.stage] if k in "FIWB" else 0.0 for k in SPANS}
+        if self._again[worker.stage]:
+            known |= {k: known[k] + known["F"] for k in "IB" if known[k]}
+        usual = np.array([known[k] for k in SPANS])[table[:, 0].astype(int)]
         ops = table[usual > 0]
         if not len(ops):
             return None
         total = usual.sum()
         return float(ops[:, OWN].sum() / total), float((ops[:, 4] - ops[:, 3]).sum() / total)
+
+
+def _keep(seconds: dict[str, list[float]]) -> None:
+    """Of a worker that recomputed: what I and B would have taken without, in place."""
+    forward = _median(seconds["F"])
+    for kind in "IB":
+        if kind in seconds:
+            seconds[kind] = [max(x - forward, x / 3) for x in seconds[kind]]
 
 
 def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[str, float]:

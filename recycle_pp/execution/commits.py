@@ -117,12 +117,12 @@ class Commits:
             )
         )
         squares, finite, fits = reduced.squares, reduced.finite, reduced.fits
-        blocks = self._checksums()
-        self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks, blocks))
+        generation, held = orders.generation, self._inspected()
+        self._session.send(make_vote(generation, step, squares, finite, fits, counts, losses, speaks, *held))
 
-    def _checksums(self) -> bytes:
-        """Of what its peers hold as well, where that is not all (`Vote.blocks`)."""
-        return b""
+    def _inspected(self) -> tuple[bytes, list[int]]:
+        """What its peers compare, where they do not hold all: see `Vote.blocks` and `Vote.changed`."""
+        return b"", []
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
         """What went into the sum, as often as it did. Each peer says it: who speaks for them may die with the
@@ -173,7 +173,7 @@ class Commits:
                 self._optimizer.undo()
                 undone(step)
             if again:
-                self._stage.gradients.begin_again(attempt, self.reduced.pop(broken, None))
+                self._stage.gradients.begin_again(attempt.coarser, self.reduced.pop(broken, None))
                 forgotten(broken)
             if commit is not None:
                 self._session.doing.works("O", commit.step)

@@ -22,6 +22,7 @@ class Diary:
         self._worker = worker
         self._members: set[Worker] = set()
         self._step = 0  # that runs, or comes next
+        self._again = False
 
     def note(self, sentence: str) -> None:
         with suppress(OSError):  # the disk is full: training does not need it
@@ -35,8 +36,10 @@ class Diary:
                 for step, actions in message.steps.items():
                     if actions:
                         self.note(f"step {step}: a plan of what is left of it")
+                self._recomputes(message.recompute)
             case SteadyPlan():
                 self.note(f"step {self._step}: a plan of the steps to come")
+                self._recomputes(message.recompute)
             case Commit():
                 self._step = message.step + 1
             case Donate():
@@ -45,6 +48,11 @@ class Diary:
                 self.note("the job is over")
             case Leave():
                 self.note("leaves the job")
+
+    def _recomputes(self, again: bool) -> None:
+        if again != self._again:
+            self.note(f"step {self._step}: layers {'run again in the backward' if again else 'keep what they compute'}")
+        self._again = again
 
     def _announced(self, message: Announce) -> None:
         self._step = max(self._step, message.committed + 1)

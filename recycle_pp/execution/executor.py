@@ -89,7 +89,10 @@ class Executor:
         if orders.copy is not None:
             self.commits.copy(orders, step, orders.copy)
         while step < self.settings.run.steps:
-            self._run_step(orders, step, self.session.actions(orders, step))
+            actions = self.session.actions(orders, step)
+            if self.settings.model.recompute == "auto":
+                self.stage.module.recompute = self.session.recomputes(orders, step)
+            self._run_step(orders, step, actions)
             step += 1
         self.session.resumed(orders)
         self.on_finish(orders)

@@ -125,6 +125,10 @@ class Session:
         """What this worker runs in a step; blocks until the plan is here."""
         return orders.steps[step] if step in orders.steps else self._planned(orders)[0]
 
+    def recomputes(self, orders: Orders, step: int) -> bool:
+        """Whether the layers of what is forwarded in a step run again in the backward: asked after its `actions`."""
+        return orders.recompute[step not in orders.steps]
+
     def validation(self, orders: Orders) -> list[Action]:
         return self._planned(orders)[1]
 

@@ -116,9 +116,10 @@ class ShardedCommits(Commits):
             found |= digests({name: master.cpu()})
         return found
 
-    def _checksums(self) -> bytes:
-        """Of the state, as after the last step: each holder has come to it by itself."""
-        return array("q", self._sharded.checksums()).tobytes()
+    def _inspected(self) -> tuple[bytes, list[int]]:
+        """The state, as after the last step: each holder has come to it by itself."""
+        checksums, changed = self._sharded.inspected()
+        return array("q", checksums.values()).tobytes(), changed
 
     def _apply(self, commit: Commit, speculated: bool) -> None:
         if speculated:

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.document_check import refuse_leaks
+from recycle_pp.model.measured_memory import measured_memory
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -156,6 +158,7 @@ class Process:
                     optimizer.resume(lambda names: checkpoint.load(path, names))
                 else:
                     optimizer.load(checkpoint.load(path, list(optimizer.state())))
+            takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             if isinstance(optimizer, ShardedOptimizer):
                 participant.holdings = Holdings(worker.pipeline, stage.layout.block_sizes, welcome.resume - 1)
         except ValueError as error:
@@ -197,6 +200,7 @@ class Process:
                 socket.gethostname(),
                 os.cpu_count() or 1,
                 optimizer.names if isinstance(optimizer, ShardedOptimizer) else [],
+                [{key: float(value) for key, value in asdict(way).items()} for way in takes],
             )
         )
         # Also where this is no joiner yet: it becomes one if the others begin without it.

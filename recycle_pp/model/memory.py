@@ -11,7 +11,7 @@ written of lie on the host, so they count on a CPU only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 from recycle_schedules import StageMemory
 
@@ -22,7 +22,8 @@ from .split import layers_of
 PROCESS = 310_000_000  # bytes of a worker on a CPU before it holds anything: Python and torch, as far as they are used
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # elements that a tensor's place in the stage's vector is a multiple of (numerics.layout)
-BUCKET = 1 << 20  # elements that come from each peer at a time where the state is sharded
+BUCKET = 1 << 20  # elements that are summed at a time where the state is sharded (state.shards)
+PIECE = 1 << 18  # of these, what comes from each peer at a time; it may be one ahead
 CHUNK = 512 << 20  # of logits: what the fused head makes of them at a time (recycle_kernels.head_loss)
 
 
@@ -34,44 +35,58 @@ def stage_memory(
     recompute: bool | None = None,
 ) -> StageMemory:
     """Of a worker of that stage of the project's own Transformer. device: cpu or cuda.
-    recompute: instead of what `model.recompute` says."""
+    recompute: instead of what `model.recompute` says, of which `auto` is a no here."""
     model, numerics, parallel = settings.model, settings.numerics, settings.parallel
     layers = layers_of_stages(settings)[stage]
-    sizes = list(tensor_sizes(model, layers))
-    count, largest = sum(sizes), max(sizes)
+    held = parameter_memory(settings, list(_tensors(model, layers)), device)
     rounded, cast = numerics.precision == "bf16", numerics.precision == "bf16-autocast"
-    matrices = sum(linear_sizes(model, layers)) if cast else 0
-    exact = numerics.reproducible
-    each_sum = LONG if exact and numerics.sums == "int64" else FLOAT
-    state = (2 + rounded) * FLOAT + 3 * FLOAT * settings.optimizer.stagger
+    matrices = linear_sizes(model, layers)
     tokens = parallel.microbatch_size * model.sequence
-    again = model.recompute if recompute is None else recompute
-    fused = model.kernels == "triton" or (model.kernels == "auto" and device == "cuda")
+    again = model.recompute is True if recompute is None else recompute
+    fused = _fused(model, device)
     masked = settings.data.document_mask
     activations = Activations(model, layers, tokens, numerics.precision, fused, again, masked)
     sides = (stage > 0) + (stage < parallel.stages - 1)
-    matrix = max(linear_sizes(model, layers)) * (HALF if rounded or cast else FLOAT)
-    product = matrix if not fused and (exact or rounded or cast) else 0
-    copies, pipelines = parallel.copies, parallel.pipelines
-    return StageMemory(
-        weights=(HALF if rounded else FLOAT) * count + HALF * matrices,
-        state=state * count,
-        copies=copies,
-        sums=each_sum * count,
-        gradient=FLOAT * count,
-        staggered=settings.optimizer.stagger,
+    matrix = max(matrices) * (HALF if rounded or cast else FLOAT)
+    product = matrix if not fused and (numerics.reproducible or rounded or cast) else 0
+    return replace(
+        held,
+        weights=held.weights + HALF * sum(matrices) * cast,
         boundary=activations.stream * tokens * model.width * sides,
         flight=activations.flight,
         waiting=activations.waiting,
         op=max(activations.op, product),
         whole_op=max(activations.whole_op, product),
-        payload=each_sum * (min(count, BUCKET) * pipelines if copies else count),
+    )
+
+
+def parameter_memory(settings: Settings, tensors: list[int], device: str) -> StageMemory:
+    """What a worker holds, reduces, updates and saves of a stage with these parameters, and nothing of micro-batches.
+    tensors: elements of each."""
+    sizes = [-(-size // GAP) * GAP for size in tensors]
+    count, largest = sum(sizes), max(sizes)
+    numerics, copies, pipelines = settings.numerics, settings.parallel.copies, settings.parallel.pipelines
+    rounded, exact = numerics.precision == "bf16", numerics.reproducible
+    each_sum = LONG if exact and numerics.sums == "int64" else FLOAT
+    state = (2 + rounded) * FLOAT + 3 * FLOAT * settings.optimizer.stagger
+    return StageMemory(
+        weights=(HALF if rounded else FLOAT) * count,
+        state=state * count,
+        copies=copies,
+        sums=each_sum * count,
+        gradient=FLOAT * count,
+        staggered=settings.optimizer.stagger,
+        payload=each_sum * (min(count, BUCKET + 2 * PIECE * (pipelines - 1)) if copies else count),
         received=each_sum * count if device == "cpu" and not copies else 0,
         restored=FLOAT * count if exact or copies else 0,
-        update=0 if fused or settings.optimizer.clip is None else FLOAT * largest,
+        update=0 if _fused(settings.model, device) or settings.optimizer.clip is None else FLOAT * largest,
         arriving=(HALF if rounded else FLOAT) * count * (settings.optimizer.stagger and copies > 0),
-        saved=0 if device != "cpu" else FLOAT * (largest + 3 * count / pipelines if copies else 4 * count),
+        saved=0 if device != "cpu" else FLOAT * count * ((min(copies, pipelines) + 3) / pipelines if copies else 4),
     )
+
+
+def _fused(model: Model, device: str) -> bool:
+    return model.kernels == "triton" or (model.kernels == "auto" and device == "cuda")
 
 
 def sent_bytes(settings: Settings, stage: int) -> float:
@@ -103,11 +118,6 @@ def layers_of_stages(settings: Settings) -> list[range]:
 def parameters(model: Model, layers: range) -> int:
     """The number of parameters of a stage with these layers."""
     return sum(_tensors(model, layers))
-
-
-def tensor_sizes(model: Model, layers: range) -> Iterator[int]:
-    """Elements of each tensor of the stage's vector, with the gap behind it."""
-    return (-(-size // GAP) * GAP for size in _tensors(model, layers))
 
 
 def linear_sizes(model: Model, layers: range) -> list[int]:
@@ -178,6 +188,7 @@ __all__ = [
     "Activations",
     "StageMemory",
     "layers_of_stages",
+    "parameter_memory",
     "parameters",
     "room_for_tensors",
     "stage_memory",

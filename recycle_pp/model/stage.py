@@ -144,11 +144,13 @@ class Stage:
         batch = Batch.blank(self.settings) if module.reads else None
         taken = [of.empty(self.device).zero_() for of in module.takes]
         grads = [of.empty(self.device).zero_() for of in module.gives if of.differentiable]
-        self.forward(0, 0, batch, taken)
-        self.backward_input(0, grads)
-        self.backward_weight(0)  # writes the sums
-        self.forward(0, 1, batch, taken)
-        self.backward(1, grads)  # adds to them
+        ways = [False, True] if self.settings.model.recompute == "auto" else [module.recompute]
+        for module.recompute in reversed(ways):
+            self.forward(0, 0, batch, taken)
+            self.backward_input(0, grads)
+            self.backward_weight(0)  # writes the sums
+            self.forward(0, 1, batch, taken)
+            self.backward(1, grads)  # adds to them
         self.evaluate(batch, taken)
         self.gradients.reduced(self.gradients.payload())
         self.gradients.clear()

@@ -92,6 +92,8 @@ class StageModule(Protocol):
     shared   parameters that other stages hold as well -> all stages that do; the gradient is the sum over them
     deferred the parameters whose gradients wait for W; all others get theirs in I
     reads    whether forward looks at the batch
+    recompute  whether layers keep their input alone, and run again in the backward; may be set between two F. It
+             changes no bit
     """
 
     ops: Operations
@@ -102,6 +104,7 @@ class StageModule(Protocol):
     shared: Mapping[str, Sequence[int]]
     deferred: frozenset[str]
     reads: bool
+    recompute: bool
 
     def bind(
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore

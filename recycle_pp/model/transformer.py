@@ -232,7 +232,7 @@ class Transformer(nn.Module):
     def __init__(self, build: Build, layers: range):
         super().__init__()
         model = build.model
-        self.recompute, self.tied = model.recompute, model.tied
+        self.recompute, self.tied = model.recompute is True, model.tied
         self.embedding = Embedding(build) if layers.start == 0 else None
         self.layers = nn.ModuleDict({str(layer): Layer(build, layer) for layer in layers})
         last = layers.stop == depth(model)
@@ -301,6 +301,14 @@ class TransformerStage:
         self.takes = [] if self._first else [stream]
         self.gives = [] if self._last else [stream]
         self.reads = self._first or self._last or settings.data.document_mask
+
+    @property
+    def recompute(self) -> bool:
+        return self.module.recompute
+
+    @recompute.setter
+    def recompute(self, again: bool) -> None:
+        self.module.recompute = again
 
     def bind(
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore

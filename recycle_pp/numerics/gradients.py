@@ -96,7 +96,7 @@ class Gradients:
         self._form, self._attempt, self._learnt = form, 0, 0  # the attempt under way, and that which learnt exponents
         self._parts = list(parts or [1] * len(layout.names))
         self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
-        self._flat = layout.zeros(device, self.dtype)
+        self._flat = layout.room(device, self.dtype)  # the first gradient of each tensor is written
         self._sums = layout.views(self._flat)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros(2, dtype=torch.float64, device=device)
@@ -229,12 +229,13 @@ class Gradients:
             self.exponents = torch.where(largest > 0, e, self.exponents)
 
     def begin_again(self, attempt: int, reduced: Reduced | None) -> None:
-        """Forgets every micro-batch of the step under way: attempt number `attempt`, from 1, has other exponents.
+        """Forgets every micro-batch of the step under way: attempt number `attempt`, from 1, has other exponents, the
+        one that was under way has its own once more.
 
         reduced: of the attempt before, if this worker holds it; all do where it was the first of all.
         """
         learnt = self._learnt
-        if not self.known and reduced is not None:
+        if attempt > self._attempt and not self.known and reduced is not None:
             largest = self._expected(reduced)
             least = fixed.powers(-self.exponents)  # what has vanished is smaller
             self.exponents = fixed.exponents(largest.maximum(least), self.microbatches, self._form)

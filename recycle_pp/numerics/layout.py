@@ -74,6 +74,13 @@ class Layout:
         """The vector (size,), at a multiple of 256 bytes."""
         return aligned_bytes(self.size * dtype.itemsize, device).view(dtype).zero_()
 
+    def room(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The same with nothing in it but the zeros behind each tensor: on a CPU it takes memory as it is written."""
+        flat = aligned_bytes(self.size * dtype.itemsize, device).view(dtype)
+        for piece, shape in zip(flat.split(self.sizes), self.shapes, strict=True):
+            piece[prod(shape) :].zero_()
+        return flat
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors that lie in `flat` (size,), in order."""
         pieces = zip(flat.split(self.sizes), self.shapes, strict=True)

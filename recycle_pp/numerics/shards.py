@@ -2,8 +2,9 @@
 
     optimizer = ShardedOptimizer(settings, stage)
     optimizer.begin(block)                           # its state is that with which the stage began
-    optimizer.put(block, [master, mean, square])     # its state as another holder gave it
+    optimizer.put(block, parcel)                     # its state as another holder gave it (`given`)
     optimizer.start_step(blocks, first)              # room for these blocks' gradients: optimizer.shards[block].grad
+    checksums, changed = optimizer.inspected()       # of the same, before it
     optimizer.step(reduced, step, scale)             # at the commit: of these blocks; the others are dropped
     optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
     optimizer.speculate(reduced, step); optimizer.undo()        # of these blocks, as if nothing had happened
@@ -15,6 +16,9 @@ vector; in bf16 it is a tensor of its own, and the stage's float32 vector goes w
 
 An update changes the weights of the blocks that are held here; those of the others come from their holders
 (`state.shards`), and `stage.changed()` has to follow.
+
+Nothing but `step` may change the state. With control.mismatch=third each block has a seal, the checksum of what `step`
+has left, which goes with its copies: so a worker whose memory has changed a bit can say so itself.
 """
 
 from __future__ import annotations
@@ -50,17 +54,35 @@ class Stage(Updated, Protocol):
 @dataclass
 class Shard:
     """State and gradient of one block: flat float32 vectors of its size; grad is None but from a reduction to the
-    commit. before: the state that a speculation overwrites; allocated at the first one, then reused."""
+    commit. before: the state that a speculation overwrites; allocated at the first one, then reused. seal: (1,) int64,
+    the checksum of the state as its update has left it, None without; changed: (1,) bool, whether it was found to be
+    another one since."""
 
     master: Tensor
     mean: Tensor
     square: Tensor
     grad: Tensor | None = None
     before: State | None = None
+    seal: Tensor | None = None
+    changed: Tensor | None = None
 
     @property
     def state(self) -> State:
         return self.master, self.mean, self.square
+
+    def checksum(self, before: bool = False) -> Tensor:
+        """(1,) int64: of all bits of the state, 64 at a time, modulo 2**64. One that flips changes it. Reads all.
+        before: of what a speculation has overwritten."""
+        state = self.before if before else self.state
+        assert state is not None
+        master, mean, square = (vector.view(torch.int64).sum(0, keepdim=True) for vector in state)
+        return master + 3 * mean + 5 * square  # odd factors: no bit gets lost
+
+    def compare(self) -> None:
+        """Finds out whether anything has changed the state since it was sealed."""
+        if self.seal is not None:
+            now = self.checksum() != self.seal
+            self.changed = now if self.changed is None else self.changed | now
 
 
 class ShardedOptimizer:
@@ -69,6 +91,7 @@ class ShardedOptimizer:
     def __init__(self, settings: Settings, stage: Stage) -> None:
         self._settings, self._stage = settings.optimizer, stage
         self._steps = settings.run.steps
+        self._seals = settings.control.mismatch == "third"
         self._rounds = stage.working is not stage.flat
         self._spans = stage.layout.spans
         self._ways = [_Way.of(settings.optimizer, stage, block) for block in range(len(self._spans))]
@@ -115,23 +138,31 @@ class ShardedOptimizer:
         """Holds the block in the state with which the stage began."""
         flat = self._stage.flat[self._spans[block]]
         mean, square = (self._moment(prefix, block) for prefix in ("exp_avg", "exp_avg_sq"))
-        self.shards[block] = Shard(_copy(flat) if self._rounds else flat, mean, square)
+        shard = self.shards[block] = Shard(_copy(flat) if self._rounds else flat, mean, square)
+        self._seal(shard)
 
     @torch.no_grad()
-    def put(self, block: int, state: Sequence[Tensor]) -> None:
-        """Holds the block in this state: three float32 vectors, which it takes over. Its weights follow."""
-        master, mean, square = state
+    def put(self, block: int, parcel: Sequence[Tensor]) -> None:
+        """Holds the block as `given` has it: takes the vectors over. Its weights follow."""
+        master, mean, square, *seal = parcel
         if not self._rounds:
             mine = self._stage.flat[self._spans[block]]
             mine.data.copy_(master)  # what it is already, if weights are here: micro-batches in flight go on with them
             master = mine
-        self.shards[block] = Shard(master, mean, square)
+        self.shards[block] = Shard(master, mean, square, seal=seal[0] if seal else None)
         self._round(block)
 
-    def room(self, block: int) -> State:
+    def given(self, block: int) -> list[Tensor]:
+        """What another worker needs to hold the block: three float32 vectors, and their seal if they have one."""
+        shard = self.shards[block]
+        return [*shard.state, *([] if shard.seal is None else [shard.seal])]
+
+    def room(self, block: int) -> list[Tensor]:
         """Uninitialised memory for what `put` takes."""
-        size, device = self._spans[block].stop - self._spans[block].start, self._stage.device
-        return _empty(size, device), _empty(size, device), _empty(size, device)
+        return [
+            *self._vectors(block),
+            *([torch.empty(1, dtype=torch.int64, device=self._stage.device)] if self._seals else []),
+        ]
 
     def settled(self) -> None:
         """What the stage began with is not needed any more but here: in bf16 its float32 vector goes."""
@@ -184,7 +215,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def speculate(self, reduced: Reduced, step: int) -> None:
-        """The step before it is sure, with scale 1: keeps what it overwrites, and the gradients."""
+        """The step before it is sure, with scale 1: keeps what it overwrites, and the gradients. Not with seals."""
         assert not self.is_ahead, "confirm() or undo() the last speculation first"
         self._before = self._stage.gradients.exponents
         self._update(step, 1.0, ahead=True)
@@ -213,15 +244,18 @@ class ShardedOptimizer:
             self._round(block)
         self._stage.gradients.exponents, self._before = self._before, None
 
-    def checksums(self) -> list[int]:
-        """Of each block that has a gradient, in order, as it was before that: the sum of all bits of its state, 32 at a
-        time. One that flips changes it; costs a read of the state."""
-        found = []
-        for _, shard in sorted(self._updated()):
-            state = (shard.before or ()) if self.is_ahead else shard.state
-            bits = (int(vector.view(torch.int32).sum(dtype=torch.int64)) for vector in state)
-            found.append(sum(of * place for place, of in enumerate(bits, 1)))
-        return found
+    @torch.no_grad()
+    def inspected(self) -> tuple[dict[int, int], list[int]]:
+        """(the checksum of each block that has a gradient, in order, as it was before that; the blocks of these that
+        something other than an update has changed, as far as there are seals). Reads the state."""
+        held = dict(sorted(self._updated()))
+        checksums = torch.cat([shard.checksum(self.is_ahead) for shard in held.values()]).tolist() if held else []
+        changed = []
+        for (block, shard), checksum in zip(held.items(), checksums, strict=True):
+            found = shard.seal is not None and checksum != shard.seal.item()
+            if found or (shard.changed is not None and shard.changed.item()):
+                changed.append(block)
+        return dict(zip(held, checksums, strict=True)), changed
 
     def _updated(self) -> list[tuple[int, Shard]]:
         """Those that have a gradient."""
@@ -232,12 +266,14 @@ class ShardedOptimizer:
         for block, shard in self._updated():
             assert shard.grad is not None
             if ahead and shard.before is None:
-                shard.before = self.room(block)
+                shard.before = self._vectors(block)
+            shard.compare()  # what has changed by now would be sealed as if it were right
             way, undo = self._ways[block], shard.before if ahead else None
             self._stage.ops.adamw(
                 shard.state, shard.grad, way.places, way.settings, lr=lr * way.lr, step=step, scale=scale, undo=undo
             )
             self._round(block)
+            self._seal(shard)
 
     def _drop(self) -> None:
         """The step is agreed: the gradients go, and the state of blocks that had none."""
@@ -287,6 +323,25 @@ class ShardedOptimizer:
         """Copies of the masters that are held here, on the CPU, by `NAME[first row:last row]`, for their digests."""
         names = self.names
         return {names[block]: shard.master.to("cpu", copy=True) for block, shard in sorted(self.shards.items())}
+
+    @torch.no_grad()
+    def checksums(self) -> dict[str, str]:
+        """Of the state of each block that is held here, by `state of NAME[first row:last row]`, likewise. Raises
+        RuntimeError where a block has changed since its update, and must not be saved."""
+        names = self.names
+        for block, shard in sorted(self.shards.items()):
+            shard.compare()
+            if shard.changed is not None and shard.changed.item():
+                raise RuntimeError(f"its copy of {names[block]} has changed since its update")
+        return {f"state of {names[block]}": str(of.checksum().item()) for block, of in sorted(self.shards.items())}
+
+    def _vectors(self, block: int) -> State:
+        size, device = self._spans[block].stop - self._spans[block].start, self._stage.device
+        return _empty(size, device), _empty(size, device), _empty(size, device)
+
+    def _seal(self, shard: Shard) -> None:
+        if self._seals:
+            shard.seal = shard.checksum()
 
     def _round(self, block: int) -> None:
         """The weights that are computed with, of a block that is held here."""

@@ -47,6 +47,7 @@ class Adoption:
             evaluate=evaluate,
             stagger=stagger,
             shares=self.shares.get(worker.stage),
+            recompute=self.left.problem.recomputes[worker.stage],
         )
 
 

@@ -38,8 +38,10 @@ def make_vote(
     losses: Sequence[float],
     speaks: bool,
     blocks: bytes = b"",
+    changed: Sequence[int] = (),
 ) -> Vote:
-    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage. blocks: see Vote."""
+    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage. blocks, changed: see
+    Vote."""
     every = (finite, fits, *squares, *counts, *losses)
     numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs come with signs and payloads
     return Vote(
@@ -52,6 +54,7 @@ def make_vote(
         squares=[*squares] if speaks else [],
         losses=[*losses] if speaks else [],
         blocks=blocks,
+        changed=[*changed],
     )
 
 

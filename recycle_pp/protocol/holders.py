@@ -1,9 +1,10 @@
 """Which workers of a stage hold which block of its optimizer state: a table, block -> holders, the first one first.
 
     table = placed(sizes, peers, copies=2, hosts={0: "a", 1: "b"})    # at the start
-    table = refilled(held, sizes, peers, copies=2)     # after deaths and returns; held: who lives and holds what
+    table = refilled(held, sizes, peers, copies=2, hosts)   # after deaths and returns; held: who lives and holds what
     lost(held)                                         # blocks that nobody holds any more
     missing(held, table, sizes)                        # copies to make: (block, from, to)
+    on_one_host(table, hosts)                          # a host whose loss would lose a block, or None
 
 A peer is named by its pipeline. The blocks are those of the stage's layout, sizes their elements; who lives has no
 influence on where they are cut. The first holder of a block reduces its gradient, gives it to the others, and sends the
@@ -11,7 +12,8 @@ updated weights to all who do not hold it.
 
 At the start the peers form groups of `copies` that share all they hold, on different hosts where they can (copysets:
 Cidon et al., USENIX ATC 2013): two deaths at once lose a block only if they hit one group. Later what is missing goes
-to whoever holds least, and a peer that came back takes over from those who hold more than their share.
+to whoever holds least, and a peer that came back takes over from those who hold more than their share: on another host
+than the other copies, as long as nobody holds more than its share for that.
 """
 
 from __future__ import annotations
@@ -47,30 +49,46 @@ def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None 
     return [sorted(dealt[k::count]) for k in range(count)]
 
 
-def refilled(held: Sequence[Collection[int]], sizes: Sequence[int], peers: Collection[int], copies: int) -> Table:
+def refilled(
+    held: Sequence[Collection[int]],
+    sizes: Sequence[int],
+    peers: Collection[int],
+    copies: int,
+    hosts: Mapping[int, str] | None = None,
+) -> Table:
     """The table of a stage after deaths and returns; it moves little more than the least possible.
 
     held: of each block, the peers that live and hold it, in any order, at least one. What is missing goes to whoever
     holds least; then peers far below the mean take copies over from those above it; then first holders are balanced.
     """
+    of = {peer: (hosts or {}).get(peer, "") for peer in peers}
     wanted = min(copies, len(peers))
     table = [list(holders)[: max(wanted, 1)] for holders in held]
     load = {peer: 0 for peer in peers}
     for holders, size in zip(table, sizes, strict=True):
         for peer in holders:
             load[peer] += size
+    mean = wanted * sum(sizes) / len(load)
+    slack = max(SLACK * mean, copies * max(sizes, default=0))
     for holders, size in zip(table, sizes, strict=True):
         while len(holders) < wanted:
-            peer = min((p for p in load if p not in holders), key=lambda p: (load[p], p))
+            taken, room = {of[holder] for holder in holders}, mean + slack - size
+            others = [p for p in load if p not in holders]
+            apart = [p for p in others if of[p] not in taken and load[p] <= room]
+            peer = min(apart or others, key=lambda p: (load[p], p))
             holders.append(peer)
             load[peer] += size
-    mean = sum(load.values()) / len(load)
-    slack = max(SLACK * mean, copies * max(sizes, default=0))
     for peer in sorted(load, key=lambda p: (load[p], p)):
         if load[peer] < mean - slack:
-            _take_share(peer, table, sizes, load, mean)
+            for gain in (1, 0):  # first what comes onto one host more; nothing that lies on one less
+                _take_share(peer, table, sizes, load, mean, of, gain)
     _balance_first(table, sizes, len(load), slack)
     return table
+
+
+def on_one_host(table: Table, hosts: Mapping[int, str]) -> str | None:
+    """A host on which all copies of a block lie, where there are several."""
+    return next((hosts[of[0]] for of in table if len(of) > 1 and len({hosts[peer] for peer in of}) == 1), None)
 
 
 def lost(held: Sequence[Collection[int]]) -> list[int]:
@@ -91,12 +109,25 @@ def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int])
     return found
 
 
-def _take_share(peer: int, table: Table, sizes: Sequence[int], load: dict[int, int], mean: float) -> None:
+def _take_share(
+    peer: int,
+    table: Table,
+    sizes: Sequence[int],
+    load: dict[int, int],
+    mean: float,
+    hosts: Mapping[int, str],
+    gain: int,
+) -> None:
+    """gain: on so many hosts more than before the blocks lie that it takes."""
     for holders, size in zip(table, sizes, strict=True):
         if load[peer] >= mean:
             return
+        if peer in holders:
+            continue
         most = max(holders, key=lambda p: (load[p], -p))
-        if peer not in holders and load[most] > mean and load[most] - load[peer] > size:
+        rest = {hosts[holder] for holder in holders if holder != most}
+        gained = (hosts[peer] not in rest) - (hosts[most] not in rest)
+        if gained == gain and load[most] > mean and load[most] - load[peer] > size:
             holders[holders.index(most)] = peer
             load[most] -= size
             load[peer] += size

@@ -76,6 +76,10 @@ class Holdings:
         """An update is undone, on all who hold its blocks: of the others it has whatever weights had come."""
         self.weights = min(self.weights, committed - 1)
 
+    def distrust(self, committed: int) -> None:
+        """Weights that it was sent may be wrong: it needs them all once more."""
+        self.weights = min(self.weights, committed - 1)
+
     def commit(self) -> None:
         """A step is agreed, hence all hold what they have to; what is held beyond that is out of date from here on."""
         self.blocks, self.loaded = set(self.mine), None

@@ -14,10 +14,10 @@ order of events that can be. A change of membership runs through the same three 
     report     from every member: what is done, what it holds, when it is free
     adopt      to every member: what is left of the broken step, and the plan of the steps after it
 
-and a step ends with two: `vote` from every live worker, `commit` to every live worker; or, where finite gradients did
-not fit into the fixed-point sums, with a generation that does it again, with coarser ones. A death at any point (also
-while reports are collected) starts the next generation; the last one wins. `notes` is the log of what happened, for
-events.
+and a step ends with two: `vote` from every live worker, `commit` to every live worker; or with a generation that does
+it again, where finite gradients did not fit into the fixed-point sums, or a worker's state was wrong. A death at any
+point (also while reports are collected) starts the next generation; the last one wins. `notes` is the log of what
+happened, for events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from recycle_schedules.graph import StageGraph
 
 from recycle_pp.wire.messages.table import Message, is_void
 from recycle_pp.wire.messages.workers import (
+    FIRST,
     Announce,
+    Attempt,
     Commit,
     Donate,
     Evaluated,
@@ -73,6 +75,7 @@ class Job:
     clip: float | None = None
     stagger: bool = False
     copies: int = 0  # of each block of the optimizer's state (parallel.copies); 0: everybody has all of it
+    third: bool = False  # the job goes on without who holds a wrong one (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # per pipeline
@@ -84,7 +87,7 @@ class Job:
 
     generation: int = -1
     committed: int = -1
-    attempt: int = 0  # at the step after it
+    attempt: Attempt = FIRST  # at the step after it
     live: set[Worker] = field(default_factory=set)
     waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default everybody
     joiners: Joiners = field(default_factory=Joiners)
@@ -99,11 +102,12 @@ class Job:
         self.waiting = self.waiting or everybody(self.problem)
         self._reports: dict[Worker, Report] = {}
         self._present = Present()
-        self.shards = Shards(self.copies)
+        self.shards = Shards(self.copies, self.third)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
         self._speculation = Speculation(self.stagger)
         self._validation = Validation(self.problem.pipelines * self.evaluate_microbatches)
+        self._wrong: dict[Worker, str] = {}  # members no more, and still alive: what is wrong with their state
         self._handlers: dict[type[Message], Callable[[Worker, Any], list[Send]]] = {
             Report: self._reported,
             Vote: self._voted,
@@ -149,6 +153,7 @@ class Job:
         self.live.discard(worker)
         self.leaving.discard(worker)
         self.finished.discard(worker)
+        self._wrong.pop(worker, None)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
         idle = idle and (not self.copies or self.live <= self.finished)  # else weights may have to be sent by another
@@ -274,6 +279,12 @@ class Job:
             self._validation.begin(None)  # it is over, and the parameters are other ones: a loss that got lost stays so
         left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
         self._note("plan_adopted", step=self.committed + 1, lost=left.lost, revoked=sorted(left.revoked))
+        for (
+            worker,
+            detail,
+        ) in self._wrong.items():  # not before: else nobody may be left who knows that the step is void
+            self._note("untrusted", worker=worker, detail=detail)
+        self._wrong.clear()
         out = [Send(w, adoption.message(w, *about)) for w in sorted(self.live)]
         return out + self._find_donors()
 
@@ -285,19 +296,33 @@ class Job:
         self._ballot.cast(worker, vote)
         if not self._ballot.complete(self.live):
             return []
-        if self.copies:
-            self.shards.compare({w: self._ballot.votes[w] for w in self.live}, self.committed + 1)
+        votes = {w: self._ballot.votes[w] for w in self.live}
+        if self.copies and (wrong := self.shards.compare(votes, self.committed + 1)):
+            return self._go_on_without(wrong)
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
+
+    def _go_on_without(self, wrong: dict[Worker, str]) -> list[Send]:
+        """Their weights have gone to their peers, and what came of these to everybody: all of the step is done again,
+        with the weights of the others. They are members no more, and `untrusted`, to be ended, as soon as all others
+        know that. Raises StageLost."""
+        self.attempt = self.attempt._replace(mended=self.attempt.mended + 1)
+        for worker, detail in wrong.items():
+            self._note("mismatch", worker=worker, host=self.shards.hosts.get(worker), detail=detail)
+            for of in (self.live, self.leaving, self.finished):
+                of.discard(worker)
+        self._wrong |= wrong
+        self._check_stages(self.live)
+        return self._regroup()
 
     def _repeat(self, stages: list[int]) -> list[Send]:
         """The same samples again, with room for larger gradients: after a few attempts for any float32."""
-        self.attempt += 1
-        self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt)
+        self.attempt = self.attempt._replace(coarser=self.attempt.coarser + 1)
+        self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt.coarser)
         return self._regroup()
 
     def _commit(self) -> list[Send]:
         decision = self._ballot.decide()
-        self.committed, self.attempt = decision.step, 0
+        self.committed, self.attempt = decision.step, FIRST
         self._new_ballot()
         voters, last = sorted(self.live), decision.step == self.steps - 1
         early = self.ending and not last

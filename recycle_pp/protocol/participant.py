@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from recycle_schedules import Action, Worker, unpack
 
 from recycle_pp.wire.messages.table import is_void
-from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Report, Shares, State, SteadyPlan
+from recycle_pp.wire.messages.workers import FIRST, Adopt, Announce, Attempt, Commit, Report, Shares, State, SteadyPlan
 
 from .holdings import Holdings
 from .ledger import Record
@@ -35,6 +35,7 @@ class Orders:
     evaluate  the validation that has to be (re)done first, or None
     probes  with whom to measure the link to a host before anything else
     shares  who holds what of sharded optimizer state
+    recompute  whether layers run again in the backward: in `steps`, in `steady`
     """
 
     generation: int
@@ -46,6 +47,7 @@ class Orders:
     stagger: bool
     probes: dict[str, Worker]
     shares: Shares | None = None
+    recompute: tuple[bool, bool] = (False, False)
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Participant:
     commits: list[Commit] = field(default_factory=list)  # agreed, not yet applied
     orders: Orders | None = None  # None: wait
     undo: bool = False  # the executor must take back its speculative step before anything else
-    attempt: int = 0  # at the step after `committed`
+    attempt: Attempt = FIRST  # at the step after `committed`
     again: bool = False  # the executor must forget what it has summed in that step, before anything else but `undo`
     announced: Announce | None = None  # the newest announcement
     last: Commit | None = None  # the newest commit
@@ -86,6 +88,8 @@ class Participant:
             self.holdings.join(self.committed)
         self.orders = None
         if message.attempt > self.attempt:
+            if self.holdings is not None and message.attempt.mended > self.attempt.mended:
+                self.holdings.distrust(self.committed)
             self.attempt, self.again = message.attempt, True
             self._forget_after(self.committed)
             self._take_back(self.committed)
@@ -131,18 +135,20 @@ class Participant:
             stagger=message.stagger,
             probes=message.probes,
             shares=message.shares,
+            recompute=(message.recompute, False),
         )
 
     def plan(self, message: SteadyPlan) -> None:
         """What to run in every step that nothing has broken."""
         if self.orders is not None and not is_void(message, self.generation):
             self.orders.steady, self.orders.forward = unpack(message.steady), unpack(message.forward)
+            self.orders.recompute = self.orders.recompute[0], message.recompute
 
     def commit(self, message: Commit) -> None:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
         step = message.step
         assert step == self.committed + 1, (step, self.committed)
-        self.committed, self.last, self.attempt = step, message, 0
+        self.committed, self.last, self.attempt = step, message, FIRST
         self.records.pop(step, None)
         self.commits.append(message)
         if self.holdings is not None:

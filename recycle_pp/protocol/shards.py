@@ -3,7 +3,7 @@
     shards = Shards(copies=2)
     void = shards.void(reports, records)              # stages that have to sum again
     shares = shards.share_out(reports, committed)     # by stage: who holds what from now on; raises StageLost
-    shards.compare(votes, step)                       # raises ProtocolViolation: copies are not the same
+    wrong = shards.compare(votes, step)               # whose copies are wrong; raises ProtocolViolation
 
 Like the ledger, the table rests on what live workers report alone: a block lies where a live worker says that it does,
 as it is after the newest agreed step. So a heal may be interrupted at any point, and a new coordinator needs to know
@@ -12,7 +12,6 @@ nothing.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import structs
@@ -21,20 +20,23 @@ from recycle_schedules import Worker
 from recycle_pp.wire.messages.workers import Holds, Report, Shares, Vote
 
 from .commit import ProtocolViolation
-from .holders import Table, lost, missing, placed, refilled
+from .holders import Table, lost, missing, on_one_host, placed, refilled
 from .ledger import Record
+from .mismatch import compare
 from .stage_lost import StageLost
 
 
 class Shards:
     """hosts: by (pipeline, stage), where a worker lives; names: by stage, what is in each block; as far as is known."""
 
-    def __init__(self, copies: int) -> None:
+    def __init__(self, copies: int, third: bool = False) -> None:
+        """third: who holds a wrong copy is to be found out (control.mismatch)."""
         self.hosts: dict[tuple[int, int], str] = {}
         self.names: dict[int, list[str]] = {}
-        self._copies = copies
+        self._copies, self._third = copies, third
         self._tables: dict[int, Table] = {}
         self._peers: dict[int, set[int]] = {}
+        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # copies (block, to) since that step was agreed
 
     def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
         """The stages whose reduced gradients are void, from what all live workers say; before `share_out`.
@@ -61,16 +63,30 @@ class Shards:
             shares[stage] = self.share(stage, holds, committed, mixed)
         return {stage: structs.replace(of, elsewhere=self._elsewhere(stage)) for stage, of in shares.items()}
 
-    def compare(self, votes: Mapping[Worker, Vote], step: int) -> None:
-        """The holders of a block have updated it each for itself: raises ProtocolViolation if their results differ.
-        votes: of all live workers."""
+    def compare(self, votes: Mapping[Worker, Vote], step: int) -> dict[Worker, str]:
+        """The holders of a block have updated it each for itself: whose results are wrong, and in what, in words.
+
+        Raises ProtocolViolation where that does not help: nobody can tell, or nobody is asked to. votes: of all live
+        workers.
+        """
+        wrong: dict[Worker, str] = {}
         for stage in _stages(votes):
-            checksums = {w.pipeline: vote.blocks for w, vote in votes.items() if w.stage == stage}
-            if (wrong := self.difference(stage, checksums)) is not None:
+            of = {worker.pipeline: vote for worker, vote in votes.items() if worker.stage == stage}
+            found = compare(self._tables[stage], of, self._made[stage][1])
+            if found is None:
+                continue
+            if found.unclear or not self._third:
+                first = (found.unclear or [*found.disputed])[0]
+                unknown = ", and nobody can tell which of them is right" if self._third else ""
                 raise ProtocolViolation(
-                    f"{wrong}, found in step {step}: memory or a processor has failed, and the job must "
-                    "not go on with wrong weights; run.resume=true goes on at the newest checkpoint"
+                    f"{self._dispute(stage, first, found.disputed[first])}, found in step {step}{unknown}: memory or a "
+                    "processor has failed, and the job must not go on with wrong weights; run.resume=true goes on at "
+                    "the newest checkpoint"
                 )
+            for peer, block in found.wrong.items():
+                how = "has changed since its update" if peer in found.changed else "is not that of the other holders"
+                wrong[Worker(peer, stage)] = f"its copy of {self._block(stage, block)} {how}"
+        return wrong
 
     def stands(self, stage: int, peers: Collection[int]) -> bool:
         """Nobody has come or gone since `share`: who had reduced gradients to hold by then still has."""
@@ -94,23 +110,34 @@ class Shards:
         if not self.stands(stage, peers):
             began = len(whole) == len(peers) and not any(blocks.values())
             hosts = {p: self.hosts.get((p, stage), "") for p in peers}
-            table = placed(sizes, peers, self._copies, hosts) if began else refilled(held, sizes, peers, self._copies)
+            table = (
+                placed(sizes, peers, self._copies, hosts)
+                if began
+                else refilled(held, sizes, peers, self._copies, hosts)
+            )
             self._tables[stage], self._peers[stage] = table, set(peers)
         table = self._tables[stage]
         behind = mixed or any(of.weights < committed for of in holds.values())
         knows = next((p for p in peers if holds[p].weights >= committed - 1), None)
-        return Shares(table, missing(held, table, sizes), knows if behind else None)
+        copies = missing(held, table, sizes)
+        since, made = self._made.get(stage, (committed, set()))
+        self._made[stage] = (
+            committed,
+            {(block, to) for block, _, to in copies} | (made if since == committed else set()),
+        )
+        return Shares(table, copies, knows if behind else None)
 
-    def difference(self, stage: int, checksums: Mapping[int, bytes]) -> str | None:
-        """What the holders of a block say of it, where they do not agree, in words: of the first such block. Where most
-        of them agree, the others are wrong; of two nobody can tell which."""
-        said = {peer: iter(array("q", of)) for peer, of in checksums.items()}
-        for block, holders in enumerate(self._tables[stage]):
-            by_value: dict[int, list[int]] = {}
-            for peer in sorted(holders):
-                by_value.setdefault(next(said[peer]), []).append(peer)
-            if len(by_value) > 1:
-                return self._in_words(stage, block, sorted(by_value.values(), key=len))
+    def on_one_host(self) -> str | None:
+        """Which stage a host would take blocks of with it, of several hosts, in words."""
+        if len(set(self.hosts.values())) < 2:
+            return None
+        for stage, table in sorted(self._tables.items()):
+            hosts = {peer: self.hosts.get((peer, stage), "") for peer in self._peers[stage]}
+            if host := on_one_host(table, hosts):
+                return (
+                    f"all copies of some blocks of the optimizer's state of stage {stage} are on {host}: "
+                    "if it is lost, the job goes back to its newest checkpoint"
+                )
         return None
 
     def _elsewhere(self, stage: int) -> list[tuple[int, int, int]]:
@@ -123,16 +150,20 @@ class Shards:
                 found += [(mine[name], other, holders[0]) for name, holders in firsts if name in common]
         return found
 
-    def _in_words(self, stage: int, block: int, groups: list[list[int]]) -> str:
-        what = f"block {block} of the optimizer's state of stage {stage}"
-        if block < len(self.names.get(stage, [])):
-            what += f" ({self.names[stage][block]})"
+    def _dispute(self, stage: int, block: int, groups: list[list[int]]) -> str:
+        """groups: who say the same, the largest last."""
+        what = self._block(stage, block)
         if len(groups[-1]) == len(groups[-2]):
             all_of_them = [peer for group in groups for peer in group]
             return f"workers {self._workers(stage, all_of_them)} hold different copies of {what}"
         wrong, right = [peer for group in groups[:-1] for peer in group], groups[-1]
         verb = "worker {} holds" if len(wrong) == 1 else "workers {} hold"
         return f"{verb.format(self._workers(stage, wrong))} another copy of {what} than {self._workers(stage, right)}"
+
+    def _block(self, stage: int, block: int) -> str:
+        names = self.names.get(stage, [])
+        name = f" ({names[block]})" if block < len(names) else ""
+        return f"block {block} of the optimizer's state of stage {stage}{name}"
 
     def _workers(self, stage: int, peers: list[int]) -> str:
         hosts = {peer: self.hosts.get((peer, stage)) for peer in sorted(peers)}

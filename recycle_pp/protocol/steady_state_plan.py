@@ -62,6 +62,7 @@ class Steady:
     def send(self, live: Iterable[Worker], generation: int) -> Iterator[tuple[Worker, SteadyPlan]]:
         assert self._newest is not None
         self._sent, self.due = self._newest, False
-        _, steady, forward = self._newest
+        plan, steady, forward = self._newest
+        again = plan.problem.recomputes
         for worker in live:
-            yield worker, SteadyPlan(generation, steady.packed(worker), forward.packed(worker))
+            yield worker, SteadyPlan(generation, steady.packed(worker), forward.packed(worker), again[worker.stage])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 from recycle_schedules import Worker
 
-from recycle_pp.wire.messages.workers import Commit, State
+from recycle_pp.wire.messages.workers import FIRST, Attempt, Commit, State
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Found:
     behind: frozenset[Worker]
     told: frozenset[Worker]
     base: int | None
-    attempt: int = 0
+    attempt: Attempt = FIRST
 
 
 def find(states: Mapping[Worker, State]) -> Found:
@@ -61,5 +61,5 @@ def find(states: Mapping[Worker, State]) -> Found:
         behind=frozenset(behind),
         told=frozenset(w for w, s in live.items() if w in behind or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
-        attempt=max((state.attempt for state in live.values() if state.committed == committed), default=0),
+        attempt=max((state.attempt for state in live.values() if state.committed == committed), default=FIRST),
     )

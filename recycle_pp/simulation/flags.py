@@ -109,7 +109,7 @@ def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if microbatches is not None and microbatches < 1:
         raise ValueError("--microbatches must be at least 1")
-    state = size_of(given.state, "--state") if given.state else None
+    state = parse_size(given.state, "--state") if given.state else None
     shape = {"pipelines": given.pipelines, "stages": given.stages, "microbatches": microbatches}
     other = {"memory": parse_memory(given.memory), "optimizer": given.optimizer}
     if given.profile:
@@ -150,16 +150,8 @@ def _group(text: str) -> tuple[int, float]:
     return int(size), parse_seconds(between, "--group SIZE:MTBF")
 
 
-def size_of(text: str, flag: str) -> float:
-    """Bytes; the ValueError begins with the flag."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from None
-
-
 def costs_of(given: argparse.Namespace) -> Costs:
     """Measured recoveries and what is assumed."""
     times: dict[str, Any] = {name: parse_seconds(getattr(given, name), f"--{name}") for name in TIMES}
-    costs = Costs(bandwidth=size_of(given.bandwidth, "--bandwidth"), **times)
+    costs = Costs(bandwidth=parse_size(given.bandwidth, "--bandwidth"), **times)
     return replace(costs, recovery=Recovery.load(given.recovery)) if given.recovery else costs

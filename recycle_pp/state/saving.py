@@ -5,7 +5,8 @@
     session.assemble = saving.assemble               # puts the parts of all stages together
 
 Runs beside training: the state is copied at the commit, threads of their own write it. So are the parameters of all who
-do not save, for their digests: the coordinator compares them, and no checkpoint is finished before.
+do not save, for their digests: the coordinator compares them, and no checkpoint is finished before. Of sharded state it
+compares the moments, too, by checksums.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ class StageSaving:
         if self._settings.emulate.mode:
             return
         if commit.savers:
-            arguments = (commit.step + 1, self._copied())
+            try:
+                arguments = (commit.step + 1, self._copied(), self._checksums())
+            except RuntimeError as error:
+                self._send(SaveFailed(commit.step + 1, f"worker {self._worker}: {error}"))
+                return
             threading.Thread(target=self._digest, args=arguments, name="digests", daemon=True).start()
         if named or wanted:
             self._save(commit.step + 1, commit.last or wanted, whole=wanted)
@@ -109,8 +114,11 @@ class StageSaving:
     def _copied(self) -> dict[str, Tensor]:
         return self._optimizer.copied() if isinstance(self._optimizer, ShardedOptimizer) else self._stage.copied()
 
-    def _digest(self, step: int, parameters: Mapping[str, Tensor]) -> None:
-        self._send(Digests(step, digests(parameters)))
+    def _checksums(self) -> dict[str, str]:
+        return self._optimizer.checksums() if isinstance(self._optimizer, ShardedOptimizer) else {}
+
+    def _digest(self, step: int, parameters: Mapping[str, Tensor], checksums: Mapping[str, str]) -> None:
+        self._send(Digests(step, {**digests(parameters), **checksums}))
 
     def _report(self, step: int, saving: Future[None], whole: bool) -> None:
         try:

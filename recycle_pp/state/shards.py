@@ -9,15 +9,16 @@
 
 All peers call the same, in the same order, with the same `Shares`; everything blocks, and ends with LinkBroken when the
 generation does. Neighbouring blocks of the same holders go as one message, of `BUCKET` elements at most. In `reduce`
-each first holder takes one such bucket from every peer at a time, so that it needs memory for a bucket and not for a
-second set of sums: the accumulators are sent from where they are, and stay as they are.
+each first holder takes `PIECE` elements of it from every peer at a time, so that it needs memory for these and not for
+a second set of sums: the accumulators are sent from where they are, and stay as they are. A peer may be a piece ahead,
+not more: it waits for its own.
 
 Messages of one kind between two workers match in the order in which both ask for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
@@ -31,13 +32,13 @@ from recycle_pp.comm.tcp.transport import MAX_TAG
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
-from recycle_pp.numerics.operations import State
 from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.wire.messages.workers import Shares
 
 from .tied_blocks import TiedBlocks, Wait
 
 BUCKET = 1 << 20  # elements of a message, unless a block has more
+PIECE = 1 << 18  # elements of one of sums
 AHEAD = 8  # copies that a worker takes at a time
 SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS = range(MAX_TAG - 5, MAX_TAG)  # no mailbox counts so far
 
@@ -49,6 +50,11 @@ class Run:
     blocks: range
     holders: list[int]
     span: slice
+
+    @property
+    def pieces(self) -> list[slice]:
+        starts = range(self.span.start, self.span.stop, PIECE)
+        return [slice(start, min(start + PIECE, self.span.stop)) for start in starts]
 
 
 class Exchange:
@@ -72,10 +78,10 @@ class Exchange:
 
     def copies(self, shares: Shares, took: Callable[[int], None]) -> None:
         """`took(block)` after each block that came."""
-        coming: list[tuple[int, State, list[Pending]]] = []
+        coming: list[tuple[int, list[Tensor], list[Pending]]] = []
         for block, source, to in shares.copies:
             if source == self._me:
-                for tensor in self._optimizer.shards[block].state:
+                for tensor in self._optimizer.given(block):
                     self._links.send(tensor, self._worker[to], STATE)
             if to == self._me:
                 room = self._optimizer.room(block)
@@ -104,27 +110,13 @@ class Exchange:
         squares = torch.zeros(len(self._spans), dtype=torch.float64, device=self._stage.device)
         largest = torch.zeros(sum(counts), device=self._stage.device)
         places = largest.split(counts)
-        by_peer: dict[int, list[Run]] = {peer: [] for peer in peers}
-        for run in self._runs(shares):
-            by_peer[run.holders[0]].append(run)
-        for number, runs in enumerate(zip_longest(*by_peer.values())):
-            rooms = {}
-            for peer, run in zip(peers, runs, strict=True):
-                if run is None:
-                    continue
-                if peer == self._me:
-                    rooms = {p: torch.empty_like(sums[run.span]) for p in peers if p != self._me}
-                    coming = [self._links.receive(room, self._worker[p], SUMS) for p, room in rooms.items()]
-                else:
-                    self._links.send(sums[run.span], self._worker[peer], SUMS)
-            if number == 0:
-                sent()
+        rooms = {peer: torch.empty(PIECE, dtype=sums.dtype, device=sums.device) for peer in peers if peer != self._me}
+        for runs in self._rounds(shares, peers):
             run = runs[list(peers).index(self._me)]
+            total = self._summed(sums, dict(zip(peers, runs, strict=True)), rooms, sent)
+            sent = lambda: None  # noqa: E731
             if run is None:
                 continue
-            for pending in coming:
-                self._wait(pending)
-            total = _sum([rooms.get(peer, sums[run.span]) for peer in peers])
             for block in run.blocks:
                 span = self._spans[block]
                 part = total[span.start - run.span.start : span.stop - run.span.start]
@@ -151,20 +143,24 @@ class Exchange:
         copied, or a message that is late could change weights that have been sent again since. known: this worker has
         them already, and micro-batches in flight that autograd has noted their version for.
         """
-        working, coming = self._stage.working.data, []
-        for run in self._runs(shares):
-            if run.holders[0] == self._me:
-                for peer in peers:
-                    if peer not in run.holders:
-                        self._links.send(working[run.span], self._worker[peer], WEIGHTS)
-            elif self._me not in run.holders:
-                place = working[run.span]
-                room = torch.empty_like(place) if ahead else place
-                coming.append((self._links.receive(room, self._worker[run.holders[0]], WEIGHTS), room, place))
-        for pending, room, place in coming:
-            self._wait(pending)
-            if ahead:
-                place.copy_(room)
+        working = self._stage.working.data
+        before: list[tuple[Pending, Tensor, Tensor]] = []
+        for runs in [*self._rounds(shares, peers), ()]:
+            coming = []
+            for run in filter(None, runs):
+                if run.holders[0] == self._me:
+                    for peer in peers:
+                        if peer not in run.holders:
+                            self._links.send(working[run.span], self._worker[peer], WEIGHTS)
+                elif self._me not in run.holders:
+                    place = working[run.span]
+                    room = torch.empty_like(place) if ahead else place
+                    coming.append((self._links.receive(room, self._worker[run.holders[0]], WEIGHTS), room, place))
+            for pending, room, place in before:  # who is not here yet gets no more than a round, in memory of its own
+                self._wait(pending)
+                if ahead:
+                    place.copy_(room)
+            before = coming
         if not known:
             self._stage.changed()
 
@@ -191,11 +187,42 @@ class Exchange:
             first += len(blocks)
             yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
 
-    def _take(self, block: int, room: State, coming: list[Pending], took: Callable[[int], None]) -> None:
+    def _summed(
+        self, sums: Tensor, runs: Mapping[int, Run | None], rooms: Mapping[int, Tensor], sent: Callable[[], None]
+    ) -> Tensor:
+        """The sum over all peers of this worker's run of a round, piece by piece; each peer gets the pieces of its own.
+        rooms: memory for a piece of each other peer."""
+        run = runs[self._me]
+        total = sums[:0] if run is None else torch.empty_like(sums[run.span])
+        for pieces in zip_longest(*(of.pieces if of else [] for of in runs.values())):
+            mine, coming = None, []
+            for peer, piece in zip(runs, pieces, strict=True):
+                if piece is not None and peer != self._me:
+                    self._links.send(sums[piece], self._worker[peer], SUMS)
+                elif piece is not None:
+                    mine, size = piece, piece.stop - piece.start
+                    coming = [self._links.receive(room[:size], self._worker[p], SUMS) for p, room in rooms.items()]
+            sent()
+            sent = lambda: None  # noqa: E731
+            for pending in coming:
+                self._wait(pending)
+            if run is not None and mine is not None:
+                part = total[mine.start - run.span.start : mine.stop - run.span.start]
+                _sum([rooms[peer][: len(part)] if peer in rooms else sums[mine] for peer in runs], part)
+        return total
+
+    def _take(self, block: int, room: list[Tensor], coming: list[Pending], took: Callable[[int], None]) -> None:
         for pending in coming:
             self._wait(pending)
         self._optimizer.put(block, room)
         took(block)
+
+    def _rounds(self, shares: Shares, peers: Sequence[int]) -> Iterator[tuple[Run | None, ...]]:
+        """Of each peer the first run whose first holder it is, then of each the second, and so on."""
+        by_peer: dict[int, list[Run]] = {peer: [] for peer in peers}
+        for run in self._runs(shares):
+            by_peer[run.holders[0]].append(run)
+        return zip_longest(*by_peer.values())
 
     def _runs(self, shares: Shares) -> list[Run]:
         if self._cut[0] is not shares:
@@ -215,11 +242,12 @@ class Exchange:
                 first = following
 
 
-def _sum(contributions: Sequence[Tensor]) -> Tensor:
+def _sum(contributions: Sequence[Tensor], out: Tensor) -> None:
     """In the order of the workers; none of them changes."""
-    if len(contributions) == 1:
-        return contributions[0]
-    total = contributions[0] + contributions[1]
-    for contribution in contributions[2:]:
-        total += contribution
-    return total
+    first, *others = contributions
+    if not others:
+        out.copy_(first)
+        return
+    torch.add(first, others[0], out=out)
+    for contribution in others[1:]:
+        out += contribution

@@ -118,6 +118,7 @@ def cause_in_words(record: Mapping[str, Any]) -> str:
         "exception": last or "an exception",
         "out_of_memory": "out of memory",
         "hang": f"stuck in {last}, so it was killed",
+        "mismatch": f"{last}, so it was killed",
         "eviction": "its node is taken away",
         "node_loss": "its node is lost",
         "exit": f"it ended by itself: {last}",
@@ -170,6 +171,10 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "death_detected": _death,
     "hang_suspected": lambda e: (
         f"{_when(e)}: worker {e['worker']} has been stuck for {e.get('seconds', 0.0):.1f} s in {_place(e)}"
+    ),
+    "mismatch": lambda e: (
+        f"{_when(e)}: worker {e['worker']} on {e.get('host') or 'its host'} is wrong: {e.get('detail')}; memory or a "
+        "processor has failed there. The step is redone without it"
     ),
     "renewed": lambda e: (
         f"{_when(e)}: all workers wait and none works, {(e.get('waiting') or ['?'])[0]} first; all links are built anew"

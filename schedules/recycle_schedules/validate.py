@@ -137,10 +137,11 @@ class _Check:
         for kind in range(4):
             bits |= (self.place[kind] >= 0).astype(np.int64) << kind
         code = lambda kinds: sum(1 << KINDS.index(k) for k in kinds)  # noqa: E731
-        full = [code(s) for s in OP_SETS[p.backward]]
-        fine = np.isin(bits, full)
+        full = [[code(kinds) for kinds in OP_SETS["coupled" if whole else p.backward]] for whole in p.coupled]
+        fine = np.array([np.isin(bits[:, s], full[s]) for s in range(p.stages)]).T
         for (g, s), (_, kinds) in self.kept.items():
-            fine[g, s] = int(bits[g, s]) in [f - code(kinds) for f in full if f & code(kinds) == code(kinds)]
+            sets = [code(every) for every in OP_SETS[p.backward]] if "I" in kinds else full[s]
+            fine[g, s] = int(bits[g, s]) in [f - code(kinds) for f in sets if f & code(kinds) == code(kinds)]
         fine[:, list(p.finished)] = bits[:, list(p.finished)] == 0
         names = lambda b: "".join(KINDS[k] for k in range(4) if b >> k & 1) or "nothing"  # noqa: E731
         self._say(

@@ -2,6 +2,7 @@
 
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
 RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights, in one worker's memory
+RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker's update of sharded state goes wrong
 RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # what the stage gives is not a number in these steps
 RECYCLE_SABOTAGE='{"telemetry": "Traces.measured"}'      # this method of the telemetry fails whenever it is called
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # what Python's objects weigh, after these steps
@@ -18,7 +19,8 @@ RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/
     data: read (a file system that does not answer); checkpoint: save (the same, `seconds` long); copy (the main thread)
     sum: reduce (the thread that exchanges the gradients)
 
-`once`: a file that the first failure makes; where it is there already, nothing fails. Without it, every peer fails.
+`once`: a file that the first failure makes, with its process in it; where it is there already, nothing fails. Without
+it, every peer fails.
 """
 
 import ctypes
@@ -38,6 +40,7 @@ from recycle_pp.execution import worker
 from recycle_pp.execution.commits import Commits
 from recycle_pp.execution.session import Session
 from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.state import checkpoint
 from recycle_pp.telemetry.events import Lines
 from recycle_pp.telemetry.progress import Progress
@@ -46,6 +49,7 @@ from recycle_pp.telemetry.recovery import Recovery
 from recycle_pp.telemetry.traces import Traces
 
 _init, _forward, _platform, _time = Stage.__init__, Stage.forward, worker.platform, time.time
+_step_shards = ShardedOptimizer.step
 _batch, _all_reduce, _write_part, _save = (
     Batches.batch,
     collectives.all_reduce,
@@ -80,6 +84,14 @@ def forward(self, step, g, *arguments):
     if now.get("nan") == self.stage and step in now["steps"]:
         results[0].mul_(torch.nan)
     return results
+
+
+def step_shards(self, reduced, step, scale):
+    _step_shards(self, reduced, step, scale)
+    now = sabotage()
+    if (now.get("err"), now.get("step")) == (self._stage.stage, step) and 0 in self.shards and _first(now["once"]):
+        self.shards[0].master.view(torch.int32)[0] ^= 1 << 20
+        self._seal(self.shards[0])
 
 
 def hang(*kinds, seconds=1e6):
@@ -125,7 +137,8 @@ def _first(flag):
     if flag is None:
         return True
     try:
-        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        with open(flag, "x") as file:
+            file.write(str(os.getpid()))
     except FileExistsError:
         return False
     return True
@@ -199,6 +212,7 @@ for of, method in (
     (Lines, "write"),
 ):
     failing(of, method)
+ShardedOptimizer.step = step_shards
 Batches.batch, collectives.all_reduce, checkpoint._write_part, checkpoint.Saver.save = (
     batch,
     all_reduce,

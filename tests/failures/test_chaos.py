@@ -32,7 +32,7 @@ def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
     return outcome, said[0]
 
 
-@pytest.mark.parametrize("stagger", [False, True])
+@pytest.mark.parametrize("stagger", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_under_chaos_ends_with_the_weights_of_a_quiet_one(stagger, runs):
     """A fast machine does 30 steps a second: eight seconds of strikes, some six of ten of which are kills."""
     options = ["--mtbf", "400ms", "--seed", "7", "--kinds", "all", "--until-step", "240"]
@@ -77,7 +77,7 @@ def test_fifty_kills_at_random_instants(seed, runs):
     runs.check_exact(outcome)
 
 
-@pytest.mark.parametrize("instant", range(6))
+@pytest.mark.parametrize("instant", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])
 def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
     rng = random.Random(instant)
     victim = f"{rng.randrange(3)}.{rng.randrange(2)}"

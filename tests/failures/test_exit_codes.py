@@ -98,7 +98,9 @@ def test_a_job_that_has_to_stop_ends_with_1_and_says_why_in_torchruns_summary(tm
     assert job.codes() == {0: 1, 1: 0}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_to_torchrun_ends_with_128_and_its_number(number, code, tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=100000"])
     job.wait_for_step(1)

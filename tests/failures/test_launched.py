@@ -15,7 +15,8 @@ ARGUMENTS = (f"run.steps={STEPS}", "run.validate_every=0")
 EXIT_SECONDS = 150.0  # for the agents once the job is done, on a busy machine: torch's barrier alone would take 300
 GAP_SECONDS = 5.0  # between two committed steps, whatever happens
 pytestmark = [pytest.mark.timeout(900), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
-twenty = pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
+slow = pytest.mark.slow
+twenty = pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=slow) for n in range(1, 20))])
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,9 @@ def some_moment(job, chance):
         time.sleep(chance.uniform(0.0, 0.1))
 
 
-@pytest.mark.parametrize("node", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-@twenty
+@slow  # the next two lose node 0, too, and then another one
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("seed", range(20))
 def test_a_node_is_lost_at_any_moment(node, seed, expected, tmp_path):
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         some_moment(job, random.Random(f"{node} {seed}"))
@@ -120,7 +122,7 @@ def test_a_worker_dies_under_one_agent_and_comes_back(expected, tmp_path):
         assert [e["worker"] for e in job.events("respawned")] == ["1.1"], job.explain()
 
 
-@pytest.mark.parametrize(("nodes", "workers"), [(3, 2), (1, 4)])
+@pytest.mark.parametrize(("nodes", "workers"), [(3, 2), pytest.param(1, 4, marks=slow)])
 def test_a_run_that_is_complete_ends_every_rank_with_0_under_resume_auto(nodes, workers, tmp_path):
     """A scheduler that requeues starts the same line once more."""
     arguments = ["run.steps=6", "run.validate_every=0", "run.resume=auto"]

@@ -52,6 +52,18 @@ def test_a_worker_that_runs_out_of_memory_comes_back_with_fewer_micro_batches_in
     assert found == plenty
 
 
+def test_who_has_no_room_after_a_death_recomputes_and_no_bit_changes(zygote, plenty):
+    memory = stage_memory(settings := compose(LONG), 0)
+    held = sum(memory.always(settings.parallel.pipelines, 6).values()) + memory.whole_op
+    capacity = format_size(PROCESS + held + 2 * memory.flight + memory.boundary).replace(" ", "")
+    words = [f"parallel.memory={capacity}", "model.recompute=auto", "+fail_at=[0:1.0@forward]"]
+    with zygote.run([*LONG, *words], {"SCARCE": str(1 << 40)}) as job:
+        assert job.wait(280) == 0, job.output
+        said = {who: "layers run again" in (job.run.logs / f"worker-{who}.log").read_text() for who in ("0.0", "0.1")}
+        assert said == {"0.0": True, "0.1": False}, "twice as many boundary tensors lie in its log"
+        assert json.loads(job.run.summary.read_text())["weights_sha256"] == plenty
+
+
 def test_with_its_memory_known_no_worker_runs_out_of_it(zygote, plenty):
     memory = stage_memory(settings := compose(LONG), 0)
     held = sum(memory.always(settings.parallel.pipelines, 6).values()) + memory.op

@@ -47,10 +47,22 @@ def misfits(binaries):
     return [(b.kernel, b.spills, b.shared, b.signature) for b in binaries if not b.fits]
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
-def test_every_kernel_of_a_large_stage_fits_the_registers(arch):
-    binaries = compile_stage(arch)
-    assert {b.kernel for b in binaries} == KERNELS
+LOSS = {"head_loss._grad_kernel", "head_loss._loss_kernel"}  # at least half of the time
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape", "kernels"),
+    [
+        pytest.param(90, SHAPE, KERNELS, id="90"),
+        pytest.param(80, replace(SHAPE, vocabulary=0), KERNELS - LOSS, id="80-all-but-the-loss"),
+        pytest.param(100, replace(SHAPE, vocabulary=0), KERNELS - LOSS, id="100-all-but-the-loss"),
+        pytest.param(80, SHAPE, KERNELS, id="80", marks=pytest.mark.slow),
+        pytest.param(100, SHAPE, KERNELS, id="100", marks=pytest.mark.slow),
+    ],
+)
+def test_every_kernel_of_a_large_stage_fits_the_registers(arch, shape, kernels):
+    binaries = compile_stage(arch, shape)
+    assert {b.kernel for b in binaries} == kernels
     assert misfits(binaries) == []
     # every kernel moves 16 bytes a thread
     assert [b.kernel for b in binaries if not re.search(r"(ld|st)\.global\S*\.v[24]\.b(32|64)", b.ptx)] == []

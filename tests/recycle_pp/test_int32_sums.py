@@ -51,7 +51,7 @@ def test_whoever_dies_the_bits_are_those_of_one_worker_and_the_first_step_is_don
     assert alone[2] == [(0, 1)]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "staggered"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "staggered"])
 def test_steps_that_do_not_fit_are_done_again_with_the_same_samples_and_never_skipped(careless, optimizer):
     """The exponents leave 8 bits of room and are 12 too fine: one attempt more in every step."""
     model = ("model=tiny", f"optimizer={optimizer}", "run.sample_log=true")

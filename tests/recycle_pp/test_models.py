@@ -61,6 +61,14 @@ def test_the_documented_module_trains_on_when_a_worker_dies(trained):
     assert 0 < profile["deferred_share"][0] < profile["deferred_share"][1] < 1
 
 
+def test_the_documented_module_recomputes_where_its_workers_have_measured_that_there_is_no_room(trained):
+    scarce = ("parallel.memory=1MB", "model.recompute=auto")
+    same(trained, DOCUMENTED, *TWO, *scarce, "+fail_at=2:0.1@backward")
+    profile = trained(*DOCUMENTED, *TWO, *scarce, "+fail_at=2:0.1@backward", deaths=1)[2]
+    for kept, again in profile["memory"]:
+        assert kept["flight"] > again["flight"] > 0
+
+
 @pytest.mark.parametrize("kind", ["own", "custom"])
 def test_in_bf16_too_a_death_changes_no_bit_and_half_of_the_bytes_cross_a_boundary(trained, kind):
     model = (*(DOCUMENTED if kind == "custom" else ("model=tiny",)), "numerics.precision=bf16")

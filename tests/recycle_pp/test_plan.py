@@ -179,7 +179,7 @@ def test_ctrl_c_before_there_is_a_plan_ends_without_a_traceback(monkeypatch, cap
 def test_ctrl_c_on_a_terminal_ends_a_long_search_with_the_best_plan_so_far(tmp_path):
     path = tmp_path / "plan.json"
     hard = ["--pipelines", "4", "--stages", "4", "--microbatches", "7", "--fail", "1.2", "--memory", "1f1b+0"]
-    uneven = ["--durations", "F=1/1.3/0.9/1.1,I=0.9,W=1.2", "--seconds", "200", "--out", str(path)]
+    uneven = ["--durations", "F=1/1.3/0.9/1.1,I=0.9/1.1/0.7/1.3,W=1.2", "--seconds", "200", "--out", str(path)]
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-m", "recycle_pp.plan", *hard, *uneven])

@@ -58,6 +58,10 @@ MISTAKES = [
     (["emulate.mode=nap"], "emulate.mode must be one of null, sleep, not nap"),
     (["parallel.backend=mpi"], "parallel.backend must be one of auto, tcp, gloo, nccl"),
     (["parallel.backend=nccl", "run.device=cpu"], "parallel.backend=nccl needs GPUs"),
+    (
+        ["parallel.sharded=true", "optimizer=staggered", "control.mismatch=third"],
+        "control.mismatch=third does not go with optimizer.stagger",
+    ),
     (["parallel.sharded=true", "emulate=sleep"], "parallel.sharded needs real compute"),
     (["parallel.sharded=true", "parallel.backend=gloo"], "parallel.sharded needs parallel.backend=tcp (or auto)"),
     (["parallel.optimizer_copies=-1"], "parallel.optimizer_copies must be at least 0"),

@@ -1,4 +1,4 @@
-"""What all planner tests share: the judge, an independent validator beside the repository."""
+"""What all planner tests share: compiled loops, and the judge, an independent validator beside the repository."""
 
 import importlib.util
 import sys
@@ -9,6 +9,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for random_problems and golden
 
 from golden import SHARED
+from recycle_schedules.compiled import load
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine_code():
+    """Until it is there plans are others: equal problems of a test would have different ones on a busy machine."""
+    load()
 
 
 @pytest.fixture(scope="session")

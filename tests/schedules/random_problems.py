@@ -28,6 +28,8 @@ def problems(draw, most_pipelines=4, most_stages=4, most_microbatches=5, dead=Tr
         "reroute": draw(st.sampled_from(["failed_only", "any"])),
         "speed": draw(st.dictionaries(worker_keys(D, P), st.sampled_from([0.5, 0.8, 1.25]), max_size=2)),
     }
+    if (keys | fixed)["backward"] == "mixed":
+        keys["whole"] = sorted(draw(st.sets(st.integers(0, P - 1))))
     return Problem.from_json(keys | fixed)
 
 

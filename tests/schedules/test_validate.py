@@ -13,7 +13,8 @@ relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(He
 
 
 def verdict(judge, schedule):
-    return judge.validate(schedule.problem.to_json(), [op.to_json() for op in schedule.ops])
+    data = schedule.to_json()
+    return judge.validate(data["problem"], data["ops"])
 
 
 @relaxed

@@ -60,7 +60,7 @@ class Part:
         values: Values,
     ) -> None:
         self._source, self._outline, self._values, self._device = source, outline, values, device
-        self._layers, self._recompute = layout[stage], settings.model.recompute
+        self._layers, self.recompute = layout[stage], settings.model.recompute is True
         self.ops = operations(settings.model.kernels, device)
         held = outline.names_of(self._layers)
         self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
@@ -202,7 +202,7 @@ class Part:
                 for place in places:
                     leaves[place] = tensor
             args, kwargs = tree_unflatten(leaves, spec)
-        if self._recompute and torch.is_grad_enabled() and k in self._layers:
+        if self.recompute and torch.is_grad_enabled() and k in self._layers:
             from torch.utils.checkpoint import checkpoint
 
             # What this method does stays outside of what is run again: then another micro-batch is current.

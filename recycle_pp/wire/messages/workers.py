@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import msgspec
 from recycle_schedules import Worker
@@ -43,20 +43,34 @@ class StoreValues(Message, frozen=True):
     values: list[tuple[str, bytes]]
 
 
+class Attempt(NamedTuple):
+    """How often a step has begun again. A larger one voids what was done of the step in a smaller one.
+
+    coarser  as its sums did not fit: they have other exponents now
+    mended   as a worker's state was wrong, and with it what others have computed of the weights that it sent
+    """
+
+    coarser: int = 0
+    mended: int = 0
+
+
+FIRST = Attempt()
+
+
 @sent(COORDINATOR, WORKER)
 class Announce(Message, frozen=True):
     """A generation begins; whatever belongs to an older one is void.
 
     committed  the newest step that is agreed
     base       the newest generation that made links between all its members: they stand where nobody has died since
-    attempt    at the step after it: what was done of it in an earlier one is void, its sums did not fit
+    attempt    at the step after it: what was done of it in an earlier one is void
     """
 
     generation: int
     members: list[Worker]
     committed: int
     base: int
-    attempt: int = 0
+    attempt: Attempt = FIRST
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +98,7 @@ class Adopt(Message, frozen=True):
     evaluate  the validation that has to be done first
     probes    by host, the worker there with whom to measure the link to it, before anything else
     shares    of the worker's stage, with parallel.sharded
+    recompute whether its layers run again in the backward of what it forwards in these steps
     """
 
     generation: int
@@ -94,15 +109,18 @@ class Adopt(Message, frozen=True):
     stagger: bool
     probes: dict[str, Worker] = msgspec.field(default_factory=dict)
     shares: Shares | None = None
+    recompute: bool = False
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class SteadyPlan(Message, frozen=True):
-    """The worker's actions in every step that nothing breaks, and in a validation (`Actions.packed`)."""
+    """The worker's actions in every step that nothing breaks, and in a validation (`Actions.packed`). recompute: as in
+    `Adopt`, of these steps."""
 
     generation: int
     steady: bytes
     forward: bytes
+    recompute: bool = False
 
 
 @sent(COORDINATOR, WORKER)
@@ -198,7 +216,8 @@ class Ready(Message, frozen=True):
     """The worker has built its stage. address: where it takes a donor's state; platform: see `execution.device`;
     boundary_bytes: what its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with
     gradients from W; machine: its name, the same for all workers that share its cores; blocks: what is in each block of
-    its stage, with parallel.sharded."""
+    its stage, with parallel.sharded; memory: the keys of a `StageMemory`, measured in each way in which the stage may
+    run, where they do not follow from the settings."""
 
     address: Address
     platform: str
@@ -207,6 +226,7 @@ class Ready(Message, frozen=True):
     machine: str = ""
     cores: int = 0
     blocks: list[str] = msgspec.field(default_factory=list)
+    memory: list[dict[str, float]] = msgspec.field(default_factory=list)
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
@@ -317,6 +337,7 @@ class Vote(Message, frozen=True):
     squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
     losses   per micro-batch (pipeline-major), likewise
     blocks   of sharded state: a checksum (int64) of each block that it holds, as after the step before, in order
+    changed  of sharded state, with control.mismatch=third: blocks that something other than an update has changed
     """
 
     generation: int
@@ -328,6 +349,7 @@ class Vote(Message, frozen=True):
     squares: list[float]
     losses: list[float]
     blocks: bytes = b""
+    changed: list[int] = msgspec.field(default_factory=list)
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
@@ -411,7 +433,7 @@ class State(Message, frozen=True):
     committed: int = -1
     commit: Commit | None = None
     said: list[Lasting] = msgspec.field(default_factory=list)
-    attempt: int = 0
+    attempt: Attempt = FIRST
 
 
 TO_WORKER, FROM_WORKER = Vocabulary(COORDINATOR, WORKER), Vocabulary(WORKER, COORDINATOR)

@@ -157,6 +157,7 @@ def improve(
     """Search on from the given sequences; codes, length and host become those of the best plan found.
 
     free (n,)   may the node change its worker?
+    mixed (w,)  may the worker's B be split, its I and W be joined?
     lag (w,)    what the value adds to the end of the worker's stage
     target      stop at this value
     heat        temperature at the beginning, in ticks; it falls to a fiftieth
@@ -217,12 +218,12 @@ def improve(
                 if done and not fits(codes, begin, end, held[w], cap[w], i_release):
                     move(codes, j, i)
                     done = False
-        elif what < 13 or not (free[v] or mixed):  # two micro-batches of the stage change places
+        elif what < 13 or not (free[v] or mixed[w]):  # two micro-batches of the stage change places
             u = draw(state, n // stages) * stages + s
             if u != v and todo[u] and (host[u] == w or (free[u] and free[v])):
                 other = host[u]
                 done = exchange(codes, first, length, host, u, v, at_u, at_v)
-        elif mixed and (what == 13 or not free[v]):
+        elif mixed[w] and (what == 13 or not free[v]):
             if codes[i] & 3 == 3 or (codes[i] & 3 == 1 and todo[v] & 2):
                 refit(codes, first, length, w, i)
                 done = fits(codes, begin, first[w] + length[w], held[w], cap[w], i_release)

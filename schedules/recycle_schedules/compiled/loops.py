@@ -23,7 +23,7 @@ MEMORY = f"cap f8[::1], held f8[::1], release i8[::1], {TRAVEL}, i_release f8"
 SIGNATURES: dict[Function, str] = {
     portfolio.try_policies: "stages i8, hosts i8[:,::1], keys i8[:,::1], windows i8[:,::1], fuses b1[:,::1], "
     f"table i8[:,::1], {PROBLEM}, {MEMORY}, lag i8[::1], steady b1, target i8",
-    local_search.improve: f"stages i8, host i8[::1], free b1[::1], {PROBLEM}, {MEMORY}, mixed b1, lag i8[::1], "
+    local_search.improve: f"stages i8, host i8[::1], free b1[::1], {PROBLEM}, {MEMORY}, mixed b1[::1], lag i8[::1], "
     f"target i8, {SEQUENCES}, iterations i8, heat f8, weight f8, state i8[::1]",
     timing.earliest: f"stages i8, host i8[::1], {PROBLEM}, release i8[::1], {TRAVEL}, {SEQUENCES}",
     timing.stage_times: "stages i8, host i8[::1], duration i8[:,::1], codes i8[::1], starts i8[::1]",

@@ -100,8 +100,10 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
     if not any(w.pipeline in block for w in p.dead):
         block = block[:1]
     number = {d: k for k, d in enumerate(block)}
+    if p.memory is not None:  # what a stage holds follows from all its peers
+        p = p.without_bytes
     memory = p.memory_limit
-    if p.memory is not None or (isinstance(memory, dict) and "per_worker" in memory):
+    if isinstance(memory, dict) and "per_worker" in memory:
         mine = {
             f"{number[d]},{s}": p.limit(Worker(d, s))
             for d in block
@@ -114,7 +116,6 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
         microbatches=tuple(p.counts[d] for d in block),
         failed=[(number[w.pipeline], w.stage) for w in sorted(p.dead) if w.pipeline in number],
         memory_limit=memory,
-        memory=None,
         links=None if p.graph.links is None else p.graph.links.of_pipelines(block),
         name=None,
     )

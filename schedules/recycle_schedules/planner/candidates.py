@@ -56,9 +56,9 @@ def improved(
     weight       of the mean lateness in the energy"""
     P, W = x.stages, len(x.cap)
     free = (x.host < 0) & (x.todo > 0)
-    mixed = x.problem.backward == "mixed"
+    mixed = np.tile([x.problem.backward == "mixed" and not whole for whole in x.problem.coupled], x.problem.pipelines)
     room = np.tile(3 * free.reshape(-1, P).sum(axis=0), x.problem.pipelines)
-    if mixed:
+    if mixed.any():
         room = room + np.bincount(schedule.host[x.todo > 0], minlength=W)
     q = Sequences.of(x, schedule, np.where(x.alive, room, 0))
     release = windows(x, schedule, lean) if steady(x) else x.release

@@ -54,8 +54,9 @@ class Choices:
         foreign = first // P != np.repeat(x.pipeline, P)
         keys = [index + foreign * shift for shift in (1, -1, -8, 24, -24)] + [index.max(initial=0) - index]
         windows = [np.full(P * D, NO_LIMIT), 2 * (P - stage) - 1, *(P - stage + k for k in range(4))]
-        never, always = np.zeros(P * D, dtype=bool), np.ones(P * D, dtype=bool)
-        fuses = {"decoupled": [never], "coupled": [always], "mixed": [stage == 0, always, never]}[x.problem.backward]
+        whole = np.array(x.problem.coupled)[stage]
+        always = np.ones(P * D, dtype=bool)
+        fuses = [(stage == 0) | whole, always, whole] if x.problem.backward == "mixed" else [whole]
         return cls(np.array(hosts), np.array(keys), np.array(windows), np.array(fuses))
 
     def table(self, rows: int) -> np.ndarray:

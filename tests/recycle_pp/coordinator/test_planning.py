@@ -12,7 +12,7 @@ from recycle_pp.coordinator.planning import Planning
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.workers import Report, SteadyPlan
+from recycle_pp.wire.messages.workers import Ready, Report, SteadyPlan
 
 
 def job(planner):
@@ -159,3 +159,19 @@ def test_the_plan_after_a_death_was_made_before_it():
     known, later = asyncio.run(run())
     assert [len(problem.dead) for problem in known] == [1, 1], "pipelines that are alike share them"
     assert later == []
+
+
+def test_what_workers_measure_of_their_stages_limits_the_plans_and_chooses_who_recomputes():
+    of = Settings()
+    of.model.kind, of.model.recompute, of.parallel.memory, of.run.device = "custom", "auto", "310MB", "cpu"
+    of.parallel.pipelines, of.parallel.stages = 2, 2
+    started = Coordinator(Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=plan, derive=actions))
+    started.planning = Planning(of, RunFolder("nowhere"), lambda: started.job, started.drive, started.stopped.append)
+    takes = [{"weights": 0.0, "flight": flight} for flight in (8e6, 1e6)]
+    for stage in range(2):
+        assert started.job.problem.memory is None
+        started.planning.introduced(Worker(0, stage), Ready(("", 0), "", memory=takes))
+    assert started.job.problem.recomputes == (True, True) and started.job.problem.limit(Worker(0, 0)) == 1
+    again = started.job.problem
+    started.planning.introduced(Worker(1, 0), Ready(("", 0), "", memory=[{"flight": 0.0}] * 2))
+    assert started.job.problem is again, "peers measure the same"

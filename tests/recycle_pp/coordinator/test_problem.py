@@ -8,8 +8,9 @@ from recycle_schedules.in_flight import peaks
 
 from recycle_pp.config.checks import validate
 from recycle_pp.coordinator import machine
-from recycle_pp.coordinator.problem import initial_problem, with_less_memory
+from recycle_pp.coordinator.problem import initial_problem, new_job, with_less_memory
 from recycle_pp.model.memory import PROCESS, stage_memory
+from recycle_pp.wire.messages.workers import Adopt, Report, SteadyPlan
 
 from ..in_process import small
 
@@ -37,6 +38,46 @@ def test_a_death_lowers_the_limit_of_its_peers_and_a_return_raises_it_again():
     assert problem.limit(Worker(0, 0)) == 3 and dead.limit(Worker(0, 0)) == 2
     assert peaks(plan(dead))[Worker(0, 0)] <= 2
     assert dead.replace(failed=[]).limit(Worker(0, 0)) == 3
+
+
+def test_with_auto_a_death_makes_its_peers_recompute_and_a_return_ends_it():
+    auto = WIDE | {"model__recompute": "auto", "parallel__memory": "1GB"}
+    of = stage_memory(small(**auto), 0)
+    room = PROCESS + sum(of.always(3, 6).values()) + of.whole_op + 2.02 * of.flight
+    problem = initial_problem(small(**auto | {"parallel__memory": f"{room}"})).replace(backward="mixed")
+    dead = problem.replace(failed=[(1, 0)])
+    assert problem.recomputes == (False, False) and dead.recomputes == (True, False)
+    assert dead.limit(Worker(0, 0)) >= 2
+    assert {op.kind for op in plan(dead).ops if op.stage == 0} == {"F", "B", "O"}
+    assert dead.replace(failed=[]).recomputes == (False, False)
+
+
+def test_workers_hear_with_each_plan_whether_their_stage_recomputes():
+    auto = WIDE | {"model__recompute": "auto", "parallel__memory": "1GB", "schedule__profile_steps": 0}
+    of = stage_memory(small(**auto), 0)
+    room = PROCESS + sum(of.always(3, 6).values()) + of.whole_op + 2.02 * of.flight
+    job = new_job(small(**auto | {"parallel__memory": f"{room}"}), first_step=0)
+
+    def told(kind):
+        """What the live workers hear of a generation, and then of the steps to come."""
+        out = [send for w in sorted(job.live) for send in job.receive(w, Report(job.generation, [], False, 0.0))]
+        out += job.planned(job.steady.plan(job.problem_now()))
+        return {send.to.stage: send.message.recompute for send in out if isinstance(send.message, kind)}
+
+    for worker in job.problem.workers():
+        job.ready(worker)
+    assert told(Adopt) == {0: False, 1: False}
+    job.died(Worker(1, 0))
+    assert told(SteadyPlan) == {0: True, 1: False}
+    job.regroup()
+    assert told(Adopt) == {0: True, 1: False}
+
+
+def test_auto_without_bytes_is_refused():
+    with pytest.raises(ValueError, match=r"^model.recompute=auto needs parallel.memory: what a worker has decides"):
+        validate(small(model__recompute="auto"))
+    with pytest.raises(ValueError, match=r"^model.recompute must be true, false or auto, not yes"):
+        validate(small(model__recompute="yes"))
 
 
 def test_one_micro_batch_is_tried_however_little_there_is():

@@ -47,12 +47,12 @@ def tables(spans):
     return {w: unpack(pack(of)) for w, of in spans.items()}
 
 
-def steps(count, slow=None):
+def steps(count, slow=None, of=TRUE):
     """What `add` gets step by step: a step's optimizer spans come with the next one."""
     before = {}
     for step in range(count):
-        compute, optimizer = executed(slow=slow, origin=float(step))
-        yield step, {w: unpack(pack(before.get(w, []) + of)) for w, of in compute.items()}
+        compute, optimizer = executed(of, slow=slow, origin=float(step))
+        yield step, {w: unpack(pack(before.get(w, []) + ops)) for w, ops in compute.items()}
         before = optimizer
 
 
@@ -156,6 +156,21 @@ def test_a_worker_that_gets_slow_is_planned_with_its_speed_until_it_is_as_fast_a
         assert profile.add(usual) == []
     assert [speed for _ in range(2) for speed in profile.add(usual)] == [Speed(slow, 1.0)]
     assert profile.problem(initial_problem(SETTINGS)).speed == {}
+
+
+def test_what_a_stage_recomputes_is_no_part_of_its_durations_and_makes_nobody_slow():
+    again = (True, False)
+    profile, other = Profile(SETTINGS), complete_profile()
+    recomputed = TRUE.replace(durations={**TRUE.durations, "I": [0.04, 0.03]})  # an F more
+    for _, spans in steps(3, of=recomputed):
+        assert profile.add(spans, again) == []
+    for kind in "FIW":
+        assert profile.problem(TRUE).per_stage(kind) == pytest.approx(other.problem(TRUE).per_stage(kind), rel=0.05)
+    assert profile.seconds(Worker(0, 0), "I") == pytest.approx(0.04, rel=0.05)
+    for way, of in ((again, recomputed), ((False, False), TRUE)) * 5:
+        (_, spans), *_ = steps(1, of=of)
+        assert profile.add(spans, way) == []
+    assert not profile.problem(TRUE).speed
 
 
 def test_where_everybody_slows_down_alike_nobody_is_slow():

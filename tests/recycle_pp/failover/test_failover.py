@@ -13,7 +13,7 @@ import pytest
 from .simulation import Fault, Order, Simulation
 
 CHUNK = 1_000
-QUICK, FULL = 2, 100
+QUICK, FULL = 1, 100
 # Of a process that is killed nothing runs any more, not even what it has just begun.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 

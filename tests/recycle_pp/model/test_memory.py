@@ -6,18 +6,16 @@ import gc
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.model.measured_memory import allocations, measured_memory
 from recycle_pp.model.memory import layers_of_stages, parameters, stage_memory
 from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.numerics.shards import ShardedOptimizer
 
-from ..allocations import allocations
 from ..in_process import CPU, gradient, small
 
 SMALL = 1 << 15  # bytes: tables and scalars, which the byte model does not know of
@@ -36,43 +34,15 @@ NUMERICS = [
 
 
 class Measured:
-    """Bytes that a stage really takes: `start` for itself and its optimizer, then for the ops of one micro-batch."""
+    """Bytes that a stage really takes: `start` for itself and its optimizer, then `memory` for those of its ops."""
 
     def __init__(self, of: Settings, stage: int) -> None:
         gc.collect()  # what earlier tests left would be freed, and counted, in the middle
-        with allocations() as start:
+        with allocations(CPU) as start:
             self.stage = Stage(of, stage, CPU)
             self.optimizer = StageOptimizer(of, self.stage)
         self.start = start.kept
-        for g in range(2):  # what is made at the first use stays
-            self._forward(g)
-            self.stage.backward(g, self._gradients())
-        grads = self._gradients()
-        with allocations() as forward:
-            sent = self._forward(2)
-        self.flight = forward.kept - (0 if self.stage.last else sent)
-        with allocations() as inputs:
-            kept = self.stage.backward_input(2, grads)
-        given = sum(tensor.nbytes for tensor in grads)  # the last layer's W needs it
-        self.waiting = self.flight + inputs.kept - sum(tensor.nbytes for tensor in kept) + given
-        with allocations() as weights:
-            self.stage.backward_weight(2)
-        self._forward(3)
-        with allocations() as whole:
-            self.stage.backward(3, grads)
-        self.split_peak = max(forward.peak, self.flight + inputs.peak, self.waiting + weights.peak)
-        self.whole_peak = max(forward.peak, self.flight + whole.peak)
-
-    def _forward(self, g: int) -> int:
-        """Returns the bytes of what is sent."""
-        model, size = self.stage.settings.model, self.stage.settings.parallel.microbatch_size
-        tokens = torch.zeros(size, model.sequence, dtype=torch.int64)
-        taken = [of.empty(CPU).zero_() for of in self.stage.module.takes]
-        more = {"document_ids": tokens} if self.stage.settings.data.document_mask else {}
-        return sum(tensor.nbytes for tensor in self.stage.forward(0, g, Batch(tokens, tokens, more=more), taken))
-
-    def _gradients(self) -> list[torch.Tensor]:
-        return [of.empty(CPU).zero_() for of in self.stage.module.gives]
+        (self.memory,) = measured_memory(self.stage)
 
 
 @pytest.mark.parametrize("changes", [{}, TIED, TIED | {"parallel__stages": 1}, {"model__kv_heads": 4}], ids=str)
@@ -93,10 +63,12 @@ def test_a_stage_takes_the_bytes_that_the_model_says(stage, numerics, recompute)
     lazy = copies if of.numerics.precision == "bf16-autocast" else 0
     start = memory.weights + memory.state + memory.sums
     assert start - lazy <= 1.02 * measured.start and measured.start <= 1.02 * start
-    assert memory.flight == pytest.approx(measured.flight, rel=0.1)
-    assert memory.waiting == pytest.approx(measured.waiting, rel=0.1)
-    assert measured.split_peak <= 1.1 * (memory.each() + memory.op)
-    assert measured.whole_peak <= 1.15 * (memory.flight + memory.whole_op)
+    of = measured.memory
+    assert memory.flight == pytest.approx(of.flight, rel=0.1)
+    assert memory.waiting == pytest.approx(of.waiting, rel=0.1)
+    assert of.each() + of.op <= 1.1 * (memory.each() + memory.op)
+    assert of.flight + of.whole_op <= 1.15 * (memory.flight + memory.whole_op)
+    assert memory.boundary == of.boundary
 
 
 @settings(max_examples=8, deadline=None)
@@ -112,10 +84,11 @@ def test_activations_of_any_shape_are_those_that_a_stage_keeps(data):
         model__recompute=pick(False, True), data__document_mask=pick(False, True),
     )  # fmt: skip
     stage = pick(0, 1)
-    memory, measured = stage_memory(of, stage), Measured(of, stage)
+    memory, measured = stage_memory(of, stage), Measured(of, stage).memory
     assert memory.flight == pytest.approx(measured.flight, rel=0.1, abs=SMALL)
     assert memory.waiting == pytest.approx(measured.waiting, rel=0.1, abs=SMALL)
-    assert 0.75 * measured.split_peak - SMALL <= memory.each() + memory.op <= 1.5 * measured.split_peak + SMALL
+    peak = measured.each() + measured.op
+    assert 0.75 * peak - SMALL <= memory.each() + memory.op <= 1.5 * peak + SMALL
 
 
 @pytest.mark.parametrize("numerics", NUMERICS[:4], ids=str)
@@ -143,15 +116,15 @@ def test_reduction_update_and_undo_copy_take_the_bytes_that_the_model_says(numer
     memory, measured = stage_memory(of, 0), Measured(of, 0)
     plain = stage_memory(replace(of, optimizer=replace(of.optimizer, stagger=False)), 0)
     gradients = measured.stage.gradients
-    with allocations() as reduction:
+    with allocations(CPU) as reduction:
         reduced = gradients.reduced(gradients.payload())
     assert memory.payload + memory.restored == pytest.approx(reduction.peak, rel=0.02)
-    with allocations() as update:
+    with allocations(CPU) as update:
         measured.optimizer.step(reduced, 0, 0.5)
     assert memory.update == pytest.approx(update.peak, rel=0.05)
-    with allocations() as ahead:
+    with allocations(CPU) as ahead:
         measured.optimizer.speculate(reduced, 1)
     assert memory.state - plain.state == pytest.approx(ahead.kept, rel=0.02)
-    with allocations() as saving:
+    with allocations(CPU) as saving:
         copies = measured.stage.copied(), [tensor.clone() for tensor in measured.optimizer.state().values()]
     assert memory.saved == pytest.approx(saving.kept, rel=0.02) and copies

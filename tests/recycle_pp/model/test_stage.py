@@ -106,6 +106,24 @@ def test_recomputing_changes_no_bit(precision):
     assert all(map(torch.equal, gradients(False), gradients(True)))
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_recomputing_may_begin_and_end_between_any_two_micro_batches(precision):
+    """As after a death, while others are in flight: a micro-batch keeps to the way in which it was forwarded."""
+    config = small(model__dropout=0.1, numerics__precision=precision)
+
+    def gradients(*ways):
+        stages, batches = pipeline(config), Batches(config)
+        for g, again in enumerate(ways):
+            for stage in stages:
+                stage.module.recompute = again
+            forward(stages, batches, 0, g)
+        for g in range(len(ways)):
+            backward(stages, g, split=g % 2 == 0)
+        return [grad for stage in stages for grad in sums(stage).values()]
+
+    assert all(map(torch.equal, gradients(False, False, False), gradients(True, False, True)))
+
+
 def test_recomputing_keeps_only_the_inputs_of_layers():
     """What F leaves behind, in activations of (b T, H): about one a layer instead of about ten."""
 

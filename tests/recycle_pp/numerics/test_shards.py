@@ -1,5 +1,7 @@
 """A block that is held and updated by itself has the bits that it has in the whole."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -89,17 +91,76 @@ def test_updates_of_single_blocks_have_the_bits_of_the_whole(precision, block, s
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
 def test_any_bit_that_flips_changes_the_checksum_of_its_block_alone(vector, place, bit):
-    config = small(parallel__pipelines=2)
-    stage = cut(Stage(config, 0, CPU), 1024)
+    optimizer, blocks = begun("stop", 1024)
+    optimizer.start_step(blocks, blocks)
+    before, _ = optimizer.inspected()
+    flip(optimizer.shards[3].state[vector], place, bit)
+    after, changed = optimizer.inspected()
+    assert [k for k in before if before[k] != after[k]] == [3] and not changed, "nothing is sealed"
+
+
+@pytest.mark.parametrize("moment", ["before an update", "after it", "never"])
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
+def test_a_worker_says_itself_which_blocks_something_other_than_an_update_has_changed(moment, vector, place, bit):
+    optimizer, blocks = begun("third", 1024)
+    for step in range(3):
+        optimizer.start_step(blocks, blocks)
+        assert optimizer.inspected()[1] == []
+        if (moment, step) == ("before an update", 2):
+            flip(optimizer.shards[3].state[vector], place, bit)
+        update(optimizer, step)
+        if (moment, step) == ("after it", 2):
+            flip(optimizer.shards[3].state[vector], place, bit)
+    optimizer.start_step(blocks, blocks)
+    assert optimizer.inspected()[1] == ([] if moment == "never" else [3])
+
+
+def test_what_has_changed_before_it_was_copied_is_known_to_whoever_has_the_copy():
+    (one, blocks), (other, _) = begun("third", 1024), begun("third", 1024)
+    flip(one.shards[3].mean, 5, 7)
+    for block in (2, 3):
+        room = other.room(block)
+        for to, source in zip(room, one.given(block), strict=True):
+            to.copy_(source)
+        other.put(block, room)
+    other.start_step(blocks, blocks)
+    assert other.inspected()[1] == [3]
+
+
+def test_a_block_that_has_changed_is_not_saved_and_checksums_of_a_checkpoint_tell_moments_apart():
+    (one, blocks), (other, _) = begun("third", 1024), begun("stop", 1024)
+    assert one.checksums() == other.checksums()
+    for optimizer in (one, other):
+        optimizer.start_step(blocks, blocks)
+        flip(optimizer.shards[3].square, 5, 7)
+    differ = [name for name, of in begun("stop", 1024)[0].checksums().items() if other.checksums()[name] != of]
+    assert differ == [f"state of {other.names[3]}"]
+    with pytest.raises(RuntimeError, match=re.escape(f"its copy of {one.names[3]} has changed since its update")):
+        one.checksums()
+
+
+def begun(mismatch, size):
+    """An optimizer that holds all blocks of a stage, and these."""
+    config = small(parallel__pipelines=2, control__mismatch=mismatch)
+    stage = cut(Stage(config, 0, CPU), size)
     optimizer = ShardedOptimizer(config, stage)
     blocks = range(len(stage.layout.blocks))
     for number in blocks:
         optimizer.begin(number)
-    optimizer.start_step(blocks, blocks)
-    before = optimizer.checksums()
-    struck = optimizer.shards[3].state[vector].view(torch.int32)
+    return optimizer, blocks
+
+
+def flip(vector, place, bit):
+    struck = vector.view(torch.int32)
     struck[place % len(struck)] ^= (1 << bit) - (bit == 31) * (1 << 32)
-    assert [k for k, (x, y) in enumerate(zip(before, optimizer.checksums(), strict=True)) if x != y] == [3]
+
+
+def update(optimizer, step):
+    reduced = gradient(optimizer._stage, step)
+    for number, span in enumerate(optimizer._stage.layout.spans):
+        optimizer.shards[number].grad.copy_(reduced.flat[span])
+    optimizer.step(reduced, step, 1.0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -152,9 +213,9 @@ def test_a_step_that_was_taken_back_leaves_no_bit_behind_and_one_that_stands_has
             for number, span in enumerate(plain.layout.spans):
                 optimizer.shards[number].grad.copy_(reduced.flat[span])
         at_commit.step(reduced, step, scale)
-        before, checksums = bits(), early.checksums()
+        before, checksums = bits(), early.inspected()
         early.speculate(reduced, step)
-        assert early.checksums() == checksums, "a vote that is repeated says what the first one said"
+        assert early.inspected() == checksums, "a vote that is repeated says what the first one said"
         assert not all(map(torch.equal, before, bits()))
         if scale == 1.0:
             early.confirm()

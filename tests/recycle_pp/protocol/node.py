@@ -36,11 +36,12 @@ from recycle_pp.wire.messages.workers import (
     Ready,
     Save,
     Saved,
+    SaveFailed,
     SteadyPlan,
     Synced,
 )
 
-from .sharded import BLOCKS, Shards
+from .sharded import BLOCKS, WRONG, Shards
 
 if TYPE_CHECKING:
     from .world import World
@@ -81,11 +82,14 @@ class Node:
         self._linked = -1
         self._asked: list[tuple[Node, int]] = []  # joiners that wait for this worker's state
         self._fed: list[Stream] = []  # to joiners that have it
-        self.parts: dict[int, set[int]] = {}  # blocks of sharded state in its part of a checkpoint, by steps done
+        self.parts: dict[
+            int, dict[int, bool]
+        ] = {}  # by steps done: blocks of sharded state in its part of a checkpoint,
+        # and whether they are right
         self._left = False
         self._done, self._wanted = first_step, -1  # steps in the parameters, and in a checkpoint that was asked for
-        self._log: dict[tuple[int, Tensor], int] = {}
-        self._received: dict[tuple[int, Tensor], int] = {}
+        self._log: dict[tuple[int, Tensor], float] = {}  # a step, and a half more where something wrong is in it
+        self._received: dict[tuple[int, Tensor], float] = {}
         self._sums: Counter = Counter()
         self._reduced: dict[int, Counter] = {}
         self._reductions = 0  # collectives in this generation
@@ -253,7 +257,7 @@ class Node:
         record.begin(kind, mb)
         if me.applied != step - 1:
             self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} with parameters after step {me.applied}")
-        if takes and self._received[step, takes] != step:
+        if takes and int(self._received[step, takes]) != step:
             self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} on a tensor of {self._received[step, takes]}")
         yield None  # it runs, and whatever may happen meanwhile happens
         if me.records.get(step) is record:
@@ -261,10 +265,14 @@ class Node:
                 self.world.fail(f"{me.worker} repeats {kind}{mb} of step {step}")
             self._ran.add((step, kind, mb))
         makes = made_by(kind, mb, me.worker.stage, stages)
+        wrong = self.shards is not None and bool(self.shards.tainted)
+        wrong = wrong or (takes is not None and self._received[step, takes] != step)
         if makes:
-            self._log[step, makes] = step
+            self._log[step, makes] = step + wrong / 2
         if kind in "WB":
             self._sums[mb] += 1
+        if wrong:
+            self._sums[WRONG] = 1
         if takes:
             self._received.pop((step, takes))
         record.finish()
@@ -346,10 +354,10 @@ class Node:
         counts = [self._reduced[step][mb] for mb in self.world.problem.microbatch_keys()]
         squares = [4.0 if step in self.world.clipped else 0.01]
         losses = [1.0] * len(counts)
-        fits = (step, self.me.attempt) not in self.world.misfits
-        blocks = b"" if self.shards is None else self.shards.checksums()
+        fits = (step, self.me.attempt.coarser) not in self.world.misfits
+        held = (b"",) if self.shards is None else self.shards.inspected()
         self.outbox.append(
-            make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks, blocks)
+            make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks, *held)
         )
 
     def _settle(self, orders: Orders | None = None) -> Program:
@@ -385,7 +393,11 @@ class Node:
                 validate.append(commit.step)
             self._done = commit.step + 1
             if commit.savers and self.world.save_every:
-                self.saves.append(Digests(commit.step + 1, {"weights": str(me.applied)}))
+                if self.shards is not None and self.shards.seen:
+                    self.saves.append(SaveFailed(commit.step + 1, "its state has changed"))
+                    continue
+                blocks = {} if self.shards is None else self.shards.digests()
+                self.saves.append(Digests(commit.step + 1, {"weights": str(me.applied), **blocks}))
             if me.worker in commit.savers or self._wanted == self._done:
                 self._save(commit.step + 1, whole=self._wanted == self._done)
         if orders is not None:
@@ -404,7 +416,7 @@ class Node:
         if not self.world.save_every:
             return
         if self.shards is not None:
-            self.parts[step] = self.parts.get(step, set()) | self.shards.saved(step - 1, whole)
+            self.parts[step] = self.parts.get(step, {}) | self.shards.saved(step - 1, whole)
         if self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
         self.saves.append(Saved(step, whole))

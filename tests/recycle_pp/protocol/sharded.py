@@ -2,13 +2,16 @@
 
 Its program is that of `execution.sharded_commits` and `state.shards`, message by message. Every message is one that a
 death, a cut or a delay may take, and every version is checked where it is used.
+
+A bit that flips makes a block wrong, and whatever comes of it: copies, weights, tensors, sums. Nobody knows that but
+this file, until a vote shows it; what is agreed, saved and applied must not come of it.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from recycle_schedules import Worker
@@ -23,14 +26,23 @@ Program = Generator[Callable[[], bool] | None, None, None]
 BLOCKS = [128, 256, 128, 384, 128]  # elements, of every stage
 
 
+WRONG = (-1, -1)  # in a counter of micro-batches: something has come of a wrong block
+
+
 class Shards:
-    """state: block -> the newest step in it, of those held; weights: of all; exponents: likewise, one number."""
+    """state: block -> the newest step in it, of those held; weights: of all; exponents: likewise, one number.
+    wrong: blocks whose state here is wrong -> which fault made it so, positive if their seal tells; tainted: blocks
+    whose weights here are."""
 
     def __init__(self, node: Node, loaded: int) -> None:
         self._node, self._loaded = node, loaded
         self.state: dict[int, int] = {}
         self.weights = [loaded] * len(BLOCKS)
         self.exponents = loaded
+        self.wrong: dict[int, int] = {}
+        self.tainted: set[int] = set()
+        self.miscomputes = 0  # the fault that makes the next update wrong
+        self._told: list[int] = []  # blocks that were wrong at the last vote
         self._grads: dict[int, Counter] = {}
         self._first: set[int] = set()
         self._undo: tuple[dict[int, int], int] | None = None  # state and exponents, while a step is applied ahead
@@ -62,11 +74,13 @@ class Shards:
             if source == me:
                 if self.state[block] != committed:
                     node.world.fail(f"{node.me.worker} copies block {block} after step {self.state[block]}")
-                node.send(orders, self._worker(to), (key, block), self.state[block])
+                node.send(orders, self._worker(to), (key, block), (self.state[block], self.wrong.get(block)))
                 yield None
             if to == me:
                 yield from node.receive(orders, self._worker(source), (key, block))
-                self.state[block] = self.weights[block] = node.arrived
+                state, wrong = node.arrived
+                self.state[block] = self.weights[block] = state
+                self._taint(block, wrong)
                 node.check(orders)
                 holdings.took(block)
         node.check(orders)
@@ -85,12 +99,13 @@ class Shards:
             if holders[0] == me:
                 for peer in node.peers():
                     if peer.pipeline not in holders:
-                        node.send(orders, peer, (key, block), self.state[block])
+                        node.send(orders, peer, (key, block), (self.state[block], self.wrong.get(block)))
                         yield None
         for block, holders in enumerate(shares.holders):
             if me not in holders:
                 yield from node.receive(orders, self._worker(holders[0]), (key, block))
-                self.weights[block] = node.arrived
+                self.weights[block], wrong = node.arrived
+                self.tainted = self.tainted - {block} if wrong is None else self.tainted | {block}
         node.check(orders)
         assert node.me.holdings is not None
         node.me.holdings.gathered(step)
@@ -126,13 +141,21 @@ class Shards:
     def step(self, step: int, ahead: bool = False) -> None:
         node = self._node
         before = dict(self.state), self.exponents
+        if self._told or any(WRONG in grad for grad in self._grads.values()):
+            node.world.deceived(f"{node.me.worker} updates {list(self._grads)}, wrong were {self._told}")
         for block, grad in self._grads.items():
+            grad.pop(WRONG, None)
             if self.state[block] != step - 1 or set(grad.values()) != {1}:
                 node.world.fail(f"{node.me.worker} updates block {block} after step {self.state[block]} with {grad}")
             self.state[block] = self.weights[block] = step
         self.exponents, self._undo = step, before
         if not ahead:
             self.confirm()
+        if self.miscomputes and self.state:
+            self.wrong[min(self.state)], self.miscomputes = -self.miscomputes, 0
+        self.wrong = {block: of for block, of in self.wrong.items() if block in self.state}
+        for block in self.state:
+            self._taint(block, self.wrong.get(block))
 
     def confirm(self) -> None:
         self.state = {block: self.state[block] for block in self._grads}
@@ -146,21 +169,43 @@ class Shards:
             self.weights[block] = step
         self._undo = None
 
-    def checksums(self) -> bytes:
-        state = self._undo[0] if self._undo else self.state
-        return array("q", [state[block] for block in sorted(self._grads)]).tobytes()
+    def inspected(self) -> tuple[bytes, list[int]]:
+        held, state = sorted(self._grads), self._undo[0] if self._undo else self.state
+        self._told = [block for block in held if block in self.wrong]
+        values = [1000 * state[block] + abs(self.wrong.get(block, 0)) for block in held]
+        return array("q", values).tobytes(), [block for block in self._told if self.wrong[block] > 0]
+
+    @property
+    def seen(self) -> bool:
+        return any(of > 0 for of in self.wrong.values())
+
+    def flip(self, fault: int, block: int) -> None:
+        """A bit of the block's state, or of whichever else there is."""
+        if self.state:
+            self._taint(block if block in self.state else min(self.state), fault)
+
+    def digests(self) -> dict[str, str]:
+        return {f"{self._node.me.worker.stage}.{b}": f"{s}, {self.wrong.get(b)}" for b, s in self.state.items()}
 
     def check_weights(self, step: int) -> None:
         node = self._node
         if set(self.weights) != {step} or self.exponents != step:
             node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
 
-    def saved(self, step: int, whole: bool) -> set[int]:
-        """The blocks that it saves."""
+    def saved(self, step: int, whole: bool) -> dict[int, bool]:
+        """The blocks that it saves, and whether they are right."""
         node = self._node
         if any(of != step for of in self.state.values()):
             node.world.fail(f"{node.me.worker} saves {self.state} as after step {step}")
-        return set(self.state) if whole else self._first & self.state.keys()
+        return {b: b not in self.wrong for b in (self.state if whole else self._first & self.state.keys())}
+
+    def _taint(self, block: int, wrong: int | None) -> None:
+        if wrong is None:
+            self.wrong.pop(block, None)
+            self.tainted.discard(block)
+        else:
+            self.wrong[block] = wrong
+            self.tainted.add(block)
 
     def _key(self, orders: Orders, what: str) -> tuple[str, int]:
         """Everybody comes to the same exchanges of a generation in the same order."""
@@ -178,6 +223,6 @@ def _of(orders: Orders) -> Shares:
     return orders.shares
 
 
-def lacking(parts: list[set[int]]) -> set[int]:
+def lacking(parts: Sequence[Collection[int]]) -> set[int]:
     """The blocks that no part holds."""
     return set(range(len(BLOCKS))) - set().union(*parts)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.protocol.holders import groups, lost, missing, placed, refilled
+from recycle_pp.protocol.holders import groups, lost, missing, on_one_host, placed, refilled
 
 SIZES = st.lists(st.integers(1, 1 << 14).map(lambda n: 128 * n), min_size=1, max_size=80)
 PEERS = st.sets(st.integers(0, 15), min_size=1, max_size=12)
@@ -72,6 +72,52 @@ def test_k_living_holders_whenever_k_live_and_k_less_one_deaths_between_heals_lo
         assert_held(table, sizes, live, copies)
         for block, source, to in missing(held, table, sizes):
             assert source in held[block] and to not in held[block] and to in table[block]
+
+
+HOSTS = st.lists(st.sampled_from("abc"), min_size=16, max_size=16).map(lambda names: dict(enumerate(names)))
+
+
+@given(st.data(), SIZES, PEERS, st.integers(1, 4), HOSTS)
+def test_wherever_hosts_are_all_of_that_holds_and_nobody_holds_more_than_its_share_for_them(
+    data, sizes, peers, copies, hosts
+):
+    live, table = set(peers), placed(sizes, peers, copies, hosts)
+    for _ in range(data.draw(st.integers(1, 6))):
+        deaths = data.draw(st.integers(0, min(copies, len(live)) - 1))
+        dead = set(data.draw(st.permutations(sorted(live)))[:deaths])
+        before, live = live, (live - dead) | set(data.draw(st.sets(st.sampled_from(sorted(peers)))))
+        held = living(table, live & before - dead)
+        most = max(load(held, sizes).values())
+        table = refilled(held, sizes, live, copies, hosts)
+        assert_held(table, sizes, live, copies)
+        mean = min(copies, len(live)) * sum(sizes) / len(live)
+        assert max(load(table, sizes).values()) <= max(most, 1.04 * mean + (copies + 1) * max(sizes))
+
+
+@given(st.integers(3, 5), st.integers(1, 3), st.integers(2, 3), st.data())
+def test_copies_that_are_made_again_lie_on_another_host_than_the_others_if_there_is_room(count, each, copies, data):
+    """Equal hosts, one more than copies at least; one peer dies, and comes back."""
+    copies = min(copies, count - 1)
+    live = set(range(count * each))
+    hosts, sizes = {peer: f"host-{peer % count}" for peer in live}, [1] * (60 * len(live))
+    table = placed(sizes, live, copies, hosts)
+    assert on_one_host(table, hosts) is None
+    victim = data.draw(st.sampled_from(sorted(live)))
+    table = refilled(living(table, live - {victim}), sizes, live - {victim}, copies, hosts)
+    loads = load(table, sizes)
+    for holders in table:
+        on = {hosts[peer] for peer in holders}
+        if len(on) < copies:
+            share = copies * sum(sizes) / (len(live) - 1)
+            assert all(loads[peer] >= 0.95 * share for peer in loads if hosts[peer] not in on)
+    table = refilled(table, sizes, live, copies, hosts)
+    assert on_one_host(table, hosts) is None or copies == 3
+    assert sum(len({hosts[peer] for peer in of}) == copies for of in table) >= 0.95 * len(table)
+
+
+def test_a_host_that_holds_all_copies_of_a_block_is_named():
+    assert on_one_host([[0, 1], [1, 2]], {0: "a", 1: "b", 2: "b"}) == "b"
+    assert on_one_host([[0], [1, 2]], {0: "a", 1: "a", 2: "b"}) is None, "one copy is nowhere else by choice"
 
 
 @given(SIZES, PEERS, st.integers(1, 4))

@@ -1,6 +1,5 @@
 """The recovery contract, tried at every event of small jobs and at random in larger ones (no sockets, no clock)."""
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -8,11 +7,8 @@ from recycle_schedules import Problem, Worker, plan
 
 from recycle_pp.protocol.ledger import Record, remainder
 
-from .orders import SHAPES, Order, breaks, explain, shrunk
+from .orders import SHAPES, Order, assert_kept, assert_kept_by_all
 from .world import Fault
-
-SLICE = range(300)  # of the orders, in every run of the tests
-ALL = range(1000, 101_000)
 
 
 @pytest.mark.parametrize("stagger", [False, True])
@@ -73,25 +69,13 @@ def test_the_last_death_of_a_stage_is_told_apart(stagger):
 
 
 def test_random_deaths_returns_and_delays_keep_the_contract():
-    check(SLICE)
+    assert_kept(Order.drawn, range(300))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_thousand_random_orders_keep_the_contract():
-    with ProcessPoolExecutor() as pool:
-        parts = [ALL[start : start + 500] for start in range(0, len(ALL), 500)]
-        broken = [seed for found in pool.map(broken_seeds, parts) for seed in found]
-    assert not broken, f"{len(broken)} orders, the first: {explain(shrunk(Order.drawn(broken[0])))}"
-
-
-def check(seeds):
-    broken = broken_seeds(seeds)
-    assert not broken, explain(shrunk(Order.drawn(broken[0])))
-
-
-def broken_seeds(seeds):
-    return [seed for seed in seeds if breaks(Order.drawn(seed))]
+    assert_kept_by_all(Order.drawn)
 
 
 def test_what_is_drawn_reaches_every_kind_of_fault_and_end():

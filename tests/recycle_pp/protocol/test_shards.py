@@ -1,9 +1,12 @@
 """What workers say of their blocks, and what the coordinator makes of it."""
 
+import re
 from array import array
 
 import pytest
+from recycle_schedules import Worker
 
+from recycle_pp.protocol.commit import ProtocolViolation, make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.shards import Shards
 from recycle_pp.protocol.stage_lost import StageLost
@@ -85,25 +88,66 @@ def test_what_all_holders_took_with_them_is_lost():
     assert str(lost.value) == f"stage 0 has no copy left of {len(gone)} of its 6 blocks"
 
 
+NAME = "block 2 of the optimizer's state of stage 0 (w)"
+
+
+def compared(copies, flips, changed=(), third=False):
+    """What becomes of the votes of a group whose copies of block 2 are flipped."""
+    shards, found = running(copies, *range(copies))
+    shards._third, shards.hosts, shards.names = third, {(0, 0): "h"}, {0: ["u", "v", "w"]}
+    votes = {
+        Worker(p, 0): make_vote(
+            1, 4, [], True, True, [], [], False, array("q", [7, 7, 8 if p in flips else 7, 7, 7, 7]).tobytes(),
+            [2] if p in changed else [],
+        )
+        for p in found
+    }  # fmt: skip
+    return shards.compare(votes, 4)
+
+
 @pytest.mark.parametrize(
-    ("copies", "flips", "says"),
+    ("hosts", "says"),
     [
-        (
-            2,
-            [1],
-            "workers 0.0 on h and 1.0 hold different copies of block 2 of the optimizer's state of stage 0 (w)",
-        ),
-        (
-            3,
-            [1],
-            "worker 1.0 holds another copy of block 2 of the optimizer's state of stage 0 (w) than 0.0 on h and",
-        ),
-        (3, [], None),
+        ("aabb", None),
+        ("aaaa", None),
+        ("aaab", "all copies of some blocks of the optimizer's state of stage 0 are on a: if it is lost, the job goes"),
     ],
 )
-def test_holders_that_do_not_agree_are_named_with_host_and_block(copies, flips, says):
-    shards, found = running(copies, *range(copies))
-    shards.hosts, shards.names = {(0, 0): "h"}, {0: ["u", "v", "w"]}
-    checksums = {p: array("q", [7, 7, 8 if p in flips else 7, 7, 7, 7]).tobytes() for p in found}
-    said = shards.difference(0, checksums)
+def test_a_group_on_one_of_several_hosts_is_told(hosts, says):
+    shards, found = Shards(2), workers(0, 1, 2, 3)
+    shards.hosts = {(pipeline, 0): host for pipeline, host in enumerate(hosts)}
+    share(shards, found, -1)
+    said = shards.on_one_host()
     assert said == says if says is None else said.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("copies", "third", "says"),
+    [
+        (2, False, f"workers 0.0 on h and 1.0 hold different copies of {NAME}, found in step 4: memory"),
+        (2, True, f"different copies of {NAME}, found in step 4, and nobody can tell which of them is right: memory"),
+        (3, False, f"worker 1.0 holds another copy of {NAME} than 0.0 on h and 2.0, found in step 4: memory"),
+    ],
+)
+def test_where_nobody_knows_who_is_wrong_or_is_to_say_the_job_ends_and_names_worker_host_and_block(copies, third, says):
+    with pytest.raises(ProtocolViolation, match=re.escape(says)):
+        compared(copies, flips=[1], third=third)
+
+
+@pytest.mark.parametrize(
+    ("copies", "changed", "detail"),
+    [
+        (3, [], f"its copy of {NAME} is not that of the other holders"),
+        (3, [1], f"its copy of {NAME} has changed since its update"),
+        (2, [1], f"its copy of {NAME} has changed since its update"),
+        (1, [1], f"its copy of {NAME} has changed since its update"),
+    ],
+)
+def test_who_differs_from_two_or_has_seen_its_own_state_change_is_wrong(copies, changed, detail):
+    wrong = min(1, copies - 1)
+    found = compared(copies, flips=[wrong], changed=[min(of, wrong) for of in changed], third=True)
+    assert found == {Worker(wrong, 0): detail}
+
+
+def test_holders_that_agree_are_all_right():
+    assert compared(2, flips=[]) == compared(3, flips=[], third=True) == {}

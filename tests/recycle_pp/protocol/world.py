@@ -29,6 +29,7 @@ import msgspec
 from recycle_schedules import Problem, Worker, actions
 
 from recycle_pp.coordinator.checkpoints import Saving
+from recycle_pp.protocol.commit import ProtocolViolation
 from recycle_pp.protocol.job import Job, Send
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.stage_lost import StageLost
@@ -45,11 +46,12 @@ from recycle_pp.wire.messages.workers import (
     Leaving,
     Ready,
     Saved,
+    SaveFailed,
 )
 
 from .node import Node
 from .planning import plan_simply
-from .sharded import lacking
+from .sharded import BLOCKS, lacking
 
 Option = tuple[int, str]  # who acts (a node's number, or COORDINATOR), and what it does
 Chooser = Callable[[Sequence[Option]], int]
@@ -70,6 +72,8 @@ class Fault(NamedTuple):
     revive  if it is dead: a new process takes its place
     leave   it is told to go (SIGTERM)
     cut     its connection to another worker breaks
+    flip    a bit of its sharded state flips
+    err     its next update of sharded state gives something wrong
     orphan  the coordinator dies (whoever `worker` is); a new one takes over later, from what the workers report
     """
 
@@ -105,18 +109,27 @@ class World:
         clipped: frozenset[int] = frozenset(),
         misfits: frozenset[tuple[int, int]] = frozenset(),
         copies: int = 0,
+        third: bool = False,
+        seed: int = 0,
     ) -> None:
+        """seed: of what gets lost."""
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
         self.copies = copies  # of each block of sharded optimizer state; 0: everybody has all of it
+        self.third = third  # who holds a wrong one is killed
+        self.flips = 0  # bits so far, and wrong updates
+        self.mismatches: list[Worker] = []  # whose were found
+        self.found_at = -1  # the event that found the last one
+        self.excused = False  # who had one died before it could vote: what it has sent stays
+        self.stopped = False  # nobody could tell who was wrong
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
         self.saved = 0  # steps done of the newest checkpoint
         self.restores = 0
         self.lost: int | None = None  # the stage for whose sake the job had to stop
         self.events = 0
         self._history: list[tuple[Any, ...]] = []
-        self._rng = random.Random(0)
+        self._rng = random.Random(seed)
         self._roles = dict(enumerate(Worker(d, s) for d in range(pipelines) for s in range(stages)))
         self._ranks = {worker: rank for rank, worker in self._roles.items()}  # of the processes, by their first role
         self._alive: dict[int, Node] = {}  # rank -> its process, as long as nobody has noticed that it is dead
@@ -144,7 +157,7 @@ class World:
             raise
         except Exception as error:
             self.fail(repr(error), error)
-        if self.lost is None:
+        if self.lost is None and not self.stopped:
             self._check_end()
         return self
 
@@ -163,7 +176,7 @@ class World:
         raise Violation(f"{what}; the last events (number of the process, what it does):\n{story}") from cause
 
     def _over(self) -> bool:
-        return self.lost is not None or (self.job.phase == "finished" and not self.saving.busy)
+        return self.stopped or self.lost is not None or (self.job.phase == "finished" and not self.saving.busy)
 
     def _check_end(self) -> None:
         if self.job.committed != self.steps - 1:
@@ -203,8 +216,16 @@ class World:
         if self.copies:
             for stage in range(self.stages):
                 of = [n for n in self._actors if n.me.worker in message.savers and n.me.worker.stage == stage]
-                if gone := lacking([node.parts.get(message.step, set()) for node in of]):
+                parts = [node.parts.get(message.step, {}) for node in of]
+                if gone := lacking(parts):
                     self.fail(f"the checkpoint of {message.step} steps lacks blocks {gone} of stage {stage}")
+                if not all(right for part in parts for right in part.values()):
+                    self.deceived(f"the checkpoint of {message.step} steps has wrong blocks {parts} of stage {stage}")
+
+    def deceived(self, what: str) -> None:
+        """Something wrong was taken for right."""
+        if not self.excused:
+            self.fail(what)
 
     def node(self, number: int) -> Node:
         return self._actors[number]
@@ -251,7 +272,7 @@ class World:
     def _new_job(self, first_step: int, ranks: Sequence[int], generation: int) -> None:
         self.job = Job(
             self.problem, steps=self.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=self.stagger,
-            copies=self.copies,
+            copies=self.copies, third=self.third,
             first_step=first_step, evaluate_every=self.evaluate_every, save_every=self.save_every,
             generation=generation, waiting={self._roles[rank] for rank in ranks},
         )  # fmt: skip
@@ -278,10 +299,14 @@ class World:
                 self._drive(self.job.leave, worker)
             case Broken():
                 self._mending.append(message.generation)
+            case SaveFailed():
+                self.saving.save_failed(message)
+                self.stopped = self.stopped or self.saving.failed
             case Saved():
                 self._send(self.saving.saved(worker, message))
             case Digests():
                 self._send(self.saving.compared(worker, message))
+                self._judge()
             case Assembled():
                 self.saving.assembled(message)
                 self.saved = max(self.saved, message.step)
@@ -295,13 +320,39 @@ class World:
             if self._stage_lost is not None:
                 self.fail(f"stage {lost.stage} is lost twice")
             self._stage_lost = lost.stage
+            self._follow()
             return
-        notes, self._notes_read = self.job.notes[self._notes_read :], len(self.job.notes)
+        except ProtocolViolation:
+            if not self.flips:
+                raise
+            self.stopped = True
+            return
         self._send(self.job.follow_up())
+        self._follow()
+
+    def _follow(self) -> None:
+        notes, self._notes_read = self.job.notes[self._notes_read :], len(self.job.notes)
         for note in notes:
             if note["event"] == "committed" and note["commit"].savers and self.save_every:
                 commit = note["commit"]
                 self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
+            elif note["event"] == "mismatch":
+                self.mismatches.append(note["worker"])
+                self.found_at = self.events
+                if self.saving.step == self.job.committed + 1:
+                    self.saving.abandon()
+            elif note["event"] == "untrusted":
+                rank, node = next((r, n) for r, n in self._alive.items() if n.me.worker == note["worker"])
+                if not node.shards.wrong:
+                    self.fail(f"{node.me.worker} is killed, and nothing is wrong with it")
+                self._kill(node)
+                self._dead(node)
+                self._spawn(rank)
+
+    def _judge(self) -> None:
+        if self.saving.replicas.verdict() is not None and not self.stopped:
+            self.stopped = not self.third or self.saving.final
+            self.saving.abandon()
 
     def _send(self, out: list[Send]) -> None:
         nodes = {node.me.worker: node for node in self._alive.values()}
@@ -320,6 +371,7 @@ class World:
         del self._alive[rank]
         self._drive(self.job.died, node.me.worker)
         self._send(self.saving.died(node.me.worker, self.job.live))
+        self._judge()
 
     def _restore(self) -> None:
         """What the coordinator does when a stage is lost."""
@@ -394,10 +446,18 @@ class World:
                 self._spawn(rank)
         elif node is None or not node.alive:
             return
+        elif fault.kind in ("flip", "err"):
+            self.flips += 1
+            if fault.kind == "flip":
+                node.shards.flip(self.flips, self.events % len(BLOCKS))
+            else:
+                node.shards.miscomputes = self.flips
         elif fault.kind == "kill":
+            self.excused = self.excused or bool(node.shards and node.shards.tainted)
             self._kill(node)
         elif fault.kind == "lose":
             if not self.headless:
+                self.excused = self.excused or bool(node.shards and node.shards.tainted)
                 self._dead(node)
         elif fault.kind == "leave":
             node.outbox.append(Leaving())

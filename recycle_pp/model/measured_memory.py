@@ -1,0 +1,109 @@
+"""What a micro-batch takes at a stage of any model, by running some of zeros: for models that `model.memory` knows not.
+
+    (memory,) = measured_memory(stage)               # StageMemory; before the first step, leaves no trace
+    kept, recomputed = measured_memory(stage)        # with model.recompute=auto
+
+Torch counts the bytes of tensors: on a CPU its profiler, on a GPU its allocator. Where a model's shapes depend on what
+is in the batch (experts that are chosen), those of zeros stand for all. On a CPU the first profile of a process takes
+seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+
+import torch
+from recycle_schedules import StageMemory
+from torch import Tensor
+
+from .memory import parameter_memory
+from .stage import Stage
+from .stage_module import Batch
+
+
+def measured_memory(stage: Stage) -> list[StageMemory]:
+    """What a worker of the stage holds in each way in which it may run. Blocks for four micro-batches of each."""
+    module, before = stage.module, stage.module.recompute
+    ways = [False, True] if stage.settings.model.recompute == "auto" else [before]
+    found = []
+    for module.recompute in ways:
+        found.append(_with_activations(stage))
+    module.recompute = before
+    return found
+
+
+@dataclass
+class Allocations:
+    """Bytes: how much more is there at the end than at the beginning, and how much more there was at most."""
+
+    kept: int = 0
+    peak: int = 0
+
+
+@contextmanager
+def allocations(device: torch.device) -> Iterator[Allocations]:
+    """Of this thread, on the CPU; of the process, on a GPU. What was there before and is freed meanwhile counts as
+    negative, on a CPU only if torch knows its size."""
+    of = Allocations()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield of
+        of.kept = torch.cuda.memory_allocated(device) - before
+        of.peak = torch.cuda.max_memory_allocated(device) - before
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        yield of
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    levels = list(accumulate((event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())), initial=0))
+    of.kept, of.peak = levels[-1], max(levels)
+
+
+def _with_activations(stage: Stage) -> StageMemory:
+    grads = [of.empty(stage.device).zero_() for of in stage.module.gives if of.differentiable]
+    for g in range(2):  # what is made at the first use stays: sums, the kernels' own memory
+        _forward(stage, g)
+        stage.backward(g, grads)
+    with allocations(stage.device) as forward:
+        sent = _forward(stage, 2)  # lies in the replay log, which counts by itself
+    flight = forward.kept - (0 if stage.last else sent)
+    with allocations(stage.device) as inputs:
+        given = stage.backward_input(2, grads)
+    waiting = flight + inputs.kept - _bytes(given) + _bytes(grads)  # the last layer's W needs what came in
+    with allocations(stage.device) as weights:
+        stage.backward_weight(2)
+    _forward(stage, 3)
+    with allocations(stage.device) as whole:
+        stage.backward(3, grads)
+    stage.gradients.clear()
+    split_peak = max(forward.peak, flight + inputs.peak, waiting + weights.peak)
+    takes = [of for of in stage.module.takes if of.differentiable]  # whose gradients it sends
+    boundary = sum(of.nbytes for of in [*takes, *stage.module.gives])
+    return replace(
+        parameter_memory(stage.settings, [prod(shape) for shape in stage.module.shapes.values()], stage.device.type),
+        boundary=boundary,
+        flight=max(0, flight),
+        waiting=max(0, waiting),
+        op=max(0, split_peak - max(flight, waiting)),
+        whole_op=max(0, max(forward.peak, flight + whole.peak) - flight),
+    )
+
+
+def _forward(stage: Stage, g: int) -> int:
+    """Returns the bytes of what is sent."""
+    batch = Batch.blank(stage.settings) if stage.module.reads else None
+    taken = [of.empty(stage.device).zero_() for of in stage.module.takes]
+    return _bytes(stage.forward(0, g, batch, taken))
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+__all__ = ["Allocations", "allocations", "measured_memory"]

@@ -1,0 +1,39 @@
+"""What other people's models take, measured on micro-batches of zeros."""
+
+import torch
+
+from recycle_pp.data.batches import Batches
+from recycle_pp.model.measured_memory import measured_memory
+from recycle_pp.model.stage import Stage
+from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, sums
+
+from . import models
+
+X = 2 * 16 * 16 * 4  # bytes of an activation: samples, tokens, width, float32
+
+
+def test_a_block_keeps_what_autograd_saves_and_recomputed_its_input_alone():
+    """LayerNorm keeps x and two numbers a token, `up` its operand, GELU and `down` one twice as wide each, dropout its
+    mask; torch's checkpoint keeps the state of its generator, 5 KB. What `up` and `down` multiply waits for W."""
+    settings = models.of_function("Plain", 3, model__recompute="auto", model__layers="blocks", parallel__memory="1GB")
+    kept, again = measured_memory(Stage(settings, 1, CPU))  # one block, between two others
+    numbers = 2 * 2 * 16 * 4
+    assert X * (1 + 1 + 2 + 2) <= kept.flight <= X * (1 + 1 + 2 + 2 + 2) + numbers + 1024
+    assert X <= again.flight <= X + 6144
+    waiting = X * (1 + 2 + 1 + 2)  # (x, dy) of `up` and of `down`
+    assert waiting <= kept.waiting <= waiting + X + 1024
+    assert kept.boundary == 2 * X, "y to the stage after it, dx to the one before"
+
+
+def test_measuring_leaves_no_trace():
+    def gradients(measure):
+        settings = models.of_function("Routed", 2, numerics__reproducible=True)
+        stages, batches = pipeline(settings), Batches(settings)
+        for stage in stages if measure else ():
+            measured_memory(stage)
+        for g in range(2):
+            forward(stages, batches, 0, g)
+            backward(stages, g)
+        return [grad for stage in stages for grad in sums(stage).values()]
+
+    assert all(map(torch.equal, gradients(False), gradients(True)))

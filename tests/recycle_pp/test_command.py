@@ -1,0 +1,29 @@
+"""Commands end in one way, whatever they do."""
+
+import pytest
+
+from recycle_pp.command import exit_code
+
+ENDINGS = [
+    (ValueError("--days must be above 0"), 2, "error: --days must be above 0\n"),
+    (FileNotFoundError(2, "No such file or directory", "gone.csv"), 2, "error: gone.csv: No such file or directory\n"),
+    (OSError("no space"), 2, "error: no space\n"),
+    (KeyboardInterrupt(), 130, "\nstopped\n"),
+]
+
+
+@pytest.mark.parametrize(("raised", "code", "said"), ENDINGS, ids=[type(error).__name__ for error, *_ in ENDINGS])
+def test_what_ends_a_command_is_one_sentence_and_a_code(raised, code, said, capsys):
+    def run():
+        raise raised
+
+    assert exit_code(run) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(capfd):
+    def run():
+        raise BrokenPipeError
+
+    assert exit_code(run) == 0
+    assert capfd.readouterr().err == ""

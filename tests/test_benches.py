@@ -1,0 +1,73 @@
+"""Every script of bench/ runs through its own door, at a small size: nobody else runs them when the code changes.
+
+A new script needs a line in `SMALL`, or in `SLOW` if it takes more than some ten seconds. The figures of such runs mean
+nothing; they are written beside a copy of the scripts.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+TEXTS = {path.name: path.read_text() for path in BENCH.glob("*.py")}
+SCRIPTS = {name for name, text in TEXTS.items() if "__main__" in text}
+SMALL = [
+    "coordinator.py --sizes 3x4x6 --deaths 1",
+    "data.py tokens.bin --samples 1000 --sequence 16",
+    "loop.py --size 3x4x6 --gigabytes 0.01 --history 100",
+    "planner.py --golden golden --seconds 0",
+]
+SLOW = [
+    "alarms.py quiet --runs 1 --load 0",
+    "chance.py --seeds 1 --steps 2 model.layers=2",
+    "detection.py --deaths 2 --megabytes 10",
+    "dry_run.py --sequence 64",
+    "emulated.py --steps 2 --slot 0.01",
+    "faultfree.py --steps 5 --rounds 1 model=small",
+    "kernels.py --only norm rope swiglu optimizer",
+    "links.py --rounds 1",
+    "memory.py --pipelines 1 --copies 0 --steps 2",
+    "models.py --layers 2 --width 32 --sequence 16 --vocabulary 256 --steps 1",
+    "planner.py --ahead",
+    "planner.py --links",
+    "precision.py --steps 3 model.layers=2",
+    "recovery.py --launcher fork --deaths 1",
+    "regroup.py --workers 8 --times 1",
+    "rejoin.py --gigabytes 0.01 --ops 4",
+    "stage.py --layers 1",
+    "sums.py --addends 2 --steps 1 model=small",
+    "tokenise.py --gigabytes 0.02",
+]
+
+
+@pytest.mark.parametrize("command", [*SMALL, *(pytest.param(line, marks=pytest.mark.slow) for line in SLOW)])
+def test_the_bench_runs(command, tmp_path):
+    bench = shutil.copytree(BENCH, tmp_path / "bench", ignore=shutil.ignore_patterns("out", "__pycache__"))
+    np.arange(2000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    problem = {"pipelines": 2, "stages": 2, "microbatches": 2}
+    case = {"name": "a small one", "problem": problem, "best": 7, "proven_optimal": True}
+    (tmp_path / "golden").mkdir()
+    (tmp_path / "golden" / "cases.json").write_text(json.dumps([case]))
+    script, *arguments = command.split()
+    interpreted = os.environ | {"TRITON_INTERPRET": "1"}  # where there is no GPU
+    done = subprocess.run(
+        [sys.executable, bench / script, *arguments], cwd=tmp_path, env=interpreted, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert done.stdout.strip(), "a bench prints what it has measured"
+
+
+def test_every_script_is_run():
+    assert {command.split()[0] for command in (*SMALL, *SLOW)} == SCRIPTS
+
+
+def test_what_is_no_script_is_used_by_one():
+    helpers = {name.removesuffix(".py") for name in TEXTS if name not in SCRIPTS}
+    assert all(any(re.search(rf"\b{name}\b", TEXTS[script]) for script in SCRIPTS) for name in helpers)
