@@ -51,7 +51,7 @@ def test_who_holds_a_wrong_master_is_killed_and_no_bit_of_the_result_is_another_
     shape, copies, kind, detail, sabotaged, tmp_path
 ):
     """flip: a bit, as it computes; err: its update of that step gives something wrong, which it does not notice."""
-    case = Case(f"{kind} of a master", shape, (*SHARDED, *copies, "checkpoint.every=4"), steps=16)
+    case = Case(f"{kind} of a master", shape, (*SHARDED, *copies, "checkpoint.every=4"), steps=16, bound=150)
     outcome = run(sabotaged, case, **{kind: 1, "step": 5, "once": str(tmp_path / "flipped")})
     found, _ = struck(outcome, tmp_path)
     assert found["detail"].endswith(detail) and found["step"] == (5 if kind == "flip" else 6), explain(outcome)
@@ -61,7 +61,7 @@ def test_who_holds_a_wrong_master_is_killed_and_no_bit_of_the_result_is_another_
 
 def test_a_checkpoint_of_a_wrong_block_is_not_finished_and_the_job_goes_on(sabotaged, tmp_path):
     """The update after step 7 errs: its checkpoint is of 8 steps."""
-    case = Case("err before a checkpoint", "3x2", (*SHARDED, K3, "checkpoint.every=4"), steps=14)
+    case = Case("err before a checkpoint", "3x2", (*SHARDED, K3, "checkpoint.every=4"), steps=14, bound=150)
     outcome = run(sabotaged, case, err=1, step=7, once=str(tmp_path / "flipped"))
     struck(outcome, tmp_path)
     assert [e["checkpoint"] for e in outcome.all("checkpoint_failed")] == [8], explain(outcome)
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_a_wrong_block_is_not_finished_and_the_job_goes_on(sabot
 
 def test_of_two_that_do_not_agree_and_saw_nothing_the_job_ends_and_says_that_nobody_can_tell(sabotaged, tmp_path):
     says = "and nobody can tell which of them is right"
-    case = Case("err, and two copies", "2x2", SHARDED, steps=40, deaths=0, ends=says)
+    case = Case("err, and two copies", "2x2", SHARDED, steps=40, deaths=0, ends=says, bound=150)
     outcome = run(sabotaged, case, err=1, step=5, once=str(tmp_path / "flipped"))
     last = outcome.output.splitlines()[-1]
     assert outcome.code == 1 and "workers 0.1 on " in last and "hold different copies of block 0" in last
@@ -80,7 +80,7 @@ def test_of_two_that_do_not_agree_and_saw_nothing_the_job_ends_and_says_that_nob
 
 def test_somebody_else_may_die_as_it_is_found(sabotaged, tmp_path):
     dies = fails("6:0.1@regroup")
-    case = Case("flip, and another death", "3x2", (*SHARDED, K3, *dies), steps=16, deaths=2)
+    case = Case("flip, and another death", "3x2", (*SHARDED, K3, *dies), steps=16, deaths=2, bound=150)
     outcome = run(sabotaged, case, flip=1, step=6, once=str(tmp_path / "flipped"))
     struck(outcome, tmp_path)
     sabotaged.check_exact(outcome)
