@@ -112,6 +112,8 @@ class Supervisors:
             rank.spawn()
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
+        if self._lifecycle.over:  # whoever reads the events would take it for a resume (chaos never ended)
+            return
         self._recorder.event("spawned", rank.role, rank=rank.number, pid=message.pid, host=rank.host)
 
     def _stopping(self, rank: Rank, message: Stopping) -> None:

@@ -302,10 +302,18 @@ def _logs(run: RunFolder) -> str:
     return "".join(f"--- {p.name}\n{text}" for p in sorted(run.logs.glob("*")) if (text := p.read_text()[-4000:]))
 
 
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
 def _check_nobody_lives(job: LocalJob) -> None:
-    """No worker that was ever spawned, and no supervisor, outlives the job."""
-    pids = [e["pid"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"]
-    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    """No worker that was ever spawned, and no supervisor, outlives the job. Who has begun to live after a worker was
+    spawned only has its number: after thousands of deaths these come again."""
+    spawned = {e["pid"]: e["time"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"}
+    processes = [p for pid, at in spawned.items() if (p := _process(pid)) is not None and p.create_time() < at + 1.0]
     _, alive = psutil.wait_procs(processes, 10)
     assert not alive, f"outlived the job: {alive}"
     assert not job.supervisors()

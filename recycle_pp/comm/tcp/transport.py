@@ -78,6 +78,7 @@ class TcpTransport:
         for worker, rank in ranks.items():
             link = mesh.linked(rank)
             if link is None:
+                generation.check()  # a newer one, without this member, may have linked the mesh meanwhile
                 raise ValueError(f"{worker} joined later than the base of generation {generation.number}")
             if not generation.wait(link, max(0.0, deadline - time.monotonic())):
                 unreachable.append(worker)

@@ -1,0 +1,34 @@
+"""The mesh of connections that generations with one base share."""
+
+import threading
+
+import pytest
+from recycle_schedules import Worker
+
+from recycle_pp.comm.store import ControlStore
+from recycle_pp.comm.tcp.transport import TcpTransport
+from recycle_pp.comm.waiting import Generation, LinkBroken
+
+A, B, C = WORKERS = [Worker(0, 0), Worker(1, 0), Worker(2, 0)]
+BASE = 5
+
+
+def test_a_generation_that_a_death_has_ended_before_its_links_were_made_is_no_mistake_of_the_coordinator():
+    """A has joined in it, and dies: the next one, without A, makes the links of both."""
+    older, newer = Generation(BASE), Generation(BASE + 1)
+
+    def published(key, value):
+        other.deliver(key, value)
+        if not older.over:  # B's first thread stands still in here
+            older.end()
+            c = threading.Thread(target=TcpTransport(other, "127.0.0.1", WORKERS).join, args=(newer, [B, C], C, BASE))
+            c.start()
+            transport.join(newer, [B, C], B, BASE)
+            c.join()
+
+    other = ControlStore(lambda key, value: store.deliver(key, value))
+    store = ControlStore(published)
+    transport = TcpTransport(store, "127.0.0.1", WORKERS)
+    with pytest.raises(LinkBroken):
+        transport.join(older, WORKERS, B, BASE)
+    transport.join(Generation(BASE + 2), [B, C], B, BASE)
