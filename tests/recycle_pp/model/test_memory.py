@@ -104,7 +104,7 @@ def test_sharded_undo_copies_take_the_bytes_that_the_model_says(numerics):
     optimizer.start_step(mine, mine)
     for block in mine:
         optimizer.shards[block].grad.zero_()
-    with allocations() as ahead:
+    with allocations(CPU) as ahead:
         optimizer.speculate(gradient(stage, 0), 0)
     assert (memory.state - plain.state) * share / stage.layout.size == pytest.approx(ahead.kept, rel=0.02)
     assert (plain.arriving, memory.arriving) == (0, stage.working.nbytes)
