@@ -3,6 +3,7 @@
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
 RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights, in one worker's memory
 RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker's update of sharded state goes wrong
+RECYCLE_SABOTAGE='{"rot": 1, "step": 3, "once": "/tmp/flag"}'      # a bit of what it holds changes before that step
 RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # what the stage gives is not a number in these steps
 RECYCLE_SABOTAGE='{"telemetry": "Traces.measured"}'      # this method of the telemetry fails whenever it is called
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # what Python's objects weigh, after these steps
@@ -92,6 +93,8 @@ def step_shards(self, reduced, step, scale):
     if (now.get("err"), now.get("step")) == (self._stage.stage, step) and 0 in self.shards and _first(now["once"]):
         self.shards[0].master.view(torch.int32)[0] ^= 1 << 20
         self._seal(self.shards[0])
+    if (now.get("rot"), now.get("step")) == (self._stage.stage, step + 1) and 0 in self.shards and _first(now["once"]):
+        self.shards[0].master.view(torch.int32)[0] ^= 1 << 20
 
 
 def hang(*kinds, seconds=1e6):

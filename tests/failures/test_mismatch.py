@@ -42,7 +42,7 @@ def struck(outcome, tmp_path):
     ("shape", "copies", "kind", "detail"),
     [
         ("2x2", (), "flip", "has changed since its update"),
-        ("3x2", (), "flip", "has changed since its update"),
+        ("3x2", (), "rot", "has changed since its update"),
         ("3x2", (K3,), "flip", "has changed since its update"),
         ("3x2", (K3,), "err", "is not that of the other holders"),
     ],
@@ -50,11 +50,12 @@ def struck(outcome, tmp_path):
 def test_who_holds_a_wrong_master_is_killed_and_no_bit_of_the_result_is_another_one(
     shape, copies, kind, detail, sabotaged, tmp_path
 ):
-    """flip: a bit, as it computes; err: its update of that step gives something wrong, which it does not notice."""
+    """flip: a bit of its weights, as it computes, where all hold all; rot: a bit of what it holds, before the step;
+    err: its update of that step gives something wrong, which it does not notice."""
     case = Case(f"{kind} of a master", shape, (*SHARDED, *copies, "checkpoint.every=4"), steps=16, bound=150)
     outcome = run(sabotaged, case, **{kind: 1, "step": 5, "once": str(tmp_path / "flipped")})
     found, _ = struck(outcome, tmp_path)
-    assert found["detail"].endswith(detail) and found["step"] == (5 if kind == "flip" else 6), explain(outcome)
+    assert found["detail"].endswith(detail) and found["step"] == (6 if kind == "err" else 5), explain(outcome)
     assert [e["worker"] for e in outcome.all("respawned")] == [found["worker"]], "it comes back, with copies of others"
     sabotaged.check_exact(outcome)
 
