@@ -111,8 +111,9 @@ def test_several_deaths_change_no_bit(case, runs):
 
 @pytest.mark.parametrize("stagger", [True, False])
 def test_a_stage_updates_its_blocks_before_another_has_done_its_backwards_if_it_may(stagger, runs):
-    """Seen in the traces of the steps around a death."""
-    case = Case("seen from the traces", "3x2", (*AHEAD, *fails("5:1.0@forward")), steps=10, stagger=stagger)
+    """Seen in the traces of the steps around deaths: in some of them, whatever else the machine does."""
+    struck = fails("5:1.0@forward", "10:0.0@forward")
+    case = Case("seen from the traces", "3x2", (*AHEAD, *struck), steps=15, stagger=stagger, deaths=2)
     outcome = runs.of(case, "sharded, several")
     runs.check_exact(outcome)
     early = 0
@@ -135,11 +136,12 @@ def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
 
 
 def test_all_copies_of_a_block_gone_take_the_job_back_to_its_checkpoint(runs):
-    """Of three workers in one group a block lies on two."""
-    both = fails("6:0.1@backward", "6:1.1@backward", "6:2.1@backward")
-    case = Case("all of a stage", "3x2", (*TWO, *both, "checkpoint.every=4"), deaths=3, steps=10)
+    """Of three workers in one group a block lies on two: the second one dies before it is copied."""
+    both = fails("8:1.1@backward", "8:2.1@heal")
+    case = Case("both holders", "3x2", (*TWO, *both, "checkpoint.every=3"), deaths=2, steps=10)
     outcome = runs.of(case, "sharded, restored")
-    assert [e["checkpoint"] for e in outcome.all("restored")] == [4]
+    (restored,) = outcome.all("restored")
+    assert restored["checkpoint"] in (3, 6), "where the disk is slow the newest one is not complete yet"
     expected = runs.fault_free(case)
     assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None
 
