@@ -90,9 +90,9 @@ class LayoutTerms:
 
     def returned(self, s: int, n: int) -> Array:
         """From the begin to the end of the last W of a stage 0 with n layers, by `last_forward.py` of it and stage s;
-        0 where that says nothing."""
+        -inf where that says nothing."""
         p, x = self.problem, self._choices[s]
-        found = np.zeros(x.F.shape)
+        found = np.full(x.F.shape, -np.inf)
         up = np.maximum(x.back - self.early[n] / self.fast[:s].max(), 0.0)
         for count, speeds, together in self.pipelines:
             if together[0, s]:

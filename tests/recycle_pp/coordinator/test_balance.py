@@ -36,7 +36,7 @@ def test_a_big_head_is_alone_with_the_last_layer():
     weights = by_weights(settings)
     assert weights[0] == weights[1] < weights[-1]
     found = layout_of(settings, {"layers": dict.fromkeys("FIW", weights), "capacity_bytes": None})
-    assert found == [4, 4, 3, 1]
+    assert found[-1] == 1 and sorted(found[:-1]) == [3, 4, 4]
 
 
 def test_layers_that_are_measured_equal_stay_even():

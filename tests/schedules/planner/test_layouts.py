@@ -43,7 +43,7 @@ def test_the_plan_is_one_of_its_layout_and_the_judge_accepts_it(judge, problem):
     assert sum(found.layout) == problem.model.count and len(found.layout) == problem.stages and min(found.layout) >= 1
     assert found.problem == problem.with_layout(found.layout)
     assert validate(found) == []
-    verdict = judge.validate(found.problem.to_json(), [op.to_json() for op in found.ops], found.period)
+    verdict = judge.validate(found.to_json()["problem"], [op.to_json() for op in found.ops], found.period)
     assert verdict["errors"] == []
     assert found.value >= found.lower_bound - 1e-6
 
