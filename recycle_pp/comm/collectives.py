@@ -1,7 +1,8 @@
-"""All-reduce and broadcast among a few workers, made of messages: no group of their own, nothing to rebuild after a
+"""Sums and broadcasts among a few workers, made of messages: no group of their own, nothing to rebuild after a
 death.
 
     all_reduce(tensors, peers, slot)        # in place; peers[k] is the way to worker k, None for this worker
+    reduce(tensors, peers, root, slot)      # for worker `root` alone
     broadcast(tensors, peers, source, slot)
 
 Every worker calls them with the same shapes and dtypes (any, on the CPU), in the same order of workers, and with a slot
@@ -48,13 +49,20 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int
     mine = [*small, *by_worker[me]]  # what is summed here
     inboxes = [mine if way is None else [torch.empty_like(tensor) for tensor in mine] for way in peers]
     _exchange(peers, slot, [[*small, *pieces] for pieces in by_worker], inboxes)
-    for out, *contributions in zip(mine, *inboxes, strict=True):
-        total = contributions[0]  # an inbox, or `out` itself: either may be overwritten by now
-        for contribution in contributions[1:-1]:
-            total += contribution
-        torch.add(total, contributions[-1], out=out)
+    _sum(mine, inboxes)
     if parts:
         _exchange(peers, slot, [by_worker[me]] * len(peers), by_worker)
+
+
+def reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], root: int, slot: int) -> None:
+    """As `all_reduce`, for the worker `root`; the tensors of others stay what they are."""
+    way = peers[root]
+    if way is not None:
+        _wait([way.send(tensor, slot) for tensor in tensors if tensor.numel()])
+        return
+    inboxes = [tensors if peer is None else [torch.empty_like(tensor) for tensor in tensors] for peer in peers]
+    _exchange(peers, slot, [[]] * len(peers), inboxes)
+    _sum(tensors, inboxes)
 
 
 def broadcast(tensors: Sequence[Tensor], peers: Sequence[Way | None], source: int, slot: int) -> None:
@@ -64,6 +72,15 @@ def broadcast(tensors: Sequence[Tensor], peers: Sequence[Way | None], source: in
         _wait([other.send(t, slot) for other in peers if other is not None for t in tensors if t.numel()])
     else:
         _wait([way.receive(tensor, slot) for tensor in tensors if tensor.numel()])
+
+
+def _sum(outs: Sequence[Tensor], inboxes: Sequence[Sequence[Tensor]]) -> None:
+    """In the order of the workers. One of the inboxes is `outs` itself; all may be overwritten."""
+    for out, *contributions in zip(outs, *inboxes, strict=True):
+        total = contributions[0]
+        for contribution in contributions[1:-1]:
+            total += contribution
+        torch.add(total, contributions[-1], out=out)
 
 
 def _parts(tensor: Tensor, count: int) -> list[Tensor]:

@@ -32,7 +32,7 @@ class Group(Protocol):
     """What `GroupTransport` asks of a kind of groups. The constructor waits for nobody; timeout: seconds until an
     operation fails by itself; interface: numeric address to listen at."""
 
-    backend: Any  # send, recv, allreduce and broadcast as torch's back ends have them; `wait` takes what they return
+    backend: Any  # the operations of torch's back ends that are used here; `wait` takes what they return
 
     def __init__(
         self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float, interface: str
@@ -53,6 +53,8 @@ class Group(Protocol):
 class GroupTransport:
     """kind: the class of the groups. timeout: seconds until an operation fails by itself. interface: where Gloo listens
     (address, host name or interface name). Nothing is shared with the groups of an earlier generation."""
+
+    ordered = True
 
     def __init__(
         self,
@@ -97,9 +99,14 @@ class GroupTransport:
         stage = self._of(generation).stage
         return self._run(generation, lambda: [stage.backend.allreduce([t]) for t in tensors if stage is not None])
 
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending:
+        groups, options = self._of(generation), dist.ReduceOptions()
+        options.rootRank = groups.peers.index(to)
+        stage = groups.stage
+        return self._run(generation, lambda: [stage.backend.reduce([t], options) for t in tensors if stage is not None])
+
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
-        groups = self._of(generation)
-        options = dist.BroadcastOptions()
+        groups, options = self._of(generation), dist.BroadcastOptions()
         options.rootRank = groups.peers.index(source)
         stage = groups.stage
         return self._run(

@@ -46,6 +46,12 @@ class Links:
         present = self._present
         return -1 if present is None else present.number
 
+    @property
+    def ordered(self) -> bool:
+        """Whether a stage's workers exchange by sums and broadcasts alone, all of them in one order (groups of Gloo or
+        NCCL); else each pair of them has messages as well."""
+        return self._transport.ordered
+
     def rebuild(self, generation: int, members: Sequence[Worker], me: Worker, base: int | None = None) -> None:
         """Makes `generation` the present one. Every member calls it with the same arguments but `me`.
 
@@ -115,6 +121,11 @@ class Links:
         garbage.
         """
         return self._transport.all_reduce(self._now(), tensors)
+
+    def reduce(self, tensors: Sequence[Tensor], to: Worker) -> Pending:
+        """The sums for `to` alone, a live worker of my stage; the tensors of its peers hold garbage. Like
+        `all_reduce`, and half of what that sends."""
+        return self._transport.reduce(self._now(), tensors, to)
 
     def broadcast(self, tensors: Sequence[Tensor], source: Worker) -> Pending:
         """Copies the tensors of `source`, a live worker of my stage, into those of its peers. Like `all_reduce`."""

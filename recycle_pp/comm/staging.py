@@ -22,7 +22,7 @@ class StagedTransport:
     """What `inner` does with tensors of the host, for tensors of `device`. Copies block the calling thread."""
 
     def __init__(self, inner: Transport, device: torch.device):
-        self._inner = inner
+        self._inner, self.ordered = inner, inner.ordered
         self._pinned = device.type == "cuda"  # its copies to the device are faster
         self.join, self.connect, self.end, self.close = inner.join, inner.connect, inner.end, inner.close
 
@@ -35,6 +35,9 @@ class StagedTransport:
 
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         return self._in_place(tensors, lambda hosts: self._inner.all_reduce(generation, hosts))
+
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending:
+        return self._in_place(tensors, lambda hosts: self._inner.reduce(generation, hosts, to))
 
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
         return self._in_place(tensors, lambda hosts: self._inner.broadcast(generation, hosts, source))

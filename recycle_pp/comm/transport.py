@@ -20,6 +20,8 @@ class Transport(Protocol):
     waiting for a peer, and what they return is waited for, once or never. `Links` describes the arguments.
     """
 
+    ordered: bool  # see `Links.ordered`
+
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
         """Blocks until all members can be talked to, or until the generation ends."""
 
@@ -29,6 +31,7 @@ class Transport(Protocol):
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending: ...
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending: ...
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending: ...
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending: ...
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
 
     def end(self, over: Sequence[Generation]) -> None:

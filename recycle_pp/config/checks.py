@@ -196,8 +196,6 @@ def _validate_sharded(settings: Settings) -> None:
         raise ValueError("control.mismatch=third does not go with optimizer.stagger: one of them must be left out")
     if settings.emulate.mode:
         raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
-    if parallel.backend in ("gloo", "nccl"):
-        raise ValueError(f"parallel.sharded needs parallel.backend=tcp (or auto), not {parallel.backend}")
 
 
 def _validate_memory(settings: Settings) -> None:

@@ -134,7 +134,7 @@ class Process:
         store = ControlStore(self._publish)
         try:
             device = choose(settings.run.device, self._spec.rank)
-            backend = "tcp" if settings.parallel.copies else backend_for(settings.parallel.backend, device)
+            backend = backend_for(settings.parallel.backend, device)
         except ValueError as error:
             return self._refuse(error)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages

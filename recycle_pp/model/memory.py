@@ -22,8 +22,9 @@ from .split import layers_of
 PROCESS = 310_000_000  # bytes of a worker on a CPU before it holds anything: Python and torch, as far as they are used
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # elements that a tensor's place in the stage's vector is a multiple of (numerics.layout)
-BUCKET = 1 << 20  # elements that are summed at a time where the state is sharded (state.shards)
-PIECE = 1 << 18  # of these, what comes from each peer at a time; it may be one ahead
+BUCKET = 1 << 20  # elements that are summed at a time where the state is sharded (state.shard_runs)
+PIECE = 1 << 18  # of these, what comes from each peer at a time; it may be one ahead (state.passing, over TCP)
+TOGETHER = 4  # buckets that all peers sum at a time (over NCCL, Gloo)
 CHUNK = 512 << 20  # of logits: what the fused head makes of them at a time (recycle_kernels.head_loss)
 
 
@@ -68,6 +69,7 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
     numerics, copies, pipelines = settings.numerics, settings.parallel.copies, settings.parallel.pipelines
     rounded, exact = numerics.precision == "bf16", numerics.reproducible
     each_sum = LONG if exact and numerics.sums == "int64" else FLOAT
+    bucket = TOGETHER * BUCKET if _together(settings, device) else BUCKET + 2 * PIECE * (pipelines - 1)
     state = (2 + rounded) * FLOAT + 3 * FLOAT * settings.optimizer.stagger
     return StageMemory(
         weights=(HALF if rounded else FLOAT) * count,
@@ -76,7 +78,7 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
         sums=each_sum * count,
         gradient=FLOAT * count,
         staggered=settings.optimizer.stagger,
-        payload=each_sum * (min(count, BUCKET + 2 * PIECE * (pipelines - 1)) if copies else count),
+        payload=each_sum * (min(count, bucket) if copies else count),
         received=each_sum * count if device == "cpu" and not copies else 0,
         restored=FLOAT * count if exact or copies else 0,
         update=0 if _fused(settings.model, device) or settings.optimizer.clip is None else FLOAT * largest,
@@ -89,11 +91,18 @@ def _fused(model: Model, device: str) -> bool:
     return model.kernels == "triton" or (model.kernels == "auto" and device == "cuda")
 
 
-def sent_bytes(settings: Settings, stage: int) -> float:
+def _together(settings: Settings, device: str) -> bool:
+    """Whether a stage's workers exchange blocks by sums and broadcasts; auto is taken for NCCL where there is a GPU."""
+    backend = settings.parallel.backend
+    return backend in ("gloo", "nccl") or (backend == "auto" and device == "cuda")
+
+
+def sent_bytes(settings: Settings, stage: int, device: str = "cpu") -> float:
     """What a worker of that stage sends in a step without deaths: boundary tensors, and its part of the reduction.
 
-    Unsharded, 2 (D-1)/D of the sums (collectives). With k copies of each block: (D-1)/D of the sums to first holders,
-    the float32 gradient from these to k - 1 others, the new weights to the D - k that hold none."""
+    Unsharded, 2 (D-1)/D of the sums (collectives). With k copies of each block, over TCP: (D-1)/D of the sums to first
+    holders, the float32 gradient from these to k - 1 others, the new weights to the D - k that hold none. Over NCCL or
+    Gloo gradients and weights are broadcast to all: (D-1)/D of them on average."""
     p, memory = settings.parallel, stage_memory(settings, stage)
     n, k = p.pipelines, min(p.copies, p.pipelines)
     boundary = memory.boundary * p.microbatches
@@ -101,6 +110,8 @@ def sent_bytes(settings: Settings, stage: int) -> float:
         return boundary + 2 * (n - 1) / n * memory.sums
     count = memory.gradient / FLOAT
     weights = (HALF if settings.numerics.precision == "bf16" else FLOAT) * count
+    if _together(settings, device):
+        return boundary + (n - 1) / n * (memory.sums + (k > 1) * memory.gradient + (k < n) * weights)
     return boundary + (n - 1) / n * memory.sums + (k - 1) / n * memory.gradient + (n - k) / n * weights
 
 

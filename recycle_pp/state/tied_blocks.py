@@ -1,6 +1,6 @@
 """The gradients of blocks that other stages hold as well, as those of an embedding that is the head too.
 
-    tied = TiedBlocks(links, stage, optimizer, me, wait)
+    tied = TiedBlocks(links, stage, optimizer, me, wait, forward)
     tied.blocks                                      # their numbers in this stage; none where nothing is tied
     reduced = tied.unite(shares, reduced)            # after `Exchange.reduce`; once in every generation
 
@@ -21,22 +21,27 @@ from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.links import Links
-from recycle_pp.comm.tcp.transport import MAX_TAG
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.wire.messages.workers import Shares
 
+from .passing import OWN_SUMS, UNITED
+
 Wait = Callable[..., None]
-OWN_SUMS, UNITED = MAX_TAG - 7, MAX_TAG - 6  # below those of `state.shards`
+Forward = Callable[[int, list[int], int], list[Pending]]
 
 
 class TiedBlocks:
-    """wait(pending, giver): as that of `state.shards.Exchange`."""
+    """wait(pending, giver): as that of `state.shards.Exchange`. forward(block, holders, tag): the block's gradient from
+    its first holder to the others; what to wait for."""
 
-    def __init__(self, links: Links, stage: Stage, optimizer: ShardedOptimizer, me: Worker, wait: Wait) -> None:
+    def __init__(
+        self, links: Links, stage: Stage, optimizer: ShardedOptimizer, me: Worker, wait: Wait, forward: Forward
+    ) -> None:
         self._links, self._stage, self._optimizer, self._me, self._wait = links, stage, optimizer, me, wait
+        self._forward = forward
         names, of, shared = optimizer.names, stage.layout.blocks, stage.module.shared
         tensors = {block: stage.layout.names[about.tensor] for block, about in enumerate(of)}
         tied = [block for block, name in tensors.items() if name in shared]
@@ -55,29 +60,24 @@ class TiedBlocks:
 
         Blocks until the other stages have their sums; LinkBroken when the generation ends.
         """
-        me, worker = self._me.pipeline, lambda pipeline: Worker(pipeline, self._me.stage)
+        me = self._me.pipeline
         holders = {block: shares.holders[block] for block in self.blocks}
         self._optimizer.start_gradients(block for block in self.blocks if me in holders[block])
         grads = {block: self._optimizer.gradient(block) for block in self.blocks if me in holders[block]}
-        forwarded = [
-            self._links.receive(grad, worker(holders[block][0]), UNITED)
-            for block, grad in grads.items()
-            if holders[block][0] != me
-        ]
         first = [block for block in self.blocks if holders[block][0] == me]
         sums, finite = self._sums(first, shares, reduced)
         counts = self._stage.gradients.largest_counts
         squares = torch.zeros(len(self._stages) + 1, dtype=torch.float64, device=self._stage.device)
         largest = torch.zeros(sum(counts[block] for block in self.blocks), device=self._stage.device)
         places = dict(zip(self.blocks, largest.split([counts[block] for block in self.blocks]), strict=True))
+        forwarded: list[Pending] = []
         for number, block in enumerate(self.blocks):
             if block in sums:
                 self._optimizer.restore(block, sums[block])
                 squares[number] = self._optimizer.squares(block, grads[block])
                 if counts[block]:
                     places[block].copy_(self._optimizer.largest(block, grads[block]))
-                for holder in holders[block][1:]:
-                    self._links.send(grads[block], worker(holder), UNITED)
+            forwarded += self._forward(block, holders[block], UNITED)
         squares[-1] = not finite
         self._wait(self._links.all_reduce([squares, largest]))
         for pending in forwarded:
@@ -90,22 +90,29 @@ class TiedBlocks:
         spans, dtype = self._stage.layout.spans, self._stage.gradients.dtype
         # Each stage's own sum fits by half a bit and no more.
         wide = torch.int64 if dtype == torch.int32 else dtype
+        here = self._me.stage
         own = dict(zip(first, reduced.shared.split([spans[b].stop - spans[b].start for b in first]), strict=True))
         good = torch.tensor([reduced.finite], dtype=dtype, device=self._stage.device)
         there = {(block, stage): Worker(pipeline, stage) for block, stage, pipeline in shares.elsewhere}
         coming: dict[tuple[int, int], tuple[Tensor, Pending]] = {}
+        self._links.connect({there[block, stage] for block in first for stage in self._stages[block] if stage != here})
         for block in first:
             parcel = torch.cat([good, own[block]])
             for stage in self._stages[block]:
-                if stage != self._me.stage:
+                if stage == here:
+                    continue
+                room = torch.empty_like(parcel)
+                # One order for all messages, as NCCL has no tags: by block, by pair of stages, down before up.
+                if here < stage:
                     self._links.send(parcel, there[block, stage], OWN_SUMS)
-                    room = torch.empty_like(parcel)
-                    coming[block, stage] = room, self._links.receive(room, there[block, stage], OWN_SUMS)
+                coming[block, stage] = room, self._links.receive(room, there[block, stage], OWN_SUMS)
+                if here > stage:
+                    self._links.send(parcel, there[block, stage], OWN_SUMS)
         found, finite = {}, reduced.finite
         for block in first:
             total = torch.zeros_like(own[block], dtype=wide)
             for stage in self._stages[block]:
-                if stage == self._me.stage:
+                if stage == here:
                     total += own[block]
                     continue
                 room, pending = coming[block, stage]

@@ -78,6 +78,9 @@ class Backend:
     def allreduce(self, tensors):
         return self._stream.add(lambda: self._gloo.allreduce(tensors))
 
+    def reduce(self, tensors, options):
+        return self._stream.add(lambda: self._gloo.reduce(tensors, options))
+
     def broadcast(self, tensors, options):
         return self._stream.add(lambda: self._gloo.broadcast(tensors, options))
 

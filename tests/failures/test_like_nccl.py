@@ -18,6 +18,20 @@ CASES = [
     Case("validates and saves", "3x2", ("run.validate_every=2", "checkpoint.every=4", *fails("5:1.0@validation"))),
 ]
 
+TWO, AHEAD = ("parallel.sharded=true",), ("parallel.sharded=true", "optimizer.clip=null")
+SHARDED = [
+    Case("both holders, one after the other", "3x2", (*TWO, *fails("3:0.0@spread", "5:1.0@optimizer")), deaths=2),
+    Case(
+        "as one that came back gets its copies",
+        "3x2",
+        (*TWO, "parallel.optimizer_copies=3", *fails("2:0.1@backward", "3:2.1@heal"), *rejoins("4:0.1")),
+        deaths=2,
+        steps=40,
+    ),
+    Case("as its update is ahead", "3x2", (*AHEAD, *fails("2:0.1@optimizer", "4:1.0@spread")), stagger=True, deaths=2),
+    Case("validates and saves", "3x2", (*TWO, "run.validate_every=2", "checkpoint.every=4", *fails("5:1.0@vote"))),
+]
+
 
 @pytest.fixture(scope="module")
 def like_nccl(tmp_path_factory, runs):
@@ -28,6 +42,11 @@ def like_nccl(tmp_path_factory, runs):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_death_among_workers_that_share_one_ordered_stream_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))
+
+
+@pytest.mark.parametrize("case", SHARDED, ids=str)
+def test_sharded_state_goes_over_sums_and_broadcasts_alone(case, like_nccl):
+    like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ SEVERAL = [
     Case("as the death is known", "3x2", (*THREE, *fails("3:0.1@vote")), (Strike("death_detected", "1.1"),), deaths=2),
     Case("in the last step", "2x2", (*TWO, *fails("7:1.1@vote"))),
     Case("after the last step", "2x2", (*TWO, *fails("7:0.1@commit"))),
+    Case("over groups of Gloo", "3x2", (*TWO, *fails("3:0.1@spread", "5:1.0@vote"), "parallel.backend=gloo"), deaths=2),
     Case("as the last weights are sent", "3x2", (*TWO, *fails("7:0.1@spread"))),
     Case("in the last checkpoint", "3x2", (*TWO, *fails("7:0.0@checkpoint"), "checkpoint.every=8")),
 ]

@@ -132,10 +132,11 @@ def test_a_tie_survives_when_its_stages_have_different_numbers_of_workers_and_tw
 
 
 @full
-def test_a_tie_goes_over_ordered_streams_without_tags_too(trained):
+@pytest.mark.parametrize("state", [(), ("parallel.sharded=true",)], ids=["whole", "sharded"])
+def test_a_tie_goes_over_ordered_streams_without_tags_too(trained, state):
     """As NCCL's are: see tests/failures/like_nccl.py."""
     with Zygote(preload=Path(__file__).parents[1] / "failures" / "like_nccl.py") as zygote:
-        overrides = [*COMMON, *DOCUMENTED, *THREE, "+fail_at=[2:0.0@allreduce,3:1.2@vote]"]
+        overrides = [*COMMON, *DOCUMENTED, *THREE, *state, "+fail_at=[2:0.0@allreduce,3:1.2@vote]"]
         with zygote.run(overrides) as job:
             assert job.wait(300) == 0, job.output
             summary = json.loads(job.run.summary.read_text())

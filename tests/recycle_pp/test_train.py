@@ -63,7 +63,6 @@ MISTAKES = [
         "control.mismatch=third does not go with optimizer.stagger",
     ),
     (["parallel.sharded=true", "emulate=sleep"], "parallel.sharded needs real compute"),
-    (["parallel.sharded=true", "parallel.backend=gloo"], "parallel.sharded needs parallel.backend=tcp (or auto)"),
     (["parallel.optimizer_copies=-1"], "parallel.optimizer_copies must be at least 0"),
     (["control.address=somewhere"], "control.address must be HOST:PORT or null"),
     (["control.suspicion=0.1"], "control.suspicion must be above control.heartbeat = 0.5"),

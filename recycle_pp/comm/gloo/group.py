@@ -89,6 +89,9 @@ class InThreads:
     def allreduce(self, tensors: list[torch.Tensor]) -> Job:
         return self._hold(self._gloo.allreduce, tensors)
 
+    def reduce(self, tensors: list[torch.Tensor], options: dist.ReduceOptions) -> Job:
+        return self._hold(self._gloo.reduce, tensors, options)
+
     def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions) -> Job:
         return self._hold(self._gloo.broadcast, tensors, options)
 

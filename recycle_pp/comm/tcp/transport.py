@@ -40,6 +40,8 @@ class TcpTransport:
     as the kernel tries.
     """
 
+    ordered = False
+
     def __init__(
         self, store: ControlStore, interface: str, workers: Sequence[Worker] = (), keepalive: float | None = None
     ):
@@ -100,6 +102,11 @@ class TcpTransport:
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         routes = self._of(generation)
         return self._collective(generation, routes, partial(collectives.all_reduce, tensors, routes.peers))
+
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending:
+        routes = self._of(generation)
+        root = routes.stage.index(to)
+        return self._collective(generation, routes, partial(collectives.reduce, tensors, routes.peers, root))
 
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
         routes = self._of(generation)

@@ -42,7 +42,7 @@ class Backend:
         self.works.append(Work())
         return self.works[-1]
 
-    send = recv = allreduce = broadcast = start
+    send = recv = allreduce = reduce = broadcast = start
 
     def abort(self):
         for work in self.works:

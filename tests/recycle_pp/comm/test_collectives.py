@@ -103,6 +103,19 @@ def test_an_all_reduce_keeps_the_shape_and_works_in_place():
     assert all(torch.equal(matrix, torch.full((3, 5), 6.0)) for matrix in everywhere(3, reduce))
 
 
+@pytest.mark.parametrize("root", [0, 1, 2])
+def test_a_reduce_gives_one_worker_the_sums_in_the_order_of_the_workers(root):
+    given_ = [[torch.tensor([big, 3.0]), torch.empty(0)] for big in (1e8, -1e8, 1.0)]
+
+    def reduce(me, ways):
+        tensors = [tensor.clone() for tensor in given_[me]]
+        collectives.reduce(tensors, ways, root, slot=3)
+        return tensors
+
+    for me, (found, _) in enumerate(everywhere(3, reduce)):
+        assert found.tolist() == ([1.0, 9.0] if me == root else given_[me][0].tolist())
+
+
 @pytest.mark.parametrize("source", [0, 2])
 def test_a_broadcast_copies_the_tensors_of_its_source(source):
     def share(me, ways):

@@ -32,7 +32,7 @@ def number_of(worker) -> float:
 
 
 def exchange(node: Node, members) -> str:
-    """A message to and from each member of the stages beside, a sum over the stage, a copy; raises if any is wrong."""
+    """A message to and from each member of the stages beside, sums over the stage, a copy; raises if any is wrong."""
     beside = [worker for worker in members if abs(worker.stage - node.me.stage) == 1]
     node.links.connect(beside)
     buffers = {worker: torch.empty(1000) for worker in beside}
@@ -43,6 +43,10 @@ def exchange(node: Node, members) -> str:
     first = min(peer for peer in members if peer.stage == node.me.stage)
     said = torch.full((10,), number_of(node.me))
     node.links.broadcast([said], first).wait()
+    for_last = torch.full((100,), number_of(node.me))
+    last = max(peer for peer in members if peer.stage == node.me.stage)
+    node.links.reduce([for_last], last).wait()
+    assert node.me != last or torch.equal(for_last, total)
     for message in messages:
         message.wait()
     assert all(buffer.unique().tolist() == [number_of(worker)] for worker, buffer in buffers.items())

@@ -25,37 +25,55 @@ from ..numerics.test_shards import cut
 
 
 class Network:
-    """Messages and sums between threads."""
+    """Messages and sums between threads. ordered: as over groups, messages have no tags, and none within a stage."""
 
-    def __init__(self, workers):
+    def __init__(self, workers, ordered):
+        self.ordered = ordered
         self.boxes = defaultdict(queue.Queue)
         self.stages = {w.stage: sorted(v for v in workers if v.stage == w.stage) for w in workers}
         self.barriers = {stage: threading.Barrier(len(of), timeout=20) for stage, of in self.stages.items()}
         self.parts = {}
 
     def links(self, me):
+        met = set()
+
+        def box(frm, to, tag):
+            assert not self.ordered or (frm.stage != to.stage and {frm, to} - {me} <= met)
+            return self.boxes[frm, to, 0 if self.ordered else tag]
+
         def send(tensor, to, tag):
-            self.boxes[me, to, tag].put(tensor.clone())
+            box(me, to, tag).put(tensor.clone())
 
         def receive(tensor, frm, tag):
-            return SimpleNamespace(wait=lambda: tensor.copy_(self.boxes[frm, me, tag].get(timeout=20)))
+            return SimpleNamespace(wait=lambda: tensor.copy_(box(frm, me, tag).get(timeout=20)))
 
-        def all_reduce(tensors):
+        def together(tensors, result):
+            """result: of what all peers have, (what becomes of) this worker's tensor."""
             barrier = self.barriers[me.stage]
             self.parts[me] = [tensor.clone() for tensor in tensors]
             barrier.wait()
             for number, tensor in enumerate(tensors):
-                tensor.copy_(sum(self.parts[peer][number] for peer in self.stages[me.stage]))
+                tensor.copy_(result({peer: self.parts[peer][number] for peer in self.stages[me.stage]}))
             barrier.wait()
             return SimpleNamespace(wait=lambda: None)
 
-        return SimpleNamespace(send=send, receive=receive, all_reduce=all_reduce)
+        return SimpleNamespace(
+            ordered=self.ordered,
+            connect=met.update,
+            send=send,
+            receive=receive,
+            all_reduce=lambda tensors: together(tensors, lambda parts: sum(parts.values())),
+            reduce=lambda tensors, to: together(
+                tensors, lambda parts: sum(parts.values()) if to == me else torch.ones_like(parts[me])
+            ),
+            broadcast=lambda tensors, source: together(tensors, lambda parts: parts[source]),
+        )
 
 
 @pytest.mark.parametrize("numerics", [{}, {"numerics__sums": "int32"}, {"numerics__precision": "bf16"}], ids=str)
 @settings(max_examples=5, deadline=None)
-@given(st.integers(128, 1500), st.integers(1, 3), st.integers(0, 9))
-def test_each_holder_of_a_tied_block_has_the_gradient_of_one_worker_alone(numerics, block, copies, step):
+@given(st.integers(128, 1500), st.integers(1, 3), st.integers(0, 9), st.booleans())
+def test_each_holder_of_a_tied_block_has_the_gradient_of_one_worker_alone(numerics, block, copies, step, ordered):
     config = small(
         model__tied=True, numerics__reproducible=True, parallel__pipelines=3, parallel__microbatches=2, **numerics
     )
@@ -71,7 +89,7 @@ def test_each_holder_of_a_tied_block_has_the_gradient_of_one_worker_alone(numeri
     workers = [Worker(d, s) for d in range(3) for s in range(2)]
     optimizers = {w: ShardedOptimizer(config, of_pipelines[w.pipeline][w.stage]) for w in workers}
     sizes = [stage.layout.block_sizes for stage in alone]
-    shards, network = Shards(copies), Network(workers)
+    shards, network = Shards(copies), Network(workers, ordered)
     shards.names = {s: optimizers[Worker(0, s)].names for s in range(2)}
     reports = {w: Report(0, [], False, 0.0, Holdings(w.pipeline, sizes[w.stage], -1).reported()) for w in workers}
     shares = shards.share_out(reports, -1)
