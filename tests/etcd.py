@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from .ports import free_ports
+from recycle_pp.testing.ports import free_ports
 
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs etcd (apt-get install etcd-server)")
 

@@ -164,7 +164,7 @@ class Activations:
         # Of a layer and a token: what F keeps, what I leaves for W (both operands of each product), what I takes.
         kept = width * (2 * stream + 2 * product) + product * (3 * q + 3 * kv + 3 * ffn) + FLOAT * (model.heads + 2)
         if model.qk_norm:
-            kept += product * (q + kv) + FLOAT * (model.heads + model.kv_heads)
+            kept += 2 * product * (q + kv) + FLOAT * (model.heads + model.kv_heads)
         if model.dropout:
             kept += 2 * product * width
         kept += masked * product * model.sequence  # attention takes a mask of its own kind of number

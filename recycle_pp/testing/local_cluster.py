@@ -35,6 +35,7 @@ from recycle_pp.config.compose import compose
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
 
+from .ports import free_ports
 from .zygote import TERM_SECONDS, Part
 
 
@@ -207,8 +208,7 @@ class Zygote:
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"control.address=127.0.0.1:{free.getsockname()[1]}"
+        address = f"control.address=127.0.0.1:{free_ports()}"
         arguments = [f"run.dir={folder / 'run'}", *overrides, address, "control.interface=127.0.0.1"]
         variables = {"RECYCLE_TOKEN": secrets.token_hex(16), **(environment or {})}
         count = world // nodes

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.testing.ports import free_ports
 from tests.failures import network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -126,10 +127,7 @@ def slurm(tmp_path):
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(2)  # of torchrun's store, and behind it of the first coordinator
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "2", "PORT": f"{port}"}
     variables |= {"SLURM_JOB_NODELIST": "n[0-1]", "REQUESTS": str(tmp_path / "requests")}
     variables |= {"PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}", "NODE_SH": str(EXAMPLES / "node.sh")}

@@ -25,7 +25,7 @@ import psutil
 
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.telemetry.run_folder import RunFolder
-from tests.ports import free_ports
+from recycle_pp.testing.ports import free_ports
 
 Json = dict[str, Any]
 TOKEN = "of the launched tests, and of nobody else"

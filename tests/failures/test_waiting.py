@@ -1,6 +1,5 @@
 """Nodes that wait for another one say for whom and why, again and again."""
 
-import socket
 import socketserver
 import subprocess
 import threading
@@ -12,6 +11,7 @@ import pytest
 from recycle_pp.supervisor.joining import why
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Part, Zygote
+from recycle_pp.testing.ports import free_ports
 
 from .launched import TOKEN, Launched
 
@@ -35,8 +35,7 @@ def hasty(tmp_path_factory):
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_ports()
 
 
 def node(zygote, tmp_path, number, address, token):

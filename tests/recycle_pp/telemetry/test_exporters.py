@@ -15,7 +15,7 @@ import pytest
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.exporters import exporter
 from recycle_pp.telemetry.exporters.exporter import refuse_missing, wanted
-from tests.ports import free_ports
+from recycle_pp.testing.ports import free_ports
 
 FAILS = ["parallel=2x2", "model=tiny", "run.steps=8", "run.validate_every=0", "+fail_at=4:1.1@backward"]
 

@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 for servers under test: free_ports(2) is the first of two in a row."""
+"""Ports of 127.0.0.1 for servers that are about to start: free_ports(2) is the first of two in a row."""
 
 import contextlib
 import random
