@@ -194,9 +194,9 @@ class World:
             if node.stale:
                 node.stale = False
                 node.options = [(node.number, what) for what in node.can()]
-            found += [option for option in node.options if not (self.headless and option[1] == "is heard")]
+            found += node.options
         if self.headless:
-            return [*found, (COORDINATOR, "takes over")]
+            return [*(option for option in found if option[1] != "is heard"), (COORDINATOR, "takes over")]
         if self._noticing:
             found.append((COORDINATOR, "notices a death"))
         if self._mending:
