@@ -31,6 +31,7 @@ _CHOICES = {
     "optimizer.schedule": ("cosine", "linear", "constant", "wsd"),
     "numerics.sums": ("int64", "int32"),
     "numerics.precision": ("fp32", "bf16", "bf16-autocast"),
+    "state.log": ("device", "host"),
     "run.standby": ("auto", "on", "off"),
     "run.device": ("auto", "cpu", "cuda"),
     "control.coordinator": ("embedded", "etcd"),

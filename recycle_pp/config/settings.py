@@ -151,6 +151,11 @@ class Run:
 
 
 @dataclass
+class State:
+    log: str = "device"  # where what a worker has sent lies until the step is committed: device | host
+
+
+@dataclass
 class Log:
     """Tools that get the metrics and events too, each an extra of the package and a process of its own."""
 
@@ -190,6 +195,7 @@ class Settings:
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: Optimizer = field(default_factory=Optimizer)
     numerics: Numerics = field(default_factory=Numerics)
+    state: State = field(default_factory=State)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     run: Run = field(default_factory=Run)
     log: Log = field(default_factory=Log)

@@ -33,8 +33,9 @@ class Mailbox:
         comes: Mapping[str, Sequence[Spec]],
         device: torch.device,
         shape: tuple[int, int, int],
+        log_on_host: bool = False,
     ) -> None:
-        self.log = ReplayLog()
+        self.log = ReplayLog(log_on_host)
         self._links, self._comes, self._device, self._shape = links, comes, device, shape
         self._posted: dict[Key, tuple[Worker, Pending, torch.Tensor]] = {}
         self._received: dict[Key, Sequence[torch.Tensor]] = {}

@@ -176,7 +176,7 @@ class Process:
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         shape = (pipelines, stages, settings.parallel.microbatches)
         comes = {"F": stage.module.takes, "B": [tensor for tensor in stage.module.gives if tensor.differentiable]}
-        mailbox = Mailbox(links, comes, device, shape)
+        mailbox = Mailbox(links, comes, device, shape, log_on_host=settings.state.log == "host")
         commits = _commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 

@@ -20,7 +20,7 @@ import torch
 from recycle_schedules import StageMemory
 from torch import Tensor
 
-from .memory import parameter_memory
+from .memory import log_elsewhere, parameter_memory
 from .stage import Stage
 from .stage_module import Batch
 
@@ -87,7 +87,7 @@ def _with_activations(stage: Stage) -> StageMemory:
     boundary = sum(of.nbytes for of in [*takes, *stage.module.gives])
     return replace(
         parameter_memory(stage.settings, [prod(shape) for shape in stage.module.shapes.values()], stage.device.type),
-        boundary=boundary,
+        boundary=0 if log_elsewhere(stage.settings, stage.device.type) else boundary,
         flight=max(0, flight),
         waiting=max(0, waiting),
         op=max(0, split_peak - max(flight, waiting)),

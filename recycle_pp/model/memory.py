@@ -53,7 +53,7 @@ def stage_memory(
     return replace(
         held,
         weights=held.weights + HALF * sum(matrices) * cast,
-        boundary=activations.stream * tokens * model.width * sides,
+        boundary=0 if log_elsewhere(settings, device) else activations.stream * tokens * model.width * sides,
         flight=activations.flight,
         waiting=activations.waiting,
         op=max(activations.op, product),
@@ -85,6 +85,11 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
         arriving=(HALF if rounded else FLOAT) * count * (settings.optimizer.stagger and copies > 0),
         saved=0 if device != "cpu" else FLOAT * count * ((min(copies, pipelines) + 3) / pipelines if copies else 4),
     )
+
+
+def log_elsewhere(settings: Settings, device: str) -> bool:
+    """Whether the replay log takes nothing of a worker's memory."""
+    return settings.state.log == "host" and device != "cpu"
 
 
 def _fused(model: Model, device: str) -> bool:
@@ -199,6 +204,7 @@ __all__ = [
     "Activations",
     "StageMemory",
     "layers_of_stages",
+    "log_elsewhere",
     "parameter_memory",
     "parameters",
     "room_for_tensors",

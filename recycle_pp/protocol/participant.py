@@ -99,7 +99,8 @@ class Participant:
         """`busy`: seconds until this worker can start its next op."""
         open_steps = [r.reported() for step, r in sorted(self.records.items()) if step > self.committed]
         holds = None if self.holdings is None else self.holdings.reported()
-        return Report(self.generation, open_steps, ahead=self.applied > self.committed, busy=busy, holds=holds)
+        ahead = self.applied > self.committed and not self.undo
+        return Report(self.generation, open_steps, ahead=ahead, busy=busy, holds=holds)
 
     def state(self, linked: bool) -> State:
         """What `takeover.find` asks for. linked: the links of the present generation stand."""

@@ -59,8 +59,8 @@ class Shards:
         shares = {}
         for stage, peers in _stages(reports).items():
             holds = {w.pipeline: of for w in peers if (of := reports[w].holds) is not None}
-            mixed = took_back and any(reports[w].ahead for w in peers)
-            shares[stage] = self.share(stage, holds, committed, mixed)
+            ahead = any(reports[w].ahead for w in peers)
+            shares[stage] = self.share(stage, holds, committed, took_back and ahead, ahead and not took_back)
         return {stage: structs.replace(of, elsewhere=self._elsewhere(stage)) for stage, of in shares.items()}
 
     def compare(self, votes: Mapping[Worker, Vote], step: int) -> dict[Worker, str]:
@@ -92,9 +92,12 @@ class Shards:
         """Nobody has come or gone since `share`: who had reduced gradients to hold by then still has."""
         return self._peers.get(stage) == set(peers)
 
-    def share(self, stage: int, holds: Mapping[int, Holds], committed: int, mixed: bool = False) -> Shares:
+    def share(
+        self, stage: int, holds: Mapping[int, Holds], committed: int, mixed: bool = False, ahead: bool = False
+    ) -> Shares:
         """Of a stage, from the reports of all its live workers, by pipeline. mixed: their weights are not all of one
-        step.
+        step. ahead: one of them has updated its blocks in the next step, and that stands; so they all have its
+        gradients, nobody computes with the weights from before it, and those after it are sent in every generation.
 
         What stands stays as it is, whatever is held beyond it. StageLost: nobody holds some block. Who holds one knows
         all exponents.
@@ -117,7 +120,7 @@ class Shards:
             )
             self._tables[stage], self._peers[stage] = table, set(peers)
         table = self._tables[stage]
-        behind = mixed or any(of.weights < committed for of in holds.values())
+        behind = mixed or (not ahead and any(of.weights < committed for of in holds.values()))
         knows = next((p for p in peers if holds[p].weights >= committed - 1), None)
         copies = missing(held, table, sizes)
         since, made = self._made.get(stage, (committed, set()))

@@ -271,7 +271,7 @@ class Report(Message, frozen=True):
     """The answer to an announcement.
 
     records  of the steps that are not agreed yet
-    ahead    it has applied one of them
+    ahead    it has applied one of them, and need not take it back
     busy     seconds until it can start its next op
     holds    with parallel.sharded
     """

@@ -12,15 +12,27 @@ def test_it_keeps_what_was_sent_until_the_step_is_committed():
     log = ReplayLog()
     tensors = [torch.zeros(4, 8), torch.ones(2)]
     log.keep(7, ACTIVATION, tensors)
-    assert log.get(7, ACTIVATION) is tensors and (7, ACTIVATION) in log and (8, ACTIVATION) not in log
+    assert log.get(7, ACTIVATION)[0] is tensors[0] and (7, ACTIVATION) in log and (8, ACTIVATION) not in log
     log.drop(7)
     assert (7, ACTIVATION) not in log and not log.steps()
     with pytest.raises(KeyError):
         log.get(7, ACTIVATION)
 
 
-def test_it_counts_its_bytes():
-    log = ReplayLog()
+def test_what_lies_on_the_host_comes_back_as_it_was():
+    log, first, second = ReplayLog(on_host=True), torch.rand(4, 8), torch.rand(2)
+    log.keep(7, ACTIVATION, [first])
+    assert log.get(7, ACTIVATION)[0] is first, "it is sent as it is made"
+    log.keep(7, ("B", (0, 3), 1), [second])
+    (again,) = log.get(7, ACTIVATION)
+    assert again is not first and torch.equal(again, first)
+    again.zero_()
+    assert torch.equal(log.get(7, ACTIVATION)[0], first), "once more"
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_it_counts_its_bytes(on_host):
+    log = ReplayLog(on_host)
     log.keep(7, ACTIVATION, [torch.zeros(3, 8), torch.zeros(8)])
     log.keep(7, ("B", (0, 3), 1), [torch.zeros(4, 8, dtype=torch.bfloat16)])
     log.keep(8, ACTIVATION, [torch.zeros(2)])

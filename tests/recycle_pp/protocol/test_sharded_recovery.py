@@ -134,6 +134,13 @@ def test_all_copies_of_a_block_gone_means_the_checkpoint_or_the_end():
     assert world.lost is None and world.restores == 1 and world.job.committed == 5
 
 
+def test_weights_that_nobody_computes_with_any_more_are_not_sent_again():
+    """A lost connection voids what was ahead, but not a stage's sums. One of its workers is ahead again before another
+    has the old weights once more, and then somebody dies elsewhere."""
+    faults = (Fault(1012, "lose", Worker(0, 2)), Fault(1061, "kill", Worker(2, 2)))
+    Order((3, 3, 1), faults, steps=4, copies=3, stagger=True, evaluate_every=2, save_every=2).run()
+
+
 def test_random_deaths_returns_and_delays_keep_the_contract():
     assert_kept(drawn, range(200))
 
