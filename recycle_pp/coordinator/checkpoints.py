@@ -114,7 +114,7 @@ class Saving:
     def begin(self, step: int, savers: Collection[Worker], final: bool, live: Collection[Worker]) -> None:
         """`step`: steps done. A save that is still under way is given up: the newer one is worth more. live: who says
         what it holds."""
-        self.step, self.final, self._assembler, self._last = step, final, None, None
+        self.step, self.final, self.failed, self._assembler, self._last = step, final, False, None, None
         self._sharded = len({w.stage for w in savers}) < len(savers)
         self._missing, self.replicas = {self._key(w): w for w in savers}, Replicas(step, live)
         self._savers, self._whole = [], set()

@@ -169,7 +169,7 @@ class Activations:
         # Of a layer and a token: what F keeps, what I leaves for W (both operands of each product), what I takes.
         kept = width * (2 * stream + 2 * product) + product * (3 * q + 3 * kv + 3 * ffn) + FLOAT * (model.heads + 2)
         if model.qk_norm:
-            kept += 2 * product * (q + kv) + FLOAT * (model.heads + model.kv_heads)
+            kept += (1 + (kv < q)) * product * (q + kv) + FLOAT * (model.heads + model.kv_heads)
         if model.dropout:
             kept += 2 * product * width
         kept += masked * product * model.sequence  # attention takes a mask of its own kind of number
@@ -181,7 +181,7 @@ class Activations:
 
         # Of a token: embedding and head, and who looks at whom.
         first, last, table = layers.start == 0, layers.stop == model.layers, FLOAT * model.vocabulary
-        flight_ends, waiting_ends, head = masked * model.sequence, 0, 0
+        flight_ends, waiting_ends, head = masked * recompute * model.sequence, 0, 0
         if first:  # the tokens; and the gradient of what they became
             flight_ends, waiting_ends = flight_ends + LONG, LONG + stream * width
         if last and fused:  # x, dx, the log-sums and targets; W projects once more

@@ -3,7 +3,7 @@
 from recycle_schedules import Worker
 
 from recycle_pp.coordinator.checkpoints import Saving
-from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved
+from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 SAVERS = [Worker(0, 0), Worker(0, 1)]
 LIVE = [Worker(0, 0), Worker(1, 0), Worker(1, 1)]  # W(0, 1) has died
@@ -82,3 +82,11 @@ def test_who_dies_before_it_has_said_what_it_holds_is_not_waited_for(tmp_path):
         begun.saved(worker, Saved(8))
         begun.compared(worker, Digests(8, {}))
     assert asked(begun.died(Worker(1, 0), SAVERS)) == [(Worker(0, 1), Assemble)]
+
+
+def test_a_last_checkpoint_that_failed_is_forgotten_with_the_next_one(tmp_path):
+    """All copies of a block have died before it was saved: the job begins anew at the checkpoint before, and ends well."""
+    last = saving(tmp_path, final=True)
+    assert last.save_failed(SaveFailed(8, "a box of head.weight is in none of the parts")) and last.failed
+    last.begin(8, SAVERS, True, live=())
+    assert not last.failed

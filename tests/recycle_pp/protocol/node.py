@@ -41,7 +41,7 @@ from recycle_pp.wire.messages.workers import (
     Synced,
 )
 
-from .sharded import BLOCKS, WRONG, Shards
+from .sharded import BLOCKS, LACKING, WRONG, Shards
 
 if TYPE_CHECKING:
     from .world import World
@@ -161,8 +161,8 @@ class Node:
                 if self._done >= self._wanted:
                     self._save(self._wanted, whole=True)
             case Assemble():
-                self.world.check_parts(message)
-                self.saves.append(Assembled(message.step))
+                whole = self.world.check_parts(message)
+                self.saves.append(Assembled(message.step) if whole else SaveFailed(message.step, LACKING))
             case Leave():
                 self._left = True
 

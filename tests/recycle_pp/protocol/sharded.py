@@ -26,6 +26,7 @@ Program = Generator[Callable[[], bool] | None, None, None]
 BLOCKS = [128, 256, 128, 384, 128]  # elements, of every stage
 
 
+LACKING = "a block of some tensor is in none of the parts"
 WRONG = (-1, -1)  # in a counter of micro-batches: something has come of a wrong block
 
 

@@ -141,6 +141,12 @@ def test_weights_that_nobody_computes_with_any_more_are_not_sent_again():
     Order((3, 3, 1), faults, steps=4, copies=3, stagger=True, evaluate_every=2, save_every=2).run()
 
 
+def test_all_copies_of_a_block_gone_before_the_last_checkpoint_has_it_mean_the_checkpoint_before():
+    faults = (Fault(1300, "kill", Worker(2, 2)), Fault(1313, "kill", Worker(1, 2)))
+    world = Order((3, 3, 1), faults, steps=4, copies=2, evaluate_every=2, save_every=2, seed=20294).run()
+    assert world.restores == 1 and world.saved == 4
+
+
 def test_random_deaths_returns_and_delays_keep_the_contract():
     assert_kept(drawn, range(200))
 

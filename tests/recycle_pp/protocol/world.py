@@ -51,7 +51,7 @@ from recycle_pp.wire.messages.workers import (
 
 from .node import Node
 from .planning import plan_simply
-from .sharded import BLOCKS, lacking
+from .sharded import BLOCKS, LACKING, lacking
 
 Option = tuple[int, str]  # who acts (a node's number, or COORDINATOR), and what it does
 Chooser = Callable[[Sequence[Option]], int]
@@ -211,16 +211,20 @@ class World:
             found.append((COORDINATOR, "restores"))
         return found
 
-    def check_parts(self, message: Assemble) -> None:
-        """A checkpoint of sharded state holds every block; its parts outlive those who wrote them."""
+    def check_parts(self, message: Assemble) -> bool:
+        """Whether a checkpoint of sharded state holds every block; its parts outlive those who wrote them. Only those
+        that have died may have taken some with them."""
         if self.copies:
             for stage in range(self.stages):
                 of = [n for n in self._actors if n.me.worker in message.savers and n.me.worker.stage == stage]
                 parts = [node.parts.get(message.step, {}) for node in of]
                 if gone := lacking(parts):
-                    self.fail(f"the checkpoint of {message.step} steps lacks blocks {gone} of stage {stage}")
+                    if held := [node for node in of if node.alive and gone & node.shards.state.keys()]:
+                        self.fail(f"the checkpoint of {message.step} steps lacks blocks {gone} that {held} have")
+                    return False
                 if not all(right for part in parts for right in part.values()):
                     self.deceived(f"the checkpoint of {message.step} steps has wrong blocks {parts} of stage {stage}")
+        return True
 
     def deceived(self, what: str) -> None:
         """Something wrong was taken for right."""
@@ -301,7 +305,8 @@ class World:
                 self._mending.append(message.generation)
             case SaveFailed():
                 self.saving.save_failed(message)
-                self.stopped = self.stopped or self.saving.failed
+                # With a block gone the next generation begins anew at the checkpoint before.
+                self.stopped = self.stopped or (self.saving.failed and message.detail != LACKING)
             case Saved():
                 self._send(self.saving.saved(worker, message))
             case Digests():
