@@ -319,6 +319,13 @@ class ShardedOptimizer:
                     found[f"exponent.{name}"] = gradients.exponents_of(index)
         return found
 
+    @property
+    def tensors(self) -> list[str]:
+        """What the pieces of all holders are pieces of."""
+        names = [name for name in self._stage.layout.names if not self._stage.borrows(name)]
+        prefixes = ["model", "exp_avg", "exp_avg_sq", *["exponent"] * self._stage.gradients.reproducible]
+        return [f"{prefix}.{name}" for name in names for prefix in prefixes]
+
     def copied(self) -> dict[str, Tensor]:
         """Copies of the masters that are held here, on the CPU, by `NAME[first row:last row]`, for their digests."""
         names = self.names

@@ -25,7 +25,7 @@ import pickle
 import shutil
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from enum import Enum, EnumMeta
@@ -39,6 +39,8 @@ from torch import Tensor
 from recycle_pp.config.settings import Settings
 
 from .checksum import fingerprint
+
+TOGETHER = "together.json"  # in a part: the tensors of which it and others hold boxes
 
 
 def _dcp() -> Any:
@@ -57,12 +59,17 @@ class Saver:
         self._saving: Future[None] = Future()
         self._saving.set_result(None)
 
-    def save(self, step: int, part: object, state: Mapping[str, Tensor]) -> Future[None]:
+    def save(
+        self, step: int, part: object, state: Mapping[str, Tensor], together: Collection[str] = ()
+    ) -> Future[None]:
         """Copies `state` and returns; a thread writes the copy to step-STEP.tmp/stage-PART, once the last save has
-        ended. The future ends when it is on disk, or with RuntimeError if it cannot be written."""
+        ended. The future ends when it is on disk, or with RuntimeError if it cannot be written.
+
+        together: the tensors of which this part and others hold boxes, each worker its own."""
         copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
         before, self._saving = self._saving, Future()
-        arguments = (self._saving, before, temporary(self._folder, step) / f"stage-{part}", copy)
+        place = temporary(self._folder, step) / f"stage-{part}"
+        arguments = (self._saving, before, place, copy, sorted(together))
         threading.Thread(target=_write_part, args=arguments, name="checkpoint", daemon=True).start()
         return self._saving
 
@@ -76,7 +83,9 @@ class Saver:
         self._saving.result()
 
 
-def _write_part(saving: Future[None], before: Future[None], part: Path, state: dict[str, Tensor]) -> None:
+def _write_part(
+    saving: Future[None], before: Future[None], part: Path, state: dict[str, Tensor], together: list[str]
+) -> None:
     futures.wait([before])
     try:
         dcp = _dcp()
@@ -84,6 +93,7 @@ def _write_part(saving: Future[None], before: Future[None], part: Path, state: d
         # Nothing to copy ahead: with more than 0 bytes of it torch makes a CUDA context on GPU 0 in this thread.
         writer = dcp.FileSystemWriter(part, per_thread_copy_ahead=0)
         dcp.save(state, storage_writer=writer, no_dist=True)
+        (part / TOGETHER).write_text(json.dumps(together))
     except BaseException as error:  # torch's CheckpointException is no Exception
         failures = getattr(error, "failures", None)  # ... and holds the real one, with a traceback, by rank
         cause = failures[0][0] if failures else error
@@ -95,7 +105,8 @@ def _write_part(saving: Future[None], before: Future[None], part: Path, state: d
 def finish(folder: str | Path, step: int, names: Sequence[object], about: Mapping[str, Any]) -> Path:
     """Makes these parts one checkpoint and gives it its name; returns the folder.
 
-    about: JSON that a resume wants to know, see `describe`. ValueError: a box of some tensor is in none of the parts.
+    about: JSON that a resume wants to know, see `describe`. ValueError: some tensor, or a box of it, is in none of the
+    parts.
     """
     from torch.distributed.checkpoint.metadata import Metadata
 
@@ -114,11 +125,12 @@ def finish(folder: str | Path, step: int, names: Sequence[object], about: Mappin
                 known = tensors.setdefault(tensor, whole)
                 known.chunks += whole.chunks if known is not whole else []
             paths[tensor] = (tensor,)
-    _check_whole(tensors)
+    _check_whole(tensors, {tensor for part in parts for tensor in json.loads((part / TOGETHER).read_text())})
     merged = Metadata(tensors, paths, storage, version=_metadata(parts[0]).version)
     _write_synced(place / ".metadata", pickle.dumps(merged))
     for part in parts:
         (part / ".metadata").unlink()
+        (part / TOGETHER).unlink()
         _sync(part)
     files = {str(p.relative_to(place)): fingerprint(p) for p in sorted(place.rglob("*")) if p.is_file()}
     _write_synced(place / "about.json", json.dumps({"step": step, **about, "files": files}, indent=1).encode())
@@ -144,8 +156,10 @@ def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
     return name, whole, MetadataIndex(name, offsets)
 
 
-def _check_whole(tensors: Mapping[str, Any]) -> None:
+def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
     """Boxes are the blocks of a layout: no two of them have an element in common."""
+    if gone := sorted(together - tensors.keys()):
+        raise ValueError(f"nothing of {gone[0]} was saved: who held it has died")
     for name, of in tensors.items():
         there = sum(prod(chunk.sizes) for chunk in of.chunks)
         if there != prod(of.size):

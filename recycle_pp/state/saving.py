@@ -97,7 +97,7 @@ class StageSaving:
             detail = f"worker {self._worker} still writes its part of the one before"
             self._send(SaveFailed(step, detail))
             return
-        saving = self._saver.save(step, self._part(self._worker), self._mine(whole))
+        saving = self._saver.save(step, self._part(self._worker), self._mine(whole), self._together())
         self._strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
         threading.Thread(target=self._report, args=(step, saving, whole), name="saved", daemon=True).start()
 
@@ -110,6 +110,9 @@ class StageSaving:
             return self._optimizer.pieces(whole)
         state = self._optimizer.state().items()
         return {key: tensor for key, tensor in state if not self._stage.borrows(key.partition(".")[2])}
+
+    def _together(self) -> list[str]:
+        return self._optimizer.tensors if isinstance(self._optimizer, ShardedOptimizer) else []
 
     def _copied(self) -> dict[str, Tensor]:
         return self._optimizer.copied() if isinstance(self._optimizer, ShardedOptimizer) else self._stage.copied()

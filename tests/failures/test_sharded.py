@@ -83,6 +83,12 @@ SEVERAL = [
     Case("over groups of Gloo", "3x2", (*TWO, *fails("3:0.1@spread", "5:1.0@vote"), "parallel.backend=gloo"), deaths=2),
     Case("as the last weights are sent", "3x2", (*TWO, *fails("7:0.1@spread"))),
     Case("in the last checkpoint", "3x2", (*TWO, *fails("7:0.0@checkpoint"), "checkpoint.every=8")),
+    Case(
+        "of both holders in the last checkpoint",
+        "3x2",
+        (*TWO, *fails("7:0.0@checkpoint", "7:1.0@checkpoint"), "checkpoint.every=4"),
+        deaths=None,
+    ),
 ]
 
 

@@ -85,7 +85,7 @@ def test_who_dies_before_it_has_said_what_it_holds_is_not_waited_for(tmp_path):
 
 
 def test_a_last_checkpoint_that_failed_is_forgotten_with_the_next_one(tmp_path):
-    """All copies of a block have died before it was saved: the job begins anew at the checkpoint before, and ends well."""
+    """All copies of a block have died before it was saved: the job begins anew at the checkpoint before."""
     last = saving(tmp_path, final=True)
     assert last.save_failed(SaveFailed(8, "a box of head.weight is in none of the parts")) and last.failed
     last.begin(8, SAVERS, True, live=())
