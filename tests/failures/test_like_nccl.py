@@ -8,6 +8,7 @@ from recycle_pp.testing.local_cluster import Zygote
 
 from . import matrix
 from .harness import Case, Runs, fails, rejoins
+from .test_sharded import TOURS
 
 CASES = [
     Case("nobody dies", "3x4", deaths=0),
@@ -46,6 +47,12 @@ def test_a_death_among_workers_that_share_one_ordered_stream_changes_no_bit(case
 
 @pytest.mark.parametrize("case", SHARDED, ids=str)
 def test_sharded_state_goes_over_sums_and_broadcasts_alone(case, like_nccl):
+    like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TOURS, ids=str)
+def test_a_death_at_any_moment_of_sharded_state_changes_no_bit_there_either(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
 
 
