@@ -72,7 +72,7 @@ class StageSaving:
             try:
                 arguments = (commit.step + 1, self._copied(), self._checksums())
             except RuntimeError as error:
-                self._send(SaveFailed(commit.step + 1, f"worker {self._worker}: {error}"))
+                self._refuse(commit.step + 1, error)
                 return
             threading.Thread(target=self._digest, args=arguments, name="digests", daemon=True).start()
         if named or wanted:
@@ -85,11 +85,19 @@ class StageSaving:
             self._wanted = message.step
             if self._done < self._wanted:
                 return
-        self._save(message.step, last=True, whole=True)
+        try:
+            self._checksums()  # what has changed since the commit no other copy may be there to tell of
+        except RuntimeError as error:
+            self._refuse(message.step, error)
+        else:
+            self._save(message.step, last=True, whole=True)
 
     def assemble(self, message: Assemble) -> None:
         self._send(Assembling(message.step))
         threading.Thread(target=self._assemble, args=(message,), name="assemble", daemon=True).start()
+
+    def _refuse(self, step: int, error: RuntimeError) -> None:
+        self._send(SaveFailed(step, f"worker {self._worker}: {error}"))
 
     def _save(self, step: int, last: bool, whole: bool) -> None:
         """whole: all that this worker holds, and not only what it speaks for."""
