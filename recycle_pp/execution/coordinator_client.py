@@ -6,9 +6,9 @@
     client.state = participant.state       # what a later coordinator is told first
 
 When the coordinator is lost the worker's supervisor says where the next one is, on the pipe that the spec came through.
-It connects there and begins with a `State`, which holds the last message of each lasting kind. Others that were
-on their way are gone: they belong to a generation that is void. Where only this connection broke, or whoever is called
-upon does not coordinate yet, the same place is tried again.
+It connects there and begins with a `State`, which holds the last message of each lasting kind, of `Measured` two.
+Others that were on their way are gone: they belong to a generation that is void. Where only this connection broke, or
+whoever is called upon does not coordinate yet, the same place is tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from recycle_pp.wire.connection import Channel
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.table import Message, is_lasting
-from recycle_pp.wire.messages.workers import TO_WORKER, State, WorkerWelcome
+from recycle_pp.wire.messages.workers import TO_WORKER, Measured, State, WorkerWelcome
 from recycle_pp.wire.worker_spec import WorkerSpec, told_later
 
 _CONNECT = 5.0  # seconds: meanwhile the supervisor may know another place
@@ -35,7 +35,7 @@ class CoordinatorClient:
         self.state: Callable[[], State] = State  # before it has any
         self._spec, self._place = spec, (spec.host, spec.port)
         self._places: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._said: dict[type[Message], Message] = {}
+        self._said: dict[tuple[type[Message], int], Message] = {}
         self._sending = threading.Lock()
         self._welcomed = False
         self._keepalive: float | None = None
@@ -72,7 +72,10 @@ class CoordinatorClient:
     def send(self, message: Message) -> None:
         with self._sending:
             if is_lasting(message):
-                self._said[type(message)] = message
+                # Of steps two: whoever is ahead may have measured the next one as the newest commit gets lost.
+                kind = type(message), message.step % 2 if isinstance(message, Measured) else 0
+                self._said.pop(kind, None)  # the newest comes last
+                self._said[kind] = message
             assert self._channel is not None
             with suppress(OSError):
                 self._channel.send(message)

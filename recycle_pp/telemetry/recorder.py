@@ -56,7 +56,7 @@ class Recorder:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
         self._metrics = Lines(run.metrics, run.later)
         self._sample_log = Lines(run.samples, run.later) if settings.run.sample_log else None
-        self._samples: tuple[int, list[int]] = -1, []  # step, and what is in its gradient
+        self._samples: dict[int, list[int]] = {}  # by step: what is in its gradient
         self._begun = time.monotonic()
         self._step_ended = self._begun
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
@@ -95,7 +95,7 @@ class Recorder:
     def measured(self, worker: Worker, message: Measured) -> None:
         self._traces.measured(worker, message.step, message.spans, self._clocks.here(worker, 0.0))
         if message.samples:
-            self._samples = message.step, message.samples
+            self._samples[message.step] = message.samples
         self._logged[worker], self._lr = message.logged_bytes, message.lr
         before, self._cpu[worker] = self._cpu.get(worker), message.cpu
         if before is not None:
@@ -311,8 +311,8 @@ class Recorder:
         if not commit.evaluate:
             self._write_line()
         if self._sample_log is not None:
-            of, samples = self._samples
-            self._sample_log.write({"step": step, "samples": samples if of == step else []})
+            self._sample_log.write({"step": step, "samples": self._samples.get(step, [])})
+        self._samples = {of: samples for of, samples in self._samples.items() if of > step}
         self._traces.committed(step, self._job)
 
     def _write_line(self, **more: Any) -> None:

@@ -18,9 +18,9 @@ def case(claim, *strikes, shape="2x2", overrides=(), **options):
 
 
 SURVIVED = [
-    case("the host is killed in mid-step", host("started", 0.4)),
-    case("the host is killed in mid-step", host("started", 0.4), stagger=True),
-    case("two hosts die in a row", host("started", 0.3), host("coordinator_elected", 0.3, "0.1"), deaths=2),
+    case("the host is killed in mid-step", host("started", 0.4), steps=24),
+    case("the host is killed in mid-step", host("started", 0.4), steps=24, stagger=True),
+    case("two hosts die in a row", host("started", 0.3), host("coordinator_elected", 0.3, "0.1"), deaths=2, steps=40),
     case(
         "the host dies in the recovery from another death",
         host("death_detected"),
@@ -39,7 +39,13 @@ MORE = [
         overrides=fails("11:0.1@checkpoint"),
         deaths=2,
     ),
-    case("the host dies while a process is started again", Strike("started", "1.1"), host("respawned", 0.2), deaths=2),
+    case(
+        "the host dies while a process is started again",
+        Strike("started", "1.1"),
+        host("respawned", 0.2),
+        deaths=2,
+        steps=40,
+    ),
     case(
         "the host dies while a worker takes the state",
         host("joining"),
@@ -62,10 +68,11 @@ MORE = [
         host("coordinator_elected", 0.3, "1.0", nth=2),
         shape="3x2",
         deaths=3,
+        steps=60,
     ),
 ]
 MORE += [
-    case(f"the host is killed {after} ms after the start", host("started", after / 1000), stagger=stagger)
+    case(f"the host is killed {after} ms after the start", host("started", after / 1000), stagger=stagger, steps=40)
     for after in (100, 200, 300, 500, 700)
     for stagger in (False, True)
 ]

@@ -1,0 +1,51 @@
+"""What the workers say becomes files, also where it comes out of order."""
+
+import asyncio
+import io
+import json
+
+import pytest
+
+from recycle_pp.config.settings import Parallel, Run, Settings
+from recycle_pp.coordinator.problem import new_job
+from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.packing import pack
+from recycle_pp.telemetry.progress import Progress
+from recycle_pp.telemetry.recorder import Recorder
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.workers import Commit, Measured
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A recorder of a job of two workers, these, and what it has written of samples."""
+    settings = Settings(run=Run(steps=3, dir=str(tmp_path), sample_log=True), parallel=Parallel(2, 1, microbatches=1))
+    run = RunFolder(tmp_path)
+    progress = Progress(steps=3, workers=2, stream=io.StringIO())
+    job = new_job(settings, 0)
+    job.live |= {*job.problem.workers()}
+    recorder = Recorder(settings, run, Events(run.events, say=progress.say), progress, job)
+
+    def samples():
+        asyncio.run(recorder.written(10.0))
+        return {line["step"]: line["samples"] for line in map(json.loads, run.samples.read_text().splitlines())}
+
+    yield recorder, sorted(job.live), samples
+    recorder.close()
+
+
+def measured(step, samples):
+    return Measured(step=step, spans=pack([]), samples=samples, logged_bytes=0, lr=0.1, cpu=step + 1.0)
+
+
+def test_samples_of_a_step_are_kept_though_a_worker_ahead_has_told_the_next_ones(recorded):
+    """As a coordinator dies between a commit and its line, and the next one hears at once what a worker
+    measured that is a step ahead (the optimizer is staggered)."""
+    recorder, (ahead, behind), samples = recorded
+    recorder.measured(behind, measured(0, [3, 7]))
+    recorder.measured(ahead, measured(0, [3, 7]))
+    recorder.measured(ahead, measured(1, [1, 9]))
+    recorder.commit_again(Commit(0, 0, scale=1.0, norm=1.0, loss=2.0))
+    recorder.measured(behind, measured(1, [1, 9]))
+    recorder.commit_again(Commit(0, 1, scale=1.0, norm=1.0, loss=2.0))
+    assert samples() == {0: [3, 7], 1: [1, 9]}
