@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 from recycle_schedules import Worker
 from torch import Tensor
@@ -95,6 +96,12 @@ class Links:
         same order; LinkBroken when the generation ends meanwhile. TCP is connected since `rebuild`.
         """
         self._transport.connect(self._now(), workers)
+
+    def meetings(self, me: Worker, workers: Iterable[Worker]) -> list[tuple[Worker, Pending]]:
+        """`connect` with one after the other, for a caller who says whom it waits for. They are to be waited for in
+        this order: it is the same one of all pairs, so somebody can always go on."""
+        others = sorted({*workers}, key=lambda other: sorted((me, other)))
+        return [(other, Pending(partial(self.connect, [other]))) for other in others]
 
     def send(self, tensor: Tensor, to: Worker, tag: int) -> Pending:
         """Sends a contiguous tensor, which must not be written to until the result's `wait` has returned.

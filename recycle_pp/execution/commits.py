@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from recycle_schedules import Worker
 
+from recycle_pp.comm.waiting import Pending
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
@@ -49,6 +50,7 @@ class Commits:
         self.reduced: dict[int, Reduced] = {}
         self._session, self._stage, self._optimizer = session, stage, optimizer
         self._faults, self._spans, self._batches = faults, spans, batches
+        self._waits_for = "sum"  # or "copy": what all peers have a part in
 
     def begin(self, orders: Orders) -> None:
         """Nothing: this worker has all that it needs."""
@@ -62,15 +64,13 @@ class Commits:
 
     def reduce(self, orders: Orders, step: int) -> None:
         """Out of place: an aborted all-reduce leaves its buffers partly summed; the accumulators must survive it."""
-        doing = self._session.doing
-        doing.works("R", step)
+        self._session.doing.works("R", step)
+        self._waits_for = "sum"
         payload = self._stage.gradients.payload()
         with self._spans.span(step, "R"), named("recycle/reduce"):
             pending = self._session.links.all_reduce(payload)
             self._faults.fire("allreduce", step)
-            doing.waits("sum", step, arrived=pending.arrived)
-            pending.wait()
-        doing.works("R", step)
+            self._wait(pending)
         self._hold(orders, step, self._stage.gradients.reduced(payload))
 
     def copy(self, orders: Orders, step: int, source: Worker) -> None:
@@ -79,10 +79,8 @@ class Commits:
         tensors = (
             mine.to_tensors() if mine else self._stage.gradients.reduced(self._stage.gradients.payload()).to_tensors()
         )
-        pending = self._session.links.broadcast(tensors, source)
-        self._session.doing.waits("copy", step, arrived=pending.arrived)
-        pending.wait()
-        self._session.doing.works("R", step)
+        self._waits_for = "copy"
+        self._wait(self._session.links.broadcast(tensors, source))
         if mine is None:
             self._hold(orders, step, Reduced.from_tensors(tensors))
 
@@ -97,8 +95,16 @@ class Commits:
             members = participant.announced.members
         reduced = self.reduced[step]
         with named("recycle/ties"):
-            parcels = exchange(self._session.links, ties, reduced, participant.worker, members, tag)
+            parcels = exchange(self._session.links, ties, reduced, participant.worker, members, tag, self._wait)
         self.reduced[step] = ties.united(reduced, parcels)
+
+    def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
+        """Blocks until it is there, and says so meanwhile; giver: who sends it, None if all peers have a part in it."""
+        doing, step = self._session.doing, self._session.participant.committed + 1
+        what = self._waits_for if giver is None else "tensor"
+        doing.waits(what, step, peer=giver, arrived=pending.arrived)
+        pending.wait()
+        doing.works("R", step)
 
     def vote(self, orders: Orders, step: int, logged_bytes: int) -> None:
         reduced, counts = self.reduced[step], self.reduced[step].counts.tolist()

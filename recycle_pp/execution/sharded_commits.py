@@ -16,9 +16,7 @@ from array import array
 from collections.abc import Callable
 
 import torch
-from recycle_schedules import Worker
 
-from recycle_pp.comm.waiting import Pending
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.shards import ShardedOptimizer
@@ -44,7 +42,7 @@ class ShardedCommits(Commits):
         batches: Batches | None = None,
     ) -> None:
         super().__init__(session, stage, optimizer, faults, spans, batches)  # type: ignore[arg-type]  # see `_apply`
-        self._sharded, self._waits_for = optimizer, "sum"
+        self._sharded = optimizer
         self._spread = -1, -1  # the newest generation and step whose weights were sent
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.worker, self._wait)
 
@@ -148,13 +146,6 @@ class ShardedCommits(Commits):
         with self._session.lock:
             self._session.check(orders)
             change()
-
-    def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
-        doing, step = self._session.doing, self._session.participant.committed + 1
-        what = self._waits_for if giver is None else "tensor"
-        doing.waits(what, step, peer=giver, arrived=pending.arrived)
-        pending.wait()
-        doing.works("R", step)
 
 
 def _of(orders: Orders) -> Shares:

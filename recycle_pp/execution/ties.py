@@ -10,20 +10,30 @@ members say which, the same on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from recycle_schedules import Worker
 
 from recycle_pp.comm.links import Links
+from recycle_pp.comm.waiting import Pending
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.ties import Ties
 
 
 def exchange(
-    links: Links, ties: Ties, reduced: Reduced, me: Worker, members: Iterable[Worker], tag: int
+    links: Links,
+    ties: Ties,
+    reduced: Reduced,
+    me: Worker,
+    members: Iterable[Worker],
+    tag: int,
+    wait: Callable[[Pending, Worker], None],
 ) -> dict[int, torch.Tensor]:
-    """What the other stages hold of what they have in common with that of `me`, by stage."""
+    """What the other stages hold of what they have in common with that of `me`, by stage.
+
+    wait(pending, giver): waits, and says so; who hangs must be found among those who do not wait.
+    """
     by_stage: dict[int, list[Worker]] = {}
     for worker in sorted(members):
         by_stage.setdefault(worker.stage, []).append(worker)
@@ -33,16 +43,17 @@ def exchange(
     takers = [
         worker for stage in ties.stages for k, worker in enumerate(by_stage[stage]) if peers[k % len(peers)] == me
     ]
-    links.connect({*sources.values(), *takers})
+    for other, meeting in links.meetings(me, [*sources.values(), *takers]):
+        wait(meeting, other)
     rooms = {stage: ties.room(stage) for stage in sources}
     pending = []
     # Both sides of a pair ask for their two messages in one order: else each would wait, with NCCL, for the other.
     messages = [(source, me) for source in sources.values()] + [(me, taker) for taker in takers]
     for frm, to in sorted(messages, key=lambda message: (sorted(message), message)):
         if to == me:
-            pending.append(links.receive(rooms[frm.stage], frm, tag))
+            pending.append((links.receive(rooms[frm.stage], frm, tag), frm))
         else:
             links.send(ties.parcel(reduced, to.stage), to, tag)
-    for each in pending:
-        each.wait()
+    for each, frm in pending:
+        wait(each, frm)
     return rooms

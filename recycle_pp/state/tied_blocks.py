@@ -95,7 +95,9 @@ class TiedBlocks:
         good = torch.tensor([reduced.finite], dtype=dtype, device=self._stage.device)
         there = {(block, stage): Worker(pipeline, stage) for block, stage, pipeline in shares.elsewhere}
         coming: dict[tuple[int, int], tuple[Tensor, Pending]] = {}
-        self._links.connect({there[block, stage] for block in first for stage in self._stages[block] if stage != here})
+        partners = {there[block, stage] for block in first for stage in self._stages[block] if stage != here}
+        for other, meeting in self._links.meetings(self._me, partners):
+            self._wait(meeting, other)
         for block in first:
             parcel = torch.cat([good, own[block]])
             for stage in self._stages[block]:

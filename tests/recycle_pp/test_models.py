@@ -110,6 +110,12 @@ def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, m
     same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
 
 
+@pytest.mark.parametrize("state", [(), ("parallel.sharded=true",)], ids=["whole", "sharded"])
+def test_only_who_hangs_is_killed_though_a_stage_waits_for_its_part_of_a_tie(trained, state):
+    quick = ("control.heartbeat=0.1", "control.suspicion=1.5")
+    same(trained, DOCUMENTED, *THREE, *quick, *state, "+hang_at=3:0.0@allreduce")
+
+
 @pytest.mark.parametrize(
     ("optimizer", "faults", "more"),
     [
@@ -137,10 +143,11 @@ def test_a_tie_goes_over_ordered_streams_without_tags_too(trained, state):
     """As NCCL's are: see tests/failures/like_nccl.py."""
     with Zygote(preload=Path(__file__).parents[1] / "failures" / "like_nccl.py") as zygote:
         overrides = [*COMMON, *DOCUMENTED, *THREE, *state, "+fail_at=[2:0.0@allreduce,3:1.2@vote]"]
+        overrides += ["+hang_at=4:1.0@allreduce", "control.heartbeat=0.1", "control.suspicion=1.5"]
         with zygote.run(overrides) as job:
             assert job.wait(300) == 0, job.output
             summary = json.loads(job.run.summary.read_text())
-    assert (summary["weights_sha256"], summary["deaths"]) == (trained(*DOCUMENTED, *ALONE)[0], 2)
+    assert (summary["weights_sha256"], summary["deaths"]) == (trained(*DOCUMENTED, *ALONE)[0], 3)
 
 
 @full

@@ -1,7 +1,5 @@
 """Who sends whom its sums of a parameter that both hold: one worker each of the other stages, whoever is alive."""
 
-from types import SimpleNamespace
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +18,9 @@ class Wire:
         self.sent, self.awaited, self.connected = [], [], set()
         self.order = {}  # by the other worker: what is sent and awaited, in this order
 
-    def connect(self, workers):
-        self.connected |= workers
+    def meetings(self, me, workers):
+        self.connected |= {*workers}
+        return []
 
     def send(self, tensor, to, tag):
         assert to in self.connected
@@ -32,7 +31,10 @@ class Wire:
         assert frm in self.connected
         self.order.setdefault(frm, []).append("receive")
         self.awaited.append((frm, tag))
-        return SimpleNamespace(wait=lambda: None)
+        return frm
+
+    def wait(self, pending, giver):
+        assert pending == giver, "the coordinator is told who has to give it"
 
 
 class Parcels:
@@ -57,7 +59,7 @@ def test_every_worker_gets_one_parcel_of_every_other_stage_and_nobody_else_sends
     for me in members:
         if me.stage in TIED:
             wires[me] = Wire()
-            exchange(wires[me], Parcels(me.stage), None, me, members, tag=7)
+            exchange(wires[me], Parcels(me.stage), None, me, members, 7, wires[me].wait)
     sent = {(frm, to, what, tag) for frm, wire in wires.items() for to, what, tag in wire.sent}
     awaited = {(frm, to, 10 * frm.stage + to.stage, tag) for to, wire in wires.items() for frm, tag in wire.awaited}
     assert sent == awaited
