@@ -31,7 +31,9 @@ def validate(
     losses: dict[int, float] = {}
     last = stage.settings.parallel.stages
     actions = session.validation(orders)
+    session.doing.waits("links", step)
     mailbox.connect(actions)
+    session.doing.works("V", step)
     for action in actions:
         session.check(orders)
         mb, peer = action.microbatch, action.peer

@@ -134,13 +134,19 @@ def _owes_answer(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
     return sign.unanswered is not None
 
 
+def _owes_meeting(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
+    """Connections of groups wait for whoever has not come to them yet; who that is only they know."""
+    comes = sign.activity.kind == "waits" and sign.activity.what == "links"
+    return sign.unanswered is not None or not comes
+
+
 _OWES: dict[str, Callable[[Worker, int, Worker, Sign], bool]] = {
     "sum": _owes_sum,
     "copy": _owes_sum,
     "commit": _owes_vote,
     "orders": _owes_answer,
     "plan": _owes_answer,
-    "links": _owes_answer,
+    "links": _owes_meeting,
     "tensor": lambda *_: False,  # always from somebody
 }
 

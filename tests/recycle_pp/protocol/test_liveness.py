@@ -75,6 +75,13 @@ def test_on_a_machine_that_is_only_busy_nobody_is_accused(signs, data):
     assert not judge(signs, PATIENCE).stuck
 
 
+def test_who_waits_for_connections_waits_for_all_who_may_not_have_come_to_them():
+    busy = Sign(Activity("works", "F", 3, (0, 0), first=True), 60.0, quiet=60.0)  # it compiles
+    assert not judge({A: waiter("links"), B: waiter("links"), C: busy}, PATIENCE).deadlock
+    assert judge({A: waiter("links"), B: waiter("links"), C: frozen()}, PATIENCE).stuck.keys() == {C}
+    assert judge({A: waiter("links"), B: waiter("links")}, PATIENCE).deadlock == [A, B]
+
+
 @given(jobs())
 def test_a_job_is_renewed_only_for_those_from_whom_nobody_who_works_can_be_reached(signs):
     verdict = judge(signs, PATIENCE)
