@@ -17,7 +17,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,7 +127,7 @@ class Watch:
             self._deadlocked = None
         elif self._deadlocked is None:
             self._deadlocked = now
-        deadlock = verdict.deadlock if self._confirmed(present.values()) else []
+        deadlock = verdict.deadlock if self._confirmed(present.values(), standing.members) else []
         if not verdict.stuck and not deadlock:
             return
         self._report(standing, signs, verdict)
@@ -136,12 +136,17 @@ class Watch:
         if deadlock:
             self._renew(standing, deadlock)
 
-    def _confirmed(self, present: Iterable[Rank]) -> bool:
+    def _confirmed(self, present: Collection[Rank], members: Collection[Worker]) -> bool:
         """Everybody has given a sign since a deadlock was seen first, and it is still one. Signs of different moments
-        show one that never was: who waited for the last vote still seems to, where the others have gone on already."""
+        show one that never was: who waited for the last vote still seems to, where the others have gone on already.
+        And all members have spoken themselves: of a process that was stopped as it waited its supervisor says no more
+        than that it waits."""
         since = self._deadlocked
+        if since is None:
+            return False
         signs = (self._known.get(rank.number) for rank in present)
-        return since is not None and all(known is None or known.came > since for known in signs)
+        spoken = (rank.heard > since for rank in present if rank.role in members)
+        return all(known is None or known.came > since for known in signs) and all(spoken)
 
     def _sign(self, rank: Rank, standing: Standing, now: float) -> Sign:
         silent, since = now - rank.heard, now - self._begun

@@ -162,6 +162,21 @@ def test_signs_of_different_moments_are_no_deadlock(stale, tmp_path):
     assert bool(job.renewals) != stale
 
 
+def test_who_is_stopped_as_it_waits_is_found_and_no_generation_is_renewed_for_it(tmp_path):
+    """All wait a little longer than it is silent; of itself its supervisor knows no more than that it waits."""
+    job = Job(tmp_path)
+    job.say = dict.fromkeys(range(12), Activity("waits", "commit", 7))
+
+    async def stopped():
+        await job.watched(SUSPICION / 3)
+        job.silent.add(6)
+        await job.watched(2 * SUSPICION)
+
+    asyncio.run(stopped())
+    assert list(job.found) == [6] and "without a sign of life" in job.found[6].where
+    assert not job.renewals
+
+
 def test_whoever_still_waits_in_a_generation_that_is_void_is_found_once_the_new_one_is_announced(tmp_path):
     """Though nobody could say that what it waits for has come."""
     job = Job(tmp_path)
