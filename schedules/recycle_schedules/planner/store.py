@@ -24,6 +24,10 @@ from ..plans import OpArrays, Plan
 from ..problem import Problem
 from .planner import plan as make_plan
 
+# Memberships and durations are other ones for as long as a job runs: where plans are small (some 100 KB for 12 workers)
+# the bytes alone let its coordinator grow by 15 KB a death, for 10,000 deaths and more.
+MOST_PLANS = 128
+
 
 class Prepared(NamedTuple):
     """A plan, every worker's list for a step, and for a validation pass."""
@@ -40,7 +44,7 @@ class Prepared(NamedTuple):
 
 
 class PlanStore:
-    """What has been planned, least recently used first out.
+    """What has been planned, least recently used first out: MOST_PLANS at most.
 
     forwards: micro-batches of a validation pass, per pipeline. most_bytes: of all that is kept, but for the newest."""
 
@@ -68,17 +72,18 @@ class PlanStore:
 
     def ahead(self, problem: Problem) -> Iterator[Problem]:
         """The problems of the next deaths that are not planned yet, those first that most deaths lead to: every single
-        worker, and every host with all its workers where hosts are known. It may end before all are kept: in time for
-        `most_bytes`."""
-        for dead in _next_deaths(problem):
-            try:
-                after, _ = canonical(problem.replace(failed=[*problem.dead, *dead]))
-            except ValueError:  # nobody would be left at a stage
-                continue
-            if self._made and self._bytes * (1 + 1 / len(self._made)) > self._most:
+        worker, and every host with all its workers where hosts are known. It may end before all are kept: they push
+        out what other memberships led to, but neither one another nor the plan of this problem."""
+        room, size = self._most, 0
+        for count, after in enumerate((canonical(problem)[0], *_afterwards(problem))):
+            if room < size or count == MOST_PLANS:
                 return
-            if after not in self._made:
+            if after not in self._made and count > 0:
                 yield after
+            if after in self._made:
+                self._made.move_to_end(after)
+                size = self._made[after].size
+                room -= size
 
     def _make(self, problem: Problem) -> Prepared:
         plan = self._planner(problem)
@@ -87,7 +92,7 @@ class PlanStore:
     def _keep(self, problem: Problem, made: Prepared) -> None:
         self._made[problem] = made
         self._bytes += made.size
-        while self._bytes > self._most and len(self._made) > 1:
+        while (self._bytes > self._most or len(self._made) > MOST_PLANS) and len(self._made) > 1:
             self._bytes -= self._made.popitem(last=False)[1].size
 
 
@@ -113,6 +118,15 @@ def _dead_stages(p: Problem) -> list[tuple[int, ...]]:
     for w in sorted(p.dead):
         stages[w.pipeline] += (w.stage,)
     return stages
+
+
+def _afterwards(problem: Problem) -> Iterator[Problem]:
+    for dead in _next_deaths(problem):
+        try:
+            after, _ = canonical(problem.replace(failed=[*problem.dead, *dead]))
+        except ValueError:  # nobody would be left at a stage
+            continue
+        yield after
 
 
 def _next_deaths(p: Problem) -> Iterable[tuple[Worker, ...]]:

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_problems import problems
 from recycle_schedules import Problem, Worker, actions, plan
+from recycle_schedules.planner import store as store_module
 from recycle_schedules.planner.store import PlanStore, canonical
 from recycle_schedules.validate import validate
 
@@ -79,6 +80,31 @@ def test_no_more_is_kept_than_there_is_room_for():
     assert planner.asked == len(store) == 2, "planning ahead ends where it would push out what it has made"
     store.plan(WORKED.replace(failed=[(0, 3)]))
     assert len(store) == 2
+
+
+def test_the_next_deaths_of_this_membership_push_out_those_of_the_one_before():
+    one = PlanStore().plan(WORKED).size
+    store, planner = filled(WORKED, most_bytes=int(4.5 * one))
+    now = WORKED.replace(failed=[(0, 3)])
+    store.plan(now)
+    asked = planner.asked
+    for after in store.ahead(now):
+        store.plan(after)
+    assert planner.asked == asked + 3 and len(store) == 4
+    store.plan(now)
+    assert planner.asked == asked + 3, "the plan that is in use is kept"
+    assert not list(store.ahead(now)), "nothing is planned twice"
+
+
+def test_what_is_kept_grows_with_no_number_of_memberships(monkeypatch):
+    monkeypatch.setattr(store_module, "MOST_PLANS", 6)
+    store, planner = filled(WORKED)
+    for slow in range(2, 12):
+        store.plan(WORKED.replace(durations={"F": slow}))
+    assert (len(store), planner.asked) == (6, 14)
+    for after in store.ahead(WORKED.replace(durations={"F": 20})):
+        store.plan(after)
+    assert (len(store), planner.asked) == (6, 18)
 
 
 def test_other_durations_are_another_problem():
