@@ -111,9 +111,10 @@ def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, m
 
 
 @pytest.mark.parametrize("state", [(), ("parallel.sharded=true",)], ids=["whole", "sharded"])
-def test_only_who_hangs_is_killed_though_a_stage_waits_for_its_part_of_a_tie(trained, state):
+@pytest.mark.parametrize("moment", ["allreduce", *(pytest.param(m, marks=full) for m in MOMENTS if m != "allreduce")])
+def test_only_who_hangs_is_killed_though_a_stage_waits_for_its_part_of_a_tie(trained, moment, state):
     quick = ("control.heartbeat=0.1", "control.suspicion=1.5")
-    same(trained, DOCUMENTED, *THREE, *quick, *state, "+hang_at=3:0.0@allreduce")
+    same(trained, DOCUMENTED, *THREE, *quick, *state, f"+hang_at=2:0.0@{moment}")
 
 
 @pytest.mark.parametrize(

@@ -165,12 +165,12 @@ def test_nonsense_instead_of_a_frame_ends_the_connection():
 
 
 def test_a_closed_connection_leaves_no_thread():
-    before = threading.active_count()
+    others = set(threading.enumerate())  # of earlier tests: some may still end
     here, there = (Connection(sock, Pool()) for sock in two_ends())
+    ours = set(threading.enumerate()) - others
     here.close()
     there.close()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    for thread in ours:
+        thread.join(10)
+    assert len(ours) == 2 and not any(thread.is_alive() for thread in ours)
     assert here._socket.fileno() == there._socket.fileno() == -1
