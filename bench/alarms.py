@@ -24,7 +24,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -73,10 +74,10 @@ def slow(cases: list[str]) -> int:
             print(f"{name:<28} not tried: {workers} workers need {workers + 1} cores")
             continue
         with launched(workers, arguments) as (_, run):
-            until(run, lambda run=run: steps(run) >= BEGIN)
+            until(run, partial(has_done, run, BEGIN))
             pid = [e["pid"] for e in run.lines(run.events) if e["event"] == "spawned" and e["worker"] == SLOW][-1]
             with throttle(pid):
-                begun = BEGIN if throttle is nullcontext else steps(run)
+                begun = BEGIN if throttle is nothing else steps(run)
                 found = wait(run, "slow", begun)
                 normal = steps(run)
             ended = wait(run, "slow_no_more", found)
@@ -98,7 +99,8 @@ def launched(workers: int, arguments: list[str]) -> Iterator[tuple[subprocess.Po
     with tempfile.TemporaryDirectory(prefix="recycle-bench-") as folder:
         run = RunFolder(Path(folder) / "run")
         run.path.mkdir()
-        command = [Path(sys.executable).with_name("torchrun"), f"--nproc-per-node={workers}", "-m", "recycle_pp.train"]
+        torchrun = str(Path(sys.executable).with_name("torchrun"))
+        command = [torchrun, f"--nproc-per-node={workers}", "-m", "recycle_pp.train"]
         with (run.path / "output").open("wb") as output:
             process = subprocess.Popen(
                 [*command, *arguments, f"run.dir={run.path}"],
@@ -114,6 +116,10 @@ def launched(workers: int, arguments: list[str]) -> Iterator[tuple[subprocess.Po
 def steps(run: RunFolder) -> int:
     """That are done."""
     return max((line["step"] + 1 for line in run.lines(run.metrics)), default=0)
+
+
+def has_done(run: RunFolder, count: int) -> bool:
+    return steps(run) >= count
 
 
 def wait(run: RunFolder, event: str, after: int) -> int:
@@ -195,6 +201,11 @@ def granted(pid: int) -> Iterator[None]:
 
 
 @contextmanager
+def nothing(_pid: int) -> Iterator[None]:
+    yield
+
+
+@contextmanager
 def crowded(pid: int) -> Iterator[None]:
     """It shares its core with a process that spins."""
     core = max(os.sched_getaffinity(0))
@@ -217,9 +228,9 @@ def faults(factor: float) -> list[str]:
     return [f"+slow_at={BEGIN}:{SLOW}@{factor}", f"+fail_at={KILLED}:{SLOW}", f"+rejoin_at={KILLED + 2}:{SLOW}"]
 
 
-CASES = [
-    ("+slow_at by 1.5", 4, [*FOUR, *faults(1.5)], nullcontext),
-    ("+slow_at by 3", 4, [*FOUR, *faults(3.0)], nullcontext),
+CASES: list[tuple[str, int, list[str], Callable[[int], AbstractContextManager[object]]]] = [
+    ("+slow_at by 1.5", 4, [*FOUR, *faults(1.5)], nothing),
+    ("+slow_at by 3", 4, [*FOUR, *faults(3.0)], nothing),
     ("stopped 3/4 of the time", 2, TWO, limited),
     ("a quarter of its CPU time", 2, TWO, granted),
     ("a neighbour on its core", 2, TWO, crowded),

@@ -68,7 +68,7 @@ def trained(settings: Settings, nudged: bool) -> float:
         random = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in parameters:
-                parameter *= 1 + 2**-9 * torch.randn(parameter.shape, generator=random)
+                parameter.mul_(1 + 2**-9 * torch.randn(parameter.shape, generator=random))
     for _ in train(settings, settings.run.steps, model, batches, masters_of(settings, parameters)):
         pass
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=settings.numerics.precision == "bf16-autocast")

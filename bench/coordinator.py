@@ -38,7 +38,7 @@ from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import FROM_WORKER, Adopt, Measured, Vote
+from recycle_pp.wire.messages.workers import FROM_WORKER, Adopt, Announce, Measured, Report, SteadyPlan, Vote
 
 OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
 SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]
@@ -54,12 +54,12 @@ def main() -> int:
     print(f"{'job':>10} {'workers':>7}", *(f"{name:>9}" for name in PHASES), f"{'MB':>6}")
     rows = []
     for size in arguments.sizes:
-        shape = tuple(map(int, size.split("x")))
-        found = [one_step(*shape) | one_death(*shape, at=0.5 + 0.1 * k) for k in range(arguments.deaths)]
+        D, P, M = map(int, size.split("x"))
+        found = [one_step(D, P, M) | one_death(D, P, M, at=0.5 + 0.1 * k) for k in range(arguments.deaths)]
         row = {"job": size} | {key: min(each[key] for each in found) for key in found[0]}
         rows.append(row)
         times = " ".join(f"{1e3 * row[name]:9.1f}" for name in PHASES)
-        print(f"{size:>10} {shape[0] * shape[1]:7} {times} {row['megabytes']:6.2f}", flush=True)
+        print(f"{size:>10} {D * P:7} {times} {row['megabytes']:6.2f}", flush=True)
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(rows, indent=1))
     return 0
@@ -77,7 +77,8 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
             frames = [(w, encode(measured(w, step, job.problem)), encode(vote(w, step, job))) for w in sorted(job.live)]
             begin = time.perf_counter()
             for worker, first, second in frames:
-                recorder.measured(worker, FROM_WORKER.decode(first[4:]))
+                spans: Any = FROM_WORKER.decode(first[4:])
+                recorder.measured(worker, spans)
                 job.receive(worker, FROM_WORKER.decode(second[4:]))
             agreed = time.perf_counter()
             assert job.committed == step
@@ -110,7 +111,7 @@ def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict
     out: list[Send] = []
     for worker in workers:
         out += job.ready(worker)
-    reports = [(to, members[to].announce(message)) for to, message in out]
+    reports = [(to, announced_to(members[to], message)) for to, message in out]
     for worker, report in reports:
         out = job.receive(worker, report)
     for to, message in [*out, *job.planned(job.steady.plan(job.problem_now()))]:
@@ -129,7 +130,7 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
     announced = job.died(victim)
     encoded(announced)
     told = time.perf_counter()
-    frames = [(to, encode(members[to].announce(message, busy[to]))) for to, message in announced]
+    frames = [(to, encode(announced_to(members[to], message, busy[to]))) for to, message in announced]
     ready = time.perf_counter()
     heard = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
     known = time.perf_counter()
@@ -144,10 +145,15 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
             "megabytes": size / 1e6}  # fmt: skip
 
 
+def announced_to(member: Participant, message: Message, busy: float = 0.0) -> Report:
+    assert isinstance(message, Announce)
+    return member.announce(message, busy)
+
+
 def deliver(member: Participant, message: Message) -> None:
     if isinstance(message, Adopt):
         member.adopt(message)
-    else:
+    elif isinstance(message, SteadyPlan):
         member.plan(message)
 
 

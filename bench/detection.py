@@ -41,7 +41,12 @@ def die(megabytes: int) -> tuple[float, float]:
         signal.pause()
     os.read(ready, 1)
     seen: list[float] = []
-    waiting = threading.Thread(target=lambda: line.wait() and seen.append(time.monotonic()))
+
+    def wait() -> None:
+        line.wait()
+        seen.append(time.monotonic())
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     pidfd = os.pidfd_open(pid)
     time.sleep(0.05)

@@ -91,7 +91,8 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
     """
     if GPU:
         functions["compiled"] = compiled(functions["eager"])
-    forward, backward, written, ys = {}, {}, 0, []
+    forward, backward, written = {}, {}, 0
+    ys: list[Tensor] = []
     for who, function in functions.items():
         own = [x.detach().clone().requires_grad_() for x in inputs]
         forward[who] = partial(function, *own)

@@ -124,7 +124,8 @@ class Stopwatch:
         self.longest: dict[str, list[Still]] = {phase: [] for phase in PHASES}
         self.phase = PHASES[0]
         self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        original = asyncio.events.Handle._run
+        handles: Any = asyncio.events.Handle
+        original = handles._run
 
         def timed(handle: asyncio.Handle) -> None:
             begun, cpu, delayed = time.perf_counter(), time.thread_time(), self._delayed()
@@ -132,20 +133,19 @@ class Stopwatch:
             wall = time.perf_counter() - begun
             self._add(wall - (self._delayed() - delayed), time.thread_time() - cpu, wall, handle)
 
-        asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+        handles._run = timed
 
     def _delayed(self) -> float:
         """Seconds for which this thread has waited for a processor so far."""
         return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e9
 
-    def _add(self, seconds: float, cpu: float, wall: float, handle: asyncio.Handle) -> None:
+    def _add(self, seconds: float, cpu: float, wall: float, handle: Any) -> None:
         longest = self.longest[self.phase]
         if len(longest) < 5 or seconds > longest[-1][0]:
             callback: Any = handle._callback
             task = getattr(callback, "__self__", None)
-            name = task.get_coro().__qualname__ if isinstance(task, asyncio.Task) else getattr(
-                callback, "__qualname__", repr(callback)
-            )  # fmt: skip
+            runs = task.get_coro() if isinstance(task, asyncio.Task) else callback
+            name = getattr(runs, "__qualname__", repr(runs))
             longest.append((seconds, cpu, wall, name))
             longest.sort(reverse=True)
             del longest[5:]
@@ -154,7 +154,8 @@ class Stopwatch:
 async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str, list[Still]]:
     sys.setswitchinterval(SWITCH_SECONDS)  # as a host does
     gc.freeze()  # too, here and when its machine code is there
-    watch, agreement, progress = Stopwatch(), Alone(), Progress(settings.run.steps, 1, io.StringIO())
+    watch, progress = Stopwatch(), Progress(settings.run.steps, 1, io.StringIO())
+    agreement: Any = Alone()
     current: Coordinator | None = None
     peers: set[Peer] = set()
 
@@ -166,9 +167,8 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     server = await serve(handle, HOST, 0, TOKEN)
     port = server.sockets[0].getsockname()[1]
     leader = Leader(0, 0, HOST, port)
-    current = Coordinator(
-        settings, run, Events(run.events, progress.say, run.later), progress, agreement, leader, NOTHING
-    )  # type: ignore[arg-type]
+    events = Events(run.events, progress.say, run.later)
+    current = Coordinator(settings, run, events, progress, agreement, leader, NOTHING)
     running = asyncio.create_task(current.run())
     spawner = multiprocessing.get_context("spawn")
     ours, theirs = spawner.Pipe()

@@ -110,7 +110,7 @@ def measure(zygote: Zygote, jobs: list[list[str]], rounds: int) -> list[dict[str
         settings, found = compose(words), [jobs_of_round[number] for jobs_of_round in usual]
         for stage, parts in enumerate(needs_of(settings, "cpu")):
             planned = sum(parts.values())
-            row = {"D": settings.parallel.pipelines, "copies": settings.parallel.copies, "stage": stage}
+            row: dict[str, Any] = {"D": settings.parallel.pipelines, "copies": settings.parallel.copies, "stage": stage}
             row |= {"planned": planned, "allocated": peak([alone[number]], stage, "allocated")}
             row |= {"planned_rss": PROCESS + planned, "rss": peak(found, stage, "rss")}
             row |= {"formula": sent_bytes(settings, stage), "sent": a_step(found, stage, "sent")}

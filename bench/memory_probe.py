@@ -61,6 +61,9 @@ def _probed_settle(self: Any, *arguments: Any) -> None:
         path.write_text(json.dumps(_records))
 
 
-_stage, worker._stage = worker._stage, _probed_stage
-_send, connection.Connection.send = connection.Connection.send, _probed_send
-_settle, Commits.settle = Commits.settle, _probed_settle
+_worker: Any = worker
+_stage, _worker._stage = _worker._stage, _probed_stage
+_connections: Any = connection.Connection
+_send, _connections.send = _connections.send, _probed_send
+_commits: Any = Commits
+_settle, _commits.settle = _commits.settle, _probed_settle

@@ -87,7 +87,9 @@ def in_stages(settings: Settings) -> dict[str, float]:
     for step in range(settings.run.steps):
         begun = time.process_time()
         for g in range(MICROBATCHES):
-            batch, taken, grads = batch_of(settings, step, g), [], []
+            batch = batch_of(settings, step, g)
+            taken: list[Tensor] = []
+            grads: list[Tensor] = []
             for stage in stages:
                 taken = timed(times["F"], stage.forward, step, g, batch, taken)
             for stage in reversed(stages):
@@ -147,7 +149,7 @@ class Half(nn.Module):
         super().__init__()
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(settings.model.path)
+        config = transformers.AutoConfig.from_pretrained(str(settings.model.path))
         whole, count = transformers.AutoModelForCausalLM.from_config(config), config.num_hidden_layers // STAGES
         self.width, self.embed = config.hidden_size, whole.model.embed_tokens if rank == 0 else None
         self.layers = whole.model.layers[rank * count : (rank + 1) * count]

@@ -23,15 +23,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
-from recycle_schedules import Plan, Problem, plan, plan_layout
+from recycle_schedules import Problem, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 from recycle_schedules.compiled import load
 from recycle_schedules.planner import plan_rerouted
 from recycle_schedules.planner.store import PlanStore
 from recycle_schedules.validate import validate
 
+T = TypeVar("T")
+Dead = tuple[int, int]  # pipeline and stage
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent.parent / "shared" / "golden"
 
@@ -73,7 +75,7 @@ def golden(folder: Path, seconds: float) -> list[dict[str, Any]]:
     rows = []
     for case in cases:
         problem = Problem.from_json(case["problem"])
-        found, wall, cpu = timed(lambda p=problem: plan(p, seconds=seconds))
+        found, wall, cpu = timed(partial(plan, problem, seconds=seconds))
         over = found.value / case["best"] - 1
         proven = case["proven_optimal"]
         row = {"name": case["name"], "value": found.value, "best": case["best"], "bound": found.lower_bound}
@@ -92,7 +94,7 @@ def golden(folder: Path, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-SIZES: list[tuple[int, int, int, list[tuple[int, int]], tuple[int, int]]] = [
+SIZES: list[tuple[int, int, int, list[Dead], Dead]] = [
     (3, 4, 6, [(1, 2)], (0, 1)),
     (16, 8, 64, [(1, 2), (5, 3), (9, 6)], (12, 4)),
     (64, 16, 128, [(1, 2), (17, 3), (30, 9), (41, 7), (60, 15)], (52, 12)),
@@ -110,8 +112,8 @@ def scale() -> list[dict[str, Any]]:
         for name, memory in (("1f1b+2", {"base": "1f1b", "extra": 2}), ("none", None)):
             problem = Problem(pipelines=D, stages=P, microbatches=M, failed=dead, memory_limit=memory)
             for p in (problem, problem.replace(failed=[*dead, further])):
-                found, wall, cpu = timed(lambda p=p: plan(p))
-                _, ops, _ = timed(lambda found=found: found.arrays)
+                found, wall, cpu = timed(partial(plan, p))
+                _, ops, _ = timed(partial(getattr, found, "arrays"))
                 row = {"job": f"{D}x{P}x{M}", "dead": len(p.dead), "memory": name, "ops": len(found), "wall": wall}
                 row |= {
                     "cpu": cpu,
@@ -159,8 +161,8 @@ def linked() -> list[dict[str, Any]]:
                 pipelines=D, stages=P, microbatches=M, failed=dead, memory_limit={"base": "1f1b", "extra": 2},
                 links={"hosts": hosts, "zones": zones, "within_host": {"latency": 0.02}} | kinds,
             )  # fmt: skip
-            found, wall, cpu = timed(lambda p=problem: plan(p))
-            plain, without, _ = timed(lambda p=problem: plan(p.replace(links=None)))
+            found, wall, cpu = timed(partial(plan, problem))
+            plain, without, _ = timed(partial(plan, problem.replace(links=None)))
             ignoring = simulate(plain, links=problem.links).value
             row = {"job": f"{D}x{P}x{M}", "dead": len(dead), "latency": latency, "wall": wall, "cpu": cpu}
             row |= {"without": without, "value": found.value, "ignoring": ignoring, "gap": found.gap}
@@ -204,7 +206,7 @@ def layered() -> list[dict[str, Any]]:
     for name, (D, P, M), dead, other in MOVED:
         for memory, limit in (("none", None), ("1f1b+2", {"base": "1f1b", "extra": 2})):
             problem = layered_problem(D, P, M, dead, limit, **other)
-            found, wall, cpu = timed(lambda p=problem: plan_layout(p))
+            found, wall, cpu = timed(partial(plan_layout, problem))
             rerouted, own = plan_rerouted(problem), own_layouts(problem)
             one_f_one_b = problem.replace(
                 failed=(), backward="coupled", optimizer="barrier", speed={}, memory_limit={"base": "1f1b", "extra": 0}
@@ -256,7 +258,7 @@ def own_layouts(problem: Problem) -> float | None:
     return min(max(value(P - 1, m), value(P, -(-(N - hit * m) // (D - hit)))) for m in tried)
 
 
-def timed(make: Callable[[], Any]) -> tuple[Plan, float, float]:
+def timed(make: Callable[[], T]) -> tuple[T, float, float]:
     """The result, wall seconds, CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     found = make()

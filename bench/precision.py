@@ -88,7 +88,7 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    style = {"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "recycle_pp"}
+    style: dict[Any, Any] = {"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "recycle_pp"}
     with matplotlib.rc_context(style):
         figure, (whole, apart) = pyplot.subplots(1, 2, figsize=(7.2, 2.6), layout="constrained")
         base = means(curves["fp32"])

@@ -115,7 +115,8 @@ class Donor:
         with self._lock:  # what the optimizer waits for
             self.pauses.append(time.monotonic() - asked)
         self.optimizer.step(reduced, self.number)
-        self.donations.committed(SimpleNamespace(step=self.number, scale=1.0), reduced)
+        commit: Any = SimpleNamespace(step=self.number, scale=1.0)
+        self.donations.committed(commit, reduced)
         self.number += 1
         return time.monotonic() - begun
 
@@ -129,8 +130,14 @@ def join(pipe: Any, matrices: int) -> None:
     optimizer = StageOptimizer(settings(), stage)
     participant: Any = SimpleNamespace(applied=-1, committed=-1, generation=-1)
     joining = Joining(optimizer, stage.gradients, participant, TOKEN, "127.0.0.1", lambda moment, step: None)
-    told = []
-    joining.start(lambda step, session: told or (told.append(step), pipe.send(time.monotonic())))
+    told: list[int] = []
+
+    def synced(step: int, _session: int) -> None:
+        if not told:
+            told.append(step)
+            pipe.send(time.monotonic())
+
+    joining.start(synced)
     pipe.send(joining.address)
     pipe.recv()
     pipe.send(digest(optimizer))
@@ -145,7 +152,7 @@ def settings() -> Settings:
 def digest(optimizer: StageOptimizer) -> str:
     total = hashlib.sha256()
     for flat in optimizer._live:
-        total.update(memoryview(flat.numpy()))
+        total.update(flat.numpy().data)
     return total.hexdigest()
 
 

@@ -28,8 +28,9 @@ from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
 
 GPU = torch.cuda.is_available()
-SHAPE = {"width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 4096, "vocabulary": 128256}
-TINY = {"width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "sequence": 16, "vocabulary": 64}
+Sizes = dict[str, Any]
+SHAPE: Sizes = {"width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 4096, "vocabulary": 128256}
+TINY: Sizes = {"width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "sequence": 16, "vocabulary": 64}
 TIMES = 20 if GPU else 1
 STAGES = {"middle": 1, "last": 2}
 
@@ -84,10 +85,10 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
     reduced = stage.gradients.reduced(stage.gradients.payload())
     times["O"] = [milliseconds(optimizer.step, reduced, step, 0.5) for step in range(TIMES)]
     medians = {name: statistics.median(values) for name, values in times.items()}
-    total, tokens = medians["F"] + medians["I"] + medians["W"], shape[0] * shape[1]
+    total, count = medians["F"] + medians["I"] + medians["W"], shape[0] * shape[1]
     weights = sum(parameter.numel() for parameter in stage.parameters.values())
-    flops = 6.0 * tokens * (weights + layers * model.width * model.sequence)
-    rates = {"tokens/s": 1e3 * tokens / total, "MFU": flops / total / peak / 1e9}
+    flops = 6.0 * count * (weights + layers * model.width * model.sequence)
+    rates = {"tokens/s": 1e3 * count / total, "MFU": flops / total / peak / 1e9}
     return {"stage": place, "kernels": kernels} | medians | rates | {"GiB": memory}
 
 

@@ -110,9 +110,14 @@ class Driver:
         return self.job.graph.between(a, b) if self.job.phase == "running" else 0.0
 
     def finish_if_done(self) -> None:
-        if self.job.phase == "ended" and not self.saving.busy:
+        """Every end waits for the checkpoint that is under way, until its file system is given up."""
+        if self.saving.busy:
+            return
+        if self.job.skipped >= self._settings.optimizer.most_skipped:
+            self._stop_skipping()
+        if self.job.phase == "ended":
             self.end_early()
-        if self.job.phase == "finished" and not self.saving.busy:
+        if self.job.phase == "finished":
             if (wrong := difference(self.digests)) is not None:
                 self._lifecycle.stop(f"{wrong} at the end: {self._mistrust()}")
                 return
@@ -203,14 +208,16 @@ class Driver:
     def _follow_skipped(self, commit: Commit) -> None:
         """A gradient was not finite: weights and state are as they were."""
         self._recorder.event("update_skipped", None, in_a_row=commit.skipped)
-        most = self._settings.optimizer.most_skipped
-        if commit.skipped >= most:
-            newest = self.saving.newest()
-            self._lifecycle.stop(
-                f"the updates of {commit.skipped} steps in a row were skipped, as a gradient was NaN or infinite "
-                f"(optimizer.most_skipped={most}); "
-                + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
-            )
+        if commit.skipped == self._settings.optimizer.most_skipped and self.saving.busy:
+            self._timers.after(self._settings.control.lease, self._save_no_longer, self.saving.step)
+
+    def _stop_skipping(self) -> None:
+        newest, most = self.saving.newest(), self._settings.optimizer.most_skipped
+        self._lifecycle.stop(
+            f"the updates of {self.job.skipped} steps in a row were skipped, as a gradient was NaN or infinite "
+            f"(optimizer.most_skipped={most}); "
+            + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
+        )
 
     def _save_no_longer(self, step: int) -> None:
         """A file system that does not answer holds up the next checkpoints, and must not hold up the end."""

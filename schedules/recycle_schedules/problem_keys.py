@@ -72,7 +72,7 @@ class ProblemKeys:
     pipelines: int
     stages: int
     microbatches: int | tuple[int, ...]
-    failed: Iterable[Worker] = ()
+    failed: Iterable[tuple[int, int]] = ()
     durations: Mapping[str, Any] = field(default_factory=dict)
     backward: str = "mixed"
     whole: Iterable[int] = ()
@@ -123,7 +123,7 @@ class ProblemKeys:
     @cached_property
     def dead(self) -> frozenset[Worker]:
         """The workers that are not there."""
-        return frozenset(self.failed)
+        return frozenset(Worker(*each) for each in self.failed)
 
     @cached_property
     def live(self) -> tuple[tuple[int, ...], ...]:

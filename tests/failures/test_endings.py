@@ -84,10 +84,19 @@ def test_an_update_that_is_skipped_is_told_and_the_job_goes_on(sabotaged):
 
 def test_after_five_skipped_updates_in_a_row_the_job_stops_and_keeps_the_last_good_checkpoint(sabotaged):
     says = "the updates of 5 steps in a row were skipped"
-    case = Case("no gradient is finite", "2x2", ("checkpoint.every=2",), steps=40, deaths=0, ends=says)
+    case = Case("no gradient is finite", "2x2", ("checkpoint.every=4",), steps=40, deaths=0, ends=says)
     outcome, last = run(sabotaged, case, nan=0, steps=[*range(4, 40)])
     assert outcome.code == 1 and says in last and last.endswith("/checkpoints/step-000004")
-    assert len(outcome.all("update_skipped")) == 5 and checkpoints(outcome) == [2, 4], explain(outcome)
+    assert len(outcome.all("update_skipped")) == 5 and checkpoints(outcome) == [4], explain(outcome)
+
+
+def test_a_job_that_stops_so_waits_for_the_checkpoint_from_before_that_is_still_written(sabotaged, tmp_path):
+    says = "steps in a row were skipped"
+    case = Case("a checkpoint takes 2 s", "2x2", ("checkpoint.every=4",), steps=400, deaths=0, ends=says)
+    slow = {"hang": "save", "seconds": 2, "once": str(tmp_path / "hung")}
+    outcome, last = run(sabotaged, case, nan=0, steps=[*range(4, 400)], **slow)
+    assert outcome.code == 1 and says in last and last.endswith("/checkpoints/step-000004")
+    assert len(outcome.all("update_skipped")) >= 5 and checkpoints(outcome) == [4], explain(outcome)
 
 
 def test_updates_that_are_skipped_in_a_row_are_counted_across_the_loss_of_the_coordinator(sabotaged):
