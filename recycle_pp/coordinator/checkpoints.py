@@ -67,6 +67,7 @@ class Saving:
         self.step = -1
         self._missing: dict[object, Worker] = {}  # stage, or worker where all of a stage save -> who writes it
         self._savers: list[Worker] = []  # whose parts are there
+        self._writing: set[Worker] = set()  # who has not said yet what became of its part, of whichever checkpoint
         self._whole: set[Worker] = set()  # who was asked for all that it holds, as another has died
         self._last: Worker | None = None  # who wrote its part last: it assembles, once the replicas are compared
         self.replicas = Replicas()
@@ -79,9 +80,15 @@ class Saving:
     def busy(self) -> bool:
         return bool(self._missing) or self._last is not None or self._assembler is not None
 
+    @property
+    def occupied(self) -> bool:
+        """A save is under way, or somebody still writes its part of one that was given up: another one would fail for
+        it, and its own parts would be what the one after that fails for."""
+        return self.busy or bool(self._writing)
+
     def slow(self) -> str:
-        """The workers whose part of the present save is missing, in words: "workers 0.1, 1.2"."""
-        silent = self._missing.values() or self.replicas.silent
+        """The workers whose part of the newest save is missing, in words: "workers 0.1, 1.2"."""
+        silent = self._missing.values() or self.replicas.silent if self.busy else self._writing
         missing = [self._assembler] if self._assembler is not None else sorted(silent)
         return f"worker{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
 
@@ -117,10 +124,12 @@ class Saving:
         self.step, self.final, self.failed, self._assembler, self._last = step, final, False, None, None
         self._sharded = len({w.stage for w in savers}) < len(savers)
         self._missing, self.replicas = {self._key(w): w for w in savers}, Replicas(step, live)
-        self._savers, self._whole = [], set()
+        self._savers, self._whole, self._writing = [], set(), self._writing | set(savers)
 
-    def save_failed(self, message: SaveFailed) -> bool:
-        """The checkpoint before stays the newest. False if this one is given up already."""
+    def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> bool:
+        """The checkpoint before stays the newest. False if this one is given up already. worker: who says it; None:
+        this coordinator."""
+        self._writing.discard(worker)  # type: ignore[arg-type]
         if message.step != self.step or not self.busy:
             return False
         self.failed = self.failed or self.final
@@ -132,6 +141,7 @@ class Saving:
 
     def saved(self, worker: Worker, message: Saved) -> list[Send]:
         """Whoever of the stage has written it: all hold the same."""
+        self._writing.discard(worker)
         key = self._key(worker)
         if message.step != self.step or key not in self._missing or message.whole < (worker in self._whole):
             return []
@@ -157,6 +167,7 @@ class Saving:
 
     def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
         self.replicas.died(worker)
+        self._writing.discard(worker)
         self._last = min(live, default=None) if worker == self._last else self._last
         if worker not in (*self._missing.values(), self._assembler):
             return self._assemble_if_complete()
@@ -176,6 +187,7 @@ class Saving:
         return [Send(peer, Save(self.step)) for peer in asked] or self._assemble_if_complete()
 
     def only(self, live: Collection[Worker]) -> list[Send]:
+        self._writing &= set(live)
         awaited = {w for w in (*self._missing.values(), *self.replicas.silent, self._assembler) if w is not None}
         return [send for worker in sorted(awaited - set(live)) for send in self.died(worker, live)]
 

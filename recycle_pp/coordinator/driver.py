@@ -58,7 +58,7 @@ class Driver:
         """One event into the job, its messages out; afterwards the recorder reads the job's notes."""
         if self._lifecycle.over:
             return
-        self.job.saving, self.job.save_now = self.saving.busy, self.ending.save_due
+        self.job.saving, self.job.save_now = self.saving.occupied, self.ending.save_due
         try:
             out = event(*arguments)
         except ProtocolViolation as violation:
@@ -164,8 +164,9 @@ class Driver:
         kept = f"{newest} is from before; run.resume=true goes on there" if newest else "there is no checkpoint before"
         return f"memory or a processor has failed, and the job must not go on with wrong weights; {kept}"
 
-    def save_failed(self, message: SaveFailed) -> None:
-        if self.saving.save_failed(message):
+    def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> None:
+        """worker: who says it; None: this coordinator."""
+        if self.saving.save_failed(message, worker):
             self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
         self.finish_if_done()
 
@@ -193,7 +194,7 @@ class Driver:
     def _follow_commit(self, note: Mapping[str, Any]) -> None:
         self._committed()
         commit = note["commit"]
-        self.ending.committed(bool(commit.savers))
+        self.ending.committed(bool(commit.savers), note["skipped"])
         if commit.skipped:
             self._follow_skipped(commit)
         for worker, factor in self.planning.measured(self._recorder.spans(commit.step)):

@@ -3,7 +3,7 @@
     ending = Ending(settings, say)
     ending.told("SIGTERM", 143)        # the job is to end; False where it was told before
     ending.save_due                    # checkpoint.minutes are over: the next commit brings a checkpoint
-    ending.committed(saves); ending.saved()      # to measure both
+    ending.committed(saves, skipped); ending.saved()      # to measure both
     ending.reason(saved_as)            # in words
 
 A launcher kills what has not ended a while after its signal (torchrun: 30 s). A job whose step and checkpoint take
@@ -28,7 +28,7 @@ class Ending:
         self._minutes, self._emulated, self._say = settings.checkpoint.minutes, bool(settings.emulate.mode), say
         self.signal: str | None = None  # that ends the job
         self.code = 0
-        self._saved = self._committed = time.monotonic()
+        self._saved = self._committed = self._due_since = time.monotonic()
         self._commits, self._step, self._save = 0, 0.0, 0.0
         self._warned = False
 
@@ -40,15 +40,18 @@ class Ending:
 
     @property
     def save_due(self) -> bool:
-        return 0 < 60 * self._minutes <= time.monotonic() - self._saved and not self._emulated
+        return 0 < 60 * self._minutes <= time.monotonic() - self._due_since and not self._emulated
 
-    def committed(self, saves: bool) -> None:
-        """A step has ended; the first two of a job are slower than the others, and tell nothing."""
+    def committed(self, saves: bool, skipped: bool) -> None:
+        """A step has ended; the first two of a job are slower than the others, and tell nothing. skipped: its
+        checkpoint, as the one before is still written; the next one is due after as long again."""
         now, before = time.monotonic(), self._committed
         self._committed, self._commits = now, self._commits + 1
         self._step = now - before if self._commits > 2 else 0.0
         if saves:
             self._saved = now
+        if saves or skipped:
+            self._due_since = now
         self._check()
 
     def saved(self) -> None:

@@ -74,7 +74,7 @@ class Workers:
             LinksMeasured: lambda rank, message: self._driver.planning.links_measured(message),
             Finished: self._finished,
             Saved: lambda rank, message: self._driver.send(self._saving.saved(rank.role, message)),
-            SaveFailed: lambda rank, message: self._driver.save_failed(message),
+            SaveFailed: lambda rank, message: self._driver.save_failed(message, rank.role),
             Digests: lambda rank, message: self._driver.compare(rank.role, message),
             Assembling: lambda rank, message: self._saving.assembling(rank.role, message),
             Assembled: self._assembled,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,8 +46,11 @@ def test_a_bit_that_flips_in_one_workers_weights_ends_the_job_at_the_next_checkp
 ):
     case = Case("a bit flips", shape, ("checkpoint.every=4",), steps=40, stagger=stagger, deaths=0, ends=says)
     outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
-    assert outcome.code == 1 and says in last and "after 8 steps" in last, explain(outcome)
+    compared = int(re.search(r"after (\d+) steps", last)[1])
+    assert outcome.code == 1 and says in last and compared in range(8, 40, 4), explain(outcome)
     assert checkpoints(outcome) == [4], "the one in which somebody is wrong is not finished"
+    skipped = [e["checkpoint"] for e in outcome.all("checkpoint_skipped")]
+    assert skipped == [*range(8, compared, 4)], "only where the disk is slow"
     assert "step-000004 is from before; run.resume=true goes on there" in last
 
 
@@ -79,21 +83,16 @@ def test_an_update_that_is_skipped_is_told_and_the_job_goes_on(sabotaged):
     assert [(e["step"], e["in_a_row"]) for e in outcome.all("update_skipped")] == [(3, 1), (4, 2)], explain(outcome)
     assert [line["step"] for line in outcome.metrics if line["clip_scale"] is None] == [2, 3]
     assert outcome.output.count("the update is skipped: a gradient is NaN") == 2
-    assert checkpoints(outcome) == [8, 10], "none while it is not known whether the weights are good"
+    assert checkpoints(outcome) in ([8, 10], [10]), "none while it is not known whether the weights are good"
 
 
-def test_after_five_skipped_updates_in_a_row_the_job_stops_and_keeps_the_last_good_checkpoint(sabotaged):
-    says = "the updates of 5 steps in a row were skipped"
-    case = Case("no gradient is finite", "2x2", ("checkpoint.every=4",), steps=40, deaths=0, ends=says)
-    outcome, last = run(sabotaged, case, nan=0, steps=[*range(4, 40)])
-    assert outcome.code == 1 and says in last and last.endswith("/checkpoints/step-000004")
-    assert len(outcome.all("update_skipped")) == 5 and checkpoints(outcome) == [4], explain(outcome)
-
-
-def test_a_job_that_stops_so_waits_for_the_checkpoint_from_before_that_is_still_written(sabotaged, tmp_path):
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_after_five_skipped_updates_in_a_row_the_job_stops_with_the_last_good_checkpoint(seconds, sabotaged, tmp_path):
+    """Also where that one is still written."""
     says = "steps in a row were skipped"
-    case = Case("a checkpoint takes 2 s", "2x2", ("checkpoint.every=4",), steps=400, deaths=0, ends=says)
-    slow = {"hang": "save", "seconds": 2, "once": str(tmp_path / "hung")}
+    claim = f"no gradient is finite, a checkpoint takes {seconds} s"
+    case = Case(claim, "2x2", ("checkpoint.every=4",), steps=400, deaths=0, ends=says)
+    slow = {"hang": "save", "seconds": seconds, "once": str(tmp_path / "hung")}
     outcome, last = run(sabotaged, case, nan=0, steps=[*range(4, 400)], **slow)
     assert outcome.code == 1 and says in last and last.endswith("/checkpoints/step-000004")
     assert len(outcome.all("update_skipped")) >= 5 and checkpoints(outcome) == [4], explain(outcome)

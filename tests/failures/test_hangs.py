@@ -21,7 +21,7 @@ from recycle_pp.telemetry.follower import Follower
 from recycle_pp.testing.local_cluster import Zygote
 
 from .freeze import Frozen
-from .harness import Case, Runs, Strike, explain, pid_of
+from .harness import Case, Runs, Strike, explain, fails, pid_of
 
 SUSPICION = 1.5
 QUICK = ("control.heartbeat=0.1", f"control.suspicion={SUSPICION}")
@@ -169,7 +169,7 @@ def test_an_op_that_takes_five_hundred_times_as_long_and_computes_is_no_hang(sab
 
 def test_a_main_thread_that_does_not_get_on_with_a_checkpoint_is_found(sabotaged, tmp_path):
     plan = {"hang": "copy", "step": 6, "once": str(tmp_path / "hung")}
-    case = Case("hangs as it copies its state", "2x2", (*QUICK, "checkpoint.every=3"), steps=12)
+    case = Case("hangs as it copies its state", "2x2", (*QUICK, "checkpoint.every=6"), steps=12)
     outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
     sabotaged.check_exact(outcome)
     assert outcome.all("hang_suspected")[0]["where"] == "copying the state for a checkpoint in step 5"
@@ -194,6 +194,17 @@ def test_a_slow_disk_costs_a_checkpoint_and_no_step(sabotaged, tmp_path):
     assert saved[-1]["checkpoint"] == 12
     longest = max(line["step_seconds"] for line in outcome.metrics[1:])
     assert longest < 2, "no step has waited for it"
+
+
+def test_after_a_saver_died_on_a_slow_disk_the_next_checkpoint_waits_for_those_who_still_write(sabotaged):
+    """If it did not, it would fail for them, its own parts would be what the one after it fails for, and so on."""
+    struck = fails("15:0.1@forward")
+    case = Case("a saver dies where all disks are slow", "2x2", (*struck, "checkpoint.every=2"), steps=100)
+    plan = {"hang": "save", "seconds": 0.8}
+    outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    sabotaged.check_exact(outcome)
+    saved = [e["checkpoint"] for e in outcome.all("checkpoint_saved")]
+    assert [step for step in saved if 16 <= step < 100] and not outcome.all("checkpoint_failed"), explain(outcome)
 
 
 def test_a_file_system_that_never_answers_does_not_hold_up_the_end_of_the_job(sabotaged, tmp_path):

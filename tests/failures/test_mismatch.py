@@ -62,11 +62,12 @@ def test_who_holds_a_wrong_master_is_killed_and_no_bit_of_the_result_is_another_
 
 def test_a_checkpoint_of_a_wrong_block_is_not_finished_and_the_job_goes_on(sabotaged, tmp_path):
     """The update after step 7 errs: its checkpoint is of 8 steps."""
-    case = Case("err before a checkpoint", "3x2", (*SHARDED, K3, "checkpoint.every=4"), steps=14, bound=150)
+    case = Case("err before a checkpoint", "3x2", (*SHARDED, K3, "checkpoint.every=8"), steps=18, bound=150)
     outcome = run(sabotaged, case, err=1, step=7, once=str(tmp_path / "flipped"))
     struck(outcome, tmp_path)
     assert [e["checkpoint"] for e in outcome.all("checkpoint_failed")] == [8], explain(outcome)
-    assert {e["checkpoint"] for e in outcome.all("checkpoint_saved")} == {4, 12, 14}
+    saved = [e["checkpoint"] for e in outcome.all("checkpoint_saved")]
+    assert saved in ([16, 18], [18]), "the last one does not wait for the one before"
     sabotaged.check_exact(outcome)
 
 

@@ -144,11 +144,11 @@ def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
 
 def test_all_copies_of_a_block_gone_take_the_job_back_to_its_checkpoint(runs):
     """Of three workers in one group a block lies on two: the second one dies before it is copied."""
-    both = fails("8:1.1@backward", "8:2.1@heal")
-    case = Case("both holders", "3x2", (*TWO, *both, "checkpoint.every=3"), deaths=2, steps=10)
+    both = fails("17:1.1@backward", "17:2.1@heal")
+    case = Case("both holders", "3x2", (*TWO, *both, "checkpoint.every=3"), deaths=2, steps=20)
     outcome = runs.of(case, "sharded, restored")
     (restored,) = outcome.all("restored")
-    assert restored["checkpoint"] in (3, 6), "where the disk is slow the newest one is not complete yet"
+    assert restored["checkpoint"] in (3, 6, 9, 12, 15), "where the disk is slow the newest one is not complete yet"
     expected = runs.fault_free(case)
     assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None
 

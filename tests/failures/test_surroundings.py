@@ -13,7 +13,7 @@ from .harness import Case, Strike, explain, fails
 SAVING = ("checkpoint.every=2",)
 
 
-def interrupted(runs, folder, shape="2x2", steps=60, event="checkpoint_saved", nth=3, **options):
+def interrupted(runs, folder, shape="2x2", steps=60, event="checkpoint_saved", nth=2, **options):
     """A run in `folder` that is ended by SIGTERM once it has saved some checkpoints."""
     stop = Strike(event, "0.0", nth=nth, number=signal.SIGTERM, launcher=True)
     overrides = (*SAVING, f"run.dir={folder}", *options.pop("overrides", ()))
@@ -125,10 +125,11 @@ LAST_PEER = fails("5:0.1@backward", "7:1.1@forward")
 
 
 def test_a_stage_that_loses_its_last_worker_goes_on_from_the_checkpoint(runs):
-    case = Case("loses a stage", "2x2", (*LAST_PEER, "checkpoint.every=2"), steps=10, deaths=2)
+    strikes = (Strike("checkpoint_saved", "0.1"), Strike("resumed", "1.1"))
+    case = Case("loses a stage", "2x2", (*SAVING, "run.respawns=0"), strikes, steps=40, deaths=2)
     outcome = runs.of(case, "a stage lost")
     assert outcome.all("stage_lost") and outcome.all("restored"), explain(outcome)
-    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=10))
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=40))
 
 
 def test_a_stage_that_loses_its_last_worker_without_a_checkpoint_says_what_to_do(runs):
@@ -138,9 +139,10 @@ def test_a_stage_that_loses_its_last_worker_without_a_checkpoint_says_what_to_do
 
 
 def test_fewer_workers_than_stages_stop_the_job_and_say_so(runs):
-    faults = fails("15:0.1", "20:1.1", "20:1.0")  # when the first checkpoint, which is written meanwhile, is whole
+    strikes = tuple(Strike("checkpoint_saved", worker) for worker in ("0.1", "1.1", "1.0"))
     said = "1 worker cannot fill 2 stages"
-    case = Case("loses too many", "2x2", (*faults, "checkpoint.every=2"), steps=30, deaths=None, ends=said)
+    overrides = (*SAVING, "run.respawns=0")
+    case = Case("loses too many", "2x2", overrides, strikes, steps=400, deaths=None, ends=said)
     runs.of(case, "a stage lost")
 
 

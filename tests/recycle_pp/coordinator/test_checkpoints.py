@@ -47,6 +47,22 @@ def test_a_checkpoint_on_the_way_is_given_up_with_its_saver(tmp_path):
     assert early.only(LIVE) == [] and not early.busy
 
 
+def test_the_next_one_waits_for_those_who_still_write_their_part_of_one_that_was_given_up(tmp_path):
+    early = saving(tmp_path, final=False)
+    early.died(Worker(0, 1), LIVE)
+    assert not early.busy and early.occupied and early.slow() == "worker 0.0"
+    early.saved(Worker(0, 0), Saved(8))
+    assert not early.occupied
+
+
+def test_who_could_not_write_its_part_or_has_died_writes_no_more(tmp_path):
+    early = saving(tmp_path, final=False)
+    early.save_failed(SaveFailed(8, "no space left"), Worker(0, 1))
+    assert not early.busy and early.occupied
+    early.only([Worker(0, 1), Worker(1, 0)])  # as a successor finds out
+    assert not early.occupied
+
+
 def test_a_part_of_an_older_checkpoint_or_one_too_many_changes_nothing(tmp_path):
     last = saving(tmp_path, final=True)
     assert last.saved(Worker(0, 0), Saved(4)) == [] and last.busy

@@ -304,7 +304,7 @@ class World:
             case Broken():
                 self._mending.append(message.generation)
             case SaveFailed():
-                self.saving.save_failed(message)
+                self.saving.save_failed(message, worker)
                 # With a block gone the next generation begins anew at the checkpoint before.
                 self.stopped = self.stopped or (self.saving.failed and message.detail != LACKING)
             case Saved():

@@ -1,0 +1,36 @@
+"""When the next checkpoint is due by the clock."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.coordinator import ending
+from recycle_pp.coordinator.ending import Ending
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_checkpoint_is_due_some_minutes_after_the_last_one(clock):
+    run = Ending(Settings(), print)
+    clock[0] += 599.0
+    assert not run.save_due
+    clock[0] += 2.0
+    assert run.save_due
+    run.committed(saves=True, skipped=False)
+    assert not run.save_due
+
+
+def test_one_that_is_skipped_is_not_due_again_with_every_step(clock):
+    run = Ending(Settings(), print)
+    clock[0] += 601.0
+    run.committed(saves=False, skipped=True)
+    clock[0] += 10.0
+    assert not run.save_due
+    clock[0] += 591.0
+    assert run.save_due
