@@ -166,7 +166,7 @@ class Driver:
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> None:
         """worker: who says it; None: this coordinator."""
-        if self.saving.save_failed(message, worker):
+        if self.saving.save_failed(message, worker) and not self._lifecycle.over:
             self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
         self.finish_if_done()
 

@@ -164,6 +164,8 @@ class Workers:
 
     def _assembled(self, rank: Rank, message: Assembled) -> None:
         self._saving.assembled(message)
+        if self._lifecycle.over:  # why the job has stopped stays its last word
+            return
         self._driver.ending.saved()
         self._recorder.event("checkpoint_saved", None, checkpoint=message.step)
         self._driver.finish_if_done()

@@ -1,0 +1,45 @@
+"""What a worker's message leads to."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.coordinator.checkpoints import Saving
+from recycle_pp.coordinator.context import Context
+from recycle_pp.coordinator.lifecycle import Lifecycle
+from recycle_pp.coordinator.restart_policy import RestartPolicy
+from recycle_pp.coordinator.roster import Roster
+from recycle_pp.coordinator.timers import Timers
+from recycle_pp.coordinator.workers import Workers
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.workers import Assembled
+
+
+@pytest.mark.parametrize(("ends", "told"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
+def test_why_a_job_has_stopped_stays_its_last_word_though_a_checkpoint_gets_done_after_it(ends, told, tmp_path):
+    events = []
+    recorder = SimpleNamespace(
+        event=lambda name, *_, **__: events.append(name), stopped=lambda _: events.append("stopped")
+    )
+    settings, lifecycle = Settings(), Lifecycle(recorder, lambda: None)
+    driver = SimpleNamespace(
+        saving=Saving(tmp_path),
+        ending=SimpleNamespace(saved=lambda: None),
+        finish_if_done=lambda: None,
+        job=SimpleNamespace(generation=0),
+    )
+    context = Context(
+        settings,
+        RunFolder(tmp_path),
+        Roster(settings),
+        RestartPolicy(settings),
+        Timers(pytest.fail),
+        recorder,
+        lifecycle,
+    )
+    workers = Workers(context, driver, deaths=None, watch=None)
+    if ends:
+        lifecycle.stop("memory has failed")
+    workers.handle(context.roster.enter(0), Assembled(8))
+    assert events == told and driver.saving.newest().name == "step-000008"
