@@ -3,26 +3,30 @@
     with Network() as network:
         a, b = network.machine("a"), network.machine("b")
         a.run(["ping", "-c1", b.address])        # subprocess.Popen in that machine
-        network.cut(a, b)                        # in both directions; one_way=True: what a sends to b
-        network.heal()
-        network.weather(delay=0.02, loss=0.01)   # seconds one way, share of packets
+        network.cut(a, b)                        # drops packets in both directions; one_way=True: from a to b only
+        network.reset(a, b, seconds=0.3)         # answers TCP packets between a and b with resets, for 0.3 s
+        network.heal()                           # ends cuts and resets; the weather stays
+        network.weather(delay=0.02, loss=0.01, reorder=0.1)  # seconds one way, share of packets, share of packets
         network.far(b, 0.05)                     # seconds one way between b and all others
         b.kill()                                 # everything that runs on it, at once
 
-A machine is a network, process and mount namespace, held by one process (`machine.py`): when that dies the kernel
-ends all others in it and takes the namespaces away, so nothing can stay behind, however a test ends. Its only interface
-beside loopback is a TUN device, whose other end is the switch: a packet that is dropped there leaves no trace, as on a
-network that fails, and no reset answers it. The kernel's own means (bridges, tc netem) are not needed.
+A machine is a network, process and mount namespace, held by one process (`machine.py`). When that process dies, the
+kernel ends all others in the namespaces, so a test leaves nothing behind, however it ends. Apart from loopback a
+machine has one interface, a TUN device, and the other end of it is the switch. A packet dropped by the switch leaves no
+trace. A reset comes from the switch, as from a firewall that rejects (`iptables -j REJECT --reject-with tcp-reset`).
+Bridges, tc netem and iptables are not needed.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import random
 import select
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -34,7 +38,8 @@ from typing import Any
 
 _HOLDER = Path(__file__).with_name("machine.py")
 _PREFIX = "10.77.0."
-
+_TCP, _ACK, _RST, _SYN, _FIN = 6, 0x10, 0x04, 0x02, 0x01
+_OVERTAKEN = 0.01  # seconds, at least, by which a reordered packet may be late
 
 TOOLS = ("unshare", "nsenter", "setpriv")
 
@@ -105,7 +110,8 @@ class Network:
     def __init__(self) -> None:
         self.machines: list[Machine] = []
         self._cut: set[tuple[int, int]] = set()  # (from, to), by number
-        self._delay, self._loss = 0.0, 0.0
+        self._reset: dict[tuple[int, int], float] = {}  # (from, to) -> until when
+        self._delay, self._loss, self._reorder = 0.0, 0.0, 0.0
         self._far: dict[int, float] = {}  # by number
         self._random = random.Random(7)
         self._wake, self._waker = os.pipe()
@@ -121,16 +127,25 @@ class Network:
         return machine
 
     def cut(self, a: Machine, *others: Machine, one_way: bool = False) -> None:
-        """No packet passes any more between a and the others (one way: from a to them); by default all others."""
-        for other in others or [m for m in self.machines if m is not a]:
-            self._cut |= {(a.number, other.number)} | (set() if one_way else {(other.number, a.number)})
+        """Drops every packet between a and the others (one way: from a to them); by default all others."""
+        self._cut |= set(self._between(a, others, one_way))
+
+    def reset(self, a: Machine, *others: Machine, seconds: float = math.inf) -> None:
+        """Rejects every TCP packet between a and the others: its sender gets a reset. By default all others.
+
+        A connection that sends something meanwhile breaks at the sender; a new one is refused. Returns at once.
+        """
+        until = time.monotonic() + seconds
+        self._reset = {**self._reset, **dict.fromkeys(self._between(a, others), until)}
 
     def heal(self) -> None:
-        self._cut = set()
+        """Ends all cuts and resets."""
+        self._cut, self._reset = set(), {}
 
-    def weather(self, delay: float = 0.0, loss: float = 0.0) -> None:
-        """delay: seconds that a packet takes one way; loss: the share of packets that do not arrive."""
-        self._delay, self._loss = delay, loss
+    def weather(self, delay: float = 0.0, loss: float = 0.0, reorder: float = 0.0) -> None:
+        """delay: seconds that a packet takes one way; loss: share of packets dropped; reorder: share of packets that
+        take up to twice as long (10 ms more at least), so that later ones overtake them."""
+        self._delay, self._loss, self._reorder = delay, loss, reorder
 
     def far(self, machine: Machine, delay: float) -> None:
         """delay: seconds more that every packet from and to this machine takes one way."""
@@ -148,8 +163,13 @@ class Network:
         for descriptor in (self._wake, self._waker, *(m.wire for m in self.machines)):
             os.close(descriptor)
 
+    def _between(self, a: Machine, others: Sequence[Machine], one_way: bool = False) -> list[tuple[int, int]]:
+        """The directed links between a and the others, by number."""
+        numbers = [other.number for other in others or self.machines if other is not a]
+        return [(a.number, n) for n in numbers] + [(n, a.number) for n in numbers if not one_way]
+
     def _switch(self) -> None:
-        """IPv4 packets from one TUN device to another, by their destination."""
+        """Passes IPv4 packets from one TUN device to another, by their destination."""
         late: list[tuple[float, int, int, bytes]] = []  # (due, order, to, packet)
         order = 0
         while not self._over:
@@ -163,12 +183,16 @@ class Network:
                     continue
                 packet = _read(descriptor)
                 to = packet[19] if packet[:1] and packet[0] >> 4 == 4 else 0
-                if to not in to_wire or (wires[descriptor].number, to) in self._cut:
+                link = wires[descriptor].number, to
+                if to not in to_wire or link in self._cut:
                     continue
-                if self._loss and self._random.random() < self._loss:
+                if self._reset.get(link, 0.0) > time.monotonic():
+                    if answer := _reset_of(packet):
+                        _write(descriptor, answer)
                     continue
-                far = self._far
-                if delay := self._delay + far.get(wires[descriptor].number, 0.0) + far.get(to, 0.0):
+                if self._random.random() < self._loss:
+                    continue
+                if delay := self._lateness(*link):
                     heapq.heappush(late, (time.monotonic() + delay, order, to, packet))
                     order += 1
                 else:
@@ -176,6 +200,13 @@ class Network:
             while late and late[0][0] <= time.monotonic():
                 _, _, to, packet = heapq.heappop(late)
                 _write(to_wire[to], packet)
+
+    def _lateness(self, a: int, b: int) -> float:
+        """Seconds that the next packet takes from a to b."""
+        delay = self._delay + self._far.get(a, 0.0) + self._far.get(b, 0.0)
+        if self._random.random() < self._reorder:
+            delay += self._random.uniform(0, max(delay, _OVERTAKEN))
+        return delay
 
 
 def _read(wire: int) -> bytes:
@@ -187,3 +218,34 @@ def _read(wire: int) -> bytes:
 def _write(wire: int, packet: bytes) -> None:
     with suppress(OSError):  # its machine is gone, or its queue is full: a lost packet
         os.write(wire, packet)
+
+
+def _reset_of(packet: bytes) -> bytes | None:
+    """The reset that answers an IPv4 packet (RFC 9293, 3.5.2); None if it is not TCP, or a reset itself."""
+    if packet[9] != _TCP:
+        return None
+    begin = 4 * (packet[0] & 0xF)
+    source, target, sequence, acknowledged = struct.unpack_from("!HHII", packet, begin)
+    offset, flags = 4 * (packet[begin + 12] >> 4), packet[begin + 13]
+    if flags & _RST:
+        return None
+    if flags & _ACK:
+        numbers = acknowledged, 0, _RST
+    else:
+        length = len(packet) - begin - offset + bool(flags & _SYN) + bool(flags & _FIN)
+        numbers = 0, (sequence + length) % (1 << 32), _RST | _ACK
+    seq, ack, flag = numbers
+    tcp = struct.pack("!HHIIBBHHH", target, source, seq, ack, 5 << 4, flag, 0, 0, 0)
+    addresses = packet[16:20] + packet[12:16]  # from the target to the source
+    check = _checksum(addresses + struct.pack("!BBH", 0, _TCP, len(tcp)) + tcp)
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, _TCP, 0) + addresses
+    ip = ip[:10] + struct.pack("!H", _checksum(ip)) + ip[12:]
+    return ip + tcp[:16] + struct.pack("!H", check) + tcp[18:]
+
+
+def _checksum(data: bytes) -> int:
+    """The internet checksum (RFC 1071) of an even number of bytes."""
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF

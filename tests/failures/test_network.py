@@ -1,5 +1,7 @@
 """The machines and the network that the tests of nodes stand on: what is cut is cut, and nothing of them stays."""
 
+import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -21,6 +23,13 @@ with socket.create_server(("", 5000)) as server:
         connection, _ = server.accept()
         connection.sendall(b"here")
         connection.close()
+"""
+KEEP = """
+import socket
+with socket.create_server(("", 5000)) as server:
+    kept = []
+    while True:
+        kept.append(server.accept())
 """
 ASK = "import socket, sys; print(socket.create_connection((sys.argv[1], 5000), 1).recv(9).decode())"
 
@@ -57,6 +66,72 @@ def test_a_packet_takes_the_time_that_it_is_told():
         begun = time.monotonic()
         assert reaches(b, a)
         assert time.monotonic() - begun > 4 * 0.2, "two round trips: to connect, and to hear"
+
+
+def test_a_rejecting_link_refuses_new_connections_and_resets_those_that_send():
+    talk = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 5000), 5) as connection:
+    print("connected", flush=True)
+    try:
+        while connection.send(b"more"):
+            time.sleep(0.01)
+    except OSError as error:
+        print(error.errno, flush=True)
+"""
+    with network.Network() as net:
+        a, b = net.machine("a"), net.machine("b")
+        a.run([sys.executable, "-c", KEEP], stderr=subprocess.DEVNULL)
+        asked = [sys.executable, "-c", talk, a.address]
+        how = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while (talker := b.run(asked, **how)).stdout.readline() != "connected\n":
+            talker.communicate()
+        net.reset(a, b, seconds=0.5)
+        begun = time.monotonic()
+        output, errors = talker.communicate()
+        assert output in (f"{errno.ECONNRESET}\n", f"{errno.EPIPE}\n"), (output, errors)
+        _, errors = b.run(asked, **how).communicate()
+        assert time.monotonic() - begun < 0.45, "the machine is too slow for this test"
+        assert "ConnectionRefusedError" in errors
+        time.sleep(0.5)
+        talker = b.run(asked, **how)
+        assert talker.stdout.readline() == "connected\n", "the link works again"
+        net.reset(a, b)
+        talker.communicate()
+        net.heal()
+        assert b.run(asked, **how).stdout.readline() == "connected\n"
+
+
+def test_reordered_packets_are_overtaken_and_lost_ones_do_not_arrive():
+    count = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.bind(("", 5000))
+    print("bound", flush=True)
+    sock.settimeout(2)
+    try:
+        while True:
+            print(int(sock.recv(9)), flush=True)
+    except TimeoutError:
+        pass
+"""
+    say = """
+import socket, sys, time
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    for number in range(500):
+        sock.sendto(b"%d" % number, (sys.argv[1], 5000))
+        time.sleep(0.001)
+"""
+    with network.Network() as net:
+        a, b = net.machine("a"), net.machine("b")
+        net.weather(delay=0.05, loss=0.05, reorder=0.1)
+        counts = a.run([sys.executable, "-c", count], stdout=subprocess.PIPE, text=True)
+        assert counts.stdout.readline() == "bound\n"
+        b.run([sys.executable, "-c", say, a.address]).wait()
+        came = [int(line) for line in counts.communicate()[0].split()]
+    assert 450 < len(came) < 495, len(came)
+    late = sum(after < before for before, after in itertools.pairwise(came))
+    assert 15 < late < 100, late
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
