@@ -4,7 +4,8 @@
     print(help_text())
 
 `group=name` takes another file of a group, `group.key=value` sets one key, `--config-dir DIR` adds a folder to look for
-files in. Unknown keys are refused, also behind Hydra's `+` and `++`.
+files in. `parallel=DxP` needs no file: it sets the numbers of pipelines and stages. Unknown keys are refused, also
+behind Hydra's `+` and `++`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def compose(arguments: list[str]) -> Settings:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    overrides = [_override(text) for text in _search_path(arguments)]
+    rest, folders = _config_dirs(arguments)
+    overrides = [override for text in rest for override in _overrides(text, folders)]
+    if folders:
+        overrides.append(f"hydra.searchpath=[{','.join(folder.as_uri() for folder in folders)}]")
     _refuse_repeated_faults(overrides)
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3", job_name="recycle_pp"):
@@ -96,6 +100,12 @@ def _vocabulary(folder: str | None) -> int:
         return 0
 
 
+def shape(text: str) -> tuple[int, int] | None:
+    """(pipelines, stages) of the setting "parallel=5x3"; None for any other setting."""
+    match = re.fullmatch(r"\+*parallel=([1-9]\d*)x([1-9]\d*)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def _expanded(path: str | list[str] | None) -> str | list[str] | None:
     if isinstance(path, list):
         return [str(Path(one).expanduser()) for one in path]
@@ -117,7 +127,8 @@ def help_text() -> str:
     for group in fields(Settings):
         cls = type(getattr(Settings(), group.name))
         if is_dataclass(cls):
-            lines.append(f"  {group.name}={'|'.join(_options(group.name))}")
+            names = ["DxP"] if group.name == "parallel" else _options(group.name)
+            lines.append(f"  {group.name}={'|'.join(names)}")
             comments = _comments(cls)
             for key in fields(cls):
                 setting = f"{group.name}.{key.name}={_yaml(key.default)}"
@@ -128,8 +139,8 @@ def help_text() -> str:
 # ------------------------------------------------------------------------------------------------------ overrides
 
 
-def _search_path(arguments: list[str]) -> list[str]:
-    """Takes `--config-dir DIR` out and adds it to Hydra's search path; any other option is a mistake."""
+def _config_dirs(arguments: list[str]) -> tuple[list[str], list[Path]]:
+    """(the settings, the folders of `--config-dir DIR`); any other option is a mistake."""
     rest, folders, queue = [], [], list(arguments)
     while queue:
         text = queue.pop(0)
@@ -137,12 +148,20 @@ def _search_path(arguments: list[str]) -> list[str]:
             folder = text.partition("=")[2] or (queue.pop(0) if queue else "")
             if not Path(folder).is_dir() or not folder:
                 raise ValueError(f"--config-dir must name a folder, not {folder!r}")
-            folders.append(Path(folder).resolve().as_uri())
+            folders.append(Path(folder).resolve())
         elif text.startswith("-"):
             raise ValueError(f"{text} is no option; allowed: --help, --config-dir DIR, and settings KEY=VALUE")
         else:
             rest.append(text)
-    return rest + ([f"hydra.searchpath=[{','.join(folders)}]"] if folders else [])
+    return rest, folders
+
+
+def _overrides(text: str, folders: list[Path]) -> list[str]:
+    """A setting for Hydra. `parallel=DxP` becomes two, unless a file has that name."""
+    numbers, name = shape(text), text.partition("=")[2]
+    if numbers and not any((folder / "parallel" / f"{name}.yaml").is_file() for folder in (config_dir(), *folders)):
+        return [f"++parallel.pipelines={numbers[0]}", f"++parallel.stages={numbers[1]}"]
+    return [_override(text)]
 
 
 def _override(text: str) -> str:
@@ -186,7 +205,8 @@ def _sentence(error: Exception, overrides: list[str]) -> str:
     text = str(error)
     if match := re.search(r"Could not find '([^/']+)/([^']*)'", text):
         names = re.findall(r"^\t(\S+)$", text.partition("Config search path")[0], re.MULTILINE)
-        return f"{match[1]}={match[2]}: there is no such file in configs/{match[1]}/; allowed: {', '.join(names)}"
+        more = ", or DxP for D pipelines of P stages" if match[1] == "parallel" else ""
+        return f"{match[1]}={match[2]}: there is no such file in configs/{match[1]}/; allowed: {', '.join(names)}{more}"
     if match := re.search(r"Ambiguous value for argument '\+*(([^=']+)=([^']*))'", text):
         return f"{match[1]} has several values; a list goes in brackets, '{match[2]}=[{match[3]}]'"
     if "override_grammar" in text or "config group" in text.lower():

@@ -3,8 +3,10 @@
     settings, said = take_up(arguments, before)     # before: config.yaml; ValueError where a run may not change so
     said                                            # ["optimizer.lr 0.001 -> 0.003"]: what is other than it was
 
-A group that the command line chooses (`parallel=2x2`) replaces the folder's whole group. Faults, run.resume and
-control.address belong to a start, not to the run. Keys that the folder's configuration lacks have their defaults; those
+A group that the command line chooses (`optimizer=staggered`) replaces the folder's whole group; `parallel=2x3` sets the
+pipelines and stages alone. A step keeps its number of micro-batches: under another number of pipelines
+parallel.microbatches follows, unless the command line sets it. Faults, run.resume and control.address belong to a
+start, not to the run. Keys that the folder's configuration lacks have their defaults; those
 that are gone since then are named and left out.
 """
 
@@ -14,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .compose import compose
-from .settings import FAULTS, Settings, load
+from .compose import compose, shape
+from .settings import FAULTS, Parallel, Settings, load
 
 _OF_A_START = ("run.resume", "run.dir", "control.address", *FAULTS)
 _MAY_CHANGE = ("model.split", "model.recompute", "model.kernels")
@@ -33,12 +35,30 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
+    if "parallel.microbatches" not in _keys(arguments):
+        values["parallel.microbatches"] = _share(old, values["parallel.pipelines"], now["run.dir"])
     if now["model.split"] == "auto" and "model.split=auto" not in arguments:
         values["model.split"] = _measured_before(old, values["parallel.stages"])
     settings: Settings = load(_nested(values))
     refuse_changes(old, settings)
     said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
     return settings, said
+
+
+def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
+    """The micro-batches of each pipeline that keep the run's number of micro-batches a step; ValueError if it cannot be
+    shared evenly."""
+    before, each = (old.get(f"parallel.{key}", getattr(Parallel(), key)) for key in ("pipelines", "microbatches"))
+    if not all(isinstance(number, int) for number in (before, each, pipelines)) or pipelines < 1:
+        return each  # refused later, as a wrong type or range
+    total = before * each
+    if total % pipelines:
+        allowed = ", ".join(str(number) for number in range(1, total + 1) if total % number == 0)
+        raise ValueError(
+            f"parallel.pipelines must divide the {total} micro-batches of a step ({before} pipelines x {each}) when "
+            f"run.dir={folder} is resumed, and {pipelines} does not; allowed: {allowed}"
+        )
+    return total // pipelines
 
 
 def _measured_before(old: Mapping[str, Any], stages: int) -> Any:
@@ -91,10 +111,20 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def _chosen(arguments: Sequence[str], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
     """The keys that the command line sets, by themselves or with a group."""
     found: set[str] = set()
-    named = [text.lstrip("+").partition("=")[0] for text in arguments if not text.startswith("-")]
-    for name in named:
+    for name in _keys(arguments):
         if "." in name:
             found.add(name)
         else:  # a group: all of it, and what its file sets elsewhere
             found |= {key for key in now if key.startswith(f"{name}.") or now[key] != defaults[key]}
+    return found
+
+
+def _keys(arguments: Sequence[str]) -> set[str]:
+    """The names before the equals signs; `parallel=DxP` stands for two keys."""
+    found: set[str] = set()
+    for text in arguments:
+        if shape(text):
+            found |= {"parallel.pipelines", "parallel.stages"}
+        elif not text.startswith("-"):
+            found.add(text.lstrip("+").partition("=")[0])
     return found

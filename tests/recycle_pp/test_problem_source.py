@@ -96,7 +96,7 @@ def test_the_figures_come_as_json_too(folder: Path, capsys: pytest.CaptureFixtur
     [
         ("{folder}/plan.json parallel=2x2", "either {folder}/plan.json or settings of the trainer (parallel=2x2)"),
         ("{folder}/plan.json {folder}/trace.json", "one source at a time"),
-        ("parallel=9x9", "parallel=9x9: there is no such file"),
+        ("parallel=9x", "parallel=9x: there is no such file"),
         ("--fail 1.2 --step 3", "--step needs a run folder"),
     ],
 )

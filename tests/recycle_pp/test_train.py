@@ -141,6 +141,7 @@ MISTAKES = [
     (["run.dir=OTHER_RUN", "run.resume=true", "run.seed=1"], "run.seed must stay 0 when"),
     (["run.dir=OTHER_RUN", "run.resume=true", "model.width=128"], "model.width must stay 64 when"),
     (["run.dir=OTHER_RUN", "run.resume=true", "parallel.microbatches=5"], "microbatches must stay 18 when"),
+    (["run.dir=OTHER_RUN", "run.resume=true", "parallel=4x3"], "must divide the 18 micro-batches of a step"),
 ]
 
 

@@ -58,6 +58,28 @@ def test_groups_and_keys_and_faults_are_taken_from_the_command_line():
     assert settings.emulate.mode == "sleep"
 
 
+@pytest.mark.parametrize("D, P", [(5, 3), (1, 7), (64, 16)])
+def test_any_numbers_of_pipelines_and_stages_need_no_file(D, P):
+    expected = compose([])
+    expected.parallel.pipelines, expected.parallel.stages = D, P
+    assert compose([f"parallel={D}x{P}"]).parallel == expected.parallel
+    assert compose(["parallel.microbatches=4", f"parallel={D}x{P}"]).parallel.microbatches == 4
+    assert compose([f"+parallel={D}x{P}", "parallel.stages=2"]).parallel.stages == 2, "a key wins over the shape"
+
+
+def test_a_file_with_the_name_of_a_shape_is_taken(tmp_path):
+    (tmp_path / "parallel").mkdir()
+    (tmp_path / "parallel" / "5x3.yaml").write_text("defaults: [3x4]\npipelines: 5\nstages: 3\nmicrobatches: 2\n")
+    assert compose(["--config-dir", str(tmp_path), "parallel=5x3"]).parallel.microbatches == 2
+    assert compose(["parallel=2x4"]).parallel.microbatches == 8
+
+
+@pytest.mark.parametrize("name", ["5x", "0x3", "5x3x2", "x"])
+def test_a_shape_that_cannot_be_read_is_named(name):
+    with pytest.raises(ValueError, match=rf"^parallel={name}: there is no such file .*or DxP for D pipelines"):
+        compose([f"parallel={name}"])
+
+
 def test_a_tilde_means_the_home_folder_though_no_shell_expands_it_there(monkeypatch):
     monkeypatch.setenv("HOME", "/home/of/mine")
     settings = compose(["run.dir=~/runs/first", "data.path=~/book.txt"])

@@ -27,17 +27,31 @@ def test_what_it_says_is_listed_also_where_it_is_the_default():
 
 
 def test_a_group_replaces_the_whole_group():
-    old = before("parallel=2x4")
-    settings, said = take_up(["run.resume=true", "parallel=3x4"], before("parallel=2x4", "parallel.microbatches=9"))
-    assert settings.parallel == compose(["parallel=3x4"]).parallel
-    assert "parallel.pipelines 2 -> 3" in said
-    assert old["parallel"]["pipelines"] == 2
+    settings, said = take_up(["run.resume=true", "schedule=coupled"], before("schedule.memory_extra=7"))
+    assert settings.schedule == compose(["schedule=coupled"]).schedule
+    assert "schedule.memory_extra 7 -> 2" in said
+
+
+@pytest.mark.parametrize("change", ["parallel=3x5", "parallel=6x1", "parallel=9x9", "parallel.pipelines=1"])
+def test_under_another_number_of_pipelines_a_step_keeps_its_micro_batches(change):
+    old = before("parallel=2x4", "parallel.microbatches=9", "parallel.microbatch_size=8", "parallel.sharded=true")
+    settings, said = take_up(["run.resume=true", "model.layers=9", change], old | {"model": {"layers": 9}})
+    assert settings.parallel.pipelines * settings.parallel.microbatches == 18
+    assert (settings.parallel.microbatch_size, settings.parallel.sharded) == (8, True), "the shape alone changes"
+    assert f"parallel.microbatches 9 -> {settings.parallel.microbatches}" in said
+
+
+@pytest.mark.parametrize("change", ["parallel=4x2", "parallel.pipelines=5", "parallel=36x1"])
+def test_pipelines_that_cannot_share_a_step_are_refused_with_those_that_can(change):
+    with pytest.raises(ValueError, match=r"must divide the 18 micro-batches .* allowed: 1, 2, 3, 6, 9, 18$"):
+        take_up(["run.resume=true", "run.dir=runs/mine", change], before())
 
 
 @pytest.mark.parametrize(
     "change",
     [
         "parallel.microbatches=5",
+        "parallel.microbatch_size=4",
         "data.validation_share=0.2",
         "run.seed=1",
         "model.width=128",
