@@ -95,7 +95,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
     from torch._subclasses import FakeTensorMode
 
     outline = Outline()
-    model = empty(source)
+    model = empty(source, traced=True)
     outline.canonical = unshare(model)
     container = layers_of(model, source.layers)
     outline.layers = [f"{source.layers}.{name}" for name, _ in container.named_children()]

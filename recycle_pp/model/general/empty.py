@@ -18,10 +18,11 @@ from torch import nn
 from .source import Source
 
 
-def empty(source: Source) -> nn.Module:
-    """The whole model, to be trained, with parameters on `meta` from where they are registered; buffers are real."""
+def empty(source: Source, traced: bool = False) -> nn.Module:
+    """The whole model in training mode. Its parameters are on `meta` from their registration on; buffers are real.
+    traced: see `Source.build`."""
     with _parameters_without_memory():
-        return source.build().train()
+        return source.build(traced=traced).train()
 
 
 def unshare(model: nn.Module) -> dict[str, str]:

@@ -38,8 +38,9 @@ class Source(Protocol):
     prefix: str
     dtype: torch.dtype
 
-    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """dtype: of the parameters, another than the source's."""
+    def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
+        """The whole model. dtype: of the parameters, default the source's. traced: for a run on fake tensors, so every
+        operation of its forward must have a shape function; names and shapes of the parameters are the same."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any: ...
@@ -63,7 +64,7 @@ class Custom:
         self._build = function("model.build", model.build)
         self._loss = function("model.loss", model.loss) if model.loss else None
 
-    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
+    def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
         built = self._build()
         if not isinstance(built, nn.Module):
             raise ValueError(f"{self.name} must give an nn.Module, not {type(built).__name__}")
@@ -110,10 +111,13 @@ class HuggingFace:
         self.prefix = getattr(whole, "base_model_prefix", "")
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
-    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
-        # Batched experts: every expert's gradient is there, and nothing depends on values.
-        moe = {"experts_implementation": "batched_mm"} if _has_experts(self.config) else {}
-        return self._class.from_config(self.config, dtype=dtype or self.dtype, **moe)
+    def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
+        # Both give every expert a gradient, whatever the router chooses. Grouped: one product for each expert, over the
+        # tokens that chose it. Batched: copies the matrices of an expert for every token, but its shapes are known
+        # without values, also in fp32 (the shape function of torch's grouped product takes bf16 alone).
+        experts = {"experts_implementation": "batched_mm" if traced else "grouped_mm"}
+        given = experts if _has_experts(self.config) else {}
+        return self._class.from_config(self.config, dtype=dtype or self.dtype, **given)
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         """`labels` only say that a loss is wanted: they are shifted already, and go in as `shift_labels`."""
