@@ -12,7 +12,6 @@ tests/recycle_pp/comm/test_{torch,gloo}_internals.py that fails with the sentenc
 
 Why sockets are shut: Gloo has no abort. `abort()`, `shutdown()` and dropping a group leave a blocked operation blocked
 (test: an_abort_of_gloo_leaves_who_blocks_blocked), while an operation whose socket is shut raises within milliseconds.
-torch is imported by the functions that need it: a supervisor reads NCCL_ENVIRONMENT and has no torch.
 """
 
 from __future__ import annotations
@@ -161,21 +160,6 @@ def _connects(sock: socket.socket, listener: Address, peers: Collection[Address]
 
 # ---------------------------------------------------------------------------------------------------------------- NCCL
 
-NONBLOCKING_SECONDS = 30  # who connects holds a lock that an abort needs, for as long at most
-
-# torch's threads around NCCL end a process whose communicator fails, and tell those of all others to do the same, a
-# minute later: long after the job has gone on without the worker whose death it was. Here deaths are the coordinator's
-# to judge, so they only look on. Names: ProcessGroupNCCL.hpp, NCCLUtils.hpp.
-NCCL_ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog: else it throws, and the process terminates
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # the watchdog's watchdog: else it aborts the process
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_FR_BUFFER_SIZE": "0",
-    "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NONBLOCKING_SECONDS),  # for a communicator to stand
-    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # messages of a pair are meant to be in order
-}
-
 
 def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
     """An NCCL back end whose communicator can be aborted while a member is missing: `config.blocking` is 0.
@@ -191,8 +175,8 @@ def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any
 
 
 def connect_nccl(backend: Any, device: torch.device) -> None:  # type: ignore[name-defined]  # noqa: F821
-    """Blocks until every member calls it, NONBLOCKING_SECONDS at most: one communicator for all operations, messages
-    too, instead of one for each pair at its first message (ProcessGroupNCCL.cpp, eagerConnectSingleDevice)."""
+    """Builds one communicator for all operations, instead of one for each pair at its first message. Blocks until every
+    member calls it, NONBLOCKING_SECONDS at most (ProcessGroupNCCL.cpp, eagerConnectSingleDevice)."""
     backend.eager_connect_single_device(device)
 
 

@@ -20,6 +20,8 @@ from typing import TypeVar
 
 from recycle_schedules import Worker
 
+from .device_errors import is_gpu_failure, is_out_of_memory
+
 T = TypeVar("T")
 
 
@@ -159,11 +161,13 @@ class Generation:
             raise self.broken(error) from error.with_traceback(None)
 
     def broken(self, error: BaseException) -> BaseException:
+        """The exception for a failed operation: LinkBroken, or `error` itself if the failure is this process's own."""
         if self.over:
             return LinkBroken(self.number, "aborted")
-        if isinstance(error, RuntimeError) and not isinstance(error, LinkBroken) and "out of memory" not in str(error):
-            return LinkBroken(self.number, str(error).partition("\n")[0], aborted=False)
-        return error
+        own = is_gpu_failure(error) or is_out_of_memory(error) or isinstance(error, LinkBroken)
+        if own or not isinstance(error, RuntimeError):
+            return error
+        return LinkBroken(self.number, str(error).partition("\n")[0], aborted=False)
 
 
 class Pending:

@@ -28,6 +28,7 @@ class RestartPolicy:
         self._respawns = settings.run.respawns
         self._faults: list[Fault] = faults(settings)
         self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
+        self._failed_gpus: set[int] = set()  # ranks whose GPU has failed
 
     def faults_of(self, role: Worker) -> list[Fault]:
         return [f for f in self._faults if f.worker == role and f.kind != "rejoin"]
@@ -42,8 +43,14 @@ class RestartPolicy:
         ]
 
     def is_respawned(self, rank: Rank, death: Death) -> bool:
+        """Call once a death. A failed GPU gets a second chance, as most errors end with the process; a third would cost
+        the job another recovery."""
         if death.injected or death.cause in ("node_loss", "eviction") or self.is_due(rank.role):
             return False
+        if death.cause == "gpu":
+            if rank.number in self._failed_gpus:
+                return False
+            self._failed_gpus.add(rank.number)
         return rank.supervisor is not None and rank.respawns < self._respawns
 
     def comes_back(self, rank: Rank) -> bool:
@@ -52,9 +59,10 @@ class RestartPolicy:
         return death.cause in ("node_loss", "hang") and not death.injected
 
     def is_given_up(self, rank: Rank, death: Death) -> bool:
-        """Whether it is not started again only because it was restarted `run.respawns` times already."""
-        mended = not death.injected and death.cause not in ("node_loss", "eviction")
-        return mended and not self.is_due(rank.role) and rank.respawns >= self._respawns
+        """Whether the worker stays dead only because of its earlier restarts: `run.respawns` of them, or one after a
+        failure of its GPU. Call after `is_respawned` returned False."""
+        restartable = not death.injected and death.cause not in ("node_loss", "eviction")
+        return restartable and not self.is_due(rank.role) and (death.cause == "gpu" or rank.respawns >= self._respawns)
 
     def is_due(self, role: Worker) -> bool:
         return any(f.kind == "rejoin" and f.worker == role for f in self._faults)

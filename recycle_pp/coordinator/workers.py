@@ -61,6 +61,7 @@ class Workers:
         self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
         self._unreachable: dict[Worker, list[Worker]] = {}  # by who says so, since the last time that it was mended
         self._platform: str | None = None  # of the first worker: see execution.device
+        self._printed: set[str] = set()  # notes of workers
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
             StoreValue: lambda rank, message: self._roster.publish(message.key, message.value),
@@ -124,6 +125,10 @@ class Workers:
         self._recorder.ready(rank.role, message)
         self._driver.planning.introduced(rank.role, message)
         job = self._driver.job
+        for note in message.notes:
+            if note not in self._printed:
+                self._printed.add(note)
+                self._recorder.say(note)
         job.shards.hosts[rank.role], job.shards.names[rank.role.stage] = message.machine, message.blocks
         if self._fits(rank, message.platform) and rank.role not in job.live:
             earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)

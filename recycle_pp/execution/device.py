@@ -1,8 +1,10 @@
-"""Which device a worker computes on, how it talks to others from there, and what it must have in common with them.
+"""The device that a worker computes on, the back end of its messages, and what its results depend on.
 
 device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
 backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
-platform(device, backend)                                   # "NVIDIA H200 sm_90, triton 3.6.0, torch 2.11.0, nccl"
+platform(device, backend)                                   # "NVIDIA H200 sm_90, 132 SMs, ..., nccl 2.30.7"
+notes(settings.parallel.backend, backend, device)            # sentences for the user
+settle_memory(device)                                       # waits for the memory of a process that has died
 is_unfit(error)                                             # of a first launch: no worker can run this here
 finish = finisher(device); finish()                         # the device has done what this thread asked it for
 large_blocks_apart()                                         # malloc gives large blocks back when they are freed,
@@ -14,11 +16,18 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
+from recycle_pp.comm.nccl import environment as nccl
+
+SETTLE_SECONDS = 10.0  # at most, for the driver to free the memory of a dead process
+SETTLED_SECONDS = 0.5  # without growth of the free memory
 M_MMAP_THRESHOLD = -3  # malloc.h
 
 
@@ -35,18 +44,61 @@ def choose(wanted: str, rank: int) -> torch.device:
 
 
 def backend_for(wanted: str, device: torch.device) -> str:
-    """The backend for `parallel.backend`: auto is NCCL where each worker of the node has a GPU of its own, else TCP.
+    """The back end for `parallel.backend`. auto is TCP, through the host's memory on a GPU.
 
-    ValueError, one sentence for the user, where NCCL is asked for and cannot be: it takes one rank a GPU."""
-    workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if wanted == "nccl" and workers > gpus:
-        raise ValueError(
-            f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; "
-            "allowed: auto, tcp, gloo"
-        )
-    if wanted != "auto":
-        return wanted
-    return "nccl" if device.type == "cuda" and workers <= gpus else "tcp"
+    ValueError, one sentence for the user: nccl is asked for and cannot be used. It takes one worker a GPU, or several
+    where `nccl.shares_gpus`."""
+    if wanted == "auto":
+        return "tcp"
+    if wanted == "nccl":
+        if device.type != "cuda":
+            raise ValueError("parallel.backend=nccl needs a GPU for each worker; allowed here: auto, tcp, gloo")
+        found = nccl_version()
+        nccl.refuse(os.environ, found)
+        workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if workers > gpus and not nccl.shares_gpus(os.environ, found):
+            raise ValueError(
+                f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; set "
+                "parallel.backend=tcp, or NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer (this is "
+                f"{nccl.dotted(found)})"
+            )
+    return wanted
+
+
+def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
+    """Sentences about the back end that the user should read at the start, the same on all workers."""
+    if backend == "nccl":
+        return [nccl.describe(os.environ, nccl_version())]
+    if wanted == "auto" and device.type == "cuda":
+        return [
+            "parallel.backend=auto: messages between GPUs go by TCP through the host's memory. NCCL is faster and has "
+            "not been tried on GPUs yet; parallel.backend=nccl selects it"
+        ]
+    return []
+
+
+def settle_memory(device: torch.device) -> None:
+    """Blocks until the free memory of the GPU grows no longer: the driver frees the memory of a killed process some
+    time after its death, and its successor would run out of memory. SETTLE_SECONDS at most."""
+    if device.type != "cuda":
+        return
+    begin = grew = time.monotonic()
+    most = 0
+    while (now := time.monotonic()) - grew < SETTLED_SECONDS and now - begin < SETTLE_SECONDS:
+        free, _ = torch.cuda.mem_get_info(device)
+        if free > most:
+            most, grew = free, now
+        time.sleep(0.05)
+
+
+def nccl_version() -> nccl.Version | None:
+    """Of the NCCL in use, None without one."""
+    if (found := nccl.installed()) is not None:
+        return found
+    with suppress(AttributeError, RuntimeError, ValueError):  # linked into torch, or not there
+        major, minor, patch = torch.cuda.nccl.version()[:3]
+        return major, minor, patch
+    return None
 
 
 def finisher(device: torch.device) -> Callable[[], None]:
@@ -73,14 +125,52 @@ def is_unfit(error: Exception) -> bool:
 
 
 def platform(device: torch.device, backend: str, precision: str = "fp32") -> str:
-    """What the bits of a result depend on beside its operands. Workers that differ in it could not stand in for each
-    other: kernels, their tiles, the matrix libraries and the order of a reduction are chosen by it."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        chip = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}, triton {version('triton')}"
-    else:
-        chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
-        if precision == "bf16":  # its products are computed by what the processor has for it, not by torch's own loops
-            chip += " bf16" * torch.cpu._is_avx512_bf16_supported() + " amx" * torch.cpu._is_amx_tile_supported()
+    """What the bits of a result depend on beside its operands: kernels, their tiles, matrix libraries and the order of
+    reductions follow from it. Workers with different platforms could not replace each other."""
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
-    return f"{chip}{models}, torch {torch.__version__}, {backend}"
+    messages = f"nccl {nccl.dotted(nccl_version())}" if backend == "nccl" else backend
+    chip = _gpu(device) if device.type == "cuda" else _cpu(precision)
+    return f"{chip}{models}, torch {torch.__version__}, {messages}"
+
+
+def _cpu(precision: str) -> str:
+    chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    if precision == "bf16":  # its products are computed by what the processor has for it, not by torch's own loops
+        chip += " bf16" * torch.cpu._is_avx512_bf16_supported() + " amx" * torch.cpu._is_amx_tile_supported()
+    return chip
+
+
+def _gpu(device: torch.device) -> str:
+    about = torch.cuda.get_device_properties(device)
+    return (
+        f"{about.name} sm_{about.major}{about.minor}, {about.multi_processor_count} SMs, driver {_driver()}, "
+        f"cuBLAS {_cublas()}, attention {_attention()}, triton {version('triton')}"
+    )
+
+
+def _driver() -> str:
+    """The version of the kernel module: "580.95.05", or "unknown"."""
+    with suppress(OSError, IndexError):
+        line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+        return next((word for word in line.split() if "." in word and word.replace(".", "").isdigit()), "unknown")
+    return "unknown"
+
+
+def _cublas() -> str:
+    """The version that cuBLASLt itself returns, which may not be the one in torch's requirements; or "unknown"."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(f"libcublasLt.so.{str(torch.version.cuda).partition('.')[0]}")
+        library.cublasLtGetVersion.restype = ctypes.c_size_t
+        return str(library.cublasLtGetVersion())
+    return "unknown"
+
+
+def _attention() -> str:
+    """The back ends that `scaled_dot_product_attention` may choose from, by shape and dtype: "flash+efficient+math"."""
+    allowed = {
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
+        "math": torch.backends.cuda.math_sdp_enabled(),
+    }
+    return "+".join(name for name, enabled in allowed.items() if enabled)

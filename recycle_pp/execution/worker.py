@@ -28,6 +28,7 @@ import msgspec
 import torch
 from recycle_schedules import Worker
 
+from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.config.mistakes import UserMistake
@@ -64,7 +65,7 @@ from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 from .activity import Doing
 from .commits import Commits
 from .coordinator_client import CoordinatorClient
-from .device import backend_for, choose, finisher, is_unfit, large_blocks_apart, platform
+from .device import backend_for, choose, finisher, is_unfit, large_blocks_apart, notes, platform, settle_memory
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
 from .injection import Injector
@@ -94,13 +95,10 @@ def main(spec: WorkerSpec) -> int:
 
 
 def _cause(error: BaseException | None) -> str:
-    return "out_of_memory" if error is not None and _out_of_memory(error) else "exception"
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """torch on a CPU, Triton and NCCL say it as a plain RuntimeError."""
-    said = any(words in str(error) for words in ("out of memory", "can't allocate memory"))
-    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """See `Death.cause`."""
+    if is_out_of_memory(error):
+        return "out_of_memory"
+    return "gpu" if is_gpu_failure(error) else "exception"
 
 
 def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
@@ -135,6 +133,8 @@ class Process:
         try:
             device = choose(settings.run.device, self._spec.rank)
             backend = backend_for(settings.parallel.backend, device)
+            if self._spec.incarnation:
+                settle_memory(device)
         except ValueError as error:
             return self._refuse(error)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
@@ -201,6 +201,7 @@ class Process:
                 os.cpu_count() or 1,
                 optimizer.names if isinstance(optimizer, ShardedOptimizer) else [],
                 [{key: float(value) for key, value in asdict(way).items()} for way in takes],
+                notes(settings.parallel.backend, backend, device),
             )
         )
         # Also where this is no joiner yet: it becomes one if the others begin without it.

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from recycle_pp.comm.torch_internals import NCCL_ENVIRONMENT
+from recycle_pp.comm.nccl.environment import ENVIRONMENT
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
 from recycle_pp.wire.worker_spec import Ahead, LastWords, WorkerSpec
 
@@ -165,12 +165,14 @@ class Child:
 
 
 def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
-    """A worker's environment, where the user's own does not say otherwise: one thread, and NCCL_ENVIRONMENT."""
+    """A worker's environment; the user's own variables override it. One thread; with parallel.backend=nccl also
+    `comm.nccl.environment`."""
     environment = {
         "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a worker's log tells what it did, not what torch thinks of it
-        **NCCL_ENVIRONMENT,
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a worker's log records what the worker did, without torch's warnings
     }
+    if settings.get("parallel", {}).get("backend") == "nccl":
+        environment |= ENVIRONMENT
     interface = settings.get("control", {}).get("interface")
     if interface in (name for _, name in socket.if_nameindex()):
         environment["NCCL_SOCKET_IFNAME"] = f"={interface}"

@@ -117,6 +117,7 @@ def cause_in_words(record: Mapping[str, Any]) -> str:
         "signal": f"killed by {last}",
         "exception": last or "an exception",
         "out_of_memory": "out of memory",
+        "gpu": f"its GPU failed: {last}",
         "hang": f"stuck in {last}, so it was killed",
         "mismatch": f"{last}, so it was killed",
         "eviction": "its node is taken away",

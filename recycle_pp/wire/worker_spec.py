@@ -59,8 +59,8 @@ class Ahead(msgspec.Struct, forbid_unknown_fields=True):
 class LastWords(msgspec.Struct, frozen=True):
     """Why a worker is about to die.
 
-    cause, detail  "exception" or "out_of_memory" and the traceback (of which the end is kept), or "injected" and the
-                   fault, right before it strikes
+    cause, detail  "exception", "out_of_memory" or "gpu" and the traceback (the end is kept), or "injected" and the
+                   fault, right before it is injected
     where          see `Death`
     at             time.monotonic()
     """

@@ -4,8 +4,14 @@ What differs from Gloo's own way, as a job sees it: messages have no tags, a gro
 before it is used, an operation is complete after an abort as well, a wait does not tell whether it is, and the GPU does
 one thing after the other. The last is taken to the extreme: all groups of a worker share a single stream, and a message
 holds up everything behind it until the other end has come to it.
+
+RECYCLE_GPU_FAILURE='{"during": "receive", "after": 40, "once": "/tmp/flag"}': the GPU of the first worker that has
+started so many receives fails; `during` is `receive` or `connect` (the next communicator it builds, and each one after
+it). `once` is the file that this worker makes.
 """
 
+import json
+import os
 import threading
 from queue import SimpleQueue
 
@@ -61,6 +67,30 @@ class Work:
 STREAMS = {}  # by generation
 
 
+class Gpu:
+    """The fake GPU of this process. Its failure is sticky, as a CUDA error is."""
+
+    def __init__(self):
+        self._failed, self._receives = False, 0
+
+    def use(self, during):
+        plan = json.loads(os.environ.get("RECYCLE_GPU_FAILURE", "null"))
+        if plan is None:
+            return
+        self._receives += during == "receive"
+        if not self._failed and self._receives >= plan["after"] and during == plan["during"]:
+            try:
+                os.close(os.open(plan["once"], os.O_CREAT | os.O_EXCL))
+                self._failed = True
+            except FileExistsError:
+                pass
+        if self._failed:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+GPU = Gpu()
+
+
 class Backend:
     def __init__(self, gloo, stream):
         self._gloo, self._stream = gloo.gloo, stream
@@ -72,6 +102,7 @@ class Backend:
         return self._stream.add(lambda number=self._sent: self._gloo.send(tensors, to, number))
 
     def recv(self, tensors, frm, tag):
+        GPU.use("receive")
         self._received += 1
         return self._stream.add(lambda number=self._received: self._gloo.recv(tensors, frm, number))
 
@@ -97,6 +128,7 @@ class LikeNccl:
         self.backend = Backend(self._gloo, self._stream)
 
     def connect(self, pair):
+        GPU.use("connect")
         self._gloo.connect()
         token = torch.zeros(1)
         if not pair:

@@ -1,5 +1,6 @@
 """Deaths where workers talk as by NCCL: in order, without tags, over groups that plans ask for."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from recycle_pp.testing.local_cluster import Zygote
 
 from . import matrix
-from .harness import Case, Runs, fails, rejoins
+from .harness import Case, Runs, explain, fails, rejoins
 from .test_sharded import TOURS
 
 CASES = [
@@ -48,6 +49,20 @@ def test_a_death_among_workers_that_share_one_ordered_stream_changes_no_bit(case
 @pytest.mark.parametrize("case", SHARDED, ids=str)
 def test_sharded_state_goes_over_sums_and_broadcasts_alone(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
+
+
+@pytest.mark.parametrize(
+    ("during", "more", "deaths"), [("receive", (), 1), ("connect", fails("6:0.0@backward") + rejoins("9:0.0"), 2)]
+)
+def test_a_failed_gpu_is_the_death_of_its_worker_and_of_no_other(during, more, deaths, like_nccl, tmp_path):
+    case = Case(f"a GPU fails during {during}", "3x2", more, deaths=deaths, steps=16)
+    plan = json.dumps({"during": during, "after": 20, "once": str(tmp_path / "flag")})
+    outcome = like_nccl.of(case, "like NCCL", {"RECYCLE_GPU_FAILURE": plan})
+    (death,) = [event for event in outcome.all("death_detected") if event["cause"] == "gpu"]
+    assert "CUDA error: an illegal memory access was encountered" in death["detail"], explain(outcome)
+    assert "its GPU failed: " in outcome.output
+    assert [event["worker"] for event in outcome.all("respawned")] == [death["worker"]], explain(outcome)
+    like_nccl.check_exact(outcome)
 
 
 @pytest.mark.slow

@@ -20,8 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recycle_pp.comm.torch_internals import NONBLOCKING_SECONDS, connect_nccl, nccl_backend
+from recycle_pp.comm.torch_internals import connect_nccl, nccl_backend
 from recycle_pp.comm.waiting import Generation
+
+from .environment import NONBLOCKING_SECONDS
 
 POLL_SECONDS = 2e-5
 ABORT_SECONDS = NONBLOCKING_SECONDS + 10.0  # whoever connects holds a lock that an abort needs

@@ -17,7 +17,7 @@ from .table import COORDINATOR, SUPERVISOR, WORKER, Message, Vocabulary, sent
 class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a worker ended.
 
-    cause     signal | exception | out_of_memory | exit | eviction | hang | node_loss | unknown
+    cause     signal | exception | out_of_memory | gpu | exit | eviction | hang | node_loss | mismatch | unknown
     detail    "SIGKILL", the last lines of a traceback, "exit code 3"
     at        time.monotonic() of the death on its machine, as near as known
     injected  a fault injection ended it

@@ -213,11 +213,18 @@ class StoreValue(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Ready(Message, frozen=True):
-    """The worker has built its stage. address: where it takes a donor's state; platform: see `execution.device`;
-    boundary_bytes: what its stage gives the next one of a micro-batch; deferred_share: of its parameters, those with
-    gradients from W; machine: its name, the same for all workers that share its cores; blocks: what is in each block of
-    its stage, with parallel.sharded; memory: the keys of a `StageMemory`, measured in each way in which the stage may
-    run, where they do not follow from the settings."""
+    """The worker has built its stage.
+
+    address         where it receives a donor's state
+    platform        see `execution.device`
+    boundary_bytes  output of its stage for a micro-batch
+    deferred_share  share of its parameters whose gradients come with W
+    machine         name shared by all workers that use the same cores
+    cores           of that machine
+    blocks          the tensors of each block of its stage, with parallel.sharded
+    memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
+    notes           sentences about its device for the user; the coordinator prints each sentence once
+    """
 
     address: Address
     platform: str
@@ -227,6 +234,7 @@ class Ready(Message, frozen=True):
     cores: int = 0
     blocks: list[str] = msgspec.field(default_factory=list)
     memory: list[dict[str, float]] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

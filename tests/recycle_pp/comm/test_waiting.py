@@ -4,6 +4,8 @@ import threading
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
 
@@ -42,6 +44,29 @@ def test_a_broken_connection_is_told_from_an_abort():
         with pytest.raises(LinkBroken, match=r"^generation 3: Connection closed by peer$") as caught:
             attempt()
         assert not caught.value.aborted
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: unspecified launch failure"),
+        dist.DistBackendError("NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.30.7"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_a_failure_of_its_own_gpu_is_never_a_broken_link(error):
+    """A sticky error would come back in each generation, and the healthy peers would look unreachable."""
+
+    def fails():
+        raise error
+
+    generation = Generation(3)
+    for attempt in (lambda: generation.wait(Pool().start(fails)), lambda: generation.attempt(fails)):
+        with pytest.raises(type(error)) as caught:
+            attempt()
+        assert caught.value is error
 
 
 def test_a_mistake_stays_the_error_that_it_is():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.execution import worker
-from recycle_pp.execution.device import backend_for, choose, platform
+from recycle_pp.execution import device, worker
+from recycle_pp.execution.device import backend_for, choose, notes, platform
 from recycle_pp.numerics import torch_operations as reference
 from recycle_pp.numerics.backends import operations
 
@@ -55,20 +55,69 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(gpus):
     assert current == []
 
 
-def test_the_backend_follows_the_device_unless_it_is_named(gpus):
+@pytest.fixture
+def nccl_is(monkeypatch):
+    """Call it with the version of NCCL that is loaded, or None."""
+    return lambda version: monkeypatch.setattr(device.nccl, "installed", lambda: version)
+
+
+def test_auto_is_tcp_until_nccl_has_run_and_says_how_to_select_it(gpus, nccl_is):
     gpus(2)
-    assert [backend_for("auto", device) for device in (CPU, GPU)] == ["tcp", "nccl"]
+    nccl_is((2, 29, 7))
+    assert [backend_for("auto", each) for each in (CPU, GPU)] == ["tcp", "tcp"]
     assert [backend_for(name, GPU) for name in ("tcp", "gloo", "nccl")] == ["tcp", "gloo", "nccl"]
+    (note,) = notes("auto", "tcp", GPU)
+    assert "parallel.backend=nccl" in note
+    assert notes("auto", "tcp", CPU) == notes("tcp", "tcp", GPU) == []
 
 
-def test_workers_that_share_a_gpu_talk_through_the_host(gpus, monkeypatch):
+def test_the_start_prints_the_version_and_the_environment_of_nccl(gpus, nccl_is, monkeypatch):
+    nccl_is((2, 30, 7))
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setenv("NCCL_MAX_CTAS", "1")
+    (note,) = notes("nccl", "nccl", GPU)
+    assert note.startswith("NCCL 2.30.7: ") and "NCCL_NVLS_ENABLE=0" in note and "NCCL_MAX_CTAS=1" in note
+
+
+@pytest.mark.parametrize(
+    ("version", "enabled", "allowed"),
+    [((2, 30, 7), "1", True), ((2, 31, 0), "1", True), ((2, 30, 7), None, False), ((2, 29, 7), "1", False)],
+)
+def test_workers_may_share_a_gpu_over_nccl_from_2_30_on_if_the_user_enables_it(
+    version, enabled, allowed, gpus, nccl_is, monkeypatch
+):
+    gpus(1)
+    nccl_is(version)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    if enabled:
+        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", enabled)
+    if allowed:
+        assert backend_for("nccl", GPU) == "nccl"
+    else:
+        with pytest.raises(
+            ValueError, match=r"needs a GPU for each worker: a node has 1 for 2; set .*=tcp, or NCCL_MU"
+        ):
+            backend_for("nccl", GPU)
+
+
+def test_nccl_without_a_gpu_or_without_nccl_is_refused(gpus, nccl_is):
     gpus(2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert [backend_for(name, GPU) for name in ("auto", "tcp", "gloo")] == ["tcp", "tcp", "gloo"]
-    with pytest.raises(
-        ValueError, match=r"parallel\.backend=nccl needs a GPU for each worker: a node has 2 for 4; allowed: auto"
-    ):
+    nccl_is(None)
+    with pytest.raises(ValueError, match=r"parallel\.backend=nccl needs a GPU"):
+        backend_for("nccl", CPU)
+    with pytest.raises(ValueError, match=r"parallel\.backend=nccl needs NCCL"):
         backend_for("nccl", GPU)
+
+
+def test_a_restarted_worker_waits_until_the_driver_has_freed_the_memory_of_the_dead_one(monkeypatch):
+    free = iter([10, 10, 30, 60, 60, 90, *[90] * 1000])
+    read = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (read.append(next(free)) or read[-1], 100))
+    monkeypatch.setattr(device, "SETTLED_SECONDS", 0.2)
+    device.settle_memory(GPU)
+    assert read[-1] == 90 and len(read) < 20
+    device.settle_memory(CPU)
 
 
 def test_kernels_follow_the_device_unless_they_are_named():
@@ -77,19 +126,35 @@ def test_kernels_follow_the_device_unless_they_are_named():
     assert operations("triton", CPU) is fused and operations("reference", GPU) is reference is operations("auto", CPU)
 
 
-def test_a_platform_tells_gpus_and_versions_apart(monkeypatch):
-    chip = {"get_device_name": "NVIDIA H200", "get_device_capability": (9, 0)}
-    for name, value in chip.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+def test_a_platform_names_all_that_the_bits_depend_on(monkeypatch, nccl_is):
+    chip = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    monkeypatch.setattr(device, "_driver", lambda: "580.95.05")
+    monkeypatch.setattr(device, "_cublas", lambda: "130100")
+    nccl_is((2, 30, 7))
     here = platform(GPU, "nccl")
-    assert here.startswith("NVIDIA H200 sm_90, triton 3.") and here.endswith(f", torch {torch.__version__}, nccl")
+    assert here.startswith("NVIDIA H200 sm_90, 132 SMs, driver 580.95.05, cuBLAS 130100, attention flash+")
+    assert here.endswith(f", torch {torch.__version__}, nccl 2.30.7")
     assert platform(CPU, "gloo").startswith("cpu ")
-    monkeypatch.setattr(torch, "__version__", "2.11.0")
-    assert platform(GPU, "nccl") != here
+    for change in (
+        lambda: nccl_is((2, 30, 8)),
+        lambda: setattr(chip, "multi_processor_count", 114),
+        lambda: monkeypatch.setattr(device, "_driver", lambda: "590.0.1"),
+        lambda: monkeypatch.setattr(device, "_cublas", lambda: "130200"),
+        lambda: monkeypatch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: False),
+        lambda: monkeypatch.setattr(torch, "__version__", "2.11.0"),
+    ):
+        before = platform(GPU, "nccl")
+        change()
+        assert platform(GPU, "nccl") != before
 
 
-@pytest.mark.parametrize(("device", "warmed"), [(GPU, ["stage", "optimizer"]), (CPU, [])])
-def test_a_worker_compiles_everything_before_it_is_ready(device, warmed, monkeypatch):
+def test_what_cannot_be_read_on_this_machine_is_unknown():
+    assert (device._driver(), device._cublas()) == ("unknown", "unknown") or torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(("chosen", "warmed"), [(GPU, ["stage", "optimizer"]), (CPU, [])])
+def test_a_worker_compiles_everything_before_it_is_ready(chosen, warmed, monkeypatch):
     done = []
 
     def fake(name):
@@ -97,7 +162,7 @@ def test_a_worker_compiles_everything_before_it_is_ready(device, warmed, monkeyp
 
     monkeypatch.setattr(worker, "Stage", fake("stage"))
     monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
-    worker._stage(Settings(), 0, device, "")
+    worker._stage(Settings(), 0, chosen, "")
     assert done == warmed
 
 

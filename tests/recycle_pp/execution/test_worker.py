@@ -18,11 +18,16 @@ from recycle_pp.execution import worker
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
         (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_memory"),
         (torch.distributed.DistBackendError("NCCL error: Cuda failure 2 'out of memory'"), "out_of_memory"),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), "gpu"),
+        (torch.AcceleratorError("CUDA error: out of memory"), "out_of_memory"),
+        (RuntimeError("CUDA error: device-side assert triggered"), "gpu"),
+        (torch.distributed.DistBackendError("NCCL error: unhandled cuda error, ncclUnhandledCudaError"), "gpu"),
+        (torch.distributed.DistBackendError("NCCL error: remote process exited"), "exception"),
         (RuntimeError("out of resource: shared memory, Required: 300000"), "exception"),
         (ValueError("no"), "exception"),
     ],
 )
-def test_want_of_memory_is_recognised_whoever_says_it_and_in_whatever_thread(error, cause, monkeypatch):
+def test_a_full_memory_and_a_failed_gpu_are_recognised_in_any_thread(error, cause, monkeypatch):
     words = {}
     monkeypatch.setattr(worker, "last_words", lambda spec, **said: words.update(said))
     monkeypatch.setattr(os, "_exit", lambda code: None)

@@ -25,7 +25,7 @@ def spawned(play, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported it would be forked
     spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
-    child = Child.spawn({}, tmp_path / "log", "fake_worker")
+    child = Child.spawn({"parallel": {"backend": "nccl"}}, tmp_path / "log", "fake_worker")
     child.begin(spec)
     try:
         yield child
@@ -70,7 +70,7 @@ def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    child = Child.spawn({}, tmp_path / "log", "fake_worker")
+    child = Child.spawn({"parallel": {"backend": "nccl"}}, tmp_path / "log", "fake_worker")
     child.begin(WorkerSpec("", 1, "", 0, 0, "", {}))
     death = wait_for_death(child)
     assert death.cause == "exit"
@@ -103,6 +103,8 @@ def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_pat
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),  # torch's watchdog ends no process whose peer has died
         ("TORCH_NCCL_ENABLE_MONITORING", "0"),
         ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
+        ("NCCL_NVLS_ENABLE", "0"),
+        ("CUDA_MODULE_LOADING", "EAGER"),
     ],
 )
 @pytest.mark.parametrize("chosen", [None, "3"])
@@ -114,6 +116,10 @@ def test_a_worker_has_its_own_environment_and_the_users_choice_stands(name, defa
         wait_for_log(tmp_path / "log", "plays wait")
         environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
         assert f"{name}={chosen or default}".encode() in environment
+
+
+def test_only_workers_that_use_nccl_get_its_environment():
+    assert not [name for name in defaults({"parallel": {"backend": "auto"}}) if "NCCL" in name or "CUDA" in name]
 
 
 @pytest.mark.parametrize(("interface", "told"), [("lo", "=lo"), ("127.0.0.1", None), (None, None)])

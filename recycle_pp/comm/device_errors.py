@@ -1,0 +1,29 @@
+"""Tells a failed GPU and a full memory from a failed connection: torch raises all three as RuntimeError.
+
+is_gpu_failure(error)       # this process can use its GPU no longer: it must end, its peers are healthy
+is_out_of_memory(error)     # of the device or of the host
+"""
+
+from __future__ import annotations
+
+import torch
+
+# A CUDA error other than "out of memory" is sticky: every later call of the process returns it. Its texts: torch's
+# (c10/cuda/CUDAException.cpp) and NCCL's (ncclGetErrorString, NCCLUtils.cpp).
+GPU_FAILURES = ("CUDA error", "CUDA driver error", "unhandled cuda error", "ncclUnhandledCudaError")
+FULL_MEMORY = ("out of memory", "can't allocate memory")
+
+
+def is_gpu_failure(error: BaseException | None) -> bool:
+    return (
+        isinstance(error, RuntimeError)
+        and not is_out_of_memory(error)
+        and (isinstance(error, torch.AcceleratorError) or any(text in str(error) for text in GPU_FAILURES))
+    )
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """torch on a CPU, Triton and NCCL raise it as a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return error is not None and any(text in str(error) for text in FULL_MEMORY)
