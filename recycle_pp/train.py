@@ -22,7 +22,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
@@ -34,6 +34,9 @@ from recycle_pp.telemetry.heartbeat import address_of, refuse_running
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.join import find_place
 from recycle_pp.wire.launch import Address, Launch
+
+if TYPE_CHECKING:
+    from recycle_pp.config.node_settings import NodeSettings
 
 AT_MOST = 256_000_000  # bytes of text that are tokenised while other processes wait: they do for ten minutes
 
@@ -51,13 +54,13 @@ def main(arguments: list[str]) -> int:
             return 0
         if (job := find_place(_with_address(arguments))) is not None:
             return asyncio.run(supervise(launch, job, joins=True))
-        settings, run, address, complete = prepare(launch, arguments)
+        settings, run, address, complete, node = prepare(launch, arguments)
         if complete:
             print(f"recycle_pp: {complete}", flush=True)
             asyncio.run(dismiss(launch, address, complete))
     except ValueError as error:
         return refuse(str(error), launch.local_rank)
-    code = 0 if complete else asyncio.run(supervise(launch, address, settings, run))
+    code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
         return export(run, settings.run.steps)
     return code
@@ -71,13 +74,19 @@ def _with_address(arguments: list[str]) -> list[str]:
 
 
 class Prepared(NamedTuple):
-    """settings, run: rank 0's. address: of the coordinator, where the launch has several nodes. complete: a sentence,
-    where nothing is left to do."""
+    """
+    settings  of rank 0, after a resume and measurements
+    run       of rank 0
+    address   of the coordinator; None if the ranks of one node find it by their private file
+    complete  a sentence, if nothing is left to do
+    node      what this node was started with, if the job has several
+    """
 
     settings: Settings | None = None
     run: RunFolder | None = None
     address: Address | None = None
     complete: str = ""
+    node: NodeSettings | None = None
 
 
 def prepare(launch: Launch, arguments: list[str]) -> Prepared:
@@ -87,11 +96,15 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     from recycle_pp.config.compose import compose
 
     settings = compose(arguments)
-    address = None
+    address = node = None
     if not launch.one_node or settings.control.address is not None:
         address = Address.of_cluster(launch, settings.control.address)
+    if not launch.one_node:
+        from recycle_pp.config.node_settings import NodeSettings
+
+        node = NodeSettings.of(settings, arguments)
     if launch.rank > 0:
-        return Prepared(address=address)
+        return Prepared(address=address, node=node)
     from recycle_pp.config.checks import validate
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
@@ -110,7 +123,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         if settings.run.resume is True:
             raise ValueError(f"{complete}: raise it to go on")
         settings.run.steps = done  # which an export takes, if the one at the run's end has failed
-        return Prepared(settings, folder, address, f"the run is complete: {complete}")
+        return Prepared(settings, folder, address, f"the run is complete: {complete}", node)
     prepare_data(settings, launch.world)
     anew = settings.run.resume == "auto"
     settings.run.resume = settings.run.resume is True or done > 0
@@ -125,7 +138,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     run = RunFolder.create(settings, done, anew)
     if settings.run.resume:
         print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
-    return Prepared(settings, run, address)
+    return Prepared(settings, run, address, node=node)
 
 
 def prepare_data(settings: Settings, world: int) -> None:

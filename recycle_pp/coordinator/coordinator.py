@@ -47,6 +47,7 @@ from .timers import Timers
 from .watch import Standing, Watch
 from .workers import Workers
 
+LATE_SECONDS = 20.0  # for the ranks of a refused start to connect
 WRITE_SECONDS = 10.0  # at the end, for what is still on its way to the run folder
 
 
@@ -103,6 +104,7 @@ class Coordinator:
         self._roster.tell_workers(Exit())
         for rank in self._roster:
             rank.tell(Finish(code, self._lifecycle.reason))
+        await self._until_all_know()
         self._driver.agreement_gate.close()
         await self._until_all_have_gone()
         self._recorder.close()
@@ -132,6 +134,12 @@ class Coordinator:
     @property
     def live(self) -> set[Worker]:
         return self._driver.job.live
+
+    async def _until_all_know(self) -> None:
+        """At a start that is refused: ranks that connect a moment later get the reason as well."""
+        deadline = time.monotonic() + LATE_SECONDS
+        while self._lifecycle.code == 2 and not self._roster.complete and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
 
     async def _until_all_have_gone(self, seconds: float = 10.0) -> None:
         deadline = time.monotonic() + seconds

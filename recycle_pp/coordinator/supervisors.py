@@ -7,9 +7,10 @@ supervisors.lost(number, peer)                  # the connection ended
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from recycle_pp.config.node_settings import first_difference
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -45,6 +46,7 @@ class Supervisors:
         self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
         self._driver, self._deaths = driver, deaths
+        self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node that came, and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             SupervisorHeartbeat: watch.supervisor_beats,
             Stacks: watch.stacks,
@@ -90,6 +92,11 @@ class Supervisors:
         """A supervisor listens, and says what it knows of its worker."""
         rank = self._roster.enter(number)
         rank.supervisor, rank.place, rank.unheard = peer, message.place, 0
+        if message.settings is not None and rank.incarnation < 0:
+            self._compare(rank, message.settings)
+        if self._lifecycle.code is not None:  # it was welcomed before the job had to stop
+            rank.tell(Finish(self._lifecycle.code, self._lifecycle.reason))
+            return
         if message.spawn is not None:
             self._returned(rank, message.spawn.incarnation, message.deaths)
         elif rank.incarnation >= 0:  # a newcomer, in the place of a node that was lost
@@ -100,6 +107,19 @@ class Supervisors:
             self._driver.agreement_gate.announce(-1, self._roster.places())
             for each in self._roster:
                 each.spawn()
+
+    def _compare(self, rank: Rank, settings: Mapping[str, str]) -> None:
+        """Stops the job if a node was started with other settings than the first one that came."""
+        node = f"node {rank.agent} ({rank.host})"
+        if self._shared is None:
+            self._shared = node, settings
+        elif (difference := first_difference(self._shared[1], settings)) is not None:
+            key, here, there = difference
+            self._lifecycle.stop(
+                f"the nodes were started with different settings: {key} is {here} on {self._shared[0]}, and {there} on "
+                f"{node}; start every node with the same command line",
+                code=2,
+            )
 
     def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
         """A supervisor that had lost its connection; where it was missed, its worker has been given up."""

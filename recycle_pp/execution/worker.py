@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.config.mistakes import UserMistake
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.settings import Control, Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
@@ -120,7 +120,7 @@ class Process:
         assert isinstance(welcome, WorkerWelcome)  # a coordinator says nothing before
         self._welcome, self._settings, self._worker = welcome, welcome.settings, welcome.worker
         self._client.set_keepalive(self._settings.control.suspicion)
-        self._interface = self._settings.control.interface or self._client.local_host
+        self._interface = spec.settings["control"]["interface"] or self._client.local_host  # its node's own
 
     def run(self) -> int:
         settings, welcome, worker = self._settings, self._welcome, self._worker
@@ -150,7 +150,7 @@ class Process:
 
         try:
             stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir)
-            batches = _read_ahead.pop(repr(settings), None) or Batches(settings)
+            batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
             if welcome.resume:
                 path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
@@ -300,7 +300,12 @@ def _prepare(ahead: Ahead) -> None:
     """While it stands by. A mistake in the data is for the worker to find, should there ever be one."""
     with suppress(Exception):
         settings = msgspec.convert(ahead.settings, Settings)
-        _read_ahead[repr(settings)] = Batches(settings)
+        _read_ahead[_of_data(settings)] = Batches(settings)
+
+
+def _of_data(settings: Settings) -> str:
+    """All that decides which samples are read; `control` may differ between nodes, and decides nothing of it."""
+    return repr(replace(settings, control=Control()))
 
 
 def _call(name: str) -> None:

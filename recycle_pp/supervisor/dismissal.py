@@ -44,7 +44,7 @@ async def dismiss(launch: Launch, address: Address | None, sentence: str) -> Non
         server = await serve(handle, at.host, at.port, at.token)
     except OSError as error:
         raise ValueError(f"{sentence}; the other ranks cannot be told: {at.host}:{at.port}: {error.strerror}") from None
-    if address is None:
+    if launch.one_node:
         publish(launch, Address(at.host, server.sockets[0].getsockname()[1], at.token))
     missing = asyncio.create_task(until_all_have_come(told, launch.world, _say, _say))
     await asyncio.wait({missing, asyncio.create_task(told.all.wait())}, return_when=asyncio.FIRST_COMPLETED)

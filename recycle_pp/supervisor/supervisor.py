@@ -68,6 +68,7 @@ from .standby import Standby
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from recycle_pp.config.node_settings import NodeSettings
     from recycle_pp.coordinator.host import Host
 
 PREPARE_SECONDS = 2.0  # after which what it takes to coordinate is imported: 0.7 s, 3 s on a crowded machine
@@ -78,13 +79,15 @@ async def supervise(
     address: Address | None = None,
     settings: Settings | None = None,
     run: RunFolder | None = None,
+    node: NodeSettings | None = None,
     joins: bool = False,
 ) -> int:
     """Runs one rank to the end of the job and returns the exit code of its process.
 
     address: of the coordinator; None: by the private file of this node. settings, run: rank 0's, the first host.
+    node: what this node was started with, if the job has several.
     """
-    supervisor = Supervisor(launch, joins=joins)
+    supervisor = Supervisor(launch, joins=joins, node=node)
     try:
         if joins and address is not None:
             try:
@@ -110,8 +113,14 @@ def _prepare_to_lead() -> None:
 class Supervisor:
     """One rank's end of the conversation, and its worker."""
 
-    def __init__(self, launch: Launch, module: str = "recycle_pp.execution.worker", joins: bool = False):
-        self._launch, self._joins = launch, joins
+    def __init__(
+        self,
+        launch: Launch,
+        module: str = "recycle_pp.execution.worker",
+        joins: bool = False,
+        node: NodeSettings | None = None,
+    ):
+        self._launch, self._joins, self._node = launch, joins, node
         self._monitor = ProcessMonitor(module, self._say)
         self._settings: Settings | None = None
         self._peer: Peer | None = None
@@ -151,7 +160,7 @@ class Supervisor:
         except LostMajority as lost:
             raise ValueError(str(lost)) from lost
         bound = Address(self._place.host, self._place.port, wanted.token)
-        if address is None and self._launch.world > 1:
+        if self._launch.one_node and self._launch.world > 1:
             publish(self._launch, bound)
         return bound
 
@@ -260,11 +269,12 @@ class Supervisor:
             self._watched = asyncio.create_task(self._beat_watchdog(self._settings.control))
         peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
-            await self._listen(self._settings.control.interface or peer.local_host, 0, self._token)
+            await self._listen(self._interface or peer.local_host, 0, self._token)
             agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
             self._leadership.join(self._launch.rank, agreement, message.leader)
         monitor = self._monitor
-        self._say(Present(self._place, monitor.order, monitor.alive, monitor.deaths))
+        asked = dict(self._node.shared) if self._node is not None and monitor.order is None else None
+        self._say(Present(self._place, monitor.order, monitor.alive, monitor.deaths, asked))
         self._shutdown.tell_again()
 
     async def _beat(self, peer: Peer) -> None:
@@ -276,7 +286,7 @@ class Supervisor:
             signs = self._monitor.signs(2 * beat)
             self._say(SupervisorHeartbeat(signs))
             if self._standby is not None and self._settings is not None and self._standby.due(signs):
-                self._monitor.stand_by(asdict(self._settings))
+                self._monitor.stand_by(self._own_settings)
             self._unanswered_beats += 1
             if control and self._unanswered_beats * control.heartbeat > control.suspicion + PLANNING:
                 peer.abort()
@@ -318,9 +328,23 @@ class Supervisor:
 
     def _spec(self, incarnation: int) -> WorkerSpec:
         leader = self._leadership.leader
-        assert leader is not None and self._settings is not None
-        host, port, settings = leader.host, leader.port, asdict(self._settings)
-        return WorkerSpec(host, port, self._token, self._launch.rank, incarnation, str(self._run.path), settings)
+        assert leader is not None
+        host, port, rank, settings = leader.host, leader.port, self._launch.rank, self._own_settings
+        return WorkerSpec(host, port, self._token, rank, incarnation, str(self._run.path), settings)
+
+    @property
+    def _own_settings(self) -> dict[str, Any]:
+        """The job's settings, with control.interface of this node."""
+        assert self._settings is not None
+        settings = asdict(self._settings)
+        settings["control"]["interface"] = self._interface
+        return settings
+
+    @property
+    def _interface(self) -> str | None:
+        """control.interface of this node, or that of the job if this node gives none."""
+        assert self._settings is not None
+        return (self._node.interface if self._node is not None else None) or self._settings.control.interface
 
     def _say(self, message: Message) -> None:
         if self._peer is not None:

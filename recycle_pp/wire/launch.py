@@ -7,8 +7,9 @@
 
 On one node the coordinator's address and the job's token lie in a file that only this user can read, named by the
 launcher's process, until all have joined. On several nodes the address is control.address (by default torchrun's
-MASTER_ADDR and the port after MASTER_PORT) and the token comes from the environment variable RECYCLE_TOKEN. Nothing
-else of the launcher is used, in particular not torchrun's store.
+MASTER_ADDR and the port after MASTER_PORT) and the token comes from the environment variable RECYCLE_TOKEN. One node
+with control.address uses both: rank 0 listens there, with the user's token, and the other ranks read the private file.
+Nothing else of the launcher is used, in particular not torchrun's store.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Launch:
             return cls()
         try:
             rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-            return cls(
+            launch = cls(
                 rank=rank,
                 world=world,
                 local_rank=int(environment.get("LOCAL_RANK", rank)),
@@ -63,6 +64,12 @@ class Launch:
             raise ValueError(
                 f"RANK is set, but not all of torchrun's variables are there and numbers: {error}"
             ) from error
+        if not (0 <= rank < world and 0 <= launch.local_rank < launch.local_world <= world):
+            raise ValueError(
+                f"RANK={rank} LOCAL_RANK={launch.local_rank} LOCAL_WORLD_SIZE={launch.local_world} cannot be in a job "
+                f"of WORLD_SIZE={world}: ranks count from 0. torchrun sets these variables; unset them to start by hand"
+            )
+        return launch
 
     @property
     def one_node(self) -> bool:
@@ -79,14 +86,15 @@ class Address:
 
     @classmethod
     def of_cluster(cls, launch: Launch, address: str | None, environment: Mapping[str, str] = os.environ) -> Address:
-        """The address of a job on several nodes; ValueError where `address` is no HOST:PORT or there is no token."""
+        """The address of a job on several nodes, or with control.address; ValueError if `address` is not HOST:PORT, or
+        without a token."""
         if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
             raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
         token = environment.get(TOKEN_VARIABLE, "")
         if len(token) < 16:
             raise ValueError(
-                f"a job on several nodes needs its secret in the environment: set {TOKEN_VARIABLE} on every node to "
-                "the same text of at least 16 characters, for instance from `openssl rand -hex 32`"
+                "a job on several nodes, or with control.address, needs its secret in the environment: set "
+                f"{TOKEN_VARIABLE} on every node to the same text of at least 16 characters, for instance from `openssl rand -hex 32`"
             )
         host, port = launch.master_address, launch.master_port + 1
         if address is not None:

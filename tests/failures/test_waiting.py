@@ -111,7 +111,7 @@ def test_under_torchrun_a_node_without_a_token_says_so_last_and_the_others_for_w
 
     with Forgetful(tmp_path, nodes=2, workers=2, arguments=["run.steps=3"]) as job:
         assert job.wait([1], 120) == [1], job.explain()
-        sentence = "a job on several nodes needs its secret in the environment: set RECYCLE_TOKEN on every node"
+        sentence = "a job on several nodes, or with control.address, needs its secret in the environment"
         assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "one rank speaks"
         assert f"traceback : {sentence}" in job.output(1)
         job.wait_until(lambda: "waits for ranks 2 to 3: not there after 10 s" in job.output(0), "sentence", 60)

@@ -221,7 +221,9 @@ def test_several_nodes_need_a_token(tmp_path):
     two_nodes = {"RANK": "0", "WORLD_SIZE": "12", "LOCAL_WORLD_SIZE": "6", "MASTER_ADDR": "node0", "MASTER_PORT": "1"}
     done = run_alone(cwd=tmp_path, **two_nodes)
     assert done.returncode == 2
-    assert done.stderr.startswith("recycle_pp: a job on several nodes needs its secret in the environment")
+    assert done.stderr.startswith(
+        "recycle_pp: a job on several nodes, or with control.address, needs its secret in the environment"
+    )
 
 
 def test_an_address_that_is_taken_is_named(tmp_path):

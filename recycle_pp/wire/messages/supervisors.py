@@ -126,12 +126,20 @@ class Died(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Present(Message, frozen=True):
-    """After every welcome. place: where it listens; spawn: the last one that it has got; deaths: the last ones."""
+    """Sent after every welcome.
+
+    place     where the supervisor listens
+    spawn     the newest order to start a worker that it received
+    alive     whether that worker lives
+    deaths    the newest deaths of its workers
+    settings  the shared settings that its node was started with (`config.shared_settings`); at the job's start only
+    """
 
     place: Place
     spawn: Spawn | None
     alive: bool
     deaths: list[Died]
+    settings: dict[str, str] | None = None
 
 
 @sent(SUPERVISOR, COORDINATOR)

@@ -1,0 +1,56 @@
+"""What one node of a job was started with: the settings that all nodes must share, and those that are its own.
+
+    node = NodeSettings.of(settings, arguments)
+    node.shared                                      # {"run.steps": "60", ...}: sent to the coordinator
+    first_difference(node.shared, other.shared)      # ("run.steps", "60", "100"); None if they agree
+
+Every node composes its own settings, but all workers run with those of rank 0. A node with other settings was therefore
+started by mistake. Two keys may differ: `control.address` (a host may have several addresses) and `control.interface`
+(network interfaces have other names on other machines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .resume import flat
+from .settings import Settings
+
+OF_A_NODE = ("control.address", "control.interface")
+_DATED = "its default, named after the time"
+_ABSENT = "no key (another version of recycle_pp)"
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """
+    shared     every key that must be the same on all nodes, with its value as a user writes it
+    interface  control.interface of this node
+    """
+
+    shared: Mapping[str, str]
+    interface: str | None
+
+    @classmethod
+    def of(cls, settings: Settings, arguments: Sequence[str]) -> NodeSettings:
+        """settings: as composed from `arguments`, before a resume or a measurement changes them. run.dir is compared as
+        the command line gives it, because its default contains the time."""
+        shared = {key: _text(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
+        given = [text.partition("=")[2] for text in arguments if text.lstrip("+").startswith("run.dir=")]
+        shared["run.dir"] = given[-1] if given else _DATED
+        return cls(shared, settings.control.interface)
+
+
+def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The first key in which two nodes differ, and its value in `a` and in `b`; None if they agree."""
+    for key in {**a, **b}:
+        one, other = a.get(key, _ABSENT), b.get(key, _ABSENT)
+        if one != other:
+            return key, one, other
+    return None
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

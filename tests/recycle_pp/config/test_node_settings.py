@@ -1,0 +1,44 @@
+"""Which settings nodes of one job must share, and how a difference is found."""
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.node_settings import OF_A_NODE, NodeSettings, first_difference
+
+
+def node(*arguments):
+    return NodeSettings.of(compose(list(arguments)), arguments)
+
+
+def test_the_first_key_that_differs_is_named_with_both_values():
+    assert first_difference(node("run.steps=60").shared, node("run.steps=100").shared) == ("run.steps", "60", "100")
+    assert first_difference(node().shared, node("parallel.sharded=true").shared) == (
+        "parallel.sharded",
+        "false",
+        "true",
+    )
+    assert first_difference(node().shared, node("model=tiny").shared)[0].startswith("model.")
+
+
+def test_a_fault_is_a_setting_of_the_whole_job():
+    assert first_difference(node().shared, node("+fail_at=3:0.1").shared) == ("fail_at", "[]", "['3:0.1']")
+
+
+def test_address_and_interface_belong_to_a_node():
+    here = node("control.address=10.0.0.1:29501", "control.interface=eth0")
+    there = node("control.address=host0:29501", "control.interface=ens5")
+    assert first_difference(here.shared, there.shared) is None
+    assert (here.interface, there.interface) == ("eth0", "ens5")
+    assert OF_A_NODE == ("control.address", "control.interface")
+
+
+def test_a_run_folder_named_after_the_time_is_no_difference_and_a_given_one_is(monkeypatch):
+    assert first_difference(node().shared, node().shared | {"run.dir": node().shared["run.dir"]}) is None
+    key, here, there = first_difference(node().shared, node("run.dir=/shared/mine").shared)
+    assert (key, there) == ("run.dir", "/shared/mine")
+    assert "named after the time" in here
+    dated = node("run.dir=runs/${now:%H-%M-%S-%f}").shared
+    assert first_difference(dated, node("run.dir=runs/${now:%H-%M-%S-%f}").shared) is None
+
+
+def test_a_key_that_one_node_does_not_know_is_a_difference():
+    later = dict(node().shared) | {"run.brand_new": "1"}
+    assert first_difference(node().shared, later) == ("run.brand_new", "no key (another version of recycle_pp)", "1")
