@@ -94,7 +94,8 @@ class Address:
         if len(token) < 16:
             raise ValueError(
                 "a job on several nodes, or with control.address, needs its secret in the environment: set "
-                f"{TOKEN_VARIABLE} on every node to the same text of at least 16 characters, for instance from `openssl rand -hex 32`"
+                f"{TOKEN_VARIABLE} on every node to the same text of at least 16 characters, for instance from "
+                "`openssl rand -hex 32`"
             )
         host, port = launch.master_address, launch.master_port + 1
         if address is not None:
