@@ -163,9 +163,14 @@ class Deaths:
         try:
             step = driver.saving.restore_point(whole.step, driver.job.started, len(present), stages)
         except CannotRestore as cannot:
+            death = self._newest.get(lost.stage)
+            if death is not None and death.mistake:
+                self._stop_by_mistake(death)
+                return
+            again = f" and run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}"
             self._lifecycle.stop(
-                f"{lost}, {cannot}. Start the run again with enough workers and "
-                f"run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}{self._why(lost.stage)}"
+                f"{lost}, {cannot}. Start the run again with enough workers{again if cannot.step else ''}"
+                f"{self._why(lost.stage)}"
             )
             return
         finally:
@@ -201,6 +206,10 @@ class Deaths:
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
             self._recorder.explain_death(rank.role, death)
+        job = self._driver.job
+        if death.mistake and (job.committed < job.first_step or self._restarts.has_failed(death.where)):
+            self._stop_by_mistake(death)
+            return
         if death.where and not self._takes_less(rank, death):
             first = self._restarts.failed(death.where, rank.role)
             if first is not None:
@@ -216,6 +225,14 @@ class Deaths:
             rank.spawn()
         elif self._restarts.is_given_up(rank, death) and not recorded:
             self._recorder.event("given_up", rank.role, respawns=rank.respawns)
+
+    def _stop_by_mistake(self, death: Death) -> None:
+        """The model's own code raised an exception that it would raise on any worker: in the first step since the
+        start, at the same op again, or with no worker left to try it."""
+        where = f" in {death.where}" if death.where else ""
+        self._lifecycle.stop(
+            f"the model's own code failed{where}: {death.mistake}; the traceback is in {self._run.logs}", code=2
+        )
 
     def _takes_less(self, rank: Rank, death: Death) -> bool:
         """It ran out of memory in an op, and may do with fewer micro-batches: that the next worker's op fails alike

@@ -75,6 +75,10 @@ class RestartPolicy:
         self._faults.remove(returns[0])
         return returns[0].step
 
+    def has_failed(self, where: str) -> bool:
+        """Whether an exception in this op has killed a worker before."""
+        return where in self._exceptions
+
     def failed(self, where: str, role: Worker) -> Worker | None:
         first = self._exceptions.setdefault(where, role)
         for old in list(self._exceptions)[:-REMEMBERED]:

@@ -36,6 +36,7 @@ from recycle_pp.config.settings import Control, Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
+from recycle_pp.model.parameter_groups import refuse_unmatched
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -90,7 +91,7 @@ def main(spec: WorkerSpec) -> int:
         return Process(spec, Doing(Board(lifeline.memory))).run()
     except BaseException as error:
         where = getattr(error, "recycle_where", "")
-        last_words(spec, cause=_cause(error), detail=traceback.format_exc(), where=where)
+        last_words(spec, cause=_cause(error), detail=traceback.format_exc(), where=where, mistake=_mistake(spec, error))
         raise
 
 
@@ -99,6 +100,15 @@ def _cause(error: BaseException | None) -> str:
     if is_out_of_memory(error):
         return "out_of_memory"
     return "gpu" if is_gpu_failure(error) else "exception"
+
+
+def _mistake(spec: WorkerSpec, error: BaseException) -> str:
+    """See `Death.mistake`. The project's own model has no code of a user."""
+    if spec.settings["model"]["kind"] not in ("custom", "hf") or _cause(error) != "exception":
+        return ""
+    from recycle_pp.model.general.user_code import from_model
+
+    return from_model(error)
 
 
 def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
@@ -223,6 +233,8 @@ class Process:
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
         """Nothing can be done with what the user asks for: the job stops with this sentence. This process stays until
         it does, or a death without a reason would be heard first."""
+        if error.__cause__ is not None:  # the sentence names one line of it
+            traceback.print_exception(error.__cause__)
         self._client.send(CannotRun(str(error)))
         while session is None and not isinstance(self._client.recv(), Exit | Leave):
             pass
@@ -287,6 +299,7 @@ def _stage(
         emulated = EmulatedStage(settings, stage, device, run_dir)
         return emulated, EmulatedOptimizer(settings, emulated)
     real = Stage(settings, stage, device, run_dir)
+    refuse_unmatched(settings.optimizer, real.module.all_names)
     optimizer = ShardedOptimizer(settings, real) if settings.parallel.copies else StageOptimizer(settings, real)
     if device.type == "cuda":
         real.warm()

@@ -11,7 +11,7 @@ only. Its forward is a pure function of (parameters, batch, boundary, key): any 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
@@ -92,6 +92,7 @@ class StageModule(Protocol):
     shared   parameters that other stages hold as well -> all stages that do; the gradient is the sum over them
     deferred the parameters whose gradients wait for W; all others get theirs in I
     reads    whether forward looks at the batch
+    all_names  the parameters of the whole model
     recompute  whether layers keep their input alone, and run again in the backward; may be set between two F. It
              changes no bit
     """
@@ -105,6 +106,9 @@ class StageModule(Protocol):
     deferred: frozenset[str]
     reads: bool
     recompute: bool
+
+    @property
+    def all_names(self) -> Collection[str]: ...
 
     def bind(
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from recycle_pp.numerics.backends import operations
 from recycle_pp.numerics.operations import Operations
 from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
-from .llama_names import from_llama
+from .llama_names import from_llama, to_llama
 from .recompute import recomputed
 from .safetensors_folder import Folder
 from .split import layers_of
@@ -309,6 +309,10 @@ class TransformerStage:
     @recompute.setter
     def recompute(self, again: bool) -> None:
         self.module.recompute = again
+
+    @property
+    def all_names(self) -> Collection[str]:
+        return to_llama(self._model)
 
     def bind(
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore

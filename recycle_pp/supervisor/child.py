@@ -150,7 +150,7 @@ class Child:
                 return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, where=where)
             return Death("signal", name, seen, where=where)
         if words:
-            return Death(words.cause, words.detail, seen, where=where)
+            return Death(words.cause, words.detail, seen, where=where, mistake=words.mistake)
         return Death("exit", f"exit code {os.WEXITSTATUS(status)}{self._end_of_log()}", seen)
 
     def _end_of_log(self) -> str:

@@ -61,7 +61,7 @@ class LastWords(msgspec.Struct, frozen=True):
 
     cause, detail  "exception", "out_of_memory" or "gpu" and the traceback (the end is kept), or "injected" and the
                    fault, right before it is injected
-    where          see `Death`
+    where, mistake see `Death`
     at             time.monotonic()
     """
 
@@ -69,6 +69,7 @@ class LastWords(msgspec.Struct, frozen=True):
     detail: str
     at: float
     where: str = ""
+    mistake: str = ""
 
 
 def told_later() -> Iterator[CoordinatorAt]:
@@ -82,10 +83,10 @@ def _standard_input() -> BinaryIO:
     return open(0, "rb", closefd=False)  # not sys.stdin, which a forked worker has from its parent
 
 
-def last_words(spec: WorkerSpec, cause: str, detail: str, where: str = "") -> None:
+def last_words(spec: WorkerSpec, cause: str, detail: str, where: str = "", mistake: str = "") -> None:
     """Tells the supervisor why this worker is about to die (see LastWords); never raises."""
     for longest in (3000, 1000, 300):  # the bytes of foreign letters make a line longer than its text
-        line = msgspec.json.encode(LastWords(cause, detail[-longest:], time.monotonic(), where)) + b"\n"
+        line = msgspec.json.encode(LastWords(cause, detail[-longest:], time.monotonic(), where, mistake)) + b"\n"
         if len(line) <= _LONGEST_WORDS:
             break
     with suppress(OSError):

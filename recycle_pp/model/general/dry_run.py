@@ -28,10 +28,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from recycle_pp.comm.device_errors import is_out_of_memory
+from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.model.stage_module import Batch, Boundary
 
 from .empty import empty, make_fake, unshare
 from .source import Source
+from .user_code import raised_here, shown
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,9 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
             try:
                 loss = source.loss(model, given, items, other)
             except Exception as error:
-                raise ValueError(_failed(source, error)) from error
+                if is_out_of_memory(error):
+                    raise
+                raise _mistake(source, error) from error
         watch.finish(loss)
     outline.weighs = watch.used(items)
     if watch.used(other):
@@ -352,21 +357,25 @@ def _changes(name: str) -> str:
     return f"forward changes the buffer {name}: workers that run other micro-batches would have another one"
 
 
-def _failed(source: Source, error: Exception) -> str:
-    text = str(error).strip().splitlines() or [""]
-    if isinstance(error, ValueError) and error.__traceback__ is not None and not _in_torch(error):
-        return str(error)
-    return (
-        f"{source.name} cannot be tried on tensors without values, so its Python must depend on values "
-        f"({type(error).__name__}: {text[0]})"
-    )
+def _mistake(source: Source, error: Exception) -> ValueError:
+    """What to raise if forward or loss has failed on fake tensors."""
+    if raised_here(error):
+        return UserMistake(str(error))
+    if _needs_values(error):
+        return UserMistake(
+            f"{source.name} cannot be tried on tensors without values, so its Python must depend on values: its "
+            f"forward or loss raised {shown(error)}"
+        )
+    return UserMistake(f"{source.name}: its forward or loss raised {shown(error)}")
 
 
-def _in_torch(error: Exception) -> bool:
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    return last is not None and "recycle_pp/model/general" not in last.tb_frame.f_code.co_filename
+def _needs_values(error: Exception) -> bool:
+    """Whether the code asked a fake tensor for something that only a real one has."""
+    from torch._subclasses import fake_tensor as fake
+
+    kinds = (fake.DataDependentOutputException, fake.DynamicOutputShapeException, fake.UnsupportedFakeTensorException)
+    said = any(words in str(error) for words in ("data-dependent", "tensor subclasses", "FakeTensor"))
+    return isinstance(error, kinds) or said
 
 
 def same_arguments(leaves: Sequence[Any], boundary: Sequence[Crossing]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from .deferred import defer
 from .dry_run import Argument, Outline, dry_run, layers_of, outside, same_arguments
 from .empty import empty, unshare
 from .initial_values import Values, initial_values
+from .label_shift import LabelShift
 from .source import Source, source_of
 
 
@@ -77,6 +78,13 @@ class Part:
         self._zeros: dict[Boundary, Tensor] = {}
         self._leaves: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = defaultdict(list)  # by region
         self.model = self._empty_model()
+        self._autocast = settings.numerics.precision == "bf16-autocast"
+        custom = settings.model.kind == "custom" and not self._exit
+        self._shift = LabelShift(source.name, settings.model.vocabulary, self._loss_of) if custom else None
+
+    @property
+    def all_names(self) -> Collection[str]:
+        return self._outline.shapes
 
     def bind(
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
@@ -111,6 +119,7 @@ class Part:
         if self.model.training != (key is not None):
             self.model.train(key is not None)
         self._key, self._given, self._inside, self._counts = key, boundary, 0, Counter[str]()
+        self._batch = batch
         self._begin(0)
         items = None
         if self._outline.weighs:
@@ -202,6 +211,8 @@ class Part:
                 for place in places:
                     leaves[place] = tensor
             args, kwargs = tree_unflatten(leaves, spec)
+        if self._shift is not None and k == len(self._outline.layers) - 1 and torch.is_grad_enabled():
+            self._shift.watch(tree_leaves((args, kwargs)), self._batch, self._given)
         if self.recompute and torch.is_grad_enabled() and k in self._layers:
             from torch.utils.checkpoint import checkpoint
 
@@ -209,6 +220,13 @@ class Part:
             again = partial(checkpoint, forward, use_reentrant=False)
             return self._call(self._outline.layers[k], again, *args, **kwargs)
         return self._call(self._outline.layers[k], forward, *args, **kwargs)
+
+    def _loss_of(self, batch: Batch, boundary: Sequence[Tensor]) -> Tensor:
+        """In the middle of a backward, whose recomputation needs the mode that it had."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+            (loss,) = self(batch, boundary, None)
+        self.model.train()
+        return loss
 
     def _zero(self, of: Boundary) -> Tensor:
         if of not in self._zeros:

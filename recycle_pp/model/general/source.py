@@ -27,6 +27,8 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.model.transformer import stream_dtype
 
+from .user_code import called, shown
+
 
 class Source(Protocol):
     """name: for sentences; layers: name of the list of layers; folder: of safetensors with the initial values, or None;
@@ -65,7 +67,8 @@ class Custom:
         self._loss = function("model.loss", model.loss) if model.loss else None
 
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
-        built = self._build()
+        with called(self.name):
+            built = self._build()
         if not isinstance(built, nn.Module):
             raise ValueError(f"{self.name} must give an nn.Module, not {type(built).__name__}")
         dtype = dtype or self.dtype
@@ -142,11 +145,13 @@ def function(key: str, value: str) -> Callable[..., Any]:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ValueError(f"{key}={value}: {_line(error)}") from error
-    except AttributeError as error:
-        raise ValueError(f"{key}={value}: {module} has no {name}") from error
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            raise ValueError(f"{key}={value}: {_line(error)}") from error
+        raise ValueError(f"{key}={value}: the import of {module} raised {shown(error)}") from error
+    if found is None:
+        raise ValueError(f"{key}={value}: {module} has no {name}")
     if not callable(found):
         raise ValueError(f"{key}={value} is no function")
     return found

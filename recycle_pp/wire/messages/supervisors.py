@@ -22,6 +22,7 @@ class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at        time.monotonic() of the death on its machine, as near as known
     injected  a fault injection ended it
     where     op of a micro-batch in which an exception was raised, "" if in none
+    mistake   the exception with file and line, if the model's own code raised it, else ""
     """
 
     cause: str
@@ -29,6 +30,7 @@ class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: float | None = None
     injected: bool = False
     where: str = ""
+    mistake: str = ""
 
 
 # ----------------------------------------------------------------------------------- coordinator -> supervisor

@@ -1,0 +1,71 @@
+"""Finds a loss that shifts the labels a second time: it would train each position on the token after the next.
+
+    check = LabelShift(name, loss_of)        # on the last stage, for modules of users
+    check.watch(leaves, batch, boundary)     # in the forward: the arguments of the last layer
+
+`batch.labels` are shifted already. A loss that shifts them again ignores what the model says at the last position, so
+the gradient of the last layer's input is exactly zero there; this costs one look at the first backward. If it is zero,
+the loss is computed twice with other labels at the first position: a second shift ignores those, too. A loss that only
+leaves out the last position does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recycle_pp.config.mistakes import UserMistake
+from recycle_pp.model.stage_module import IGNORED, Batch
+
+LossOf = Callable[[Batch, Sequence[Tensor]], Tensor]  # of a batch and what the stage before gave; nothing random
+
+
+class LabelShift:
+    """name: of the model, for the sentence. vocabulary: number of tokens."""
+
+    def __init__(self, name: str, vocabulary: int, loss_of: LossOf) -> None:
+        self._name, self._vocabulary, self._loss_of = name, vocabulary, loss_of
+        self._decided = False
+
+    def watch(self, leaves: Sequence[Any], batch: Batch, boundary: Sequence[Tensor]) -> None:
+        """Looks at the gradient of the first of `leaves` that has positions, unless an earlier one has decided."""
+        b, T = batch.labels.shape
+        if self._decided or T < 3 or bool((batch.labels[:, [0, -1]] == IGNORED).any()):
+            return
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and leaf.requires_grad and (by := _positions(leaf, b, T)) is not None:
+                leaf.register_hook(lambda grad: self._look(by(grad), batch, boundary))
+                return
+        self._decided = True  # no tensor that has one row for each token
+
+    def _look(self, grad: Tensor, batch: Batch, boundary: Sequence[Tensor]) -> None:
+        """grad: (b, T, ...). Raises UserMistake."""
+        if self._decided or not bool(grad[:, :-1].any()):
+            return
+        self._decided = True
+        if bool(grad[:, -1].any()):
+            return
+        labels = batch.labels.clone()
+        labels[:, 0] = (labels[:, 0] + 1) % self._vocabulary
+        with torch.no_grad():
+            losses = [self._loss_of(of, boundary) for of in (batch, replace(batch, labels=labels))]
+        if torch.equal(*losses):
+            raise UserMistake(
+                f"{self._name}: its forward or loss shifts the labels once more, so it would learn the token after the "
+                "next; labels[:, t] follows input_ids[:, t] already: compare logits[:, t] with labels[:, t]"
+            )
+
+
+def _positions(tensor: Tensor, b: int, T: int) -> Callable[[Tensor], Tensor] | None:
+    """What makes (b, T, ...) of a tensor of this shape; None if it has not one row for each token."""
+    if tensor.shape[:2] == (b, T):
+        return lambda of: of
+    if tensor.shape[:1] == (b * T,):
+        return lambda of: of.unflatten(0, (b, T))
+    if tensor.shape[:2] == (T, b):
+        return lambda of: of.transpose(0, 1)
+    return None

@@ -1,0 +1,69 @@
+"""What a user sees of a mistake in the model's own code: the exception, its file and line, and exit code 2."""
+
+import re
+
+import pytest
+
+from recycle_pp.testing.local_cluster import Zygote
+from tests.recycle_pp.model.general import broken
+
+pytestmark = pytest.mark.timeout(200)
+FILE = re.escape(broken.__file__)
+COMMON = (
+    "model=custom", f"model.build={broken.__name__}:Broken", f"model.loss={broken.__name__}:loss",
+    "model.layers=blocks", "parallel=2x2", "model.sequence=16", "run.steps=3", "run.validate_every=0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote() as zygote:
+        yield zygote
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        ("build", rf"raised KeyError: 'no such size' \({FILE}, line \d+, in __init__\)"),
+        ("forward", rf"its forward or loss raised RuntimeError: .*3, 3.* \({FILE}, line \d+, in forward\)"),
+        ("loss", rf"its forward or loss raised AttributeError: .*targets.* \({FILE}, line \d+, in loss\)"),
+        ("values", rf"its Python must depend on values: .* \({FILE}, line \d+, in forward\)"),
+        (
+            "step",
+            rf"failed in F of micro-batch .*: ArithmeticError: such logits cannot be \({FILE}, line \d+, in refuse",
+        ),
+    ],
+)
+def test_an_exception_of_the_model_is_shown_with_file_and_line_and_2(zygote, mode, sentence):
+    with zygote.run([*COMMON], environment={"MODE": mode}) as job:
+        assert job.wait(100) == 2, job.output
+        assert re.search(sentence, job.output), job.output
+        assert "run.resume" not in job.output and "no live worker" not in job.output.splitlines()[-1]
+
+
+def test_the_same_exception_with_one_worker_a_stage_is_no_lost_stage(zygote):
+    with zygote.run([*COMMON, "parallel.pipelines=1"], environment={"MODE": "step"}) as job:
+        assert job.wait(100) == 2, job.output
+        assert "ArithmeticError: such logits cannot be" in job.output.splitlines()[-1]
+
+
+def test_a_group_that_matches_no_parameter_is_refused_with_names_that_do(zygote):
+    with zygote.run([*COMMON, "optimizer.groups=[block.*:0.1]"]) as job:
+        assert job.wait(100) == 2, job.output
+        assert "optimizer.groups: block.* matches no parameter; near names: blocks." in job.output
+    with zygote.run(["parallel=1x1", "model=tiny", "run.steps=1", "optimizer.groups=[nosuch:0.1]"]) as job:
+        assert job.wait(100) == 2, job.output
+        assert "optimizer.groups: nosuch matches no parameter" in job.output
+
+
+@pytest.mark.parametrize("shape", [("parallel=2x2",), ("parallel=1x1", "parallel.microbatches=2")])
+def test_a_model_that_shifts_its_labels_itself_is_refused_in_its_first_step(zygote, shape):
+    with zygote.run([*COMMON, *shape, f"model.loss={broken.__name__}:shifted"]) as job:
+        assert job.wait(100) == 2, job.output
+        assert "shifts the labels once more" in job.output.splitlines()[-1], job.output
+        assert not job.run.lines(job.run.metrics), "no step was committed"
+
+
+def test_a_loss_that_leaves_the_last_position_out_is_trained(zygote):
+    with zygote.run([*COMMON, f"model.loss={broken.__name__}:without_the_last"]) as job:
+        assert job.wait(100) == 0, job.output
