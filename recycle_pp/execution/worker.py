@@ -36,7 +36,6 @@ from recycle_pp.config.settings import Control, Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
-from recycle_pp.model.parameter_groups import refuse_unmatched
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -299,7 +298,6 @@ def _stage(
         emulated = EmulatedStage(settings, stage, device, run_dir)
         return emulated, EmulatedOptimizer(settings, emulated)
     real = Stage(settings, stage, device, run_dir)
-    refuse_unmatched(settings.optimizer, real.module.all_names)
     optimizer = ShardedOptimizer(settings, real) if settings.parallel.copies else StageOptimizer(settings, real)
     if device.type == "cuda":
         real.warm()

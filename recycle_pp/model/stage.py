@@ -30,6 +30,7 @@ from recycle_pp.numerics.ties import Ties
 from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
 
 from . import transformer
+from .parameter_groups import refuse_unmatched
 from .stage_module import Batch, StageModule
 
 
@@ -72,6 +73,7 @@ class Stage:
         self.microbatches = parallel.pipelines * parallel.microbatches  # G
 
         self.module = module_of(settings, stage, device, run_dir)
+        refuse_unmatched(settings.optimizer, self.module.all_names)
         self.ops = self.module.ops
         self.layout = Layout(self.module.shapes)
         self.names = self.layout.names
