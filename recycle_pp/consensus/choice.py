@@ -8,6 +8,7 @@ from __future__ import annotations
 from recycle_pp.config.settings import Settings
 
 from .agreement import PLANNING, Agreement, Leader, Place
+from .refusal import REFUSED
 
 
 def make_agreement(settings: Settings, rank: int, address: Place, token: str, leader: Leader | None) -> Agreement:
@@ -21,4 +22,5 @@ def make_agreement(settings: Settings, rank: int, address: Place, token: str, le
         return EtcdAgreement(etcd, rank, address, token, leader, patience=settings.control.suspicion)
     from .election import Election
 
-    return Election(rank, address, token, leader, patience=settings.control.suspicion + PLANNING)
+    suspicion = settings.control.suspicion
+    return Election(rank, address, token, leader, suspicion + PLANNING, refused=min(REFUSED, suspicion))

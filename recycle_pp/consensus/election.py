@@ -14,8 +14,8 @@ Nobody raises a term before a majority has said that it would vote for it (Raft'
 would not, nor whoever has just voted for another one that may live. A leader that is refused because of a later term in
 which nobody leads takes that term's successor, and goes on. So any message may be seconds late; that costs the
 seconds. The next in rank is the first candidate, the others give those before them a while each, if they live. A
-supervisor whose port refuses connections has died, if it is not a process of this very machine that still runs; where
-that leaves no majority nobody waits. Processes of this machine that have ended are proven dead: see `majority`.
+supervisor whose port refuses connections for a while has ended (`refusal.py`); if that leaves no majority nobody waits.
+Processes of this machine that have ended are proven dead: see `majority`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from recycle_pp.wire.messages.agreement import (
 from recycle_pp.wire.messages.table import Message
 
 from .agreement import Deposed, LostMajority, majority
-from .process_identity import is_dead, is_here
+from .process_identity import is_dead
+from .refusal import REFUSED
 from .voter import Roster, Voter
 from .voter_client import VoterClient
 
@@ -55,12 +56,19 @@ SLOW = 15.0  # seconds that an election may take, beyond those until everybody h
 
 class Election:
     """The embedded `Agreement`. patience: seconds by which others may notice a loss later, and that a membership may
-    take to be acknowledged. In the event loop's thread only."""
+    take to be acknowledged. refused: see `VoterClient`. In the event loop's thread only."""
 
     def __init__(
-        self, rank: int, address: Place, token: str, leader: Leader | None = None, patience: float = 10.0
+        self,
+        rank: int,
+        address: Place,
+        token: str,
+        leader: Leader | None = None,
+        patience: float = 10.0,
+        refused: float = REFUSED,
     ) -> None:
         self._rank, self._address, self._token, self._patience = rank, address, token, patience
+        self._refused = refused
         self.voter = Voter(rank, address, leader)
         self._clients: dict[Place, VoterClient] = {}
         self._telling: set[asyncio.Task[None]] = set()
@@ -160,8 +168,7 @@ class Election:
                 self.voter.hear(rank, await self._client(place).ask(encode(Who())))
                 await asyncio.sleep(TURN)
             except ConnectionRefusedError:
-                if not is_here(place.process):
-                    return
+                return
             except OSError:
                 pass
             await asyncio.sleep(AGAIN)
@@ -212,8 +219,9 @@ class Election:
                 try:
                     answer = await self._client(place).ask(encode(question()) if again else frame)
                 except ConnectionRefusedError:
-                    if not is_here(place.process):  # else the process ends just now, or will open its port again
-                        break
+                    if is_dead(place.process):
+                        dead.add(rank)
+                    break
                 except OSError:
                     pass
                 else:
@@ -261,8 +269,7 @@ class Election:
                     await self._client(place).ask(frame)
                     return
                 except ConnectionRefusedError:
-                    if not is_here(place.process):
-                        return
+                    return
                 except OSError:
                     pass
                 await asyncio.sleep(pause)
@@ -279,7 +286,7 @@ class Election:
         return [(rank, place) for rank, place in sorted(self.voter.members().items()) if rank != self._rank]
 
     def _client(self, place: Place) -> VoterClient:
-        return self._clients.setdefault(place, VoterClient(place, self._token))
+        return self._clients.setdefault(place, VoterClient(place, self._token, self._refused))
 
 
 def _names(ranks: Any) -> str:

@@ -14,27 +14,42 @@ from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import TO_CANDIDATE, Answer, Place
 from recycle_pp.wire.messages.handshake import CandidateHello
 
+from .refusal import REFUSED, Refusal
+
 ANSWER = 6.0  # seconds for an answer from a supervisor that may be cut off
 CONNECT = 10.0  # seconds for a connection to it
 
 
 class VoterClient:
-    """Asks one other supervisor's `Voter`; connects when it is asked first, and again where the connection was lost."""
+    """Asks one other supervisor's `Voter`. Connects at the first question, and again after the connection was lost.
 
-    def __init__(self, place: Place, token: str) -> None:
+    refused: seconds of refused connections after which that supervisor counts as ended."""
+
+    def __init__(self, place: Place, token: str, refused: float = REFUSED) -> None:
         self._place, self._token = place, token
+        self._refusal = Refusal(refused)
         self._connecting: asyncio.Task[_Connection] | None = None
 
     async def ask(self, question: bytes) -> Answer:
-        """The answer to this frame, within `ANSWER` seconds. OSError where none comes; ConnectionRefusedError where
-        nobody listens at that address any more."""
+        """The answer to this frame, within `ANSWER` seconds. OSError if none comes; ConnectionRefusedError if that
+        supervisor has ended, as far as refused connections show it (`Refusal`)."""
         if self._connecting is None or (self._connecting.done() and self._is_lost(self._connecting)):
             self._connecting = asyncio.create_task(self._connect())
         connection = await asyncio.shield(self._connecting)  # others wait for it too
         return await connection.ask(question)
 
     async def _connect(self) -> _Connection:
-        peer = await connect(self._place.host, self._place.port, self._token, CandidateHello(), CONNECT)
+        place = self._place
+        try:
+            peer = await connect(place.host, place.port, self._token, CandidateHello(), CONNECT)
+        except ConnectionRefusedError as error:
+            if self._refusal.lasts(place.process):
+                raise
+            raise ConnectionAbortedError(f"{place.host}:{place.port} refused a connection just now") from error
+        except OSError:
+            self._refusal.over()
+            raise
+        self._refusal.over()
         return _Connection(peer)
 
     def _is_lost(self, connecting: asyncio.Task[_Connection]) -> bool:

@@ -8,9 +8,9 @@
     discovery.ranks(pipelines, stages)             # everybody, the missing ones too
     discovery.said()                               # what workers say again
 
-A supervisor whose port refuses connections is dead. One that gives no answer is not waited for long: if it lives it
-comes later, as one that returns. One that answers, and a worker that took part, are waited for as long as a worker may
-be silent.
+A supervisor whose port refuses connections for a while is dead (`consensus.refusal`). One that gives no answer is not
+waited for long: if it lives it comes later, as one that returns. One that answers, and a worker that took part, are
+waited for as long as a worker may be silent.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 from recycle_schedules import Worker
 
+from recycle_pp.consensus.refusal import REFUSED, Refusal
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
@@ -140,13 +141,15 @@ class FailoverDiscovery:
         return {n for n, role in self._alive().items() if role in members or not self.workers} - self.workers.keys()
 
     async def _probe(self, number: int, place: Place, patience: float, gone: set[int], answer: set[int]) -> None:
+        refusal = Refusal(min(REFUSED, patience))
         while number not in self.supervisors:
             try:
                 (await connect(place.host, place.port, self._token, CandidateHello(), patience)).abort()
                 answer.add(number)
             except ConnectionRefusedError:
-                gone.add(number)
-                return
+                if refusal.lasts(place.process):
+                    gone.add(number)
+                    return
             except OSError:
-                pass
+                refusal.over()
             await asyncio.sleep(10 * _LOOK)

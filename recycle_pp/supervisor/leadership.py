@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from recycle_pp.consensus.agreement import Agreement
+from recycle_pp.consensus.refusal import REFUSED, Refusal
 from recycle_pp.telemetry.succession import Succession
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
@@ -65,24 +66,40 @@ class Leadership:
         self._rank, self.agreement, self.leader = rank, agreement, leader
         self._tasks.append(asyncio.create_task(self._watch(agreement, leader)))
 
-    async def follow(self, connect: Connect) -> Peer:
-        """To the next coordinator, which may be here, or to the same one, if only the connection was lost.
+    async def follow(self, connect: Connect, refused: float = REFUSED) -> Peer:
+        """Connects to the next coordinator, which may be here, or to the same one, if only the connection was lost.
 
-        LostMajority where there cannot be one.
+        refused: seconds of refused connections after which the present one counts as ended. LostMajority if there
+        cannot be another one.
         """
         loop = asyncio.get_running_loop()
         assert self.agreement is not None and self.leader is not None
         lost, lost_at = self.leader, loop.time()
         sent_away, self.sent_away = self.sent_away, False
-        if not sent_away and (lost.rank != self._rank or self.host is not None):
-            with suppress(OSError):
-                return await connect(lost, RETURN_SECONDS)
+        may_live = not sent_away and (lost.rank != self._rank or self.host is not None)
+        if may_live and (peer := await self._return(connect, lost, refused)) is not None:
+            return peer
         while True:
             leader = self.leader = await self.agreement.leader(after=self.leader.term)
             if leader.rank == self._rank and self.host is None:
                 await self._begin(leader, Succession(leader.term, leader.rank, lost.rank, lost_at, loop.time()))
             with suppress(OSError):
                 return await connect(leader, CONNECT_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _return(self, connect: Connect, lost: Leader, refused: float) -> Peer | None:
+        """The connection to the same coordinator; None if it does not answer, or has ended."""
+        assert self.agreement is not None
+        place = (await self.agreement.supervisors()).get(lost.rank)
+        refusal = Refusal(refused)
+        while True:
+            try:
+                return await connect(lost, RETURN_SECONDS)
+            except TimeoutError:
+                return None
+            except OSError:  # refused, or reset before it was authenticated
+                if refusal.lasts(place.process if place else ""):
+                    return None
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def admit(self, peer: Peer) -> None:

@@ -32,6 +32,7 @@ from recycle_pp.config.settings import Control, Settings
 from recycle_pp.consensus.agreement import PLANNING, LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
+from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -227,7 +228,8 @@ class Supervisor:
                 if leader is None:
                     raise LostMajority("it had not said yet what the job is")
                 where = f"{leader.host}:{leader.port}"
-                self._peer = await self._leadership.follow(self._connect)
+                refused = min(REFUSED, self._settings.control.suspicion) if self._settings else REFUSED
+                self._peer = await self._leadership.follow(self._connect, refused)
             except LostMajority as lost:
                 if not self._shutdown.signal.done():
                     fail(f"rank {self._launch.rank} lost the coordinator at {where} and ends: {lost}")

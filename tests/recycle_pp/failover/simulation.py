@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from recycle_pp.consensus import election, voter_client
+from recycle_pp.consensus import election, refusal, voter_client
 from recycle_pp.consensus.agreement import majority
 from recycle_pp.coordinator import failover_discovery
 from recycle_pp.supervisor import joining, supervisor
@@ -130,8 +130,8 @@ class Simulation(ExitStack):
             (supervisor, "identity", lambda: f"machine {PROCESS.get()} 1"),
             (supervisor, "PREPARE_SECONDS", 1e9),
             (election, "random", self.chance),
-            (election, "is_here", lambda process: self.order.one_machine and bool(process)),
-            (election, "is_dead", lambda process: self.order.one_machine and process.split()[1:2] in self._gone()),
+            (refusal, "is_here", lambda process: self.order.one_machine and bool(process)),
+            *((of, "is_dead", self._is_dead) for of in (election, refusal)),
         ]
         for where, name, what in replaced:
             self.enter_context(mock.patch.object(where, name, what))
@@ -273,6 +273,9 @@ class Simulation(ExitStack):
         if self.chance.random() < 0.9 or not self.order.latest:
             return self.chance.uniform(0.0001, 0.01)
         return self.chance.uniform(0.0, self.order.latest)
+
+    def _is_dead(self, process: str) -> bool:
+        return self.order.one_machine and process.split()[1:2] in self._gone()
 
     def _gone(self) -> list[list[str]]:
         return [[name] for name in self._dead] + [[node.name] for node in self.nodes if node.code is not None]
