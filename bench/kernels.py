@@ -314,6 +314,8 @@ def main() -> None:
             print("  ".join(f"{key} {shown(value)}" for key, value in rows[-1].items()), flush=True)
             report = {"shape": asdict(shape), "rates": rates, "kernels": rows}
             (out / "kernels.json").write_text(json.dumps(report, indent=1))
+    if GPU:
+        print(json.dumps({row["kernel"]: {key: row[key] for key in ("share", "speed")} for row in rows}))
 
 
 def shown(value: Any) -> str:

@@ -5,8 +5,9 @@
 
 A middle and a last stage of a 4096-wide Llama (vocabulary 128256), micro-batches of one sample of 4096 tokens,
 bfloat16. Medians in milliseconds, tokens/s through F + I + W, MFU (6 flops a weight and token, causal attention at half
-of 12 L H T, over --peak; what W projects once more does not count), peak memory of F, I and W. All rows run the same
-Stage that the trainer runs, warmed up as the trainer does.
+of 12 L H T, over --peak; what W projects once more does not count), peak memory of F, I and W. `split`: by how much I
+and then W take longer than B. `synced`: by how much F, I and W take longer if the host waits for the GPU after each op,
+as the trainer does. All rows run the same Stage that the trainer runs, warmed up as the trainer does.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ Sizes = dict[str, Any]
 SHAPE: Sizes = {"width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 4096, "vocabulary": 128256}
 TINY: Sizes = {"width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "sequence": 16, "vocabulary": 64}
 TIMES = 20 if GPU else 1
+ROW = 8 if GPU else 1  # micro-batches in a row
 STAGES = {"middle": 1, "last": 2}
 
 
@@ -55,6 +57,11 @@ def main() -> None:
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     (out / "stage.json").write_text(json.dumps(rows, indent=1))
+    print(
+        json.dumps(
+            {f"{row['stage']} {row['kernels']}": {k: row[k] for k in ("MFU free", "split", "synced")} for row in rows}
+        )
+    )
 
 
 def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any]:
@@ -82,6 +89,27 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
         times["I"].append(milliseconds(stage.backward_input, 0, grads))
         times["W"].append(milliseconds(stage.backward_weight, 0))
     memory = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
+
+    def run(parts: str, wait: bool) -> None:
+        """One micro-batch. wait: for the GPU, after each op."""
+        calls = {
+            "F": lambda: stage.forward(0, 0, batch, taken),
+            "B": lambda: stage.backward(0, grads),
+            "I": lambda: stage.backward_input(0, grads),
+            "W": lambda: stage.backward_weight(0),
+        }
+        for part in parts:
+            calls[part]()
+            if wait and GPU:
+                torch.cuda.synchronize()
+
+    def several(parts: str, wait: bool) -> float:
+        """Median milliseconds of a micro-batch among some in a row."""
+        rounds = [milliseconds(lambda: [run(parts, wait) for _ in range(ROW)]) for _ in range(TIMES)]
+        return statistics.median(rounds) / ROW
+
+    free = several("FIW", False)
+    apart = {"split": free / several("FB", False) - 1, "synced": several("FIW", True) / free - 1}
     reduced = stage.gradients.reduced(stage.gradients.payload())
     times["O"] = [milliseconds(optimizer.step, reduced, step, 0.5) for step in range(TIMES)]
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -89,7 +117,8 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
     weights = sum(parameter.numel() for parameter in stage.parameters.values())
     flops = 6.0 * count * (weights + layers * model.width * model.sequence)
     rates = {"tokens/s": 1e3 * count / total, "MFU": flops / total / peak / 1e9}
-    return {"stage": place, "kernels": kernels} | medians | rates | {"GiB": memory}
+    rates |= {"MFU free": flops / free / peak / 1e9}  # without a wait for the GPU after each op
+    return {"stage": place, "kernels": kernels} | medians | rates | apart | {"GiB": memory}
 
 
 def milliseconds(call: Any, *arguments: Any) -> float:

@@ -22,6 +22,8 @@ from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import clip_scale, learning_rate
 from recycle_pp.numerics.torch_operations import squared_norm
 
+CPU = torch.device("cpu")
+
 
 def train(
     settings: Settings,
@@ -35,6 +37,7 @@ def train(
     model = model or whole(settings)
     batches = batches or Batches(settings)
     parameters = list(model.parameters())
+    device = parameters[0].device
     masters = masters or masters_of(settings, parameters)
     optimizer = adamw(settings, masters)
     G = settings.parallel.pipelines * settings.parallel.microbatches
@@ -43,10 +46,11 @@ def train(
         losses = []
         totals = [torch.zeros_like(p, dtype=torch.int64) for p in parameters] if settings.numerics.reproducible else []
         for g in range(G):
-            with torch.autocast("cpu", torch.bfloat16, enabled=settings.numerics.precision == "bf16-autocast"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.numerics.precision == "bf16-autocast"):
                 inputs, targets = batches.batch(step, g)
                 of = batches.more(inputs).get("document_ids")
-                loss = model(inputs, targets, key=(settings.run.seed, step, g), documents=of)
+                of = of if of is None else of.to(device)
+                loss = model(inputs.to(device), targets.to(device), key=(settings.run.seed, step, g), documents=of)
             (loss / G).backward()
             losses.append(loss.item())
             if totals:
@@ -76,10 +80,10 @@ def train(
         yield sum(losses) / G, norm
 
 
-def whole(settings: Settings) -> Transformer:
+def whole(settings: Settings, device: torch.device = CPU) -> Transformer:
     """The full model with ordinary autograd layers. In bf16 it has float32 leaves with values that are bfloat16: their
     gradients are then the addends, rounded where a product rounds them and nowhere else."""
-    build = Build(settings.model, settings.run.seed, torch.device("cpu"), stream_dtype(settings))
+    build = Build(settings.model, settings.run.seed, device, stream_dtype(settings))
     return Transformer(build, range(depth(settings.model)))
 
 

@@ -1,0 +1,179 @@
+"""The trainer's links over NCCL, without a trainer: what `gpu.py` tries before whole jobs.
+
+    python bench/gpu_links.py alone                   # one rank
+    python bench/gpu_links.py pair                    # two ranks, which may share a GPU
+    python bench/gpu_links.py rebuilds --times 200    # what a rebuild leaves behind
+    python bench/gpu_links.py pair --cpu              # over Gloo
+
+The last line is the result as JSON; an assertion that fails ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+from recycle_schedules import Worker
+
+from recycle_pp.comm.gloo.group import GlooGroup
+from recycle_pp.comm.links import Links
+from recycle_pp.comm.nccl.environment import ENVIRONMENT
+from recycle_pp.comm.nccl.group import NcclGroup
+from recycle_pp.comm.waiting import Generation, LinkBroken
+from recycle_pp.execution.transports import transport_for
+from recycle_pp.testing.rehearsal import Node, Rehearsal
+
+CPU = "--cpu"
+LARGE = 1 << 20  # elements of a message that is not small
+TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+PEERS = [Worker(0, 0), Worker(1, 0)]
+NEIGHBOURS = [Worker(0, 0), Worker(0, 1)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["alone", "pair", "rebuilds"])
+    parser.add_argument("--times", type=int, default=200)
+    parser.add_argument(CPU, action="store_true")
+    options = parser.parse_args()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["GPU_LINKS_CPU"] = "1" if options.cpu else ""
+    result: dict[str, Any] = {}
+    if options.what == "alone":
+        result = play([Worker(0, 0)], alone)
+    elif options.what == "pair":
+        result = play(NEIGHBOURS, messages) | play(PEERS, sums) | play(PEERS, abort_in_a_sum)
+    else:
+        os.environ["GPU_LINKS_TIMES"] = str(options.times)
+        result = play(PEERS, rebuilds)
+    print(json.dumps(result))
+
+
+def play(members: list[Worker], scenario: Any) -> dict[str, Any]:
+    """Runs the scenario in a process for each member; the report of the first one."""
+    with Rehearsal(members, scenario) as rehearsal:
+        return dict(sorted(rehearsal.reports(len(members), timeout=200.0))[0][1])
+
+
+def alone(node: Node) -> None:
+    """The communicator itself: links of a worker without peers have none."""
+    device = connect(node)
+    kind = GlooGroup if device.type == "cpu" else NcclGroup
+    generation, group = Generation(0), kind(node.store, "0/alone", 0, 1, device, 60.0, "127.0.0.1")
+    for work in group.connect(pair=False):
+        kind.wait(generation, work)
+    for dtype in (torch.int64, torch.uint8):
+        tensor = torch.full((LARGE,), 3, dtype=dtype, device=device)
+        kind.wait(generation, group.backend.allreduce([tensor]))
+        assert bool((tensor == 3).all()), dtype
+    began = time.monotonic()
+    kind.abort([group])
+    node.report({"abort_ms": 1e3 * (time.monotonic() - began)})
+
+
+def messages(node: Node) -> None:
+    device = connect(node)
+    node.links.rebuild(0, node.members, node.me)
+    node.links.follow(0)
+    (other,) = (worker for worker in node.members if worker != node.me)
+    node.links.connect([other])
+    began = time.monotonic()
+    for tag, dtype in enumerate(TYPES):
+        mine = pattern(dtype, node.me.stage, device)
+        theirs = torch.empty_like(mine)
+        first = node.me.stage == 0
+        steps = [lambda: node.links.send(mine, other, tag), lambda: node.links.receive(theirs, other, tag)]  # noqa: B023
+        for step in steps if first else reversed(steps):
+            step().wait()
+        assert torch.equal(theirs, pattern(dtype, other.stage, device)), dtype
+    node.report({"messages_ms": 1e3 * (time.monotonic() - began)})
+
+
+def sums(node: Node) -> None:
+    device = connect(node)
+    node.links.rebuild(0, node.members, node.me)
+    node.links.follow(0)
+    for dtype in (torch.int64, torch.int32, torch.float32):
+        tensor = pattern(dtype, node.me.pipeline, device)
+        node.links.all_reduce([tensor]).wait()
+        expected = sum(pattern(dtype, member.pipeline, device) for member in node.members)
+        assert torch.equal(tensor, expected), dtype  # type: ignore[arg-type]
+    node.report({"sums": "exact"})
+
+
+def abort_in_a_sum(node: Node) -> None:
+    """One peer never comes to the sum: the other is unblocked by an abort, and both build the next generation."""
+    device = connect(node)
+    node.links.rebuild(0, node.members, node.me)
+    node.links.follow(0)
+    seconds = 0.0
+    if node.me == node.members[0]:
+        began = time.monotonic()
+        threading.Timer(1.0, node.links.abort).start()
+        try:
+            node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
+            raise AssertionError("a sum without its peer has ended")
+        except LinkBroken:
+            seconds = time.monotonic() - began - 1.0
+    else:
+        time.sleep(1.5)
+        node.links.abort()
+    began = time.monotonic()
+    node.links.rebuild(1, node.members, node.me)
+    node.links.follow(1)
+    node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
+    node.report({"abort_ms": 1e3 * seconds, "rebuild_ms": 1e3 * (time.monotonic() - began)})
+
+
+def rebuilds(node: Node) -> None:
+    device = connect(node)
+    before: dict[str, int] = {}
+    times = []
+    for generation in range(int(os.environ["GPU_LINKS_TIMES"])):
+        began = time.monotonic()
+        node.links.abort()
+        node.links.rebuild(generation, node.members, node.me)
+        node.links.follow(generation)
+        node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
+        times.append(time.monotonic() - began)
+        if generation == 3:  # what the first ones leave stays
+            time.sleep(1.0)
+            before = used()
+    time.sleep(2.0)
+    after = used()
+    rows = {f"{name}_{when}": of[name] for when, of in (("before", before), ("after", after)) for name in of}
+    node.report({**rows, "median_ms": 1e3 * sorted(times)[len(times) // 2]})
+
+
+def connect(node: Node) -> torch.device:
+    """Replaces the node's links by those of a job with parallel.backend=nccl."""
+    cpu = bool(os.environ["GPU_LINKS_CPU"])
+    device = torch.device("cpu") if cpu else torch.device("cuda", 0)
+    if not cpu:
+        torch.cuda.set_device(device)
+    node.links.close()
+    node.links = Links(transport_for("gloo" if cpu else "nccl", node.store, device, workers=node.members, timeout=60))
+    return device
+
+
+def pattern(dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
+    return (torch.arange(LARGE, device=device) % 97 + seed).to(dtype)
+
+
+def used() -> dict[str, int]:
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "gpu_mib": (total - free) >> 20,
+    }
+
+
+if __name__ == "__main__":
+    main()
