@@ -91,22 +91,21 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
     memory = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
 
     def run(parts: str, wait: bool) -> None:
-        """One micro-batch. wait: for the GPU, after each op."""
+        """Some micro-batches in a row. wait: for the GPU, after each op."""
         calls = {
             "F": lambda: stage.forward(0, 0, batch, taken),
             "B": lambda: stage.backward(0, grads),
             "I": lambda: stage.backward_input(0, grads),
             "W": lambda: stage.backward_weight(0),
         }
-        for part in parts:
+        for part in parts * ROW:
             calls[part]()
             if wait and GPU:
                 torch.cuda.synchronize()
 
     def several(parts: str, wait: bool) -> float:
         """Median milliseconds of a micro-batch among some in a row."""
-        rounds = [milliseconds(lambda: [run(parts, wait) for _ in range(ROW)]) for _ in range(TIMES)]
-        return statistics.median(rounds) / ROW
+        return statistics.median(milliseconds(run, parts, wait) for _ in range(TIMES)) / ROW
 
     free = several("FIW", False)
     apart = {"split": free / several("FB", False) - 1, "synced": several("FIW", True) / free - 1}
