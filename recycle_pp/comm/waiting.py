@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
-
-from recycle_schedules import Worker
 
 from .device_errors import is_gpu_failure, is_out_of_memory
 
@@ -30,14 +28,12 @@ class LinkBroken(RuntimeError):
 
     `aborted` is False when the error came from a socket first: then a peer has died, or has torn its group down because
     it learned of a death before us, or the network between us is broken; the coordinator wants to hear of it.
-    `unreachable`: the members to whom no connection could be made.
     """
 
-    def __init__(self, generation: int, reason: str, *, aborted: bool = True, unreachable: Sequence[Worker] = ()):
+    def __init__(self, generation: int, reason: str, *, aborted: bool = True):
         super().__init__(f"generation {generation}: {reason}")
         self.generation = generation
         self.aborted = aborted
-        self.unreachable = unreachable
 
 
 class Job:

@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recycle_schedules import Worker
-
-from recycle_pp.protocol.partition_resolution import give_up
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.handshake import WorkerHello
@@ -39,18 +36,18 @@ from recycle_pp.wire.messages.workers import (
     State,
     StoreValue,
     Synced,
+    Unreachable,
     Vote,
     WorkerHeartbeat,
     WorkerWelcome,
 )
 
+from .broken_links import BrokenLinks
 from .context import Context
 from .deaths import Deaths
 from .driver import Driver
 from .ranks import Rank
 from .watch import Watch
-
-_BROKEN_SECONDS = 0.5  # a link that broke though nobody died is rebuilt after so long
 
 
 class Workers:
@@ -59,7 +56,7 @@ class Workers:
         self._roster, self._restarts = context.roster, context.restarts
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
         self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
-        self._unreachable: dict[Worker, list[Worker]] = {}  # by who says so, since the last time that it was mended
+        self._links = BrokenLinks(context, driver, deaths)
         self._platform: str | None = None  # of the first worker: see execution.device
         self._printed: set[str] = set()  # notes of workers
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
@@ -68,7 +65,8 @@ class Workers:
             Measured: lambda rank, message: self._recorder.measured(rank.role, message),
             OpProgress: lambda rank, message: self._recorder.progress(rank.role, message),
             Resumed: lambda rank, message: self._recorder.resumed(rank.role, message),
-            Broken: self._broken,
+            Broken: self._links.broken,
+            Unreachable: self._links.unreachable,
             Ready: self._ready,
             CannotRun: self._cannot_run,
             Leaving: self._leaving,
@@ -174,22 +172,3 @@ class Workers:
         self._driver.ending.saved()
         self._recorder.event("checkpoint_saved", None, checkpoint=message.step)
         self._driver.finish_if_done()
-
-    def _broken(self, rank: Rank, message: Broken) -> None:
-        self._unreachable[rank.role] = message.unreachable
-        self._timers.after(_BROKEN_SECONDS, self._mend, message.generation)
-
-    def _mend(self, generation: int) -> None:
-        """A link broke and still nobody has died: the same members build their links anew, or, where that was tried in
-        vain, without those whom others cannot reach."""
-        job = self._driver.job
-        if generation != job.generation:
-            return
-        complaints = {w: others for w, others in self._unreachable.items() if w in job.live}
-        self._unreachable.clear()
-        lost = give_up(complaints)
-        for rank in self._roster:
-            if rank.role in lost and rank.alive:
-                self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
-        if not lost:
-            self._driver.drive(job.regroup)

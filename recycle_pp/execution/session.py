@@ -231,9 +231,9 @@ class Session:
         self.moment("regroup")
         try:
             self.links.rebuild(generation, members, self.participant.worker, base)
-        except LinkBroken as error:
+        except LinkBroken:
             if self.participant.generation == generation:
-                self.send(Broken(generation, list(error.unreachable)))
+                self.send(Broken(generation))
             return
         with self.changed:
             if self.participant.generation == generation:

@@ -5,7 +5,7 @@ links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from recycle_schedules import Worker
@@ -29,6 +29,7 @@ def transport_for(
     timeout: float = 1800.0,
     workers: Sequence[Worker] = (),
     keepalive: float | None = None,
+    unreachable: Callable[[list[Worker]], None] = lambda members: None,
 ) -> Transport:
     """TCP, Gloo or NCCL for tensors of `device`; with TCP and Gloo a GPU's tensors go through the host.
 
@@ -37,14 +38,15 @@ def transport_for(
     fails although nobody is known to have died; long, as the coordinator decides about deaths. workers: everybody who
     may ever be a member, the same list everywhere; TCP needs it to keep connections over a change of generation
     (`Links.rebuild`). keepalive: seconds without an answer of the other machine after which a connection of TCP breaks;
-    None: as long as the kernel tries.
+    None: as long as the kernel tries. unreachable(members): called if attempts to connect to them have failed for
+    `keepalive` seconds; TCP only.
     """
     if backend == "nccl":
         return GroupTransport(store, device, timeout, NcclGroup, interface)
     if backend == "gloo":
         on_host: Transport = GroupTransport(store, HOST, timeout, GlooGroup, interface)
     elif backend == "tcp":
-        on_host = TcpTransport(store, interface, workers, keepalive)
+        on_host = TcpTransport(store, interface, workers, keepalive, unreachable)
     else:
         raise ValueError(f"parallel.backend must be one of tcp, gloo, nccl, not {backend}")
     return on_host if device.type == "cpu" else StagedTransport(on_host, device)

@@ -57,6 +57,7 @@ from recycle_pp.wire.messages.workers import (
     Ready,
     StoreValue,
     Synced,
+    Unreachable,
     WorkerHeartbeat,
     WorkerWelcome,
 )
@@ -149,7 +150,17 @@ class Process:
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
         everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
         keepalive = settings.control.suspicion
-        links = Links(transport_for(backend, store, device, self._interface, workers=everybody, keepalive=keepalive))
+        links = Links(
+            transport_for(
+                backend,
+                store,
+                device,
+                self._interface,
+                workers=everybody,
+                keepalive=keepalive,
+                unreachable=lambda members: self._client.send(Unreachable(members)),
+            )
+        )
         participant = Participant(worker, stages)
         participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._client, participant, links, store, self._doing)

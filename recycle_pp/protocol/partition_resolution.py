@@ -1,27 +1,59 @@
-"""Whom to give up when some workers cannot reach each other, though all of them reach the coordinator.
+"""Who leaves when some workers cannot reach each other, though all of them reach the coordinator.
 
-lost = give_up({Worker(1, 0): [Worker(2, 0)], Worker(2, 0): [Worker(1, 0)]})       # {Worker(2, 0)}
+lost = give_up({Worker(1, 0): [Worker(2, 0)], Worker(2, 0): [Worker(1, 0)]}, live)       # {Worker(2, 0)}
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from recycle_schedules import Worker
 
+TRIES = 3000  # sets of workers that are looked at; the smallest is a vertex cover of the broken links, NP-hard
 
-def give_up(unreachable: Mapping[Worker, Iterable[Worker]]) -> set[Worker]:
-    """Whose loss leaves nobody who cannot reach another one. unreachable: what each worker says.
+Links = frozenset[frozenset[Worker]]
 
-    One after the other, who has the most broken links; of several, the highest worker, so that what one node says and
-    what the other one says leads to the same loss. Few more than needed: a smallest set is a vertex cover, NP-hard.
+
+def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Worker]) -> set[Worker]:
+    """The fewest workers whose loss leaves no broken link and no stage without a worker; empty if there are no such.
+
+    unreachable: by worker, the workers that it cannot reach; one end of a broken link is enough. live: all members; a
+    complaint of or about another worker does not count. Of several sets as small, the one with the highest workers.
     """
-    broken = {frozenset((worker, other)) for worker, others in unreachable.items() for other in others}
-    lost: set[Worker] = set()
-    while broken:
+    broken = frozenset(
+        frozenset((worker, other))
+        for worker, others in unreachable.items()
+        for other in others
+        if worker in live and other in live and worker != other
+    )
+    search = _Search(live)
+    search.look(frozenset(), broken)
+    return set(search.best or ())
+
+
+class _Search:
+    """Either the worker with the most broken links leaves, or all workers that it cannot reach."""
+
+    def __init__(self, live: Collection[Worker]) -> None:
+        self._workers = Counter(worker.stage for worker in live)
+        self._left = TRIES
+        self.best: list[Worker] | None = None  # the highest first
+
+    def look(self, lost: frozenset[Worker], broken: Links) -> None:
+        self._left -= 1
+        stages = Counter(worker.stage for worker in lost)
+        if any(stages[stage] == self._workers[stage] for stage in stages):
+            return
+        if self.best is not None and (len(lost) > len(self.best) or self._left < 0):
+            return
+        if not broken:
+            found = sorted(lost, reverse=True)
+            if self.best is None or (-len(found), found) > (-len(self.best), self.best):
+                self.best = found
+            return
         counts = Counter(worker for link in broken for worker in link)
         worst = max(counts, key=lambda worker: (counts[worker], worker))
-        lost.add(worst)
-        broken = {link for link in broken if worst not in link}
-    return lost
+        others = frozenset(worker for link in broken if worst in link for worker in link) - {worst}
+        for leaving in (frozenset((worst,)), others):
+            self.look(lost | leaving, frozenset(link for link in broken if not link & leaving))

@@ -32,6 +32,7 @@ from .messages.table import Message, Vocabulary
 
 MAX_UNSENT = 64 << 20  # bytes queued for an asyncio peer that does not read; then it is cut off
 HANDSHAKE_SECONDS = 5.0
+UNPROVEN = 400  # connections that may be in their handshake; above, the oldest is closed
 REPEAT_SECONDS = 10.0  # between two lines on the same refusal: a node that waits hears as often of it
 
 NO_JOB = "what listens there is no job of recycle_pp"
@@ -222,10 +223,14 @@ async def serve(
 
     The bound address is `server.sockets[0].getsockname()`.
     """
-    refusals = Refusals()
+    refusals, unproven = Refusals(), dict[Peer, None]()  # the oldest first
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, refusals)
+        if len(unproven) == UNPROVEN:
+            (oldest := next(iter(unproven))).abort()
+            del unproven[oldest]
+        unproven[peer] = None
         try:
             async with asyncio.timeout(handshake_seconds):
                 peer.hello = await _admit(peer, token)
@@ -233,6 +238,8 @@ async def serve(
             peer.abort()
             refusals.log(peer.address, error)
             return
+        finally:
+            unproven.pop(peer, None)
         try:
             await handler(peer)
         except Exception:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recycle_pp.comm.tensor_bytes import tensor_bytes
 from recycle_pp.comm.waiting import Job, Pool
-from recycle_pp.wire.keepalive import set_keepalive
+from recycle_pp.wire.keepalive import is_silent, set_keepalive
 
 FRAME = struct.Struct("=qqq")  # generation, tag, bytes that follow
 MAX_MESSAGE = 1 << 40  # bytes
@@ -107,6 +107,19 @@ class Connection:
         """The connection breaks when the other machine has not answered for so long, as after a cut."""
         with contextlib.suppress(OSError):  # it has broken
             set_keepalive(self._socket, seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """It has broken, or was closed."""
+        return self._error is not None
+
+    @property
+    def is_silent(self) -> bool:
+        """The other machine leaves something unanswered at present."""
+        try:
+            return is_silent(self._socket)
+        except OSError:
+            return True  # it has just broken
 
     def close(self) -> None:
         self._fail(ConnectionLost("the connection is closed"))

@@ -5,80 +5,121 @@
     mesh.link({2: address, 5: address})                      # starts these connections, once
     mesh.linked(2)                                           # a Job: done when that connection stands
     mesh[2].send(tensor, generation, tag)
+    mesh.keep({2})                                           # member 5 is not a member any more
 
-Of two members the one with the higher rank connects. An address carries a secret of its mesh, which whoever connects
-says first: addresses travel over the control connections, so a stranger who finds the port does not know it. (The data
-are not encrypted, nor is the secret: docs/cluster.md.)
+Of two members the one with the higher rank connects, and tries again until it succeeds. An address carries a secret of
+its mesh, which a member sends first. Addresses travel over the control connections, so a stranger who finds the port
+does not know it. (The data are not encrypted, nor is the secret: docs/cluster.md.)
+
+One thread accepts, connects and authenticates. A connection that does not authenticate is closed after
+`HELLO_SECONDS`, or earlier if there are more than `STRANGERS` of them: the oldest first. While a connection does not
+stand, has broken, or the other machine leaves unanswered what was sent, both ends attempt new connections
+(`attempts.py`); `reachability.py` counts for how long all of these fail.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
+import os
 import secrets
+import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from recycle_pp.comm.waiting import Job, Pool
 
-from .connection import Connection, ConnectionLost
+from .attempts import Attempts
+from .connection import Connection
+from .reachability import Reachability
 
 SECRET = 16  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")  # rank, secret
-HELLO_SECONDS = 30.0  # until a connection is refused, or made and its secret said; who waits for it gives up sooner
+HELLO_SECONDS = 5.0  # for an accepted connection to authenticate
+STRANGERS = 128  # connections that may be about to authenticate
 RETRY_SECONDS = 0.05  # after an accept that failed, as for want of descriptors
+CALM, BUSY = 0.3, 0.1  # seconds between two looks at the connections: if all is well, if attempts are under way
+LATE = 0.5  # seconds after which the lower rank also tries whether the higher one can be reached
+SURE = 0.5  # seconds of failed attempts after which all members of that machine are tried
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+    secret: str  # hexadecimal
 
 
 class Mesh:
-    """Up to `size` members, of whom any may be missing. Methods may be called from any thread; only `link`'s threads
-    block."""
+    """Up to `size` members, of whom any may be missing. Methods may be called from any thread; none blocks."""
 
-    def __init__(self, rank: int, size: int, host: str, pool: Pool):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        host: str,
+        pool: Pool,
+        reachability: Reachability | None = None,
+        keepalive: float | None = None,
+    ):
+        """keepalive: seconds without an answer of the other machine after which a connection breaks; None: as long as
+        the kernel tries."""
         self.rank = rank
-        self._pool = pool
+        self._pool, self._reachability, self._keepalive = pool, reachability or Reachability(), keepalive
         self._secret = secrets.token_bytes(SECRET)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=max(128, size))
+        self._listener.setblocking(False)
         self.address: bytes = json.dumps([*self._listener.getsockname()[:2], self._secret.hex()]).encode()
         self._lock = threading.Lock()
         self._others = frozenset(range(size)) - {rank}
         self._connections: dict[int, Connection] = {}
-        self._failed: dict[int, ConnectionLost] = {}
         self._awaited: dict[int, list[Job]] = {other: [] for other in self._others}
-        self._members: frozenset[int] | None = None  # whom `link` was told
+        self._addresses: Mapping[int, Address] | None = None  # of all that `link` was told
+        self._members: frozenset[int] = frozenset()  # of those, without whom `keep` has dropped
+        self._linked_at = 0.0
         self._closed = False
-        threading.Thread(target=self._accept, name="recycle-accept", daemon=True).start()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the thread
+        # The next ones are the thread's own.
+        self._selector = selectors.DefaultSelector()
+        self._strangers: dict[socket.socket, tuple[float, bytearray]] = {}  # since when, what it has sent
+        self._attempts: dict[int, Attempts] = {}
+        self._ticked = time.monotonic()
+        threading.Thread(target=self._serve, name="recycle-mesh", daemon=True).start()
 
     def link(self, addresses: Mapping[int, bytes]) -> None:
         """Starts the connections to the members at `addresses`, by rank; the others are missing for good. Once."""
-        self._members = frozenset(addresses)
-        for rank, address in addresses.items():
-            if rank < self.rank:
-                self._pool.start(partial(self._connect, rank, address))
+        self._members, self._linked_at = frozenset(addresses), time.monotonic()
+        self._addresses = {rank: Address(*json.loads(address)) for rank, address in addresses.items()}
+        self._ring()
 
     @property
     def is_linked(self) -> bool:
-        return self._members is not None
+        return self._addresses is not None
 
     def linked(self, rank: int) -> Job | None:
-        """Done when the connection stands (its error, if it failed); None if `link` was not told this member.
+        """Done when the connection stands, or has stood; None if `link` was not told this member.
 
         A job of the caller's own: a generation that ends releases it, and the next one has to wait again.
         """
-        if self._members is None or rank not in self._members:
+        if self._addresses is None or rank not in self._addresses:
             return None
         job = Job()
         with self._lock:
-            if rank in self._connections or rank in self._failed:
-                job.finish(self._failed.get(rank))
+            if rank in self._connections:
+                job.finish()
             else:
                 self._awaited[rank].append(job)
         return job
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """The other members have left: they are not tried any more."""
+        self._members = frozenset(ranks)
+        self._reachability.keep(self._members)
 
     def __getitem__(self, rank: int) -> Connection:
         """KeyError until it stands."""
@@ -91,73 +132,136 @@ class Mesh:
         for connection in connections:
             connection.end(generation)
 
-    def set_keepalive(self, seconds: float) -> None:
-        """Connections that stand break when the other machine has not answered for so long, as after a cut."""
-        with self._lock:
-            connections = list(self._connections.values())
-        for connection in connections:
-            connection.set_keepalive(seconds)
-
     def close(self) -> None:
         """Closes the listener and every connection: what is under way fails."""
+        self._ring(closes=True)
         with self._lock:
-            self._closed = True
             connections = list(self._connections.values())
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
         for connection in connections:
             connection.close()
 
-    def _connect(self, rank: int, address: bytes) -> None:
-        host, port, secret = json.loads(address)
+    def _ring(self, closes: bool = False) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = closes
+                os.eventfd_write(self._bell, 1)
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._bell, selectors.EVENT_READ, partial(os.eventfd_read, self._bell))
+        while not self._closed:
+            for key, _ in self._selector.select(BUSY if self._attempts else CALM):
+                key.data()
+            if not self._closed:
+                self._look(time.monotonic())
+        for attempts in self._attempts.values():
+            attempts.close()
+        for sock in list(self._strangers):
+            self._take(sock).close()
+        self._selector.close()
+        self._listener.close()
+        os.close(self._bell)
+
+    def _look(self, now: float) -> None:
+        """Ends what has taken too long; tries the members whose connection is in doubt."""
+        passed, self._ticked = min(now - self._ticked, 2 * CALM), now  # a longer pause was this process's own
+        for sock in [sock for sock, (since, _) in self._strangers.items() if now - since > HELLO_SECONDS]:
+            self._take(sock).close()
+        addresses = self._addresses or {}
+        doubtful = self._doubtful(addresses, now)
+        for rank in self._attempts.keys() - doubtful:
+            self._attempts.pop(rank).close()
+        for rank in addresses.keys() - doubtful:
+            self._reachability.reached(rank)
+        for rank in doubtful:
+            if rank in self._attempts:
+                self._reachability.fails(rank, passed)
+            else:
+                at = addresses[rank]
+                self._attempts[rank] = Attempts(self._selector, (at.host, at.port), partial(self._reached, rank, at))
+            self._attempts[rank].look(now)
+        self._reachability.look(now)
+
+    def _doubtful(self, addresses: Mapping[int, Address], now: float) -> set[int]:
+        """Members without a connection that works, and their neighbours if they cannot be reached for a while: the
+        link between two machines is cut as a whole, and connections that are idle show it late."""
+        members = self._members & addresses.keys()
+        doubtful = {rank for rank in members if self._is_doubtful(rank, now)}
+        machines = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}
+        return doubtful | {rank for rank in members if addresses[rank].host in machines}
+
+    def _is_doubtful(self, rank: int, now: float) -> bool:
+        connection = self._connections.get(rank)
+        if connection is not None:
+            return connection.is_over or connection.is_silent
+        return rank < self.rank or now - self._linked_at > LATE
+
+    def _reached(self, rank: int, at: Address, sock: socket.socket) -> None:
+        """An attempt has succeeded: it becomes the connection, or was only to show that there can be one."""
+        self._reachability.reached(rank)
+        if rank > self.rank or rank in self._connections:
+            sock.close()
+            return
         try:
-            sock = socket.create_connection((host, port), HELLO_SECONDS)
-            sock.sendall(HELLO.pack(self.rank, bytes.fromhex(secret)))
-        except OSError as error:
-            self._end_wait(rank, ConnectionLost(f"no connection to {host}:{port}: {error}"))
+            sock.sendall(HELLO.pack(self.rank, bytes.fromhex(at.secret)))  # the buffer is empty: it does not block
+        except OSError:
+            sock.close()
         else:
             self._add(rank, sock)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(RETRY_SECONDS)
-                continue
-            self._pool.start(partial(self._welcome, sock))
-
-    def _welcome(self, sock: socket.socket) -> None:
-        """Whoever does not say a member's rank and the secret in time is hung up on."""
-        sock.settimeout(HELLO_SECONDS)
         try:
-            hello = b""
-            while len(hello) < HELLO.size and (part := sock.recv(HELLO.size - len(hello))):
-                hello += part
-            rank, secret = HELLO.unpack(hello)
-        except (OSError, struct.error):
-            sock.close()
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
             return
-        if not hmac.compare_digest(secret, self._secret) or rank not in self._others or rank < self.rank:
-            sock.close()
+        except OSError:
+            if self._strangers:  # no descriptor is left
+                self._take(next(iter(self._strangers))).close()
+            time.sleep(RETRY_SECONDS)
             return
-        self._add(rank, sock)
+        if len(self._strangers) == STRANGERS:
+            self._take(next(iter(self._strangers))).close()
+        sock.setblocking(False)
+        self._strangers[sock] = time.monotonic(), bytearray()
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._hear, sock))
+
+    def _hear(self, sock: socket.socket) -> None:
+        """A stranger has sent something; one that is not a member is disconnected."""
+        if sock not in self._strangers:  # ended by an event of the same moment
+            return
+        _, hello = self._strangers[sock]
+        try:
+            part = sock.recv(HELLO.size - len(hello))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        hello += part
+        if part and len(hello) < HELLO.size:
+            return
+        self._take(sock)
+        rank, secret = HELLO.unpack(hello) if len(hello) == HELLO.size else (-1, b"")
+        if hmac.compare_digest(secret, self._secret) and rank in self._others and rank > self.rank:
+            self._add(rank, sock)
+        else:
+            sock.close()
+
+    def _take(self, sock: socket.socket) -> socket.socket:
+        """It is a stranger no more."""
+        del self._strangers[sock]
+        self._selector.unregister(sock)
+        return sock
 
     def _add(self, rank: int, sock: socket.socket) -> None:
         with self._lock:
             if self._closed or rank in self._connections:
                 sock.close()
                 return
-            self._connections[rank] = Connection(sock, self._pool)
-        self._end_wait(rank)
-
-    def _end_wait(self, rank: int, error: ConnectionLost | None = None) -> None:
-        with self._lock:
-            if error is not None:
-                self._failed[rank] = error
+            connection = self._connections[rank] = Connection(sock, self._pool)
             awaited, self._awaited[rank] = self._awaited[rank], []
+        if self._keepalive is not None:
+            connection.set_keepalive(self._keepalive)
         for job in awaited:
-            job.finish(error)
+            job.finish()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -26,8 +25,9 @@ from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
 
 from .connection import Connection
 from .mesh import Mesh
+from .reachability import Reachability
 
-LINK_SECONDS = 10.0  # for the connections of a generation to stand; loopback and data centres take milliseconds
+GRACE = 2.0  # seconds beyond `patience` until a connection breaks: by then attempts have shown whether the link is cut
 MAX_TAG = 2**25  # tags of the caller are below it, those of collectives above
 
 
@@ -36,17 +36,27 @@ class TcpTransport:
 
     store: where workers find each other's addresses. interface: where this one listens (address, host name or interface
     name). workers: everybody who may ever be a member, the same list everywhere; without it no connection outlives a
-    generation. keepalive: seconds without an answer of the other machine after which a connection breaks; None: as long
-    as the kernel tries.
+    generation. keepalive: seconds for which attempts to connect to a member must fail until it is `unreachable`, and a
+    little less than those without an answer after which a connection breaks; None: as long as the kernel tries.
+    unreachable(members): called in a thread of its own, again while it lasts.
     """
 
     ordered = False
 
     def __init__(
-        self, store: ControlStore, interface: str, workers: Sequence[Worker] = (), keepalive: float | None = None
+        self,
+        store: ControlStore,
+        interface: str,
+        workers: Sequence[Worker] = (),
+        keepalive: float | None = None,
+        unreachable: Callable[[list[Worker]], None] = lambda members: None,
     ):
-        self._store, self._host, self._keepalive = store, address_of(interface), keepalive
+        self._store, self._host = store, address_of(interface)
+        self._keepalive = None if keepalive is None else keepalive + GRACE
         self._workers = list(workers)
+        self._reachability = Reachability(
+            keepalive if self._workers else None, lambda ranks: unreachable([self._workers[rank] for rank in ranks])
+        )
         self._pool = Pool()
         self._lock = threading.Lock()
         self._mesh: Mesh | None = None
@@ -75,20 +85,15 @@ class TcpTransport:
             self._routes = {generation.number: Routes(ways, members, me)}
 
     def _wait_for_links(self, generation: Generation, mesh: Mesh, ranks: dict[Worker, int]) -> None:
-        deadline = time.monotonic() + LINK_SECONDS
-        unreachable = []
+        """Blocks until all of them stand, or until the generation ends: the coordinator decides how long that may
+        take, from what `unreachable` reports."""
+        mesh.keep(ranks.values())
         for worker, rank in ranks.items():
             link = mesh.linked(rank)
             if link is None:
                 generation.check()  # a newer one, without this member, may have linked the mesh meanwhile
                 raise ValueError(f"{worker} joined later than the base of generation {generation.number}")
-            if not generation.wait(link, max(0.0, deadline - time.monotonic())):
-                unreachable.append(worker)
-        if unreachable:
-            reason = f"no connection to {', '.join(map(str, unreachable))} in {LINK_SECONDS:g} s"
-            raise LinkBroken(generation.number, reason, aborted=False, unreachable=unreachable)
-        if self._keepalive is not None:
-            mesh.set_keepalive(self._keepalive)
+            generation.wait(link)
 
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
         """Nothing to do: `join` waits for the connections to all members."""
@@ -143,7 +148,7 @@ class TcpTransport:
             generation.check()
             if self._mesh is not None and self._number == number:
                 return self._mesh
-            mesh = Mesh(rank, size, self._host, self._pool)
+            mesh = Mesh(rank, size, self._host, self._pool, self._reachability, self._keepalive)
             self._replace(mesh)
             self._number = number
         self._store.set(_key(number, rank), mesh.address)

@@ -251,10 +251,16 @@ class Leaving(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Broken(Message, frozen=True):
-    """A link failed. unreachable: who could not be reached when links were built."""
+    """A link failed."""
 
     generation: int
-    unreachable: list[Worker] = msgspec.field(default_factory=list)
+
+
+@sent(WORKER, COORDINATOR)
+class Unreachable(Message, frozen=True):
+    """All attempts to connect to these members have failed for `control.suspicion` seconds. Repeated while it lasts."""
+
+    workers: list[Worker]
 
 
 class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,26 +7,45 @@ from recycle_schedules import Worker
 from recycle_pp.protocol.partition_resolution import give_up
 
 WORKERS = [Worker(d, s) for d in range(3) for s in range(2)]
+MANY = [Worker(d, s) for d in range(9) for s in range(2)]
 COMPLAINTS = st.dictionaries(st.sampled_from(WORKERS), st.lists(st.sampled_from(WORKERS)))
 
 
 def test_of_two_nodes_that_cannot_reach_each_other_the_higher_goes_whoever_says_so():
     one, two = ([Worker(d, s) for s in range(2)] for d in (1, 2))
     says_one, says_two = dict.fromkeys(one, two), dict.fromkeys(two, one)
-    assert give_up(says_one) == give_up(says_two) == give_up(says_one | says_two) == set(two)
+    assert give_up(says_one, MANY) == give_up(says_two, MANY) == give_up(says_one | says_two, MANY) == set(two)
 
 
 def test_who_reaches_nobody_goes_and_nobody_else():
     alone = Worker(0, 1)
     others = [worker for worker in WORKERS if worker != alone]
-    assert give_up({worker: [alone] for worker in others}) == {alone}
-    assert give_up({alone: others}) == {alone}
-    assert give_up({}) == set()
+    assert give_up({worker: [alone] for worker in others}, MANY) == {alone}
+    assert give_up({alone: others}, MANY) == {alone}
+    assert give_up({}, MANY) == set()
 
 
 @given(COMPLAINTS)
 def test_afterwards_everybody_reaches_everybody(complaints):
     complaints = {worker: [o for o in others if o != worker] for worker, others in complaints.items()}
-    lost = give_up(complaints)
+    lost = give_up(complaints, MANY)
     assert all(worker in lost or other in lost for worker, others in complaints.items() for other in others)
     assert lost <= {w for worker, others in complaints.items() for w in (worker, *others) if others}
+
+
+def test_the_fewest_leave_whatever_their_rank():
+    one, two = [Worker(1, s) for s in range(2)], [Worker(d, s) for d in (2, 3) for s in range(2)]
+    assert give_up(dict.fromkeys(two, one), WORKERS + two) == set(one)
+
+
+def test_the_last_worker_of_a_stage_never_leaves():
+    cut = {Worker(0, 0): [Worker(1, 0)]}
+    assert give_up(cut, [Worker(0, 0), Worker(1, 0), Worker(0, 1)]) == {Worker(1, 0)}
+    lonely = {Worker(0, 0): [Worker(1, 1)]}
+    assert give_up(lonely, [Worker(0, 0), Worker(0, 1), Worker(1, 1)]) == {Worker(1, 1)}
+    assert give_up(lonely, [Worker(0, 0), Worker(1, 1)]) == set()
+
+
+def test_two_large_nodes_that_cannot_reach_each_other_are_decided_at_once():
+    one, two = ([Worker(d, s) for d in range(k, k + 8) for s in range(8)] for k in (0, 8))
+    assert give_up(dict.fromkeys(one, two), one + two) == set(two)

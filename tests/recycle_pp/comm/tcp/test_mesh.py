@@ -3,12 +3,14 @@
 import json
 import socket
 import threading
+import time
 
 import pytest
 import torch
 
 from recycle_pp.comm.tcp.connection import ConnectionLost
 from recycle_pp.comm.tcp.mesh import HELLO, SECRET, Mesh
+from recycle_pp.comm.tcp.reachability import Reachability
 from recycle_pp.comm.waiting import Generation, LinkBroken, Pool
 
 pytestmark = pytest.mark.timeout(60)
@@ -61,11 +63,36 @@ def test_who_does_not_know_the_secret_is_hung_up_on(meshes):
     link(meshes)  # none of them took a member's place
 
 
-def test_a_member_that_has_died_is_a_failed_link(meshes):
-    meshes[0].close()
-    meshes[1].link({0: meshes[0].address})
-    job = meshes[1].linked(0)
-    assert job.wait(10) and isinstance(job.error, ConnectionLost)
+def test_a_member_that_refuses_connections_is_tried_until_it_accepts_and_the_time_is_counted(meshes):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    cut = threading.Event()
+    reachability = Reachability(1.0, lambda ranks: cut.set() if ranks == [0] else None)
+    made = [Mesh(1, 4, "127.0.0.1", Pool(), reachability) for _ in range(2)]
+    host, _, secret = json.loads(meshes[0].address)
+    begun = time.monotonic()
+    for mesh in made:  # the second replaces the first, as renewed links do: the time goes on
+        mesh.link({0: json.dumps([host, port, secret]).encode()})
+        job = mesh.linked(0)
+        assert not job.wait(0.7)
+        mesh.close()
+    assert cut.wait(5) and 0.9 < time.monotonic() - begun < 3
+    last = Mesh(1, 4, "127.0.0.1", Pool(), reachability)
+    last.link({0: meshes[0].address})
+    assert last.linked(0).wait(10) and reachability.failing(0) == 0
+    last.close()
+
+
+def test_a_thousand_idle_connections_cost_no_thread_and_no_member_its_place(meshes):
+    host, port, _ = json.loads(meshes[0].address)
+    before = threading.active_count()
+    idle = [socket.create_connection((host, port), 10) for _ in range(500)]
+    idle += [socket.create_connection((host, port), 10) for _ in range(300)]
+    assert threading.active_count() == before
+    assert len(meshes[0]._strangers) <= 128
+    link(meshes)
+    for sock in idle:
+        sock.close()
 
 
 def test_a_generation_that_ends_before_a_connection_stands_does_not_make_it_stand(meshes):

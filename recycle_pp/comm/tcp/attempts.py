@@ -1,0 +1,70 @@
+"""Repeated attempts to connect to one address, `EVERY` seconds apart, in parallel.
+
+    attempts = Attempts(selector, ("10.0.0.2", 4711), reached)   # reached(sock): called for each connection made
+    attempts.look(now)       # often: starts the next attempt when it is due, ends those that take too long
+    attempts.close()
+
+One lost packet delays a connection by a second or more. A new attempt meanwhile costs nothing, and several that fail
+for long are proof that the network is cut. All methods, and `reached`, run in the thread that owns the selector.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+EVERY = 0.3  # seconds between two attempts
+LONGEST = 3.0  # seconds for one attempt
+
+
+class Attempts:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        address: tuple[str, int],
+        reached: Callable[[socket.socket], None],
+    ) -> None:
+        """address: numeric. reached: gets a non-blocking socket, which is its own from then on."""
+        self._selector, self._address, self._reached = selector, address, reached
+        self._begun: dict[socket.socket, float] = {}  # attempts under way
+        self._last = float("-inf")
+
+    def look(self, now: float) -> None:
+        for sock in [sock for sock, begun in self._begun.items() if now - begun > LONGEST]:
+            self._end(sock).close()
+        if now - self._last >= EVERY:
+            self._last = now
+            with suppress(OSError):  # no descriptor is left: this attempt has failed
+                self._start(now)
+
+    def close(self) -> None:
+        for sock in list(self._begun):
+            self._end(sock).close()
+
+    def _start(self, now: float) -> None:
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        if sock.connect_ex(self._address) not in (0, errno.EINPROGRESS):
+            sock.close()
+            return
+        self._begun[sock] = now
+        self._selector.register(sock, selectors.EVENT_WRITE, partial(self._finish, sock))
+
+    def _finish(self, sock: socket.socket) -> None:
+        if sock not in self._begun:  # ended by an event of the same moment
+            return
+        self._end(sock)
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            sock.close()
+        else:
+            self._reached(sock)
+
+    def _end(self, sock: socket.socket) -> socket.socket:
+        del self._begun[sock]
+        self._selector.unregister(sock)
+        return sock

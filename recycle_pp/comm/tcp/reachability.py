@@ -1,0 +1,55 @@
+"""For how long attempts to connect to each member have failed. It outlives meshes, so renewed links restart no clock.
+
+    reachability = Reachability(patience=10.0, report)      # report(ranks): attempts have failed for `patience` seconds
+    reachability.fails(2, 0.1)       # attempts to reach member 2 were under way for 0.1 s more, and failed
+    reachability.reached(2)          # one has succeeded: from zero
+    reachability.keep({1, 3})        # the others are not members any more
+    reachability.look(now)           # reports, and once a second again as long as it stays so
+
+Only time with attempts counts. A process that was suspended, or waited for addresses, proves nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Collection
+
+AGAIN = 1.0  # seconds between two reports of the same members
+
+
+class Reachability:
+    """Any thread. patience: seconds; None: nothing is ever reported."""
+
+    def __init__(self, patience: float | None = None, report: Callable[[list[int]], None] = lambda ranks: None) -> None:
+        self._patience, self._report = math.inf if patience is None else patience, report
+        self._lock = threading.Lock()
+        self._failing: dict[int, float] = {}
+        self._reported: tuple[list[int], float] = ([], -math.inf)  # whom, and when
+
+    def failing(self, rank: int) -> float:
+        """Seconds."""
+        with self._lock:
+            return self._failing.get(rank, 0.0)
+
+    def fails(self, rank: int, seconds: float) -> None:
+        with self._lock:
+            self._failing[rank] = self._failing.get(rank, 0.0) + seconds
+
+    def reached(self, rank: int) -> None:
+        with self._lock:
+            self._failing.pop(rank, None)
+
+    def keep(self, ranks: Collection[int]) -> None:
+        with self._lock:
+            self._failing = {rank: seconds for rank, seconds in self._failing.items() if rank in ranks}
+
+    def look(self, now: float) -> None:
+        with self._lock:
+            cut = sorted(rank for rank, seconds in self._failing.items() if seconds >= self._patience)
+            before, at = self._reported
+            due = bool(cut) and (cut != before or now - at >= AGAIN)
+            if due:
+                self._reported = cut, now
+        if due:
+            self._report(cut)

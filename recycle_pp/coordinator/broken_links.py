@@ -1,0 +1,62 @@
+"""Links between workers that break though both ends live: they are made again, or one of the two ends leaves.
+
+links = BrokenLinks(context, driver, deaths)
+links.broken(rank, message)             # a connection broke: after a moment all links are made again
+links.unreachable(rank, message)        # attempts to connect have failed for control.suspicion: the link is cut
+"""
+
+from __future__ import annotations
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.partition_resolution import give_up
+from recycle_pp.wire.messages.workers import Broken, Unreachable
+
+from .context import Context
+from .deaths import Deaths
+from .driver import Driver
+from .ranks import Rank
+
+_BROKEN_SECONDS = 0.5  # after which a link is made again, if no worker has died
+_OTHER_END_SECONDS = 0.3  # between the first report of a cut link and the decision: the other end reports it, too
+
+
+class BrokenLinks:
+    def __init__(self, context: Context, driver: Driver, deaths: Deaths) -> None:
+        self._roster, self._timers, self._lifecycle = context.roster, context.timers, context.lifecycle
+        self._recorder, self._driver, self._deaths = context.recorder, driver, deaths
+        self._unreachable: dict[Worker, list[Worker]] = {}  # since the last decision, by the worker that reports it
+        self._told: dict[Worker, list[Worker]] = {}  # why the job waits
+
+    def broken(self, rank: Rank, message: Broken) -> None:
+        self._timers.after(_BROKEN_SECONDS, self._renew, message.generation)
+
+    def unreachable(self, rank: Rank, message: Unreachable) -> None:
+        if not self._unreachable:
+            self._timers.after(_OTHER_END_SECONDS, self._decide)
+        self._unreachable[rank.role] = message.workers
+
+    def _renew(self, generation: int) -> None:
+        """The same members make their links again, unless a death or a decision has begun another generation."""
+        if generation == self._driver.job.generation:
+            self._driver.drive(self._driver.job.regroup)
+
+    def _decide(self) -> None:
+        """The fewest workers leave. The last worker of a stage never does: then the job waits for the network."""
+        live = self._driver.job.live
+        cut = {w: [o for o in others if o in live] for w, others in self._unreachable.items() if w in live}
+        cut = {worker: others for worker, others in cut.items() if others}
+        self._unreachable = {}
+        if self._lifecycle.over or not cut:
+            return
+        lost = give_up(cut, live)
+        for rank in self._roster:
+            if rank.role in lost and rank.alive:
+                self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
+        if not lost and cut != self._told:
+            self._told = cut
+            worker, (other, *_) = min(cut.items())
+            self._recorder.say(
+                f"workers {worker} and {other} cannot connect to each other, and a stage would be lost with either; "
+                "the job waits for the network between them"
+            )
