@@ -84,10 +84,10 @@ def _for_run() -> int:
 
 
 class ProgressLine:
-    """A line on stderr that is written over on a terminal, else a line every ten seconds."""
+    """A line on stderr that is written over on a terminal, else a line every four seconds."""
 
     def __init__(self, terminal: bool):
-        self._terminal, self._seconds = terminal, 0.5 if terminal else 10.0
+        self._terminal, self._seconds = terminal, 0.5 if terminal else 4.0
         self._begun = self._next = time.monotonic()
         self._shown = False
 

@@ -28,6 +28,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.supervisor.dismissal import dismiss
 from recycle_pp.supervisor.supervisor import supervise
+from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.events import plural
 from recycle_pp.telemetry.failure import record_failure, refuse
 from recycle_pp.telemetry.heartbeat import address_of, refuse_running
@@ -54,11 +55,15 @@ def main(arguments: list[str]) -> int:
             return 0
         if (job := find_place(_with_address(arguments))) is not None:
             return asyncio.run(supervise(launch, job, joins=True))
+        if launch.local_rank == 0:
+            startup.begin("imports what reads the configuration")
         settings, run, address, complete, node = prepare(launch, arguments)
         if complete:
+            startup.end()
             print(f"recycle_pp: {complete}", flush=True)
             asyncio.run(dismiss(launch, address, complete))
     except ValueError as error:
+        startup.end()
         return refuse(str(error), launch.local_rank)
     code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
@@ -95,6 +100,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         return Prepared()
     from recycle_pp.config.compose import compose
 
+    startup.goes_on("reads the configuration")
     settings = compose(arguments)
     address = node = None
     if not launch.one_node or settings.control.address is not None:
@@ -117,6 +123,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     validate(settings, launch.world)
     refuse_missing(settings)
     refuse_running(folder)
+    startup.goes_on(f"looks for checkpoints in {folder.path}")
     done = _steps_done(folder) if settings.run.resume else 0
     if done >= settings.run.steps:
         complete = f"run.dir={folder.path} has done {plural(done, 'step')}, and run.steps is {settings.run.steps}"
@@ -124,7 +131,9 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
             raise ValueError(f"{complete}: raise it to go on")
         settings.run.steps = done  # which an export takes, if the one at the run's end has failed
         return Prepared(settings, folder, address, f"the run is complete: {complete}", node)
+    startup.goes_on("prepares the data")
     prepare_data(settings, launch.world)
+    startup.goes_on("plans the stages")
     anew = settings.run.resume == "auto"
     settings.run.resume = settings.run.resume is True or done > 0
     if settings.model.split == "auto":
@@ -135,7 +144,9 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         from recycle_pp.coordinator.machine import memory_of_a_worker
 
         settings.parallel.memory = memory_of_a_worker(settings.run.device)
+    startup.goes_on(f"makes the run folder {settings.run.dir}")
     run = RunFolder.create(settings, done, anew)
+    startup.goes_on("imports what coordinates the job")
     if settings.run.resume:
         print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return Prepared(settings, run, address, node=node)

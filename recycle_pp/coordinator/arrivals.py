@@ -1,17 +1,22 @@
-"""Says every 10 s which ranks a job still waits for at its start, and ends it when they do not come.
+"""Says every few seconds what the start of a job waits for, until its first step is done.
 
-await until_all_have_come(roster, world=12, say=recorder.say, stop=lifecycle.stop)
+    await until_all_have_come(roster, world=12, say=recorder.say, stop=lifecycle.stop)      # the supervisors
+    await until_first_step(starting, say=recorder.say)                                      # their workers
+
+A job whose supervisors do not come ends after `LIMIT` seconds. How long workers may take is for `watch.py` to judge.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-SECONDS = 10.0
+SECONDS = 4.0  # between two lines
+LOOK_SECONDS = 0.05
 LIMIT = 600.0  # seconds: nodes of a cluster do not start together
+GROUPS = 4  # of workers that do the same, in one line
 
 
 class Ranks(Protocol):
@@ -23,14 +28,26 @@ class Ranks(Protocol):
     def __contains__(self, rank: int, /) -> bool: ...
 
 
+class Starting(NamedTuple):
+    """A worker before its first step is done: "1.2", its rank, its host, what it does in words."""
+
+    worker: str
+    rank: int
+    host: str
+    doing: str
+
+
 async def until_all_have_come(
     roster: Ranks, world: int, say: Callable[[str], None], stop: Callable[[str], None]
 ) -> None:
     """Returns when all supervisors have come once. stop(reason): some have not, in `LIMIT` seconds."""
     loop = asyncio.get_running_loop()
-    begun = loop.time()
+    begun = due = loop.time()
     while not roster.complete:
-        await asyncio.sleep(SECONDS)
+        if loop.time() < due + SECONDS:
+            await asyncio.sleep(LOOK_SECONDS)
+            continue
+        due += SECONDS
         missing = [number for number in range(world) if number not in roster]
         seconds = loop.time() - begun
         if missing and seconds >= LIMIT:
@@ -40,9 +57,39 @@ async def until_all_have_come(
             say(f"waits for {in_words(missing)}: not there after {seconds:.0f} s; their nodes' output says why")
 
 
+async def until_first_step(starting: Callable[[], list[Starting] | None], say: Callable[[str], None]) -> None:
+    """Returns when starting() is None: the first step is done. An empty list: nothing is known of the workers yet."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while True:
+        await asyncio.sleep(SECONDS)
+        workers = starting()
+        if workers is None:
+            return
+        say(f"{loop.time() - begun:.0f} s: {activities(workers) or 'workers are started'}")
+
+
+def activities(workers: Iterable[Starting]) -> str:
+    """What workers do, those that do the same together, the fewest first: "import torch: 1.2 (rank 6) on host3"."""
+    groups: dict[tuple[str, str], list[Starting]] = {}
+    for of in workers:
+        groups.setdefault((of.doing, of.host), []).append(of)
+    shown = sorted(groups.items(), key=lambda item: len(item[1]))
+    texts = [
+        f"{doing}: {_names([of.worker for of in those])} ({in_words([of.rank for of in those])}) on {host}"
+        for (doing, host), those in shown[:GROUPS]
+    ]
+    rest = sum(len(those) for _, those in shown[GROUPS:])
+    return "; ".join(texts + ([f"and {rest} other workers"] if rest else []))
+
+
 def in_words(ranks: Collection[int]) -> str:
     """[4, 5, 6, 9] as "ranks 4 to 6 and 9"."""
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])]
     texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     text = " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+
+
+def _names(workers: list[str]) -> str:
+    return f"workers {', '.join(workers)}" if len(workers) < 7 else f"{len(workers)} workers"

@@ -32,7 +32,7 @@ from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, Exit
 
-from .arrivals import until_all_have_come
+from .arrivals import Starting, until_all_have_come, until_first_step
 from .checkpoints import Saving, Whole
 from .context import Context
 from .deaths import Deaths
@@ -94,7 +94,7 @@ class Coordinator:
     async def run(self) -> int:
         """Blocks until the job is finished or has to stop; its exit code."""
         watch = asyncio.create_task(self._watch_workers())
-        arrivals = asyncio.create_task(until_all_have_come(self._roster, self._world, self._recorder.say, self.stop))
+        arrivals = asyncio.create_task(self._say_who_is_awaited())
         code = await self._lifecycle.ended()
         watch.cancel()
         arrivals.cancel()
@@ -180,6 +180,23 @@ class Coordinator:
             async for message in peer.listen(FROM_WORKER):
                 self._workers.hear(rank, hello.incarnation, message)
             self._workers.lost(rank, hello.incarnation)
+
+    # -- the start ---------------------------------------------------------------------------------------------
+
+    async def _say_who_is_awaited(self) -> None:
+        await until_all_have_come(self._roster, self._world, self._recorder.say, self.stop)
+        await until_first_step(self._starting, self._recorder.say)
+
+    def _starting(self) -> list[Starting] | None:
+        """The workers that the first step waits for; None if it is done."""
+        job = self._driver.job
+        if self._lifecycle.over or job.committed >= job.first_step:
+            return None
+        awaited = [rank for rank in self._roster if rank.alive and (job.started or rank.role not in job.live)]
+        return [
+            Starting(str(rank.role), rank.number, rank.host or "?", self._watch.start_in_words(rank))
+            for rank in awaited
+        ]
 
     # -- the watch ---------------------------------------------------------------------------------------------
 

@@ -94,6 +94,13 @@ class Watch:
         if known is not None and number is not None and known.delivered[0] != number:
             known.delivered = number, time.monotonic()
 
+    def start_in_words(self, rank: Rank) -> str:
+        """What the worker of this rank does, while its job starts."""
+        known = self._known.get(rank.number)
+        if known is None or known.signs.incarnation != rank.incarnation:
+            return Activity().at_start()
+        return known.signs.activity.at_start()
+
     def stacks(self, rank: Rank, message: Stacks) -> None:
         step, _ = self._reports
         self._later(self._write, f"{_name(step)}-{rank.role}.txt", message.text)

@@ -30,6 +30,10 @@ class Doing:
         self._done: set[str] = set()  # kinds of ops that it has completed: the next one compiles nothing
         self._awaited: tuple[int, Arrived] | None = None  # one object: other threads read it
 
+    def starts(self, what: str) -> None:
+        """A part of its start: see `Activity.what`."""
+        self._say(Activity("starts", what))
+
     def works(self, what: str, step: int, microbatch: MicroBatch | None = None) -> None:
         self._awaited = None
         self._say(Activity("works", what, step, microbatch, None, what in COMPILED and what not in self._done))

@@ -169,9 +169,12 @@ class Process:
         session.start()  # before all that takes long: the coordinator may be lost meanwhile
 
         try:
-            stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir)
+            self._doing.starts("model")
+            stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir, self._doing)
+            self._doing.starts("data")
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
             if welcome.resume:
+                self._doing.starts("state")
                 path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
                 if isinstance(optimizer, ShardedOptimizer):
@@ -211,6 +214,7 @@ class Process:
             session.donate = donations.asked
             joining = Joining(optimizer, stage.gradients, participant, self._spec.token, self._interface, faults.strike)
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
+        self._doing.starts("ready")
         session.diary.note(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
         session.send(
             Ready(
@@ -302,7 +306,7 @@ def _commits(
 
 
 def _stage(
-    settings: Settings, stage: int, device: torch.device, run_dir: str
+    settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing
 ) -> tuple[Stage, StageOptimizer | ShardedOptimizer]:
     """On a GPU everything is compiled with it: that is long, and nobody waits yet but the lease of the start."""
     if settings.emulate.mode:
@@ -311,6 +315,7 @@ def _stage(
     real = Stage(settings, stage, device, run_dir)
     optimizer = ShardedOptimizer(settings, real) if settings.parallel.copies else StageOptimizer(settings, real)
     if device.type == "cuda":
+        doing.starts("kernels")
         real.warm()
         optimizer.warm()
     if settings.data.document_mask and not settings.model.own:

@@ -4,13 +4,15 @@
     peer, address = await find_coordinator(launch, hello, Address(...))      # of another node
     why(error)                                                               # an OSError of it in words
 
-Nodes of a cluster do not start together: every 10 s the node's first rank says for whom it waits, and why. For whom the
-coordinator itself waits says `coordinator.arrivals`.
+Nodes of a cluster do not start together: every 4 s the node's first rank says for whom it waits, and why. For whom the
+coordinator itself waits says `coordinator.arrivals`. On one node rank 0 speaks, unless no launcher is known to have
+started it: then every rank does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import time
@@ -20,7 +22,7 @@ from recycle_pp.wire.launch import Address, Launch, find
 from recycle_pp.wire.messages.handshake import SupervisorHello
 
 JOIN_SECONDS = 600.0  # for the coordinator to appear
-SAY_SECONDS = 10.0  # between two lines of a node that waits
+SAY_SECONDS = 4.0  # between two lines of a node that waits
 
 
 async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Address | None) -> tuple[Peer, Address]:
@@ -39,7 +41,7 @@ async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Addr
                 return await connect(place.host, place.port, place.token, hello), place
             except OSError as failure:
                 error = failure
-            waiting.say(f"{place.host}:{place.port}", error)
+        waiting.say(f"{place.host}:{place.port}" if place is not None else "", error)
         if loop.time() > deadline:
             raise error
         await asyncio.sleep(0.02 if address is None else 0.2)
@@ -55,9 +57,18 @@ class Waiting:
     def say(self, where: str, error: OSError) -> None:
         """Prints, now and then. where: HOST:PORT of the coordinator; error: of the last try to reach it."""
         now = time.monotonic()
-        if self._launch.local_rank > 0 or self._launch.one_node or now < self._said + SAY_SECONDS:
+        rank_0_speaks = self._launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
+        if rank_0_speaks or now < self._said + SAY_SECONDS:
             return
         self._said = now
+        if self._launch.one_node:
+            print(
+                f"recycle_pp: rank {self._launch.rank} has waited {now - self._begun:.0f} s for rank 0 of this machine",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            return
+        if self._launch.local_rank > 0:
+            return
         node = f"node {self._launch.agent} ({socket.gethostname()})"
         print(
             f"recycle_pp: {node} has waited {now - self._begun:.0f} s for rank 0's node at {where}: {why(error)}",

@@ -33,6 +33,7 @@ from recycle_pp.consensus.agreement import PLANNING, LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
 from recycle_pp.consensus.refusal import REFUSED
+from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -99,6 +100,7 @@ async def supervise(
             try:
                 address = await supervisor.found(address, settings, run)
             except ValueError as error:
+                startup.end()
                 run.unmake()
                 return refuse(str(error))
         return await supervisor.run(address)
@@ -147,6 +149,7 @@ class Supervisor:
     async def found(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
         """Rank 0, at the start: coordinates, and lets the others find it; ValueError where it cannot."""
         wanted = address or Address("127.0.0.1", 0, new_token())
+        startup.goes_on("imports what coordinates the job")
         try:
             await self._listen(wanted.host, wanted.port, wanted.token)
         except OSError as error:
@@ -160,6 +163,7 @@ class Supervisor:
             await self._leadership.found(self._launch.rank, agreement)
         except LostMajority as lost:
             raise ValueError(str(lost)) from lost
+        startup.end()
         bound = Address(self._place.host, self._place.port, wanted.token)
         if self._launch.one_node and self._launch.world > 1:
             publish(self._launch, bound)
@@ -167,6 +171,7 @@ class Supervisor:
 
     async def run(self, address: Address | None, entered: Entered | None = None) -> int:
         """entered: of a newcomer, its connection to a job that runs already."""
+        startup.end()
         self._shutdown.listen()
         serving = asyncio.create_task(self._serve(address, entered))
         await asyncio.wait({serving, self._shutdown.signal}, return_when=asyncio.FIRST_COMPLETED)

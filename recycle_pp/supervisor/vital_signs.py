@@ -23,7 +23,7 @@ from recycle_pp.wire.messages.supervisors import Signs
 
 _KINDS = ("starts", "works", "device", "waits")
 _WHATS = ("", "F", "I", "W", "B", "O", "R", "V", "data", "checkpoint", "send", "turn", "tensor", "sum", "copy", "links",
-          "commit", "orders", "plan")  # fmt: skip
+          "commit", "orders", "plan", "model", "state", "kernels", "ready")  # fmt: skip
 _KIND, _WHAT = ({name: code for code, name in enumerate(names)} for names in (_KINDS, _WHATS))
 _NOBODY = (-1, -1)
 _ENTRY = struct.Struct("<QdBB?5iQ")  # number, since, kind, what, first, step, micro-batch, peer, number again

@@ -1,10 +1,16 @@
 """How a job starts under real torchrun agents: every rank finds the others, or each node says why not."""
 
+import os
 import subprocess
+import sys
 import time
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.testing.ports import free_ports
 
 from .launched import TOKEN, Launched
@@ -62,9 +68,6 @@ def test_nodes_may_have_addresses_and_interfaces_of_their_own(tmp_path):
 
 
 def test_a_rank_outside_of_its_job_is_refused_at_once():
-    import os
-    import sys
-
     variables = {"RANK": "5", "WORLD_SIZE": "2", "RECYCLE_TOKEN": TOKEN}
     begun = time.monotonic()
     done = subprocess.run(
@@ -75,3 +78,58 @@ def test_a_rank_outside_of_its_job_is_refused_at_once():
     assert done.stderr.splitlines() == [done.stderr.strip()]
     assert "RANK=5 LOCAL_RANK=5 LOCAL_WORLD_SIZE=2 cannot be in a job of WORLD_SIZE=2" in done.stderr
     assert time.monotonic() - begun < 10
+
+
+SLOW = """
+import os, sys, time
+
+class Slow:
+    '''A disk that is cold: the first import of each of these takes its time.'''
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def find_spec(self, name, path=None, target=None):
+        if self.seconds.get(name, 0):
+            time.sleep(self.seconds.pop(name))
+
+if os.environ.get("RANK"):
+    late = os.environ["RANK"] == "1" and "worker" in " ".join(sys.orig_argv)
+    sys.meta_path.insert(0, Slow({"hydra": 9, "torch": 14 if late else 0}))
+"""
+
+
+def test_no_start_is_silent_for_more_than_five_seconds(tmp_path):
+    """Rank 0 imports hydra for 9 s, and worker 0.1 torch for 14 s."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    command = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=2", "-m", "recycle_pp.train", "model=tiny"]
+    command += ["parallel.pipelines=1", "parallel.stages=2", "run.steps=2", "run.validate_every=0", "run.standby=off"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    said = []
+    with subprocess.Popen(
+        [*command, f"run.dir={tmp_path / 'run'}"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, preexec_fn=partial(die_with_parent, os.getpid()),
+    ) as job:  # fmt: skip
+        for line in job.stdout:
+            said.append((time.monotonic(), line.rstrip()))
+    text = "\n".join(line for _, line in said)
+    assert job.returncode == 0, text
+    first = next(i for i, (_, line) in enumerate(said) if line.startswith("recycle_pp:"))
+    last = next(i for i, (_, line) in enumerate(said) if line.lstrip("█░ ").startswith("step "))
+    gaps = [b[0] - a[0] for a, b in pairwise(said[first : last + 1])]
+    assert max(gaps) < 5.5, text
+    assert "recycle_pp: reads the configuration (4 s)" in text
+    assert "import torch: workers 0.1 (rank 1) on " in text
+
+
+def test_a_rank_whose_first_rank_never_comes_says_so(tmp_path):
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(free_ports())}
+    environment = {key: value for key, value in os.environ.items() if key != "TORCHELASTIC_RUN_ID"} | variables
+    with subprocess.Popen(
+        [sys.executable, "-m", "recycle_pp.train"], env=environment, stderr=subprocess.PIPE, text=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    ) as job:  # fmt: skip
+        try:
+            assert job.stderr.readline().startswith("recycle_pp: rank 1 has waited 4 s for rank 0 of this machine")
+        finally:
+            job.kill()

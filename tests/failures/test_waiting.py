@@ -114,5 +114,5 @@ def test_under_torchrun_a_node_without_a_token_says_so_last_and_the_others_for_w
         sentence = "a job on several nodes, or with control.address, needs its secret in the environment"
         assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "one rank speaks"
         assert f"traceback : {sentence}" in job.output(1)
-        job.wait_until(lambda: "waits for ranks 2 to 3: not there after 10 s" in job.output(0), "sentence", 60)
+        job.wait_until(lambda: "waits for ranks 2 to 3: not there after 4 s" in job.output(0), "sentence", 60)
         assert isinstance(job.agents[0], subprocess.Popen) and job.agents[0].poll() is None

@@ -18,6 +18,7 @@ class Activity(NamedTuple):
     kind    starts | works | device (an op waits for the device) | waits
     what    the op: F, I, W, B, O (optimizer), R (the stage's sum, of its own part), V (validation), data, checkpoint,
             send, turn (from one op to the next);
+            while it starts: model, data, state (a checkpoint's), kernels, ready, "" before that;
             or what it waits for: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
     peer    whom it waits for, where that is one worker
     first   it has not completed such an op yet, and may have to compile it
@@ -30,6 +31,12 @@ class Activity(NamedTuple):
     peer: tuple[int, int] | None = None  # the worker W(d, s)
     first: bool = False
 
+    def at_start(self) -> str:
+        """As a user reads it while the job starts: "builds the model", "F of micro-batch 0.1 in step 0, compiling"."""
+        if self.kind == "starts":
+            return _STARTS.get(self.what, self.what)
+        return f"{self}, compiling what it needs" if self.first else str(self)
+
     def __str__(self) -> str:
         if self.kind == "starts":
             return "its start"
@@ -40,6 +47,14 @@ class Activity(NamedTuple):
         return f"the wait for {text}" if self.kind == "waits" else text
 
 
+_STARTS = {
+    "": "import torch",
+    "model": "build the model",
+    "data": "read the data",
+    "state": "load the checkpoint",
+    "kernels": "compile kernels",
+    "ready": "ready, waiting for the others",
+}
 _WORDS = {
     "R": "the sum of its gradients",
     "O": "the optimizer",
