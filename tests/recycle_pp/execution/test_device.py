@@ -9,6 +9,7 @@ import torch
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.execution import device, worker
+from recycle_pp.execution.activity import Doing
 from recycle_pp.execution.device import backend_for, choose, notes, platform
 from recycle_pp.numerics import torch_operations as reference
 from recycle_pp.numerics.backends import operations
@@ -162,7 +163,7 @@ def test_a_worker_compiles_everything_before_it_is_ready(chosen, warmed, monkeyp
 
     monkeypatch.setattr(worker, "Stage", fake("stage"))
     monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
-    worker._stage(Settings(), 0, chosen, "")
+    worker._stage(Settings(), 0, chosen, "", Doing())
     assert done == warmed
 
 
