@@ -111,6 +111,18 @@ def test_a_signal_to_torchrun_ends_with_128_and_its_number(number, code, tmp_pat
     assert "the newest checkpoint is" in job.printed(0)[-1]
 
 
+def test_run_in_process_torchrun_prints_the_sentence_last_and_returns_the_code_of_the_rank(tmp_path):
+    script = "import sys; from recycle_pp.supervisor.torchrun import run_torchrun; sys.exit(run_torchrun(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--nproc-per-node=2", "-m", "recycle_pp.train", *TWO, "run.stepz=3"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    sentence = "recycle_pp: run.stepz is no key of the configuration; did you mean run.steps?"
+    assert done.stderr.splitlines()[-1] == sentence
+    assert "Traceback" not in done.stderr
+
+
 def test_torchruns_error_file_is_what_torchs_own_record_writes(tmp_path, monkeypatch):
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 

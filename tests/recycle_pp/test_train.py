@@ -64,6 +64,11 @@ MISTAKES = [
     ),
     (["parallel.sharded=true", "emulate=sleep"], "parallel.sharded needs real compute"),
     (["parallel.optimizer_copies=-1"], "parallel.optimizer_copies must be at least 0"),
+    (
+        ["run.on_event=/no/such/command --flag"],
+        "run.on_event must be a shell command; /bin/sh finds no /no/such/command",
+    ),
+    (["run.on_event=nosuchcommand"], "run.on_event must be a shell command; /bin/sh finds no nosuchcommand"),
     (["control.address=somewhere"], "control.address must be HOST:PORT or null"),
     (["control.suspicion=0.1"], "control.suspicion must be above control.heartbeat = 0.5"),
     # shapes

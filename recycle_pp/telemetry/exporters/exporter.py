@@ -6,6 +6,8 @@ exporter.step(record); exporter.event(record); exporter.close()
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -73,13 +75,27 @@ def wanted(settings: Settings) -> dict[str, list[str]]:
 
 
 def refuse_missing(settings: Settings) -> None:
-    """ValueError, one sentence, where the package of an exporter is not installed."""
+    """ValueError, one sentence, if the package of an exporter is not installed or the command of run.on_event is not
+    found."""
+    if settings.run.on_event and (missing := _missing_command(settings.run.on_event)):
+        raise ValueError(
+            f"run.on_event must be a shell command; /bin/sh finds no {missing} on this machine: {settings.run.on_event}"
+        )
     for name in wanted(settings):
         if name in PACKAGES and find_spec(PACKAGES[name]) is None:
             raise ValueError(
                 f"log.{name} needs the package {PACKAGES[name]}, which is not installed: "
                 f"pip install 'recycle-pp[{name}]'"
             )
+
+
+def _missing_command(command: str) -> str:
+    """The command's first word, if it is a plain name or path that the shell does not find; else ""."""
+    first = command.split(maxsplit=1)[0] if command.strip() else ""
+    if not re.fullmatch(r"[\w./+-]+", first):
+        return ""  # an assignment, a quote, a subshell: for the shell to judge
+    found = subprocess.run(["/bin/sh", "-c", 'command -v -- "$1"', "sh", first], capture_output=True, check=False)
+    return first if found.returncode else ""
 
 
 def make(name: str, run: RunFolder, *arguments: str) -> Exporter:

@@ -1,0 +1,33 @@
+"""Runs torchrun in this process, for a command that starts a job: without the traceback of torchrun after a failure.
+
+    sys.exit(run_torchrun(["--nproc-per-node=4", "-m", "recycle_pp.train", "run.steps=60"]))
+
+If a rank ends with a code other than 0, torchrun's own command prints the traceback of its ChildFailedError, thirty
+lines after the sentence that says why. Here the sentence is the last line, and the exit code is that of the rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def run_torchrun(arguments: Sequence[str]) -> int:
+    """The exit code of the first rank that failed, 0 if none did; blocks until all ranks have ended.
+
+    Imports torch, which takes seconds. arguments: those of the command `torchrun`."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    try:
+        run(parse_args(list(arguments)))
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        message = failure.message
+        said = message.get("message", "") if isinstance(message, dict) else f"rank {rank}: {message}"
+        print(f"recycle_pp: {said}", file=sys.stderr, flush=True)
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as signalled:
+        return 128 + int(signalled.sigval)
+    return 0
