@@ -31,7 +31,7 @@ SHAPE = (
     "parallel.stages=2",
     "parallel.microbatches=4",
     "parallel.microbatch_size=4",
-    "run.validate_microbatches=4",
+    "run.validate_samples=32",
 )
 COLOURS = {"fp32": "#222222", "bf16": "#0072b2", "bf16, int32 sums": "#d55e00", "bf16-autocast": "#009e73"}
 AVERAGED = 10  # steps, in the picture

@@ -53,7 +53,7 @@ _AT_LEAST = (
         "run.respawns": 0,
         "run.seed": 0,
     }
-    | {"run.validate_every": 0, "run.validate_microbatches": 1}
+    | {"run.validate_every": 0, "run.validate_samples": 1, "run.validate_microbatches": 1}
     | {f"emulate.{kind}": 0 for kind in "FIWO"}
 )
 _ABOVE_ZERO: tuple[str, ...] = ("model.rope_theta", "model.norm_eps", "optimizer.lr", "optimizer.eps", "optimizer.clip")

@@ -32,6 +32,8 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     said = [f"{key} is no key any more: left out" for key in flat(before) if key not in known]
     if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
         old["numerics.precision"] = "bf16-autocast"  # what the name meant before there were other sums than int64
+    if "run.validate_samples" not in old:
+        old.pop("run.validate_microbatches", None)  # had a default of its own before there were samples
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}

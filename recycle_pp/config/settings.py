@@ -145,7 +145,8 @@ class Run:
     seed: int = 0  # of the initial weights, the order of the samples and the dropout
     device: str = "auto"  # auto | cpu | cuda
     validate_every: int = 20  # steps between validations; 0: never
-    validate_microbatches: int = 1  # per pipeline
+    validate_samples: int = 32  # held-out samples of a validation, the same in each; rounded up to whole micro-batches
+    validate_microbatches: int | None = None  # per pipeline, in place of validate_samples: depends on D
     on_event: str | None = None  # a shell command for every event, which gets it as JSON on its standard input
     sample_log: bool = False  # samples.jsonl: the samples that each step was trained on
 
@@ -205,6 +206,13 @@ class Settings:
     hang_at: list[str] = field(default_factory=list)  # STEP:D.S
     slow_at: list[str] = field(default_factory=list)  # STEP:D.S@FACTOR
     rejoin_at: list[str] = field(default_factory=list)  # STEP:D.S
+
+    @property
+    def validation_microbatches(self) -> int:
+        """Micro-batches of a validation, if so many are held out."""
+        if self.run.validate_microbatches is not None:
+            return self.run.validate_microbatches * self.parallel.pipelines
+        return -(-self.run.validate_samples // self.parallel.microbatch_size)
 
 
 FAULTS = ("fail_at", "hang_at", "slow_at", "rejoin_at")

@@ -17,6 +17,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import parse_size
 from recycle_pp.model.memory import room_for_tensors, stage_memory
 from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.validation import per_pass
 
 from .machine import gpu_memory
 
@@ -38,7 +39,7 @@ def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: 
         third=s.control.mismatch == "third",
         first_step=first_step,
         evaluate_every=s.run.validate_every,
-        evaluate_microbatches=min(s.run.validate_microbatches, s.parallel.microbatches),
+        evaluate_microbatches=per_pass(s.validation_microbatches, s.parallel.pipelines, s.parallel.microbatches),
         save_every=s.checkpoint.every,
         generation=generation,
         waiting=set(waiting),

@@ -24,8 +24,11 @@ Key = tuple[int, Tensor]  # (step, tensor)
 
 
 class Mailbox:
-    """comes: of what comes in by kind, F (activations) and B (gradients), the shapes and dtypes; problem shape
-    (D, P, M): makes tags unique."""
+    """Arguments:
+    comes     shapes and dtypes of what arrives, by kind: F (activations), B (gradients)
+    shape     (D, P, M) of the problem, for unique tags
+    held_out  micro-batches of a validation, for the same
+    """
 
     def __init__(
         self,
@@ -34,9 +37,12 @@ class Mailbox:
         device: torch.device,
         shape: tuple[int, int, int],
         log_on_host: bool = False,
+        held_out: int = 0,
     ) -> None:
         self.log = ReplayLog(log_on_host)
-        self._links, self._comes, self._device, self._shape = links, comes, device, shape
+        self._links, self._comes, self._device = links, comes, device
+        pipelines, self._stages, self._microbatches = shape
+        self._numbers = max(pipelines * self._microbatches, held_out)
         self._posted: dict[Key, tuple[Worker, Pending, torch.Tensor]] = {}
         self._received: dict[Key, Sequence[torch.Tensor]] = {}
 
@@ -49,9 +55,10 @@ class Mailbox:
         self._posted[step, tensor] = peer, *self.request(step, tensor, peer)
 
     def request(
-        self, step: int, tensor: Tensor, peer: Worker, validation: bool = False
+        self, step: int, tensor: Tensor, peer: Worker, validation: int | None = None
     ) -> tuple[Pending, torch.Tensor]:
-        """Posts a receive: (what to wait for, the buffer that it fills, to be opened with `open`)."""
+        """Posts a receive: (what to wait for, the buffer that it fills, to be opened with `open`). validation: number
+        of the held-out micro-batch."""
         buffer = room(self._comes[tensor[0]], self._device)
         return self._links.receive(buffer, peer, self._tag(step, tensor, validation)), buffer
 
@@ -83,7 +90,7 @@ class Mailbox:
         self.push(step, tensor, data, peer)
 
     def push(
-        self, step: int, tensor: Tensor, data: Sequence[torch.Tensor], peer: Worker, validation: bool = False
+        self, step: int, tensor: Tensor, data: Sequence[torch.Tensor], peer: Worker, validation: int | None = None
     ) -> None:
         self._links.send(pack(data), peer, self._tag(step, tensor, validation))
 
@@ -107,12 +114,12 @@ class Mailbox:
         """Of the one message that a worker sends another in a step about parameters that both their stages hold."""
         return self._tag_of(step, lane=3)
 
-    def _tag(self, step: int, tensor: Tensor, validation: bool) -> int:
-        kind, mb, stage = tensor
-        return self._tag_of(step, 2 if validation else ("F", "B").index(kind), mb, stage)
+    def _tag(self, step: int, tensor: Tensor, validation: int | None) -> int:
+        kind, (d, i), stage = tensor
+        if validation is not None:
+            return self._tag_of(step, 2, validation, stage)
+        return self._tag_of(step, ("F", "B").index(kind), d * self._microbatches + i, stage)
 
-    def _tag_of(self, step: int, lane: int, mb: tuple[int, int] = (0, 0), stage: int = 0) -> int:
+    def _tag_of(self, step: int, lane: int, number: int = 0, stage: int = 0) -> int:
         """Unique among the messages that can be under way in one generation: those of two steps, and a validation."""
-        pipelines, stages, microbatches = self._shape
-        d, i = mb
-        return (((step % 4) * 4 + lane) * pipelines * microbatches + d * microbatches + i) * stages + stage
+        return (((step % 4) * 4 + lane) * self._numbers + number) * self._stages + stage

@@ -1,20 +1,23 @@
-"""The held-out micro-batches through the live routes, forward only: val_loss.
+"""Forwards of the held-out micro-batches over the live routes; the mean of their losses is val_loss.
 
-Nothing of it is kept, so a death in it repeats it; no parameter changes while it runs.
+Nothing of a validation is kept and no parameter changes while it runs, so after a death it is run again as a whole, on
+the same micro-batches.
 """
 
 from __future__ import annotations
 
 import torch
-from recycle_schedules import Tensor, Worker
+from recycle_schedules import Worker
 from torch.profiler import record_function
 
 from recycle_pp.comm.links import Pending
+from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
+from recycle_pp.protocol.validation import numbered, per_pass
 from recycle_pp.wire.messages.workers import Evaluated
 
 from .injection import Injector
@@ -25,29 +28,30 @@ from .session import Session
 def validate(
     session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, faults: Injector, step: int
 ) -> None:
-    """Runs the plan's forwards; the last stage sends its losses to the coordinator. Raises Superseded, LinkBroken."""
-    posted: dict[Tensor, tuple[Worker, Pending, torch.Tensor]] = {}
-    made: dict[Tensor, list[torch.Tensor]] = {}
+    """Runs this worker's part of a validation with the parameters after `step`; the last stage sends its losses to the
+    coordinator. Raises Superseded, LinkBroken."""
+    posted: dict[int, tuple[Worker, Pending, torch.Tensor]] = {}  # by number of the micro-batch
+    made: dict[int, list[torch.Tensor]] = {}
     losses: dict[int, float] = {}
-    last = stage.settings.parallel.stages
+    parallel, last, total = stage.settings.parallel, stage.settings.parallel.stages, held_out(stage.settings, batches)
+    each = per_pass(stage.settings.validation_microbatches, parallel.pipelines, parallel.microbatches)
     actions = session.validation(orders)
     session.doing.waits("links", step)
     mailbox.connect(actions)
     session.doing.works("V", step)
-    for action in actions:
+    for number, action in numbered(actions, parallel.pipelines, each, total):
         session.check(orders)
         mb, peer = action.microbatch, action.peer
         assert mb is not None
         if peer is None:
-            g = mb[0] * stage.settings.parallel.microbatches + mb[1]
             batch = None
             if stage.module.reads:
-                inputs, labels = batches.validation(g)
+                inputs, labels = batches.validation(number)
                 batch = Batch(inputs, labels, more=batches.more(inputs))
             source: list[torch.Tensor] = []
             takes, makes = consumed_by("F", mb, stage.stage, last), made_by("F", mb, stage.stage, last)
             if takes:
-                giver, pending, buffer = posted.pop(takes)
+                giver, pending, buffer = posted.pop(number)
                 session.doing.waits("tensor", step, mb, giver, pending.arrived)
                 pending.wait()
                 source = mailbox.open(takes, buffer)
@@ -56,12 +60,17 @@ def validate(
                 output = stage.evaluate(batch, source)
             faults.strike("validation", step)
             if makes:
-                made[makes] = output
+                made[number] = output
             else:
-                losses[g] = float(output[0])
+                losses[number] = float(output[0])
         elif action.kind == "RECV_F":
-            posted[carried_by(action)] = peer, *mailbox.request(step, carried_by(action), peer, validation=True)
+            posted[number] = peer, *mailbox.request(step, carried_by(action), peer, validation=number)
         else:
-            mailbox.push(step, carried_by(action), made[carried_by(action)], peer, validation=True)
+            mailbox.push(step, carried_by(action), made.pop(number), peer, validation=number)
     if losses:
-        session.send(Evaluated(step, losses))
+        session.send(Evaluated(step, losses, total))
+
+
+def held_out(settings: Settings, batches: Batches) -> int:
+    """Micro-batches of a validation, the same on all workers. 1 if no data are held out: `batches` refuses it."""
+    return min(settings.validation_microbatches, max(1, batches.validations))

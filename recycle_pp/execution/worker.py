@@ -75,6 +75,7 @@ from .session import Session
 from .sharded_commits import ShardedCommits
 from .spans import Spans
 from .transports import transport_for
+from .validation import held_out
 
 _read_ahead: dict[str, Batches] = {}  # by the settings that say what to read
 NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages a second, however many workers
@@ -199,7 +200,8 @@ class Process:
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         shape = (pipelines, stages, settings.parallel.microbatches)
         comes = {"F": stage.module.takes, "B": [tensor for tensor in stage.module.gives if tensor.differentiable]}
-        mailbox = Mailbox(links, comes, device, shape, log_on_host=settings.state.log == "host")
+        on_host = settings.state.log == "host"
+        mailbox = Mailbox(links, comes, device, shape, on_host, held_out(settings, batches))
         commits = _commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 

@@ -78,7 +78,7 @@ class Job:
     third: bool = False  # the job goes on without who holds a wrong one (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
-    evaluate_microbatches: int = 1  # per pipeline
+    evaluate_microbatches: int = 1  # of each pipeline in one pass of a validation
     save_every: int = 0
     saving: bool = False  # a checkpoint is under way: another one is skipped, but for the last of the run
     save_now: bool = False  # the next commit brings a checkpoint
@@ -106,7 +106,7 @@ class Job:
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._base: int | None = None  # the newest generation that made links between all its members
         self._speculation = Speculation(self.stagger)
-        self._validation = Validation(self.problem.pipelines * self.evaluate_microbatches)
+        self._validation = Validation()
         self._wrong: dict[Worker, str] = {}  # members no more, and still alive: what is wrong with their state
         self._handlers: dict[type[Message], Callable[[Worker, Any], list[Send]]] = {
             Report: self._reported,
@@ -390,8 +390,8 @@ class Job:
         return every > 0 and ((step + 1) % every == 0 or step == self.steps - 1)
 
     def _evaluated(self, worker: Worker, message: Evaluated) -> list[Send]:
-        if worker in self.live and (loss := self._validation.counted(message)) is not None:
-            self._note("evaluated", step=message.step, val_loss=loss)
+        if worker in self.live and (found := self._validation.counted(message)) is not None:
+            self._note("evaluated", step=message.step, val_loss=found.loss, microbatches=found.microbatches)
             self._finish_if_complete()
         return []
 

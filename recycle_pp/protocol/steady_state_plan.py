@@ -25,7 +25,7 @@ Steps = Prepared  # what is run in every step, and in a validation
 
 
 class Steady:
-    """validation: micro-batches of a validation, per pipeline."""
+    """validation: micro-batches of each pipeline in one pass of a validation."""
 
     def __init__(self, planner: Planner, validation: int) -> None:
         self._store = PlanStore(validation, planner=planner)

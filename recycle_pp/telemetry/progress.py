@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, TextIO
 
 from .background import Unhurried
+from .events import plural
 
 _NUMBERS = {"loss": "loss {:.4f}", "val_loss": "val {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
 _BAR = 20  # characters
@@ -47,6 +48,8 @@ class Progress:
         for key, form in _NUMBERS.items():
             if record.get(key) is not None and not (first and key == "tokens_per_second"):
                 parts.append(form.format(record[key]))
+                if key == "val_loss" and record.get("val_samples") is not None:
+                    parts[-1] += f" ({plural(record['val_samples'], 'sample')})"
         parts.append(self._live(record))
         if self._seconds and done < self._steps:
             parts.append(f"ETA {duration((self._steps - done) * median(self._seconds))}")

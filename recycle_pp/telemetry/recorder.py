@@ -170,7 +170,8 @@ class Recorder:
         if kind == "committed":
             self._committed(note["commit"])
         elif kind == "evaluated":
-            self._write_line(val_loss=note["val_loss"])
+            samples = note["microbatches"] * self._settings.parallel.microbatch_size
+            self._write_line(val_loss=note["val_loss"], val_samples=samples)
         elif kind == "announced":
             if self._recovery:
                 self._recovery.announced(time.monotonic())

@@ -42,8 +42,14 @@ def _course(metrics: Sequence[Record]) -> str:
     if not losses:
         return "  no step is finished"
     text = f"  loss {losses[0][1]:.4f} in step {losses[0][0] + 1}, {losses[-1][1]:.4f} in step {losses[-1][0] + 1}"
-    held_out = [m["val_loss"] for m in metrics if m.get("val_loss") is not None]
-    return text + (f", {held_out[-1]:.4f} on held-out text" if held_out else "")
+    validated = [m for m in metrics if m.get("val_loss") is not None]
+    return text + (f", {_validation(validated[-1])}" if validated else "")
+
+
+def _validation(record: Record) -> str:
+    samples = record.get("val_samples")  # absent in runs of earlier versions
+    on = "held-out text" if samples is None else plural(samples, "held-out sample")
+    return f"{record['val_loss']:.4f} on {on}"
 
 
 def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record]) -> list[str]:

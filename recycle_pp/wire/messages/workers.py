@@ -368,10 +368,15 @@ class Vote(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Evaluated(Message, frozen=True):
-    """A validation is done here. losses: of its micro-batches that end at this worker, by global number."""
+    """A worker of the last stage has finished its part of a validation.
+
+    losses  by number of the held-out micro-batch: those that ended at this worker
+    total   held-out micro-batches of the whole validation
+    """
 
     step: int
     losses: dict[int, float]
+    total: int
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

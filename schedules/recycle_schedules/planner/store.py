@@ -46,7 +46,8 @@ class Prepared(NamedTuple):
 class PlanStore:
     """What has been planned, least recently used first out: MOST_PLANS at most.
 
-    forwards: micro-batches of a validation pass, per pipeline. most_bytes: of all that is kept, but for the newest."""
+    forwards: micro-batches of each pipeline in a validation pass.
+    most_bytes: of all that is kept, but for the newest."""
 
     def __init__(
         self, forwards: int = 0, most_bytes: int = 1 << 29, planner: Callable[[Problem], Plan] = make_plan

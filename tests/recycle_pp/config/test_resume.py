@@ -84,3 +84,12 @@ def test_keys_that_are_new_or_gone_since_then_are_no_traceback():
     old["run"]["steps"] = "many"
     with pytest.raises(ValueError, match=r"run\.steps must be a whole number"):
         take_up(["run.resume=true"], old)
+
+
+def test_a_run_from_before_there_were_validation_samples_gets_them():
+    old = before()
+    del old["run"]["validate_samples"]
+    old["run"]["validate_microbatches"] = 1
+    settings, _ = take_up(["run.resume=true"], old)
+    assert settings.validation_microbatches == 16
+    assert take_up(["run.resume=true", "run.validate_microbatches=2"], old)[0].validation_microbatches == 6

@@ -20,6 +20,7 @@ from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders, Participant
+from recycle_pp.protocol.validation import numbered
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import (
     Adopt,
@@ -284,7 +285,8 @@ class Node:
         yield lambda: orders.forward is not None or self._void(orders)
         self.check(orders)
         assert orders.forward is not None
-        for action in orders.forward:
+        pipelines, total = self.world.problem.pipelines, self.world.held_out
+        for number, action in numbered(orders.forward, pipelines, self.world.per_pass, total):
             self.check(orders)
             mb = action.microbatch
             assert mb is not None
@@ -293,17 +295,17 @@ class Node:
                 if takes:
                     sender = next(a.peer for a in orders.forward if a.kind == "RECV_F" and carried_by(a) == takes)
                     assert sender is not None
-                    yield from self.receive(orders, sender, ("validation", step, takes))
+                    yield from self.receive(orders, sender, ("validation", step, (number, takes)))
                 if me.applied != step:
                     self.world.fail(f"{me.worker} validates step {step} with parameters after step {me.applied}")
                 if not made_by("F", mb, me.worker.stage, stages):
-                    losses[mb[0] * self.world.problem.counts[0] + mb[1]] = 1.0
+                    losses[number] = 2.0**number
             elif action.kind == "SEND_F":
                 assert action.peer is not None
-                self.send(orders, action.peer, ("validation", step, carried_by(action)), step)
+                self.send(orders, action.peer, ("validation", step, (number, carried_by(action))), step)
             yield None
         if losses:
-            self.outbox.append(Evaluated(step, losses))
+            self.outbox.append(Evaluated(step, losses, total))
 
     def _await_turn(self, orders: Orders, step: int) -> Program:
         while step > self.me.committed + 1:

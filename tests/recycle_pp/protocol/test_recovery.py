@@ -33,6 +33,17 @@ def test_a_death_at_any_event_changes_nothing_but_who_works(shape, stagger, each
             assert world.job.committed == 1
 
 
+@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stagger", [False, True])
+@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
+def test_every_validation_has_all_its_held_out_micro_batches_whoever_dies_when(shape, stagger, each):
+    pipelines, stages, _ = shape
+    order = Order(shape, steps=2, stagger=stagger, evaluate_every=1)
+    for moment in range(0, order.run().events, each):
+        for victim in [Worker(d, s) for d in range(pipelines) for s in range(stages)]:
+            assert replace(order, faults=(Fault(moment, "kill", victim),)).run().evaluated == [0, 1]
+
+
 @pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("kind", ["kill", "orphan"])

@@ -124,6 +124,8 @@ class World:
         self.excused = False  # who had one died before it could vote: what it has sent stays
         self.stopped = False  # nobody could tell who was wrong
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
+        self.per_pass, self.held_out = 1, pipelines + 1  # of a validation: two passes, the second with one micro-batch
+        self.evaluated: list[int] = []  # steps whose validation is complete
         self.saved = 0  # steps done of the newest checkpoint
         self.restores = 0
         self.lost: int | None = None  # the stage for whose sake the job had to stop
@@ -341,6 +343,10 @@ class World:
             if note["event"] == "committed" and note["commit"].savers and self.save_every:
                 commit = note["commit"]
                 self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
+            elif note["event"] == "evaluated":
+                if note["microbatches"] != self.held_out or note["val_loss"] != (2**self.held_out - 1) / self.held_out:
+                    self.fail(f"the validation after step {note['step']} is not of all held-out micro-batches: {note}")
+                self.evaluated.append(note["step"])
             elif note["event"] == "mismatch":
                 self.mismatches.append(note["worker"])
                 self.found_at = self.events

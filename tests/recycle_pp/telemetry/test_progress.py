@@ -28,6 +28,12 @@ def test_plain_text_where_the_output_is_no_terminal():
     assert "\x1b" not in stream.getvalue()
 
 
+def test_a_validation_says_on_how_many_samples():
+    stream = io.StringIO()
+    Progress(steps=60, workers=12, stream=stream).step(RECORD | {"val_loss": 2.5, "val_samples": 32})
+    assert "  loss 2.3059  val 2.5000 (32 samples)  12 workers" in stream.getvalue()
+
+
 def test_colour_and_a_bar_on_a_terminal_unless_the_user_wants_none(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured, plain = Terminal(), Terminal()

@@ -15,7 +15,10 @@ from recycle_pp.telemetry.run_folder import RunFolder
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder.create(load({"run": {"dir": str(tmp_path / "runs" / "mine")}}))
-    steps = [{"step": step, "loss": 5.5 - step / 10, "val_loss": 3.0 if step == 29 else None} for step in range(30)]
+    steps = [
+        {"step": step, "loss": 5.5 - step / 10, "val_loss": 3.0 if step == 29 else None, "val_samples": 32}
+        for step in range(30)
+    ]
     run.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
     return run
 
@@ -52,7 +55,7 @@ def test_it_tells_of_a_death_the_loss_around_it_its_stall_and_what_was_redone(ru
         run.summary, {"steps": 30, "samples": 1080, "tokens": 69120, "wall_seconds": 12.34, "weights_sha256": "ab12"}
     )
     assert report(run).splitlines()[1:] == [
-        "  loss 5.5000 in step 1, 2.6000 in step 30, 3.0000 on held-out text",
+        "  loss 5.5000 in step 1, 2.6000 in step 30, 3.0000 on 32 held-out samples",
         "  after step 20: worker 1.2 died (killed by SIGKILL, a rehearsed failure): "
         "loss 3.6000 (step 20), 3.5000 (step 21), 3.4000 (step 22)",
         "    stalled 51 ms; 9 ops lost, 7 redone by peers",

@@ -12,7 +12,7 @@ from recycle_pp.telemetry.events import _WORDS
 
 DOCS = Path(__file__).parents[3] / "docs" / "run-folder.md"
 HEAD = {"time", "event", "step", "generation", "worker"}
-SOMETIMES = {"val_loss"}
+SOMETIMES = {"val_loss", "val_samples"}
 
 
 @pytest.fixture(scope="module")
