@@ -179,7 +179,7 @@ class Coordinator:
         if rank is not None:
             async for message in peer.listen(FROM_WORKER):
                 self._workers.hear(rank, hello.incarnation, message)
-            self._workers.lost(rank, hello.incarnation)
+            self._workers.lost(rank, hello.incarnation, peer)
 
     # -- the start ---------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Successor(Coordinator):
             self._discovery.supervisors.pop(number, None)
 
     async def _handle_worker(self, peer: Peer, hello: WorkerHello) -> None:
-        if hello.moved:
+        if hello.moved and not self._discovery.over.is_set():
             try:
                 state = await peer.recv(FROM_WORKER)
             except ChannelClosed:

@@ -7,10 +7,13 @@ supervisors.lost(number, peer)                  # the connection ended
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from recycle_pp.config.node_settings import first_difference
+from recycle_pp.consensus.process_identity import is_dead
+from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -22,6 +25,7 @@ from recycle_pp.wire.messages.supervisors import (
     NoPlace,
     Present,
     Redirect,
+    Spawn,
     Spawned,
     Stacks,
     Stopping,
@@ -37,6 +41,7 @@ from .driver import Driver
 from .ranks import Rank
 from .watch import Watch
 
+_LOOK_SECONDS = 0.05  # between two looks whether a supervisor has returned, or its process has ended
 _TERM_SECONDS = 0.3  # within which a SIGTERM to the whole job reaches all of it
 
 
@@ -81,8 +86,18 @@ class Supervisors:
             self._handlers[type(message)](rank, message)
 
     def lost(self, number: int, peer: Peer) -> None:
-        """The node is gone, or its agent."""
+        """The connection ended: the node is gone, or its agent. After a reset the supervisor has a while to return."""
         if number in self._roster and (rank := self._roster[number]).supervisor is peer:
+            patience = min(REFUSED, self._settings.control.suspicion) if peer.was_reset else 0.0
+            self._await_return(rank, peer, time.monotonic() + patience)
+
+    def _await_return(self, rank: Rank, peer: Peer, until: float) -> None:
+        if rank.supervisor is not peer:
+            return
+        ended = rank.place is not None and is_dead(rank.place.process)
+        if time.monotonic() < until and not ended and not self._lifecycle.over:
+            self._timers.after(_LOOK_SECONDS, self._await_return, rank, peer, until)
+        else:
             rank.supervisor = None
             if rank.worker is not None:
                 rank.worker.send(Exit())  # where it can still hear us, and its supervisor cannot end it
@@ -127,6 +142,8 @@ class Supervisors:
         for died in deaths:
             if rank.alive and died.incarnation == rank.incarnation:
                 self._deaths.reported(rank, died)
+        if rank.alive and incarnation < rank.incarnation:  # the order got lost with the connection
+            rank.tell(Spawn(rank.incarnation, rank.role, rank.respawns))
         rank.incarnation = max(rank.incarnation, incarnation)
         if not rank.alive and self._restarts.comes_back(rank):
             rank.spawn()

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.handshake import WorkerHello
-from recycle_pp.wire.messages.table import Message, is_void
+from recycle_pp.wire.messages.table import Message, is_lasting, is_void
 from recycle_pp.wire.messages.workers import (
     Assembled,
     Assembling,
@@ -57,6 +58,7 @@ class Workers:
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
         self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
         self._links = BrokenLinks(context, driver, deaths)
+        self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
         self._platform: str | None = None  # of the first worker: see execution.device
         self._printed: set[str] = set()  # notes of workers
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
@@ -77,7 +79,7 @@ class Workers:
             Digests: lambda rank, message: self._driver.compare(rank.role, message),
             Assembling: lambda rank, message: self._saving.assembling(rank.role, message),
             Assembled: self._assembled,
-            State: lambda rank, message: None,  # only a successor wants it, see there
+            State: self._returned,
             **dict.fromkeys((Report, Vote, Evaluated, Synced), self._receive),
         }
 
@@ -88,7 +90,9 @@ class Workers:
         if hello.incarnation != rank.incarnation or not rank.alive:
             return None  # given up before it came: its generation is void
         if hello.moved and rank.worker is not peer:
-            return None  # it comes from another coordinator, too late: likewise
+            if rank.worker is None or rank.role not in self._driver.job.live:
+                return None  # it comes from another coordinator, too late: likewise
+            rank.worker.abort()  # its connection was reset: it says its `State` next
         rank.worker, rank.heard = peer, time.monotonic()
         if not hello.moved:
             first_step, faults = self._driver.job.first_step, self._restarts.faults_of(rank.role)
@@ -102,12 +106,29 @@ class Workers:
 
     def handle(self, rank: Rank, message: Message) -> None:
         """What it says now, or has said to a coordinator that was lost."""
+        if is_lasting(message):
+            self._heard[_kind(rank, message)] = message
         if not is_void(message, self._driver.job.generation):
             self._handlers[type(message)](rank, message)
 
-    def lost(self, rank: Rank, incarnation: int) -> None:
-        if not self._lifecycle.over:
+    def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
+        """The connection ended. After a reset a member has a while to return; its supervisor reports a death anyway."""
+        if peer.was_reset and rank.role in self._driver.job.live:
+            seconds = min(REFUSED, self._settings.control.suspicion)
+            self._timers.after(seconds, self._has_not_returned, rank, incarnation, peer)
+        else:
+            self._has_not_returned(rank, incarnation, peer)
+
+    def _has_not_returned(self, rank: Rank, incarnation: int, peer: Peer) -> None:
+        if rank.worker is peer and not self._lifecycle.over:
             self._deaths.disconnected(rank, incarnation)
+
+    def _returned(self, rank: Rank, message: State) -> None:
+        """A member whose connection was reset: whatever was on its way in either direction may be lost."""
+        for said in message.said:
+            if self._heard.get(_kind(rank, said)) != said:
+                self.handle(rank, said)
+        self._driver.drive(self._driver.job.returned, rank.role, message.committed)
 
     def _receive(self, rank: Rank, message: Message) -> None:
         try:
@@ -172,3 +193,8 @@ class Workers:
         self._driver.ending.saved()
         self._recorder.event("checkpoint_saved", None, checkpoint=message.step)
         self._driver.finish_if_done()
+
+
+def _kind(rank: Rank, message: Message) -> tuple[int, type[Message], int]:
+    """Of two messages with the same key the later one replaces the earlier one, as in a worker's `State`."""
+    return rank.number, type(message), getattr(message, "step", 0) % 2

@@ -104,6 +104,7 @@ class Job:
         self._present = Present()
         self.shards = Shards(self.copies, self.third)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
+        self._newest: Commit | None = None
         self._base: int | None = None  # the newest generation that made links between all its members
         self._speculation = Speculation(self.stagger)
         self._validation = Validation()
@@ -188,12 +189,26 @@ class Job:
         self._new_ballot()
         self._check_stages(self.live)
         out: list[Send] = []
+        self._newest = found.commit
         if found.commit is not None:
             self._validation.begin(found.committed if found.commit.evaluate else None)
             self._speculation.resume(found.commit.stagger)
             self.skipped = found.commit.skipped
             out = [Send(w, found.commit) for w in sorted(found.behind)]
         return out + self._regroup(anew=found.base is None)
+
+    def returned(self, worker: Worker, committed: int) -> list[Send]:
+        """A member's connection to the coordinator was reset and is back; it has committed that step. Messages in both
+        directions may be lost: it gets the newest commit again, and all make new links."""
+        if worker not in self.live:
+            return []
+        out: list[Send] = []
+        if committed < self.committed and self._newest is not None:
+            out = [Send(worker, self._newest)]
+        self.joiners.died(worker)  # those that it gave its state begin anew
+        if self.phase not in ("reporting", "running") or self.committed == self.steps - 1:
+            return out
+        return out + self._regroup(anew=True) + self._find_donors()
 
     def replan(self, problem: Problem) -> None:
         """New durations or limits (a profile, a slow worker): the first commit after it is made brings the new plan."""
@@ -355,6 +370,7 @@ class Job:
             skipped=self.skipped,
             stagger=self._speculation.allowed,
         )
+        self._newest = message
         self._validation.begin(decision.step if evaluate else None)
         self._note("committed", commit=message, skipped=skipped)
         out = [Send(w, message) for w in voters]

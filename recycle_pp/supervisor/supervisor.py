@@ -129,6 +129,7 @@ class Supervisor:
         self._peer: Peer | None = None
         self._server: asyncio.Server | None = None
         self._place = Place("", 0)  # where it listens
+        self._told: tuple[str, int] | None = None  # where the worker knows the coordinator
         self._leadership = Leadership(self._start_host, self._leave)
         self._watched: asyncio.Task[None] | None = None  # beats the watchdog
         self._standby: Standby | None = None
@@ -276,6 +277,7 @@ class Supervisor:
             self._watched = asyncio.create_task(self._beat_watchdog(self._settings.control))
         peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
+            self._told = message.leader.host, message.leader.port
             await self._listen(self._interface or peer.local_host, 0, self._token)
             agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
             self._leadership.join(self._launch.rank, agreement, message.leader)
@@ -308,9 +310,11 @@ class Supervisor:
             watchdog.close()
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
-        """The worker hears it too."""
+        """The worker learns a new place. To the same one it reconnects by itself, and its connection may stand yet."""
         peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
-        self._monitor.tell(CoordinatorAt(leader.host, leader.port))
+        if (leader.host, leader.port) != self._told:
+            self._told = leader.host, leader.port
+            self._monitor.tell(CoordinatorAt(leader.host, leader.port))
         return peer
 
     def hello(self) -> SupervisorHello:

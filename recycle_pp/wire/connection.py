@@ -132,6 +132,7 @@ class Peer:
     ) -> None:
         self._reader, self._writer = reader, writer
         self._refusals = refusals or Refusals()
+        self.was_reset = False  # it ended with a reset: the other end may live, and come back
         name = writer.get_extra_info("peername") or ("?", 0)  # None: the other end is gone again already
         self.address: str = "{}:{}".format(*name[:2])
 
@@ -160,6 +161,7 @@ class Peer:
         except ChannelClosed:
             raise
         except (asyncio.IncompleteReadError, OSError) as error:
+            self.was_reset = isinstance(error, ConnectionError)
             raise ChannelClosed("the connection was closed") from error
         return vocabulary.decode(body)
 

@@ -33,3 +33,30 @@ def test_when_the_link_between_two_nodes_is_cut_one_of_them_leaves_within_suspic
     runs.check_exact(outcome)
     assert {e["worker"] for e in outcome.all("death_detected")} == {"2.0", "2.1"}, explain(outcome)
     assert longest_gap(outcome) < suspicion + 2, explain(outcome)
+
+
+@pytest.mark.parametrize("which", ["of the coordinator's node", pytest.param("of the others", marks=slow)])
+def test_resets_of_some_tenths_of_a_second_cost_no_worker(which, zygote, runs, tmp_path):
+    case = Case(f"the links {which} reject", "3x2", steps=60, deaths=0)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.wait_for_step(10)
+        machines = [node.machine for node in job.nodes]
+        job.network.reset(*(machines if which == "of the coordinator's node" else machines[1:]), seconds=0.4)
+        outcome = job.outcome()
+        codes = [node.agent.wait(30) for node in job.nodes]
+    print(f"resets {which}: longest gap {longest_gap(outcome):.2f} s")
+    assert codes == [0, 0, 0], explain(outcome)
+    runs.check_exact(outcome)
+    assert not outcome.all("death_detected") and not outcome.all("coordinator_elected"), explain(outcome)
+    assert longest_gap(outcome) < 3, explain(outcome)
+
+
+@slow
+def test_loss_delay_and_reordering_cost_no_worker(zygote, runs, tmp_path):
+    case = Case("in a storm", "3x2", steps=8, deaths=0)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.network.weather(delay=0.05, loss=0.05, reorder=0.1)
+        outcome = job.outcome(240)
+    assert outcome.code == 0, explain(outcome)
+    runs.check_exact(outcome)
+    assert not outcome.all("death_detected"), explain(outcome)
