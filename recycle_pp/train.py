@@ -29,6 +29,7 @@ from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.supervisor.dismissal import dismiss
 from recycle_pp.supervisor.supervisor import supervise
 from recycle_pp.telemetry import startup
+from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.events import plural
 from recycle_pp.telemetry.failure import record_failure, refuse
 from recycle_pp.telemetry.heartbeat import address_of, refuse_running
@@ -116,7 +117,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
 
     said: list[str] = []
     folder = RunFolder(settings.run.dir)
-    if settings.run.resume in (True, "auto") and folder.config.exists() and any(folder.checkpoints.glob("step-*")):
+    if settings.run.resume in (True, "auto") and folder.config.exists() and finished(folder.checkpoints):
         from recycle_pp.config.resume import take_up
 
         settings, said = take_up(arguments, folder.read_config())

@@ -20,6 +20,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.job import Send
 from recycle_pp.state.checksum import damage
+from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.events import plural
 from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
@@ -49,9 +50,8 @@ def newest_whole(folder: Path) -> Whole:
     """Reads every byte of the newest checkpoint, and of those before it as long as one is damaged: blocks for minutes
     where they are large."""
     damaged: dict[int, str] = {}
-    found = {int(p.name.removeprefix("step-")): p for p in folder.glob("step-*") if p.suffix != ".tmp"}
-    for step, path in sorted(found.items(), reverse=True):
-        wrong = damage(path)
+    for step, path in reversed(finished(folder).items()):
+        wrong = damage(path, step)
         if wrong is None:
             return Whole(step, damaged)
         damaged[step] = wrong
@@ -66,7 +66,7 @@ class Saving:
         self._folder, self._newest = folder, newest
         self.step = -1
         self._missing: dict[object, Worker] = {}  # stage, or worker where all of a stage save -> who writes it
-        self._savers: list[Worker] = []  # whose parts are there
+        self._parts: dict[Worker, str] = {}  # the parts that are there, by the workers that wrote them
         self._writing: set[Worker] = set()  # who has not said yet what became of its part, of whichever checkpoint
         self._whole: set[Worker] = set()  # who was asked for all that it holds, as another has died
         self._last: Worker | None = None  # who wrote its part last: it assembles, once the replicas are compared
@@ -102,7 +102,7 @@ class Saving:
 
     def path(self, step: int) -> Path:
         """Of the finished checkpoint of so many steps."""
-        return self._folder / f"step-{step:06d}"
+        return self._folder / name(step)
 
     def restore_point(self, step: int, started: bool, present: int, stages: int) -> int:
         """Steps done of the checkpoint at which everybody begins anew; never twice the same one. step: of the newest
@@ -110,7 +110,7 @@ class Saving:
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
         elif step == self._restored:
-            reason = f"for the second time since checkpoint step-{step:06d}"
+            reason = f"for the second time since checkpoint {name(step)}"
         elif present < stages:
             reason = f"and {plural(present, 'worker')} cannot fill {plural(stages, 'stage')}"
         else:
@@ -124,7 +124,7 @@ class Saving:
         self.step, self.final, self.failed, self._assembler, self._last = step, final, False, None, None
         self._sharded = len({w.stage for w in savers}) < len(savers)
         self._missing, self.replicas = {self._key(w): w for w in savers}, Replicas(step, live)
-        self._savers, self._whole, self._writing = [], set(), self._writing | set(savers)
+        self._parts, self._whole, self._writing = {}, set(), self._writing | set(savers)
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> bool:
         """The checkpoint before stays the newest. False if this one is given up already. worker: who says it; None:
@@ -146,7 +146,7 @@ class Saving:
         if message.step != self.step or key not in self._missing or message.whole < (worker in self._whole):
             return []
         del self._missing[key]
-        self._savers = [w for w in self._savers if w != worker] + [worker]
+        self._parts[worker] = message.part
         self._last = worker
         return self._assemble_if_complete()
 
@@ -198,7 +198,7 @@ class Saving:
 
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler, self._last = worker, None
-        return [Send(worker, Assemble(self.step, self._savers))]
+        return [Send(worker, Assemble(self.step, list(self._parts.values())))]
 
     def _key(self, worker: Worker) -> object:
         return worker if self._sharded else worker.stage

@@ -2,18 +2,19 @@
 
     saver = Saver(folder)                                    # one per worker that saves
     saving = saver.save(step, stage, optimizer.state())      # copies, then writes in a thread of its own
-    saving.result()                                          # raises what went wrong in the thread
-    finish(folder, step, [0, 1], about)                      # once these parts are there: merge, sync, rename
+    part = saving.result()                                   # name of the part; raises what went wrong in the thread
+    finish(folder, step, [part, ...], about)                 # once all parts are there: merge, check, sync, rename
     newest(folder); state = load(path, names); about = read_about(path)
 
 `folder/step-000020` is one ordinary `torch.distributed.checkpoint`: `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME`
 (and `exponent.NAME`) with full-model names, so any split into stages reads it, and so does `dcp.load`. It appears by a
 rename, after everything in it has reached the disk: a save that was killed leaves `step-000020.tmp` and the previous
-checkpoint as it was. No collective is used: a stage that dies cannot block the others. A part may hold boxes of tensors
-(`NAME@OFFSETS/SHAPE`, as `model.head.weight@128,0/256,64`); in the checkpoint they are the tensors' chunks, as any
-sharded save of torch has them.
+checkpoint as it was. Each attempt writes its part into a folder of its own, and only files that these parts name become
+part of the checkpoint, so the remains of a killed save never do. No collective is used: a stage that dies cannot block
+the others. A part may hold boxes of tensors (`NAME@OFFSETS/SHAPE`, as `model.head.weight@128,0/256,64`); in the
+checkpoint they are the tensors' chunks, as any sharded save of torch has them.
 
-(A little longer than other files: what reads checkpoints must know what writes them.)
+(Longer than other files: reading and writing a checkpoint share its format.)
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import io
 import json
 import os
 import pickle
+import secrets
 import shutil
 import threading
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from contextlib import suppress
 from enum import Enum, EnumMeta
 from math import prod
 from pathlib import Path, PosixPath
@@ -37,8 +40,9 @@ import torch
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.checkpoint_folders import finished, name, unfinished
 
-from .checksum import fingerprint
+from .checksum import ABOUT, fingerprint
 
 TOGETHER = "together.json"  # in a part: the tensors of which it and others hold boxes
 
@@ -56,19 +60,18 @@ class Saver:
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
-        self._saving: Future[None] = Future()
-        self._saving.set_result(None)
+        self._saving: Future[str] = Future()
+        self._saving.set_result("")
 
-    def save(
-        self, step: int, part: object, state: Mapping[str, Tensor], together: Collection[str] = ()
-    ) -> Future[None]:
-        """Copies `state` and returns; a thread writes the copy to step-STEP.tmp/stage-PART, once the last save has
-        ended. The future ends when it is on disk, or with RuntimeError if it cannot be written.
+    def save(self, step: int, part: object, state: Mapping[str, Tensor], together: Collection[str] = ()) -> Future[str]:
+        """Copies `state` and returns; a thread writes the copy to a new folder step-STEP.tmp/stage-PART-..., once the
+        last save has ended. The future returns the folder's name when it is on disk; RuntimeError if it cannot be
+        written.
 
         together: the tensors of which this part and others hold boxes, each worker its own."""
         copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
         before, self._saving = self._saving, Future()
-        place = temporary(self._folder, step) / f"stage-{part}"
+        place = temporary(self._folder, step) / f"stage-{part}-{secrets.token_hex(4)}"
         arguments = (self._saving, before, place, copy, sorted(together))
         threading.Thread(target=_write_part, args=arguments, name="checkpoint", daemon=True).start()
         return self._saving
@@ -78,18 +81,17 @@ class Saver:
         """The last part is not written yet: on a disk that is slow, or a file system that does not answer."""
         return not self._saving.done()
 
-    def wait(self) -> None:
-        """Until the last part is on disk; RuntimeError if it could not be written."""
-        self._saving.result()
+    def wait(self) -> str:
+        """Blocks until the last part is on disk; its name. RuntimeError if it could not be written."""
+        return self._saving.result()
 
 
 def _write_part(
-    saving: Future[None], before: Future[None], part: Path, state: dict[str, Tensor], together: list[str]
+    saving: Future[str], before: Future[str], part: Path, state: dict[str, Tensor], together: list[str]
 ) -> None:
     futures.wait([before])
     try:
         dcp = _dcp()
-        shutil.rmtree(part, ignore_errors=True)  # of a save that was killed
         # Nothing to copy ahead: with more than 0 bytes of it torch makes a CUDA context on GPU 0 in this thread.
         writer = dcp.FileSystemWriter(part, per_thread_copy_ahead=0)
         dcp.save(state, storage_writer=writer, no_dist=True)
@@ -99,49 +101,104 @@ def _write_part(
         cause = failures[0][0] if failures else error
         saving.set_exception(RuntimeError(f"the checkpoint part {part} could not be written: {cause}"))
     else:
-        saving.set_result(None)
+        saving.set_result(part.name)
 
 
-def finish(folder: str | Path, step: int, names: Sequence[object], about: Mapping[str, Any]) -> Path:
-    """Makes these parts one checkpoint and gives it its name; returns the folder.
+def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[str, Any]) -> Path:
+    """Makes these parts, by the names that `Saver.save` returned, one checkpoint and gives it its name; returns the
+    folder. May be repeated by another worker if the first one dies meanwhile.
 
-    about: JSON that a resume wants to know, see `describe`. ValueError: some tensor, or a box of it, is in none of the
-    parts.
+    about: JSON that a resume needs to know, see `describe`. ValueError: some tensor, or a box of it, is in none of the
+    parts, or a file is shorter than the table of contents requires.
     """
     from torch.distributed.checkpoint.metadata import Metadata
 
     place = temporary(folder, step)
-    parts = [place / f"stage-{part}" for part in names]
     tensors: dict[str, Any] = {}
     storage: dict[Any, Any] = {}
-    paths: dict[str, Any] = {}
     for part in parts:
-        metadata = _metadata(part)
+        metadata = _metadata(place / part)
         for index, info in (metadata.storage_data or {}).items():
-            info.relative_path = f"{part.name}/{info.relative_path}"
+            info.relative_path = f"{part}/{info.relative_path}"
             tensor, whole, where = _boxed(index, metadata.state_dict_metadata[index.fqn])
             if where not in storage:  # else another holder has written it too
                 storage[where] = info
                 known = tensors.setdefault(tensor, whole)
                 known.chunks += whole.chunks if known is not whole else []
-            paths[tensor] = (tensor,)
-    _check_whole(tensors, {tensor for part in parts for tensor in json.loads((part / TOGETHER).read_text())})
-    merged = Metadata(tensors, paths, storage, version=_metadata(parts[0]).version)
+    _check_whole(tensors, {tensor for part in parts for tensor in json.loads((place / part / TOGETHER).read_text())})
+    paths = {tensor: (tensor,) for tensor in tensors}
+    merged = Metadata(tensors, paths, storage, version=_metadata(place / parts[0]).version)
     _write_synced(place / ".metadata", pickle.dumps(merged))
+    _check_files(place)
+    names = sorted({".metadata", *(info.relative_path for info in storage.values())})
+    files = {name: fingerprint(place / name) for name in names}
+    _write_synced(place / ABOUT, json.dumps({"step": step, **about, "files": files}, indent=1).encode())
     for part in parts:
-        (part / ".metadata").unlink()
-        (part / TOGETHER).unlink()
-        _sync(part)
-    files = {str(p.relative_to(place)): fingerprint(p) for p in sorted(place.rglob("*")) if p.is_file()}
-    _write_synced(place / "about.json", json.dumps({"step": step, **about, "files": files}, indent=1).encode())
+        _sync(place / part)
     _sync(place)
-    final, replaced = Path(folder) / name(step), Path(folder) / f"{name(step)}.replaced.tmp"
-    if final.exists():  # the job was restored from an older one and came here again
+    final = _rename(place, Path(folder) / name(step))
+    _delete_all_but(final, {ABOUT, *files})
+    return final
+
+
+def _rename(place: Path, final: Path) -> Path:
+    """Gives a finished checkpoint its name; one of the same name goes (the job was restored from an older one)."""
+    replaced = final.with_name(f"{final.name}.replaced.tmp")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
         final.rename(replaced)
     place.rename(final)
     _sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def _delete_all_but(final: Path, files: Collection[str]) -> None:
+    """Deletes what killed saves of this step have left, and the parts' own tables of contents."""
+    for path in sorted(final.rglob("*"), reverse=True):  # a folder after what is in it
+        if path.is_dir() and not path.is_symlink():
+            with suppress(OSError):  # not empty
+                path.rmdir()
+        elif str(path.relative_to(final)) not in files:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _check_files(path: Path) -> None:
+    """ValueError if the table of contents of `path` names bytes that are not there, or lacks a chunk."""
+    table = _metadata(path)
+    for key in table.state_dict_metadata:
+        _check_chunks(path, key, table)
+    ends: dict[str, int] = {}
+    for info in table.storage_data.values():
+        ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+    for file, end in ends.items():
+        size = (path / file).stat().st_size
+        if size < end:
+            raise ValueError(f"{path / file} has {size} bytes, not the {end} that its table of contents names")
+
+
+def _check_chunks(path: Path, key: str, table: Any) -> None:
+    """ValueError, one sentence: `key` is not a tensor all of whose elements are stored."""
+    held = table.state_dict_metadata[key]
+    if type(held).__name__ != "TensorStorageMetadata":
+        raise ValueError(f"the checkpoint {path} holds {key}, and not as a tensor")
+    size = tuple(held.size)
+    stored = {(index.fqn, tuple(index.offset or ())) for index in table.storage_data or {}}
+    elements = 0
+    for chunk in {tuple(chunk.offsets): chunk for chunk in held.chunks}.values():
+        ends = [offset + length for offset, length in zip(chunk.offsets, chunk.sizes, strict=True)]
+        inside = (
+            len(ends) == len(size) and all(map(int.__le__, ends, size)) and min((0, *chunk.offsets, *chunk.sizes)) == 0
+        )
+        # A tensor that was saved whole is stored without an offset.
+        there = (key, tuple(chunk.offsets)) in stored or ((key, ()) in stored and tuple(chunk.sizes) == size)
+        if inside and there:
+            elements += prod(chunk.sizes)
+    if elements != prod(size) or min((0, *size)) < 0:
+        raise ValueError(
+            f"the checkpoint {path} lacks a part of {key}: {elements} of its {prod(size)} elements are stored"
+        )
 
 
 def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
@@ -159,17 +216,14 @@ def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
 def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
     """Boxes are the blocks of a layout: no two of them have an element in common."""
     if gone := sorted(together - tensors.keys()):
-        raise ValueError(f"nothing of {gone[0]} was saved: who held it has died")
-    for name, of in tensors.items():
+        raise ValueError(f"nothing of {gone[0]} was saved: its holders have died")
+    for tensor, of in tensors.items():
         there = sum(prod(chunk.sizes) for chunk in of.chunks)
         if there != prod(of.size):
             raise ValueError(
-                f"only {there} of the {prod(of.size)} elements of {name} were saved: who held the others has died"
+                f"only {there} of the {prod(of.size)} elements of {tensor} were saved: the holders of "
+                "the others have died"
             )
-
-
-def name(step: int) -> str:
-    return f"step-{step:06d}"
 
 
 def temporary(folder: str | Path, step: int) -> Path:
@@ -179,8 +233,7 @@ def temporary(folder: str | Path, step: int) -> Path:
 
 def complete(folder: str | Path) -> list[Path]:
     """The finished checkpoints in `folder`, oldest first."""
-    found = [path for path in Path(folder).glob("step-*") if path.suffix != ".tmp" and (path / ".metadata").exists()]
-    return sorted(found, key=_step)
+    return [path for path in finished(Path(folder)).values() if (path / ".metadata").is_file()]
 
 
 def newest(folder: str | Path) -> Path | None:
@@ -189,33 +242,30 @@ def newest(folder: str | Path) -> Path | None:
 
 
 def prune(folder: str | Path, keep: int) -> None:
-    """Deletes all finished checkpoints but the newest `keep`, and what killed saves left of older steps."""
+    """Deletes all finished checkpoints but the newest `keep`, and what killed saves have left of older steps."""
     for path in complete(folder)[:-keep]:
         shutil.rmtree(path, ignore_errors=True)
-    last = newest(folder)
-    for path in Path(folder).glob("step-*.tmp"):
-        if last is not None and _step(path) < _step(last):
+    last = max(finished(Path(folder)), default=0)
+    for path, step in unfinished(Path(folder)).items():
+        if step < last:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-").partition(".")[0])
 
 
 def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
     """The tensors `names` (all by default) of a checkpoint, each whole, whatever split wrote it.
 
     Raises:
-        ValueError: a name that the checkpoint does not hold, or a table of contents that is none.
+        ValueError: a name that the checkpoint does not hold, a tensor that is not all there, or an invalid table of
+            contents.
     """
     dcp = _dcp()
-    held = _metadata(path).state_dict_metadata
+    table = _metadata(path)
+    held = table.state_dict_metadata
     state: dict[str, Any] = {}
     for key in held if names is None else names:
         if key not in held:
             raise ValueError(f"the checkpoint {path} does not hold {key}")
-        if type(held[key]).__name__ != "TensorStorageMetadata":
-            raise ValueError(f"the checkpoint {path} holds {key}, and not as a tensor")
+        _check_chunks(Path(path), key, table)
         state[key] = torch.empty(held[key].size, dtype=held[key].properties.dtype)
     dcp.load(state, storage_reader=_reader(path), no_dist=True)
     return state
@@ -259,7 +309,7 @@ _ONCE = {"numerics.sums": "int64"}  # what checkpoints had that do not say it
 
 def read_about(path: str | Path) -> dict[str, Any]:
     """The JSON that `finish` was given, and `step`: the number of steps done."""
-    return json.loads((Path(path) / "about.json").read_text())
+    return json.loads((Path(path) / ABOUT).read_text())
 
 
 def refuse_mismatch(path: str | Path, now: Mapping[str, Any]) -> None:

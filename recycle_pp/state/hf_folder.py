@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
@@ -26,6 +27,7 @@ from recycle_pp.config.settings import Model
 from recycle_pp.data import tokenizer
 from recycle_pp.data.sources import is_text, paths
 from recycle_pp.model.llama_names import llama_config, to_llama
+from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.run_folder import RunFolder
 
 from . import checkpoint
@@ -128,28 +130,33 @@ def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[E
     if not run.config.is_file():
         raise ValueError(f"{run_dir} holds no run: there is no {run.config.name} in it")
     for last in (False,) * (TRIES - 1) + (True,):
-        path = _checkpoint(run, step)
+        before = finished(run.checkpoints)
         try:
-            if (wrong := damage(path)) is not None:
-                raise ValueError(f"the checkpoint {path} is damaged: {wrong}")
+            path = _checkpoint(run, step)
             return Exported(run.read_config(), path, dtype), path
         except (ValueError, OSError):
-            if last or path.exists():
+            if last or finished(run.checkpoints) == before:  # else the job has deleted it meanwhile
                 raise
     raise AssertionError("the last try returns or raises")
 
 
 def _checkpoint(run: RunFolder, step: int | None) -> Path:
-    found = checkpoint.complete(run.checkpoints)
+    """The finished checkpoint of `step` steps, or the newest whole one. Reads all of its bytes."""
+    found = finished(run.checkpoints)
     if not found:
         raise ValueError(f"{run.path} holds no complete checkpoint yet; checkpoint.every makes some on the way")
-    if step is None:
-        return found[-1]
-    path = run.checkpoints / checkpoint.name(step)
-    if path not in found:
-        there = ", ".join(place.name.removeprefix("step-").lstrip("0") for place in found)
-        raise ValueError(f"--step must be one of {there}, the checkpoints in {run.path}, not {step}")
-    return path
+    if step is not None and step not in found:
+        raise ValueError(
+            f"--step must be one of {', '.join(map(str, found))}, the checkpoints in {run.path}, not {step}"
+        )
+    damages = []
+    for number in [step] if step is not None else reversed(found):
+        if (wrong := damage(found[number], number)) is None:
+            return found[number]
+        damages.append(f"the checkpoint {found[number]} is damaged: {wrong}")
+        if step is None and number != min(found):
+            print(f"{damages[-1]}; trying the one before", file=sys.stderr, flush=True)
+    raise ValueError(damages[0])
 
 
 def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:

@@ -105,13 +105,10 @@ class StageSaving:
             detail = f"worker {self._worker} still writes its part of the one before"
             self._send(SaveFailed(step, detail))
             return
-        saving = self._saver.save(step, self._part(self._worker), self._mine(whole), self._together())
+        part = self._worker if self._settings.parallel.copies else self._worker.stage
+        saving = self._saver.save(step, part, self._mine(whole), self._together())
         self._strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
         threading.Thread(target=self._report, args=(step, saving, whole), name="saved", daemon=True).start()
-
-    def _part(self, worker: Worker) -> object:
-        """What that worker's part of a checkpoint is called."""
-        return worker if self._settings.parallel.copies else worker.stage
 
     def _mine(self, whole: bool) -> dict[str, Tensor]:
         if isinstance(self._optimizer, ShardedOptimizer):
@@ -131,19 +128,19 @@ class StageSaving:
     def _digest(self, step: int, parameters: Mapping[str, Tensor], checksums: Mapping[str, str]) -> None:
         self._send(Digests(step, {**digests(parameters), **checksums}))
 
-    def _report(self, step: int, saving: Future[None], whole: bool) -> None:
+    def _report(self, step: int, saving: Future[str], whole: bool) -> None:
         try:
-            saving.result()
+            part = saving.result()
         except RuntimeError as error:
             self._send(SaveFailed(step, str(error)))
         else:
-            self._send(Saved(step, whole))
+            self._send(Saved(step, whole, part))
 
     def _assemble(self, message: Assemble) -> None:
-        step, parts = message.step, dict.fromkeys(self._part(worker) for worker in message.savers)
+        step = message.step
         about = checkpoint.describe(self._settings, self._batches.fingerprint)
         try:
-            checkpoint.finish(self._folder, step, list(parts), about)
+            checkpoint.finish(self._folder, step, message.parts, about)
             checkpoint.prune(self._folder, self._settings.checkpoint.keep)
         except Exception as error:  # whatever ails a checkpoint, training goes on
             self._send(SaveFailed(step, str(error) or type(error).__name__))

@@ -31,6 +31,7 @@ import msgspec
 from recycle_pp.config.settings import Settings
 
 from .background import Background
+from .checkpoint_folders import finished
 from .events import report_once
 from .follower import Follower
 
@@ -110,7 +111,7 @@ class RunFolder:
     def begun(self) -> bool:
         """A run has left something here: a step, or a checkpoint. What failed at its start has not."""
         steps = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return steps or any(self.checkpoints.glob("step-*"))
+        return steps or bool(finished(self.checkpoints))
 
     def lock(self) -> None:
         """ValueError where a job of this machine holds the folder; until this process ends, or `unlock`."""

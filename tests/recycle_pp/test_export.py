@@ -103,8 +103,7 @@ def test_a_model_of_another_folder_keeps_its_names_config_and_tokenizer(run, tmp
     state = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     saver = checkpoint.Saver(run / "checkpoints")
     saver.save(4, 0, state | {f"exp_avg.{name}": torch.zeros(1) for name in state})
-    saver.wait()
-    checkpoint.finish(run / "checkpoints", 4, [0], {})
+    checkpoint.finish(run / "checkpoints", 4, [saver.wait()], {})
     assert export.main([str(run), str(out)]) == 0
     again = dict(loaded(out).named_parameters())
     assert again.keys() == dict(model.named_parameters()).keys()
@@ -125,8 +124,7 @@ def with_path(run: Path, folder: Path) -> None:
 def test_a_model_of_own_code_is_written_without_a_config(run, tmp_path, capsys):
     saver = checkpoint.Saver(run / "checkpoints")
     saver.save(4, 0, {"model.blocks.0.weight": torch.ones(3, 4)})
-    saver.wait()
-    checkpoint.finish(run / "checkpoints", 4, [0], {})
+    checkpoint.finish(run / "checkpoints", 4, [saver.wait()], {})
     assert export.main([str(run), str(tmp_path / "out")]) == 0
     assert "without a config.json: the model is code of your own" in capsys.readouterr().out
     from safetensors.torch import load_file
@@ -166,14 +164,25 @@ def test_the_newest_checkpoint_is_taken_or_the_one_that_is_asked_for(run, tmp_pa
     assert f"--step must be one of 2, 4, the checkpoints in {run}, not 3" in capsys.readouterr().err
 
 
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_with_a_sentence(run, tmp_path, capsys):
+    newest = save(run / "checkpoints", 4, job(3, steps=4))
+    (newest / "about.json").write_text("{}")
+    assert export.main([str(run), str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "tensors of step-000002" in printed.out
+    assert f"the checkpoint {newest} is damaged: " in printed.err and "trying the one before" in printed.err
+    assert export.main([str(run), str(tmp_path / "asked"), "--step", "4"]) == 2
+    assert "is damaged: " in capsys.readouterr().err
+
+
 def test_a_checkpoint_that_the_job_deletes_meanwhile_is_replaced_by_the_next(run, tmp_path, monkeypatch, capsys):
     real, later = hf_folder.damage, job(3, steps=4)
 
-    def prune(path):
+    def prune(path, step):
         if path.name == "step-000002":
             save(run / "checkpoints", 4, later)
             shutil.rmtree(path)
-        return real(path)
+        return real(path, step)
 
     monkeypatch.setattr(hf_folder, "damage", prune)
     assert export.main([str(run), str(tmp_path / "out")]) == 0
@@ -184,7 +193,7 @@ def test_what_cannot_be_exported_is_told_in_one_sentence_and_leaves_nothing(run,
     (tmp_path / "there").mkdir()
     RunFolder.create(settings_of(tmp_path / "young"))
     damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
-    part = next((damaged / "checkpoints" / "step-000002" / "stage-1").iterdir())
+    part = next((damaged / "checkpoints" / "step-000002").glob("stage-1-*/*.distcp"))
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     before = sorted(tmp_path.iterdir())
     for arguments, sentence in [

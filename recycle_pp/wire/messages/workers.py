@@ -172,10 +172,10 @@ class Save(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Assemble(Message, frozen=True):
-    """All stages are saved: make them one checkpoint. step: steps done; savers: whose parts it consists of."""
+    """All stages are saved: make them one checkpoint. step: steps done; parts: the folders of its parts."""
 
     step: int
-    savers: list[Worker] = msgspec.field(default_factory=list)
+    parts: list[str] = msgspec.field(default_factory=list)
 
 
 @sent(COORDINATOR, WORKER)
@@ -404,11 +404,16 @@ class Synced(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Saved(Message, frozen=True):
-    """Its part of a checkpoint is written. step: steps done, here and in the next three; whole: all that it holds, of
-    sharded state, as `Save` asks for."""
+    """Its part of a checkpoint is written.
+
+    step   steps done, here and in the next three messages
+    whole  the part is all of the sharded state that it holds, as `Save` asks for
+    part   name of the part's folder
+    """
 
     step: int
     whole: bool = False
+    part: str = ""
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

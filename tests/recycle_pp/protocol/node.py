@@ -423,7 +423,7 @@ class Node:
             self.parts[step] = self.parts.get(step, {}) | self.shards.saved(step - 1, whole)
         if self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
-        self.saves.append(Saved(step, whole))
+        self.saves.append(Saved(step, whole, str(self.me.worker)))
 
     # -- messages ----------------------------------------------------------------------------------------------
 

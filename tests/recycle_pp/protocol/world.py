@@ -218,7 +218,7 @@ class World:
         that have died may have taken some with them."""
         if self.copies:
             for stage in range(self.stages):
-                of = [n for n in self._actors if n.me.worker in message.savers and n.me.worker.stage == stage]
+                of = [n for n in self._actors if str(n.me.worker) in message.parts and n.me.worker.stage == stage]
                 parts = [node.parts.get(message.step, {}) for node in of]
                 if gone := lacking(parts):
                     if held := [node for node in of if node.alive and gone & node.shards.state.keys()]:

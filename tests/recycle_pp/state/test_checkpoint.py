@@ -1,7 +1,9 @@
 """Checkpoints that any split reads, that appear whole or not at all, and that unpickle nothing foreign."""
 
+import json
 import os
 import pickle
+import shutil
 import signal
 import time
 from enum import Enum
@@ -13,9 +15,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorProperties
 
+from recycle_pp.coordinator.checkpoints import newest_whole
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint
+from recycle_pp.state.checksum import damage
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
 ABOUT = checkpoint.describe(small(), "text")
@@ -41,9 +45,7 @@ def save(folder, step, optimizers):
     savers = [checkpoint.Saver(folder) for _ in optimizers]
     for number, (saver, optimizer) in enumerate(zip(savers, optimizers, strict=True)):
         saver.save(step, number, optimizer.state())
-    for saver in savers:
-        saver.wait()
-    return checkpoint.finish(folder, step, range(len(optimizers)), ABOUT)
+    return checkpoint.finish(folder, step, [saver.wait() for saver in savers], ABOUT)
 
 
 def test_parts_written_by_three_stages_are_read_by_two(tmp_path):
@@ -79,8 +81,7 @@ def test_a_save_keeps_the_state_of_its_moment(tmp_path):
     saver = checkpoint.Saver(tmp_path)
     saver.save(1, 0, optimizer.state())
     optimizer.step(gradient(optimizer._stage, 1), 1)  # while the thread writes
-    saver.wait()
-    assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, [0], ABOUT)), expected)
+    assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, [saver.wait()], ABOUT)), expected)
 
 
 def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
@@ -91,13 +92,13 @@ def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
         saver = checkpoint.Saver(tmp_path)
         while True:
             saver.save(2, 0, optimizers[0].state())
-    part = checkpoint.temporary(tmp_path, 2) / "stage-0"
+    place = checkpoint.temporary(tmp_path, 2)
     deadline = time.monotonic() + 60
-    while not part.exists() and time.monotonic() < deadline:
+    while not list(place.glob("stage-0-*")) and time.monotonic() < deadline:
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert part.exists() and checkpoint.newest(tmp_path) == path
+    assert list(place.glob("stage-0-*")) and checkpoint.newest(tmp_path) == path
     assert same(checkpoint.load(path), state(optimizers))
     assert save(tmp_path, 2, job(2, steps=2)) == checkpoint.newest(tmp_path), "what is left is no obstacle"
     assert same(checkpoint.load(tmp_path / "step-000002"), state(job(2, steps=2)))
@@ -107,9 +108,8 @@ def test_nothing_has_the_final_name_before_all_stages_have_saved(tmp_path):
     optimizers = job(2)
     saver = checkpoint.Saver(tmp_path)
     saver.save(7, 0, optimizers[0].state())
-    saver.wait()
     with pytest.raises(OSError):
-        checkpoint.finish(tmp_path, 7, [0, 1], ABOUT)
+        checkpoint.finish(tmp_path, 7, [saver.wait(), "stage-1-of-nobody"], ABOUT)
     assert checkpoint.newest(tmp_path) is None
 
 
@@ -119,12 +119,11 @@ def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp
     blocked.touch()
     saver = checkpoint.Saver(blocked)
     future = saver.save(1, 0, optimizer.state())
-    with pytest.raises(RuntimeError, match=r"part .*/stage-0 could not be written: .* Not a directory: .*$"):
+    with pytest.raises(RuntimeError, match=r"part .*/stage-0-\w+ could not be written: .* Not a directory: .*$"):
         saver.wait()
     assert future.exception() is not None
     blocked.unlink()
-    saver.save(1, 0, optimizer.state()).result()
-    checkpoint.finish(blocked, 1, [0], ABOUT)
+    checkpoint.finish(blocked, 1, [saver.save(1, 0, optimizer.state()).result()], ABOUT)
 
 
 def test_saving_asks_for_no_gpu_in_its_thread(tmp_path, monkeypatch):
@@ -137,6 +136,116 @@ def test_saving_asks_for_no_gpu_in_its_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", asked)
     written = job(1)
     assert same(checkpoint.load(save(tmp_path, 1, written)), state(written))
+
+
+@pytest.mark.parametrize("left", ["about.json", ".metadata", "stage-0/__0_0.distcp", "stage-0-abcd/.metadata", "core"])
+def test_what_a_killed_save_has_left_never_becomes_part_of_the_next_one(left, tmp_path):
+    """A left-over about.json was listed among the files, then replaced: such a checkpoint was damaged for ever."""
+    remains = checkpoint.temporary(tmp_path, 1) / left
+    remains.parent.mkdir(parents=True)
+    remains.write_text('{"step": 1}')
+    written = job(2, steps=1)
+    path = save(tmp_path, 1, written)
+    assert damage(path, 1) is None and same(checkpoint.load(path), state(written))
+    files = json.loads((path / "about.json").read_text())["files"]
+    assert {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} == {*files, "about.json"}
+
+
+MOMENTS = ("_check_whole", "_write_synced", "_check_files", "fingerprint", "_sync", "_rename", "_delete_all_but")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_another_worker_finishes_a_checkpoint_whose_assembler_was_killed(moment, tmp_path, monkeypatch):
+    """Killed before each step of `finish`, at its first use and at its last one."""
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        optimizers = job(2, steps=1)
+        savers = [checkpoint.Saver(folder) for _ in optimizers]
+        parts = [s.save(1, n, o.state()).result() for n, (s, o) in enumerate(zip(savers, optimizers, strict=True))]
+        child = os.fork()
+        if not child:
+            called, function = [], getattr(checkpoint, moment)
+
+            def dies(*arguments, called=called, function=function, count=count):
+                called.append(1)
+                if len(called) == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments)
+
+            monkeypatch.setattr(checkpoint, moment, dies)
+            checkpoint.finish(folder, 1, parts, ABOUT)
+            os._exit(0)
+        os.waitpid(child, 0)
+        if checkpoint.newest(folder) is None:
+            checkpoint.finish(folder, 1, parts, ABOUT)
+        path = checkpoint.newest(folder)
+        assert damage(path, 1) is None and same(checkpoint.load(path), state(optimizers))
+
+
+def test_a_file_that_is_shorter_than_the_table_of_contents_says_is_found_before_the_checkpoint_gets_its_name(tmp_path):
+    (optimizer,) = job(1, steps=1)
+    saver = checkpoint.Saver(tmp_path)
+    part = saver.save(1, 0, optimizer.state()).result()
+    (data,) = (checkpoint.temporary(tmp_path, 1) / part).glob("*.distcp")
+    os.truncate(data, 100)
+    with pytest.raises(ValueError, match="has 100 bytes, not the"):
+        checkpoint.finish(tmp_path, 1, [part], ABOUT)
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_a_table_of_contents_that_lacks_a_chunk_is_refused_instead_of_loading_whatever_is_in_memory(tmp_path):
+    path = save(tmp_path, 1, job(1, steps=1))
+    for change in ("chunk", "storage", "negative"):
+        table = checkpoint._metadata(path)
+        name = next(name for name, held in table.state_dict_metadata.items() if len(held.size) == 2)
+        held = table.state_dict_metadata[name]
+        if change == "chunk":
+            held.chunks = []
+        elif change == "storage":
+            table.storage_data = {i: info for i, info in table.storage_data.items() if i.fqn != name}
+        else:
+            held.size = torch.Size([-4, *held.size[1:]])
+        changed = tmp_path / change
+        shutil.copytree(path, changed)
+        (changed / ".metadata").write_bytes(pickle.dumps(table))
+        with pytest.raises(ValueError, match=f"lacks a part of {name}"):
+            checkpoint.load(changed)
+
+
+def damaged_about(files):
+    return json.dumps({"step": 1, "files": files})
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        damaged_about({}),
+        damaged_about([]),
+        damaged_about({".metadata": 3}),
+        json.dumps({"step": 2, "files": {".metadata": [1, 1]}}),
+        "[" * 100_000,
+        "",
+        "null",
+    ],
+    ids=["no files", "a list", "no fingerprint", "another step", "nested", "empty", "null"],
+)
+def test_an_about_json_that_says_nothing_of_the_files_is_damage(about, tmp_path):
+    path = save(tmp_path, 1, job(1, steps=1))
+    assert damage(path, 1) is None
+    (path / "about.json").write_text(about)
+    assert damage(path, 1) is not None
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_file_blocks_no_reader(tmp_path):
+    path = save(tmp_path, 1, job(1, steps=1))
+    (data,) = path.rglob("*.distcp")
+    data.unlink()
+    os.mkfifo(data)
+    assert "is not a regular file" in damage(path, 1)
+    (path / "about.json").unlink()
+    os.mkfifo(path / "about.json")
+    assert "is not a regular file" in damage(path, 1)
 
 
 def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
@@ -155,6 +264,32 @@ def test_only_the_newest_are_kept_and_the_remains_of_older_saves_go(tmp_path):
     checkpoint.prune(tmp_path, 2)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-999999", "step-1000000"]
     assert not checkpoint.temporary(tmp_path, 10).exists() and checkpoint.temporary(tmp_path, 2_000_000).exists()
+
+
+def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tmp_path):
+    optimizers = job(1, steps=1)
+    for step in (1, 2):
+        save(tmp_path, step, optimizers)
+    foreign = [
+        "step-backup",
+        "step-000001.bak",
+        "step-000002.bak.tmp",
+        "step-1",
+        "step-",
+        "step-000001.tmp.old",
+        "best",
+    ]
+    for name in foreign:
+        shutil.copytree(tmp_path / "step-000001", tmp_path / name)
+    (tmp_path / "step-000003").write_text("a file")
+    (tmp_path / "step-000001.tmp").symlink_to(tmp_path / "best")
+    before = {name: sorted(p.name for p in (tmp_path / name).rglob("*")) for name in foreign}
+    save(tmp_path, 4, optimizers)
+    checkpoint.prune(tmp_path, 1)
+    assert (tmp_path / "step-000003").is_file() and (tmp_path / "step-000001.tmp").is_symlink()
+    assert {name: sorted(p.name for p in (tmp_path / name).rglob("*")) for name in foreign} == before
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000004"]
+    assert newest_whole(tmp_path).step == 4 and not newest_whole(tmp_path).damaged
 
 
 def test_a_resume_under_other_settings_is_refused_with_the_key(tmp_path):
