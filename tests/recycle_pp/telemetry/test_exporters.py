@@ -26,7 +26,7 @@ def test_every_event_goes_through_the_command_as_json(zygote, tmp_path):
         assert (tmp_path / "events").read_text() == job.run.events.read_text()
 
 
-@pytest.mark.parametrize("command", ["sleep 1000", "exit 3", "no-such-command", "kill -9 $PPID"])
+@pytest.mark.parametrize("command", ["sleep 1000", "exit 3", "true; no-such-command", "kill -9 $PPID"])
 def test_a_command_that_hangs_or_fails_harms_nothing(command, zygote):
     with zygote.run([*FAILS, f"run.on_event={command}"]) as job:
         assert job.wait(60) == 0, job.output
