@@ -131,6 +131,10 @@ class Coordinator:
     def over(self) -> bool:
         return self._lifecycle.over
 
+    def write_again(self) -> None:
+        """Lines that the run folder's disk has refused are tried again."""
+        self._recorder.again()
+
     @property
     def live(self) -> set[Worker]:
         return self._driver.job.live

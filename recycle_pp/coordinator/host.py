@@ -126,5 +126,6 @@ class Host:
             if beat in FREEZES:
                 gc.freeze()
             self._run.later(self._heartbeat.write, set(self._coordinator.live))
+            self._coordinator.write_again()
             self._exporters.look()
             await asyncio.sleep(SECONDS)

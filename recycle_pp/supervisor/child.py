@@ -1,6 +1,6 @@
 """A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
 
-    child = Child.spawn(settings, log=run.log("1.2"))    # in the supervisor: imports everything, and waits
+    child = Child.spawn(settings, LogFile(run.log("1.2")))    # in the supervisor: imports everything, and waits
     child.begin(spec)                             # now it is this worker
     child.tell(CoordinatorAt(host, port))         # where the coordinator is now
     child.wait()                                  # in a thread: returns within a millisecond of the death
@@ -36,13 +36,14 @@ from typing import Any, NoReturn
 import msgspec
 
 from recycle_pp.comm.nccl.environment import ENVIRONMENT
+from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
 from recycle_pp.wire.worker_spec import Ahead, LastWords, WorkerSpec
 
 from .lifeline import Lifeline
+from .output import Output
 from .vital_signs import Board, VitalSigns
 
-STACKS = 1 << 16  # bytes of a hung worker's stacks
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,8 +53,8 @@ class Child:
 
     incarnation = -1  # until it begins
 
-    def __init__(self, pid: int, ears: int, words: tuple[int, int], lifeline: Lifeline, log: Path):
-        self.pid, self.log = pid, log
+    def __init__(self, pid: int, ears: int, words: tuple[int, int], lifeline: Lifeline, output: Output):
+        self.pid, self._output = pid, output
         self._ears, self._lifeline = ears, lifeline
         self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
@@ -62,24 +63,25 @@ class Child:
         self._oom_kills = _oom_kills()
 
     @classmethod
-    def spawn(cls, settings: Mapping[str, Any], log: Path, module: str = "recycle_pp.execution.worker") -> Child:
-        """Starts `module` as a process whose standard output and error are appended to `log`; it imports all that a
-        worker needs, and waits for `begin`.
+    def spawn(cls, settings: Mapping[str, Any], log: LogFile, module: str = "recycle_pp.execution.worker") -> Child:
+        """Starts `module` as a process whose standard output and error go to `log`; it imports all that a worker needs,
+        and waits for `begin`. Waits for no disk.
 
         Executed, it runs as `__main__` and calls main(WorkerSpec.read()); forked, the same is called.
         """
         words_end, words_there = os.pipe()
         lifeline = Lifeline.create()
         stdin, spec_end = os.pipe()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = Output(log)
         parent = os.getpid()
         sys.stdout.flush(), sys.stderr.flush()  # else a forked child would print our buffers again
         pid = os.fork()
         if pid == 0:
-            _become_worker(settings, module, parent, stdin, output, (words_there, lifeline.descriptor))
-        for descriptor in (stdin, output, words_there):
+            _become_worker(settings, module, parent, stdin, output.descriptor, (words_there, lifeline.descriptor))
+        for descriptor in (stdin, words_there):
             os.close(descriptor)
-        return cls(pid, spec_end, (words_end, words_there), lifeline, log)
+        output.copy()
+        return cls(pid, spec_end, (words_end, words_there), lifeline, output)
 
     def begin(self, spec: WorkerSpec) -> None:
         """From now on it is this worker."""
@@ -108,19 +110,16 @@ class Child:
         return self._died_at
 
     async def stacks(self, seconds: float) -> str:
-        """Where its threads stand, from its log, as soon as it has said all; "" if it says nothing in `seconds`."""
-        said = b""
-        with suppress(OSError), open(self.log, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            self.send_signal(signal.SIGUSR1)
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                await asyncio.sleep(0.05)
-                more = log.read(STACKS - len(said))
-                if said and not more:
-                    break
-                said += more
-        return said.decode(errors="replace")
+        """The stacks of its threads, once it has written all of them; "" if it writes nothing in `seconds`."""
+        before = seen = self._output.received
+        self.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+            if seen == self._output.received > before:
+                break
+            seen = self._output.received
+        return self._output.since(before).decode(errors="replace")
 
     def reap(self, seconds: float = 0.0) -> Death:
         """How it ended, once `pidfd` is readable, or `seconds` later; releases everything of the worker and ends what
@@ -132,6 +131,7 @@ class Child:
         gone, status = os.waitpid(self.pid, os.WNOHANG)
         status = status if gone else signal.SIGKILL
         words = _read_words(self._words)
+        self._output.close()
         for descriptor in (self._words, self._ears, self.pidfd):
             os.close(descriptor)
         self._lifeline.close()
@@ -151,14 +151,10 @@ class Child:
             return Death("signal", name, seen, where=where)
         if words:
             return Death(words.cause, words.detail, seen, where=where, mistake=words.mistake)
-        return Death("exit", f"exit code {os.WEXITSTATUS(status)}{self._end_of_log()}", seen)
-
-    def _end_of_log(self) -> str:
-        """A worker that fails before its main function leaves no words, but its log may tell."""
-        with suppress(OSError, IndexError), open(self.log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
-            return f"; its log ends: {file.read().decode(errors='replace').rstrip().splitlines()[-1][:500]}"
-        return ""
+        # A worker that fails before its main function leaves no words, but its output may tell.
+        line = self._output.last_line()
+        ending = f"; its log ends: {line[:500]}" if line else ""
+        return Death("exit", f"exit code {os.WEXITSTATUS(status)}{ending}", seen)
 
 
 # ------------------------------------------------------------------------------------------------- in the child

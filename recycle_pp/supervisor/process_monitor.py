@@ -1,7 +1,7 @@
 """Starts the worker process of one rank, sees it die, and ends it.
 
 monitor = ProcessMonitor(module, say)       # say(message): to the coordinator, if there is one
-monitor.spawn(order, make_spec, log)        # the coordinator's order; a worker that still lives is ended first
+monitor.spawn(order, make_spec, log)        # the coordinator's order, the worker's log; a live worker is ended first
 monitor.kill(incarnation); monitor.evict()   # by SIGKILL; by SIGTERM, to hand over
 monitor.kill(incarnation, stacks=True)      # the same, once it has said where its threads stand
 monitor.signs(most)                         # of the worker, for a heartbeat
@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Died, Dying, Signs, Spawn, Spawned, Stacks
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import Ahead, WorkerSpec
@@ -30,7 +32,10 @@ from .child import Child
 END_SECONDS = 30.0  # for a worker to end by itself when the job is done
 STACKS_SECONDS = 1.0  # for a hung worker to write its stacks: within what its death's event waits for its cause
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
+KILL_SECONDS = 60.0  # after SIGKILL, for the kernel to clean up at the end of a job
+KILL_SECONDS_SIGNALLED = 2.0  # the same after a signal: the launcher grants 30 s for everything
 REAP_SECONDS = 2.0  # for the kernel to clean up, at the very end; then that is left to init
+LOG_SECONDS = 2.0  # for the log's last lines
 DEATHS = 20  # that are remembered
 
 MakeSpec = Callable[[int], WorkerSpec]  # of an incarnation
@@ -45,6 +50,8 @@ class ProcessMonitor:
         self.gone.set()
         self._child: Child | None = None
         self._standby: Child | None = None
+        self._dismissed: set[Child] = set()  # killed, and not reaped yet
+        self._log: LogFile | None = None  # of the present worker, and of the process that stands by for it
         self._next: Callable[[], None] | None = None  # starts one as soon as the present worker is gone
         self._killed_by_request = False
         self._ending = False
@@ -64,10 +71,10 @@ class ProcessMonitor:
 
     def stand_by(self, settings: Mapping[str, Any]) -> bool:
         """The next worker need not import or read anything any more; True if its process has been started just now."""
-        if self._child is None or self._standby is not None or self._ending:
+        if self._child is None or self._standby is not None or self._ending or self._log is None:
             return False
         with suppress(OSError):
-            self._standby = Child.spawn(settings, self._child.log, self._module)
+            self._standby = Child.spawn(settings, self._log, self._module)
             self._standby.tell(Ahead(dict(settings)))
         return self._standby is not None
 
@@ -105,7 +112,8 @@ class ProcessMonitor:
 
     async def end(self, gently: bool) -> None:
         self.start_no_more()
-        for number, seconds in ((0, END_SECONDS * gently), (signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 60.0)):
+        kill = KILL_SECONDS if gently else KILL_SECONDS_SIGNALLED
+        for number, seconds in ((0, END_SECONDS * gently), (signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, kill)):
             if self._child is not None and number:
                 self._child.send_signal(number)
             with suppress(TimeoutError):
@@ -117,8 +125,13 @@ class ProcessMonitor:
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
             asyncio.get_running_loop().remove_reader(self._child.pidfd)
-            self._child.reap(REAP_SECONDS)
+            self._dismissed.add(self._child)
             self._child = None
+        deadline = time.monotonic() + REAP_SECONDS
+        while self._dismissed:
+            self._bury(self._dismissed.pop(), max(0.0, deadline - time.monotonic()))
+        if self._log is not None:
+            self._log.flush(LOG_SECONDS)
 
     def _start_next(self) -> None:
         start, self._next = self._next, None
@@ -129,9 +142,9 @@ class ProcessMonitor:
         loop = asyncio.get_running_loop()
         self._killed_by_request = False
         try:
-            log.parent.mkdir(parents=True, exist_ok=True)  # on another node's disk
             spec = make_spec(incarnation)
-            self._child = self._ready(log) or Child.spawn(spec.settings, log, self._module)
+            child = self._ready(log)
+            self._child = child or Child.spawn(spec.settings, self._open(log), self._module)
             self._child.begin(spec)
         except OSError as error:
             self._report(Death("exit", f"could not be started: {error}", loop.time()), incarnation)
@@ -143,17 +156,32 @@ class ProcessMonitor:
         self._say(Spawned(incarnation, self._child.pid))
 
     def _ready(self, log: Path) -> Child | None:
-        """Who stands by, if it lives and writes to this log: after the loss of a stage a rank has another place."""
-        if self._standby is not None and (self._standby.ended or self._standby.log != log):
+        """The process that stands by, if it lives and has this log: after the loss of a stage a rank has another role."""
+        if self._standby is not None and (self._standby.ended or self._log is None or self._log.path != log):
             self._dismiss()
         child, self._standby = self._standby, None
         return child
 
+    def _open(self, log: Path) -> LogFile:
+        if self._log is None or self._log.path != log:
+            if self._log is not None:
+                self._log.close()
+            self._log = LogFile(log)
+        return self._log
+
     def _dismiss(self) -> None:
+        """Kills the process that stands by. It is reaped when the kernel has cleaned up: a process that waits for a
+        disk ends only when the disk answers."""
         child, self._standby = self._standby, None
         if child is not None:
             child.send_signal(signal.SIGKILL)
-            child.reap(REAP_SECONDS)
+            self._dismissed.add(child)
+            asyncio.get_running_loop().add_reader(child.pidfd, self._bury, child)
+
+    def _bury(self, child: Child, seconds: float = 0.0) -> None:
+        self._dismissed.discard(child)
+        asyncio.get_running_loop().remove_reader(child.pidfd)
+        child.reap(seconds)
 
     def _await_death(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
         at = child.wait()

@@ -326,7 +326,8 @@ class Supervisor:
         self._leadership.sent_away = True
 
     def _spawn(self, message: Spawn) -> None:
-        withdraw(self._launch)
+        if self._monitor.order is None:  # at the start only: later its disk may not answer
+            withdraw(self._launch)
         if not self._launch.one_node and self._launch.local_rank == 0:  # a node's first rank leads, if any does
             loop = asyncio.get_running_loop()
             loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _prepare_to_lead)

@@ -23,15 +23,16 @@ from contextlib import suppress
 from typing import Any, TextIO, TypeVar
 
 R = TypeVar("R")
-Later = Callable[..., None]
-"""What calls a function with its arguments, at some time"""
+Later = Callable[..., bool]
+"""What calls a function with its arguments, at some time; False if it never will"""
 MOST = 10_000  # calls that wait
 LOOK_SECONDS = 0.005
 
 
-def now(function: Callable[..., object], *arguments: Any) -> None:
-    """For whoever may wait."""
+def now(function: Callable[..., object], *arguments: Any) -> bool:
+    """For callers that may wait."""
     function(*arguments)
+    return True
 
 
 class Background:
@@ -44,7 +45,8 @@ class Background:
         self._made = self._done = 0
         self.dropped = 0  # since the last flush
 
-    def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
+    def __call__(self, function: Callable[..., object], *arguments: Any) -> bool:
+        """False if the queue is full."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -53,6 +55,8 @@ class Background:
             self._made += 1
         except queue.Full:
             self.dropped += 1
+            return False
+        return True
 
     @property
     def idle(self) -> bool:

@@ -11,54 +11,78 @@ A line is written whole, so that a killed process leaves no half one behind. The
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
-import select
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from .background import Later, now
+from .background import Background, Later, now
+
+KEPT = 10_000  # lines
+REPORT_SECONDS = 0.1
+_reports = Background("reports")
 
 
 class Lines:
     """A .jsonl file that only grows. NaN and infinity, which JSON does not know, become null.
 
-    On a full disk, or where the file cannot be made, lines are lost, which is said once, and the training goes on.
+    Lines that the disk refuses (it is full, or read-only) are kept, the newest KEPT of them, and written as soon as it
+    takes them: with the next line, or by `again`. The trouble is reported once, and later the number of lost lines.
     """
 
     def __init__(self, path: Path, later: Later = now):
         """later: calls what touches the file, in order; in another thread, where that is not to be waited for."""
         self._path, self._file, self._later = path, -1, later
+        self._refused: deque[bytes] = deque(maxlen=KEPT)
         self._torn = False  # the last line is half there
-        later(self._open)
+        self._lost = 0  # lines that are not reported yet
+        later(self._write)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._later(self._append, json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n")
+        line = json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n"
+        if not self._later(self._append, line):
+            self._lost += 1
+
+    def again(self) -> None:
+        """Tries to write the lines that the disk has refused."""
+        if self._refused:
+            self._later(self._write)
 
     def close(self) -> None:
         self._later(self._close)
 
-    def _open(self) -> None:
-        try:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError as error:
-            report_once(f"{self._path} cannot be written: {error.strerror}")
-
     def _append(self, line: bytes) -> None:
-        if self._file < 0:
-            return
+        self._lost += len(self._refused) == KEPT
+        self._refused.append(line)
+        self._write()
+
+    def _write(self) -> None:
+        """The lines that wait, and makes the file."""
         try:
-            self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
+            if self._file < 0:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            while self._refused:
+                line = self._refused[0]
+                self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
+                if self._torn:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._refused.popleft()
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                _reports(_print, f"{self._path} lacks {plural(lost, 'line')}: the disk did not take them")
         except OSError as error:
             report_once(f"{self._path} cannot be written: {error.strerror}")
 
     def _close(self) -> None:
+        self._write()
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -66,17 +90,14 @@ class Lines:
 
 @cache
 def report_once(sentence: str) -> None:
-    """On standard error, unless nobody reads there at present: it is not worth waiting for."""
+    """Prints a sentence to standard error, once a process; waits REPORT_SECONDS at most, whoever reads there."""
+    _reports(_print, f"{sentence}; the run goes on without it")
+    _reports.flush(REPORT_SECONDS)
+
+
+def _print(sentence: str) -> None:
     with suppress(OSError, ValueError):
-        if _can_be_written(sys.stderr):
-            print(f"recycle_pp: {sentence}; the run goes on without it", file=sys.stderr, flush=True)
-
-
-def _can_be_written(stream: TextIO) -> bool:
-    try:
-        return bool(select.select([], [stream], [], 0.0)[1])
-    except (OSError, ValueError):  # no file at all, as in tests
-        return True
+        print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)
 
 
 class Events:
@@ -98,6 +119,9 @@ class Events:
         if sentence := describe(record):
             self._say(sentence)
         return record
+
+    def again(self) -> None:
+        self._lines.again()
 
     def close(self) -> None:
         self._lines.close()

@@ -268,6 +268,14 @@ class Recorder:
         self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
 
     @harmless
+    def again(self) -> None:
+        """Lines that the disk has refused are tried again."""
+        self._events.again()
+        self._metrics.again()
+        if self._sample_log is not None:
+            self._sample_log.again()
+
+    @harmless
     def close(self) -> None:
         self._write_line()
         self._metrics.close()

@@ -36,8 +36,11 @@ COMMON = ("control=cluster", "control.heartbeat=0.2", "control.suspicion=10", "m
 class Launched(contextlib.AbstractContextManager):
     """nodes: agents; workers: processes of each. Node n has the ranks from n * workers on, a pipeline of that depth."""
 
-    def __init__(self, folder: Path, nodes: int = 3, workers: int = 2, arguments: Sequence[str] = ()) -> None:
-        self.run = RunFolder(folder / "run")
+    def __init__(
+        self, folder: Path, nodes: int = 3, workers: int = 2, arguments: Sequence[str] = (), run: Path | None = None
+    ) -> None:
+        """folder: of the agents' output. run: the run folder, if it lies elsewhere."""
+        self.run = RunFolder(run or folder / "run")
         self.arguments = [f"parallel.pipelines={nodes}", f"parallel.stages={workers}", *COMMON, *arguments]
         self._folder = folder
         self._port = free_ports(2)  # of torchrun's store, and behind it of the first coordinator

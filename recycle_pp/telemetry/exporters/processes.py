@@ -7,13 +7,14 @@ await exporters.close()
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.background import Background
 from recycle_pp.telemetry.events import report_once
 from recycle_pp.telemetry.harmless import harmless
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -24,10 +25,33 @@ CLOSE_SECONDS = 10.0  # for the last records to arrive
 
 
 class Exporters:
+    """Its methods wait for no disk: what they do runs in a thread, in order."""
+
     def __init__(self, settings: Settings, run: RunFolder) -> None:
         self._run = run
+        self._later = Background("exporters")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._start(settings)
+        self._ended = False
+        if wanted(settings):
+            self._later(self._start, settings)
+
+    def look(self) -> None:
+        if self._processes:
+            self._later(self._look)
+
+    async def close(self) -> None:
+        """Waits no longer than CLOSE_SECONDS; what has not arrived until then is lost to the tool, not to the run
+        folder."""
+        self._later(self._close)
+        await self._later.flushed(CLOSE_SECONDS + 1.0)
+
+    def kill(self) -> None:
+        """Nothing stays behind."""
+        self._ended = True
+        for process in list(self._processes.values()):
+            process.kill()
+
+    # -- in the thread -----------------------------------------------------------------------------------------
 
     @harmless
     def _start(self, settings: Settings) -> None:
@@ -36,40 +60,33 @@ class Exporters:
         for name, arguments in wanted(settings).items():
             command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
             with suppress(OSError), open(self._log(name), "ab") as log:
-                self._processes[name] = subprocess.Popen(
+                process = self._processes[name] = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
                 )
+                if self._ended:
+                    process.kill()
 
     @harmless
-    def look(self) -> None:
+    def _look(self) -> None:
         for name, process in list(self._processes.items()):
             if process.poll() is not None:
-                self._ended(name)
+                self._report(name)
 
-    async def close(self) -> None:
-        """Blocks no longer than CLOSE_SECONDS; what has not arrived until then is lost to the tool, not to the run
-        folder."""
+    @harmless
+    def _close(self) -> None:
+        deadline = time.monotonic() + CLOSE_SECONDS
         for process in self._processes.values():
             assert process.stdin is not None
             with suppress(OSError):  # it has ended
                 process.stdin.close()
-        waiting = [asyncio.to_thread(self._wait, process) for process in self._processes.values()]
-        await asyncio.gather(*waiting)
-        self.look()
-
-    def kill(self) -> None:
-        """Nothing stays behind."""
         for process in self._processes.values():
-            process.kill()
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._look()
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _ended(self, name: str) -> None:
+    def _report(self, name: str) -> None:
         process = self._processes.pop(name)
         if process.returncode:
             what = "run.on_event" if name == "command" else f"log.{name}"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from recycle_pp.supervisor.child import Child, defaults
+from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.worker_spec import WorkerSpec
 
 HERE = Path(__file__).parent
@@ -25,7 +26,8 @@ def spawned(play, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported it would be forked
     spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
-    child = Child.spawn({"parallel": {"backend": "nccl"}}, tmp_path / "log", "fake_worker")
+    log = LogFile(tmp_path / "log")
+    child = Child.spawn({"parallel": {"backend": "nccl"}}, log, "fake_worker")
     child.begin(spec)
     try:
         yield child
@@ -33,6 +35,8 @@ def spawned(play, tmp_path, monkeypatch):
         if child.pidfd != -1:  # not reaped
             child.send_signal(signal.SIGKILL)
             child.reap()
+        log.close()
+        assert log.flush(10.0)
 
 
 def wait_for_death(child, seconds=20.0):
@@ -70,7 +74,7 @@ def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    child = Child.spawn({"parallel": {"backend": "nccl"}}, tmp_path / "log", "fake_worker")
+    child = Child.spawn({"parallel": {"backend": "nccl"}}, LogFile(tmp_path / "log"), "fake_worker")
     child.begin(WorkerSpec("", 1, "", 0, 0, "", {}))
     death = wait_for_death(child)
     assert death.cause == "exit"
@@ -161,13 +165,15 @@ def main(spec):
 fork_worker.main = main
 sys.modules["fork_worker"] = fork_worker
 from recycle_pp.supervisor.child import Child
+from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.worker_spec import WorkerSpec
 PARENT = os.getpid()
 pair = socket.socketpair()
-child = Child.spawn({{}}, Path({str(tmp_path / "log")!r}), "fork_worker")
+log = LogFile(Path({str(tmp_path / "log")!r}))
+child = Child.spawn({{}}, log, "fork_worker")
 child.begin(WorkerSpec("", 1, "", 0, 0, "", {{}}))
 select.select([child.pidfd], [], [], 20)
-print(child.reap())
+print(child.reap(), log.flush(10.0))
 pair[0].send(b"still whole"), print(pair[1].recv(20))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)

@@ -21,6 +21,7 @@ from recycle_pp.wire.messages.supervisors import (
     Died,
     Finish,
     Kill,
+    Present,
     Spawn,
     Spawned,
     Stopping,
@@ -159,7 +160,8 @@ def test_a_job_that_stops_ends_a_deaf_worker_and_fails_once_a_node(local_rank, c
     async def main():
         async with joined(tmp_path, "deaf", local_rank) as rank:
             worker = await rank.spawn()
-            while "deaf\n" not in (tmp_path / "logs" / "worker-0.5.log").read_text():
+            log = tmp_path / "logs" / "worker-0.5.log"
+            while not log.exists() or "deaf\n" not in log.read_text():
                 await asyncio.sleep(0.01)
             rank.peer.send(Finish(3, "all is lost"))
             assert await rank.end() == (code, "recycle_pp: the job has stopped: all is lost\n" if code else "")
@@ -235,12 +237,27 @@ def test_a_killed_supervisor_leaves_no_orphan(tmp_path):
 
 def test_a_worker_that_cannot_be_started_counts_as_dead(tmp_path):
     async def main():
-        (tmp_path / "logs").write_text("in the way")
         async with joined(tmp_path, "wait") as rank:
+            await rank.hear(Present)  # it has opened what it needs itself
+            supervisor = psutil.Process(rank.process.pid)
+            supervisor.rlimit(psutil.RLIMIT_NOFILE, (supervisor.num_fds() + 1,) * 2)
             rank.peer.send(Spawn(0, worker=(0, 5), respawns=0))
             died = await rank.hear(Died)
             assert died.death.cause == "exit"
             assert died.death.detail.startswith("could not be started")
+
+    run(main())
+
+
+def test_a_worker_whose_log_cannot_be_written_runs_all_the_same(tmp_path):
+    async def main():
+        (tmp_path / "logs").write_text("in the way")
+        async with joined(tmp_path, "wait") as rank:
+            worker = await rank.spawn()
+            assert "cannot be written: File exists" in await asyncio.to_thread(rank.process.stderr.readline)
+            assert worker.is_running()
+            rank.peer.send(Finish(3, "all is lost"))
+            assert (await rank.end())[0] == 3
 
     run(main())
 

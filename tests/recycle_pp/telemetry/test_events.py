@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.telemetry.events import _WORDS, Events, Lines, describe
+from recycle_pp.telemetry.events import _WORDS, Events, Lines, _reports, describe
+from recycle_pp.telemetry.follower import Follower
 
 
 def test_an_event_is_on_disk_as_soon_as_it_is_recorded(tmp_path):
@@ -71,3 +72,27 @@ def test_lines_are_json_whatever_number_they_hold(value):
     record = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     expected = value if math.isfinite(value) else None
     assert record == {"loss": expected, "list": [expected, {"deep": expected}]}
+
+
+def test_lines_that_a_disk_refuses_are_written_when_it_takes_them_again(tmp_path, capsys):
+    lines = Lines(tmp_path / "late" / "metrics.jsonl")
+    for step in range(3):
+        lines.write({"step": step})
+    (tmp_path / "late").mkdir()
+    lines.again()
+    lines.write({"step": 3})
+    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step} for step in range(4)]
+    assert capsys.readouterr().err.count("cannot be written") == 1
+
+
+def test_of_the_lines_that_a_disk_refuses_the_newest_are_kept_and_the_number_of_the_others_is_reported(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("recycle_pp.telemetry.events.KEPT", 10)
+    lines = Lines(tmp_path / "late" / "events.jsonl")
+    for step in range(25):
+        lines.write({"step": step})
+    (tmp_path / "late").mkdir()
+    lines.again()
+    assert Follower(tmp_path / "late" / "events.jsonl").new() == [{"step": step} for step in range(15, 25)]
+    assert _reports.flush(10) and "events.jsonl lacks 15 lines" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""A worker's standard output and error: a pipe, which a thread of the supervisor copies to the worker's log.
+
+    output = Output(log)
+    os.dup2(output.descriptor, 1)          # in the child
+    output.copy()                          # in the parent, after the fork
+    output.since(output.received)          # what it has written from a moment on, from memory
+    output.close()                         # after the worker's end
+
+A worker whose standard output were the log itself would stand still in a `print`, or in a library's warning, as long
+as the log's disk does not answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from contextlib import suppress
+
+from recycle_pp.telemetry.log_file import LogFile
+
+KEPT = 1 << 16  # newest bytes, for stacks and the last line
+PIPE = 1 << 20  # bytes that a worker may write while the supervisor is suspended
+CLOSE_SECONDS = 0.5  # for the last lines; a process that cannot be killed keeps its end of the pipe open
+
+
+class Output:
+    """descriptor: the worker's end, until `copy`. received: bytes so far."""
+
+    def __init__(self, log: LogFile) -> None:
+        self.received = 0
+        self._log, self._kept = log, b""
+        self._ours, self.descriptor = os.pipe()
+        with suppress(OSError):  # more than this user may have
+            fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE)
+        self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
+
+    def copy(self) -> None:
+        os.close(self.descriptor)
+        self._thread.start()
+
+    def since(self, received: int) -> bytes:
+        """What came after the first `received` bytes; the newest `KEPT` of it."""
+        kept, count = self._kept, self.received - received
+        return kept[-count:] if count > 0 else b""
+
+    def last_line(self) -> str:
+        lines = self._kept.decode(errors="replace").rstrip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        """Returns when the last line has come, or after `CLOSE_SECONDS`."""
+        self._thread.join(CLOSE_SECONDS)
+
+    def _copy(self) -> None:
+        while chunk := os.read(self._ours, KEPT):
+            self._kept = (self._kept + chunk)[-KEPT:]
+            self.received += len(chunk)
+            self._log.write(chunk)
+        os.close(self._ours)

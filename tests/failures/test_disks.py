@@ -1,0 +1,70 @@
+"""File systems that stop answering, fill up or turn read-only under a job that torchrun has started."""
+
+import time
+
+import pytest
+
+from .disk import Disk
+from .launched import Launched
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("launched"), pytest.mark.timeout(300)]
+MISSING = Disk.missing()
+needs_disk = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+SHAPE = ("parallel.pipelines=2", "parallel.stages=1", "parallel.microbatches=4")
+QUICK = ("control.suspicion=3", "run.validate_every=0", *SHAPE)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with Disk(tmp_path) as disk:
+        yield disk
+
+
+@pytest.fixture(scope="module")
+def expected(zygote):
+    """(losses by step, digest of the weights) of `steps` steps of one worker in which nothing happens."""
+
+    known = {}
+
+    def of(steps, *arguments):
+        if (steps, *arguments) not in known:
+            shape = ("parallel.pipelines=1", "parallel.stages=1", "parallel.microbatches=8", "run.validate_every=0")
+            common = ("model=tiny", "numerics=reproducible", *arguments)
+            with zygote.run([*common, *shape, f"run.steps={steps}"]) as job:
+                assert job.wait(200) == 0, job.output
+                known[steps, *arguments] = losses(job.run), job.run.read_summary()["weights_sha256"]
+        return known[steps, *arguments]
+
+    return of
+
+
+def losses(run):
+    lines = run.lines(run.metrics)
+    assert [line["step"] for line in lines] == [*range(len(lines))], "one line a step"
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def check_exact(job, expected):
+    assert (losses(job.run), job.run.read_summary()["weights_sha256"]) == expected, job.explain()
+
+
+@needs_disk
+@pytest.mark.parametrize("seconds", [10, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_run_folder_that_does_not_answer_holds_up_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
+    """A worker dies meanwhile: all others write about it to their logs, and another one is started."""
+    steps = 400 + 40 * seconds
+    arguments = [*QUICK, f"run.steps={steps}", "checkpoint.every=100"]
+    with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
+        job.wait_for_step(20)
+        with disk.frozen():
+            begun, victim = time.monotonic(), job.worker("1.0")
+            victim.kill()
+            time.sleep(seconds)
+            assert job.agents[0].poll() is None, job.explain()
+        assert job.wait([0], 200) == [0], job.explain()
+        check_exact(job, expected(steps))
+        assert [e["cause"] for e in job.events("death_detected")] == ["signal"], "the disk cost no worker"
+        (back,) = job.events("rejoined")
+        assert time.time() - back["time"] > time.monotonic() - begun - seconds, "it was back before the disk was"
+        assert job.longest_gap() < 3
+        assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are whole"
