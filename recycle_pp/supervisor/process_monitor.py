@@ -156,7 +156,7 @@ class ProcessMonitor:
         self._say(Spawned(incarnation, self._child.pid))
 
     def _ready(self, log: Path) -> Child | None:
-        """The process that stands by, if it lives and has this log: after the loss of a stage a rank has another role."""
+        """The process that stands by, if it lives and has this log: a rank may have another role by now."""
         if self._standby is not None and (self._standby.ended or self._log is None or self._log.path != log):
             self._dismiss()
         child, self._standby = self._standby, None

@@ -1,5 +1,6 @@
 """File systems that stop answering, fill up or turn read-only under a job that torchrun has started."""
 
+import json
 import time
 
 import pytest
@@ -32,7 +33,7 @@ def expected(zygote):
             common = ("model=tiny", "numerics=reproducible", *arguments)
             with zygote.run([*common, *shape, f"run.steps={steps}"]) as job:
                 assert job.wait(200) == 0, job.output
-                known[steps, *arguments] = losses(job.run), job.run.read_summary()["weights_sha256"]
+                known[steps, *arguments] = losses(job.run), json.loads(job.run.summary.read_text())["weights_sha256"]
         return known[steps, *arguments]
 
     return of
@@ -45,26 +46,25 @@ def losses(run):
 
 
 def check_exact(job, expected):
-    assert (losses(job.run), job.run.read_summary()["weights_sha256"]) == expected, job.explain()
+    assert (losses(job.run), json.loads(job.run.summary.read_text())["weights_sha256"]) == expected, job.explain()
 
 
 @needs_disk
 @pytest.mark.parametrize("seconds", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_run_folder_that_does_not_answer_holds_up_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
     """A worker dies meanwhile: all others write about it to their logs, and another one is started."""
-    steps = 400 + 40 * seconds
+    steps = 60 * seconds
     arguments = [*QUICK, f"run.steps={steps}", "checkpoint.every=100"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
         job.wait_for_step(20)
         with disk.frozen():
-            begun, victim = time.monotonic(), job.worker("1.0")
-            victim.kill()
+            job.worker("1.0").kill()
             time.sleep(seconds)
-            assert job.agents[0].poll() is None, job.explain()
+            thawed = time.time()
         assert job.wait([0], 200) == [0], job.explain()
         check_exact(job, expected(steps))
         assert [e["cause"] for e in job.events("death_detected")] == ["signal"], "the disk cost no worker"
         (back,) = job.events("rejoined")
-        assert time.time() - back["time"] > time.monotonic() - begun - seconds, "it was back before the disk was"
+        assert back["time"] < thawed, "it was back before the disk was"
         assert job.longest_gap() < 3
         assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are whole"
