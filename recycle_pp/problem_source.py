@@ -28,10 +28,13 @@ from recycle_schedules import Plan, Problem, Trace, Worker, compiled
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.faults import faults
-from recycle_pp.config.settings import Settings, load
+from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.problem import initial_problem
 from recycle_pp.coordinator.profile import Profile
 from recycle_pp.drawing.sources import Run
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.files import UnreadableFile, decode, read
+from recycle_pp.wire.records import Profile as Measured
 
 Json = dict[str, Any]
 _KEYS = (
@@ -122,7 +125,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Sou
 def read_file(path: str | Path) -> Source:
     """A file with a problem, a plan or a trace; ValueError in one sentence that names it."""
     try:
-        data = json.loads(Path(path).read_text())
+        data = json.loads(read(Path(path)).decode())
         if isinstance(data, dict) and {"pipelines", "stages", "microbatches"} & data.keys():
             return Source(Problem.from_json(data))
         if isinstance(data, dict) and "problem" in data and "ops" not in data:
@@ -164,20 +167,26 @@ def _of_run(run: Run, step: int | None) -> Source:
         at = run.newest if step is None else step
         trace = run.trace(at)
         return Source(trace.problem, trace.time_unit, trace, run, at)
-    config = run.path / "config.yaml"
-    if not config.exists():
-        raise ValueError(f"{run.path} holds no run: there is no config.yaml, and no trace")
-    import yaml
-
-    settings: Settings = load(yaml.safe_load(config.read_text()))
+    folder = RunFolder(run.path)
+    folder.require()
+    settings = folder.read_settings()
     settings.fail_at, settings.hang_at = [], []
-    source = _of_settings(settings)
-    measured = run.path / "profile.json"
-    if not measured.exists():
+    try:
+        source = _of_settings(settings)
+    except ValueError as error:
+        raise UnreadableFile(folder.config, str(error)) from None
+    try:
+        measured = decode(folder.profile, read(folder.profile), Measured)
+    except FileNotFoundError:
         return replace(source, run=run)
     profile = Profile(settings)
-    profile.take_up(json.loads(measured.read_text()))
-    return Source(profile.problem(source.problem), "s", run=run)
+    if not profile.fits(measured):
+        raise UnreadableFile(folder.profile, "its stages are not those of config.yaml")
+    profile.take_up(measured)
+    try:
+        return Source(profile.problem(source.problem), "s", run=run)
+    except ValueError as error:
+        raise UnreadableFile(folder.profile, str(error)) from None
 
 
 def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:

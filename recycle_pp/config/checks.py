@@ -15,6 +15,7 @@ import math
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from .faults import faults
 from .settings import Model, Settings
@@ -59,6 +60,7 @@ _AT_LEAST = (
 _ABOVE_ZERO: tuple[str, ...] = ("model.rope_theta", "model.norm_eps", "optimizer.lr", "optimizer.eps", "optimizer.clip")
 _ABOVE_ZERO += ("control.heartbeat", "control.suspicion", "control.lease")
 MOST_INT32_TERMS = 64  # micro-batches of a step with numerics.sums=int32: see int32_bits
+MOST_WORKERS = 1_000_000
 _SHARES = ("model.dropout", "data.validation_share", "optimizer.beta1", "optimizer.beta2")  # 0 <= x < 1
 
 
@@ -122,33 +124,21 @@ def _validate_folder(model: Model) -> None:
         )
 
 
+def check_ranges(settings: Settings) -> None:
+    """ValueError if a number or a choice is outside its range, whatever the other keys say.
+
+    The readers of a run's config.yaml need no more: the run may have started on another machine, with other files.
+    """
+    _check_choices(settings)
+    _check_numbers(settings)
+
+
 def _validate_values(settings: Settings) -> None:
-    groups = {name: group for name, group in asdict(settings).items() if isinstance(group, dict)}
-    values = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
-    for key, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{key} must be finite, not {value}")
-    for key, choices in _CHOICES.items():
-        if values[key] not in choices:
-            raise ValueError(
-                f"{key} must be one of {', '.join(map(str, choices))}, not {values[key]}".replace("None", "null")
-            )
-    if settings.run.resume not in (True, False, "auto"):
-        raise ValueError(f"run.resume must be true, false or auto, not {settings.run.resume}")
-    if settings.model.recompute not in (True, False, "auto"):
-        raise ValueError(f"model.recompute must be true, false or auto, not {settings.model.recompute}")
+    _check_choices(settings)
     if settings.model.recompute == "auto" and settings.parallel.memory is None:
         raise ValueError("model.recompute=auto needs parallel.memory: what a worker has decides")
     _validate_model(settings.model)
-    for key, least in _AT_LEAST.items():
-        if values[key] is not None and values[key] < least:
-            raise ValueError(f"{key} must be at least {least}, not {values[key]}")
-    for key in _ABOVE_ZERO:
-        if values[key] is not None and values[key] <= 0:
-            raise ValueError(f"{key} must be above 0, not {values[key]}")
-    for key in _SHARES:
-        if not 0 <= values[key] < 1:
-            raise ValueError(f"{key} must be at least 0 and below 1, not {values[key]}")
+    _check_numbers(settings)
     if settings.control.suspicion <= settings.control.heartbeat:
         raise ValueError(
             f"control.suspicion must be above control.heartbeat = {settings.control.heartbeat}, "
@@ -168,6 +158,43 @@ def _validate_values(settings: Settings) -> None:
             raise ValueError(f"control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not {endpoint!r}")
     if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
         raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto, tcp or gloo")
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    """By key, without the faults."""
+    groups = {name: group for name, group in asdict(settings).items() if isinstance(group, dict)}
+    return {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
+
+
+def _check_choices(settings: Settings) -> None:
+    values = _values(settings)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key} must be finite, not {value}")
+    for key, choices in _CHOICES.items():
+        if values[key] not in choices:
+            raise ValueError(
+                f"{key} must be one of {', '.join(map(str, choices))}, not {values[key]}".replace("None", "null")
+            )
+    if settings.run.resume not in (True, False, "auto"):
+        raise ValueError(f"run.resume must be true, false or auto, not {settings.run.resume}")
+    if settings.model.recompute not in (True, False, "auto"):
+        raise ValueError(f"model.recompute must be true, false or auto, not {settings.model.recompute}")
+
+
+def _check_numbers(settings: Settings) -> None:
+    values = _values(settings)
+    for key, least in _AT_LEAST.items():
+        if values[key] is not None and values[key] < least:
+            raise ValueError(f"{key} must be at least {least}, not {values[key]}")
+    for key in _ABOVE_ZERO:
+        if values[key] is not None and values[key] <= 0:
+            raise ValueError(f"{key} must be above 0, not {values[key]}")
+    for key in _SHARES:
+        if not 0 <= values[key] < 1:
+            raise ValueError(f"{key} must be at least 0 and below 1, not {values[key]}")
+    if settings.parallel.pipelines * settings.parallel.stages > MOST_WORKERS:
+        raise ValueError(f"parallel.pipelines * parallel.stages must be at most {MOST_WORKERS:,} workers")
 
 
 def _validate_sums(settings: Settings) -> None:

@@ -215,6 +215,7 @@ class Settings:
         return -(-self.run.validate_samples // self.parallel.microbatch_size)
 
 
+LARGEST = 10**18  # whole number that a key may have
 FAULTS = ("fail_at", "hang_at", "slow_at", "rejoin_at")
 
 Group = TypeVar("Group")
@@ -243,8 +244,21 @@ def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "")
     return cls(**values)
 
 
+def known(data: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` without keys that no version of now has: those of a run that an earlier version began."""
+    groups = {name: hint for name, hint in get_type_hints(Settings).items() if name in data}
+    return {
+        name: {key: value for key, value in data[name].items() if key in get_type_hints(hint)}
+        if is_dataclass(hint) and isinstance(data[name], Mapping)
+        else data[name]
+        for name, hint in groups.items()
+    }
+
+
 def _typed(key: str, value: Any, hint: Any) -> Any:
     allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if any(isinstance(one, int) and abs(one) > LARGEST for one in (value if isinstance(value, list) else [value])):
+        raise ValueError(f"{key} must be at most {LARGEST}")
     for kind in allowed:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
@@ -265,7 +279,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
 def _fault_texts(key: str, value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     for item in values:
-        if isinstance(item, int | float) and not isinstance(item, bool):
+        if isinstance(item, int | float) and not isinstance(item, bool) and abs(item) < LARGEST:
             step, rest = divmod(round(item, 6), 60)  # YAML 1.1 reads a:b as 60 a + b
             guess = f"{int(step)}:{round(rest, 6):g}"
             raise ValueError(

@@ -77,7 +77,7 @@ class Planning:
 
     def take_up(self, measured: Mapping[str, Any] | None) -> None:
         """What the coordinator before this one has measured: its profile.json, if it is on this machine."""
-        if measured is not None:
+        if measured is not None and self._profile.fits(measured):
             self._profile.take_up(measured)
         self.follow_profile()
 

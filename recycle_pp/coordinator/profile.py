@@ -158,6 +158,13 @@ class Profile:
             "steps": self._seen,
         }
 
+    def fits(self, data: Mapping[str, Any]) -> bool:
+        """Was this profile.json measured with as many stages as this job has?"""
+        stages = self._settings.parallel.stages
+        durations, sums, sizes = data["durations_seconds"], data["sum_seconds"], data["boundary_bytes"]
+        whole = set(durations) == set(KINDS) and all(len(of) == stages for of in (*durations.values(), sums))
+        return whole and len(sizes) == stages - 1
+
     def take_up(self, data: Mapping[str, Any]) -> None:
         """What another coordinator has measured, from its `to_json`."""
         self._durations, self._seen = data["durations_seconds"], data["steps"]

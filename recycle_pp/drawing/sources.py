@@ -8,12 +8,13 @@ Everything wrong with them is a ValueError or OSError in one sentence.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from recycle_schedules import Plan, Problem, Trace, load, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
+
+from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
+from recycle_pp.wire.records import Step, Summary
 
 from . import report
 from .chart import Chart
@@ -38,10 +39,14 @@ class Run:
             known = f"there are {', '.join(map(str, steps))}" if steps else "there are none yet"
             raise ValueError(f"{self.path} has no trace of step {step}; {known}")
         path = self.path / "traces" / f"step-{step:06d}.json"
+        with open_regular(path):  # a pipe would never end
+            pass
         try:
             return load(path)
-        except (TypeError, AttributeError, KeyError, IndexError) as e:
-            raise ValueError(f"{path}: no trace ({e})") from None
+        except UnicodeDecodeError:
+            raise UnreadableFile(path, "it is not text") from None
+        except (ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as e:
+            raise UnreadableFile(path, f"it is not a trace ({str(e).removeprefix(f'{path}: ')})") from None
 
     @property
     def newest(self) -> int:
@@ -58,13 +63,13 @@ class Run:
 
     def progress(self) -> str:
         """The last line of the metrics, in words."""
-        last = _last_line(self.path / "metrics.jsonl")
-        if not last:
+        last = _last_step(self.path / "metrics.jsonl")
+        if last is None:
             return "no step yet"
-        words = [f"step {last.get('step')}"]
-        words += [f"loss {last['loss']:.4f}"] if isinstance(last.get("loss"), float) else []
-        words += [f"{last['tokens_per_second']:,.0f} tokens/s"] if last.get("tokens_per_second") else []
-        words += [f"{last['live_workers']} live workers"] if last.get("live_workers") else []
+        words = [f"step {last['step']}"]
+        words += [f"loss {loss:.4f}"] if (loss := last.get("loss")) is not None else []
+        words += [f"{speed:,.0f} tokens/s"] if (speed := last.get("tokens_per_second")) else []
+        words += [f"{live} live workers"] if (live := last.get("live_workers")) else []
         return ", ".join(words)
 
 
@@ -122,29 +127,28 @@ def title_of(plan: Plan) -> str:
 
 def totals(run: Run) -> str:
     """The figures of the whole run; "" while it goes on."""
+    path = run.path / "summary.json"
     try:
-        summary = json.loads((run.path / "summary.json").read_text())
-    except (OSError, ValueError):
-        summary = {}
+        summary = decode(path, read(path), Summary)
+    except FileNotFoundError:
+        return ""
     if "lost_ops" in summary:
-        share = "" if summary.get("bubbles") is None else f"bubbles {report.percent(summary['bubbles'])} (median), "
-        return (
-            f"the whole run: {share}{report.count_of(summary['lost_ops'], 'op')} lost, {summary['redone_ops']} redone"
-        )
+        bubbles, redone = summary.get("bubbles"), summary.get("redone_ops", 0)
+        share = "" if bubbles is None else f"bubbles {report.percent(bubbles)} (median), "
+        return f"the whole run: {share}{report.count_of(summary['lost_ops'], 'op')} lost, {redone} redone"
     return ""
 
 
-def _last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a .jsonl file that grows; {} if there is none."""
+def _last_step(path: Path) -> Step | None:
+    """The last whole line of a metrics.jsonl that grows; None if there is none."""
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return {}
+        lines = read(path).splitlines()
+    except FileNotFoundError:
+        return None
     for line in reversed(lines):
         try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            return found
-    return {}
+            return decode(path, line, Step)
+        except UnreadableFile:
+            if not line.startswith(b"{"):
+                raise
+    return None

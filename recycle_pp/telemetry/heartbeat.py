@@ -12,15 +12,18 @@ used again proves nothing. From another machine, or another container, only the 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from recycle_pp.wire.files import UnreadableFile, decode, read
+from recycle_pp.wire.records import Count, Seconds, WorkerName
 
 from .clocks import boot_id
 from .harmless import harmless
@@ -33,28 +36,27 @@ SECONDS = 1.0  # between two signs
 SILENT_SECONDS = 15.0  # without one: as long as a machine may swap, and clocks of two machines may differ
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(msgspec.Struct, frozen=True):
     """What heartbeat.json holds."""
 
-    time: float  # seconds since 1970, when it was written
+    time: Seconds  # since 1970, when it was written
     host: str  # of the coordinator
-    pid: int
-    started: int  # clock ticks from its machine's boot to its process's start
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    started: Count  # clock ticks from its machine's boot to its process's start
     boot: str  # the kernel's boot id
     namespace: str  # of process numbers: containers have their own
-    term: int  # which coordinator of the job, from 0
+    term: Count  # which coordinator of the job, from 0
     address: str  # HOST:PORT where it listens
-    live: list[str]  # workers "d.s" that take part
+    live: list[WorkerName]  # workers that take part
     over: bool  # the job has ended
     code: int | None  # its exit code, once it is over
 
     @classmethod
     def read(cls, run: RunFolder) -> Sign | None:
+        """None if there is none; UnreadableFile if it is damaged."""
         try:
-            data = json.loads(run.heartbeat.read_text())
-            return cls(**{field.name: data[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError, TypeError):
+            return decode(run.heartbeat, read(run.heartbeat), cls)
+        except FileNotFoundError:
             return None
 
     @property
@@ -96,7 +98,7 @@ class Heartbeat:
             over=over,
             code=code,
         )
-        self._run.write_json(self._run.heartbeat, asdict(sign), indent=None)
+        self._run.write_json(self._run.heartbeat, msgspec.to_builtins(sign), indent=None)
 
     def end(self, live: Iterable[Worker], code: int) -> None:
         self.write(live, over=True, code=code)
@@ -112,8 +114,11 @@ def address_of(run: RunFolder) -> str:
 
 
 def refuse_running(run: RunFolder) -> None:
-    """ValueError where a job in that folder gives signs of life."""
-    sign = Sign.read(run)
+    """ValueError if a job in that folder gives signs of life. A job writes its sign once a second, so a damaged one is
+    not a sign of life."""
+    sign = None
+    with suppress(UnreadableFile):
+        sign = Sign.read(run)
     if sign is not None and (verdict := sign.verdict())[0] == "alive":
         raise ValueError(f"run.dir={run.path} belongs to a job that still runs: {verdict[1]}")
 

@@ -7,13 +7,16 @@ history.deaths, history.stalls, history.cpu_steps, history.step
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
+from recycle_pp.wire.records import Profile
 
 from .run_folder import RunFolder
 
@@ -54,7 +57,7 @@ class History:
     cpu_steps: list[float] = field(default_factory=list)
     seconds: float = 0.0
     checkpoint: int = 0
-    profile: dict[str, Any] | None = None
+    profile: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, run: RunFolder) -> History:
@@ -72,8 +75,15 @@ class History:
             cpu_steps=[line.cpu_seconds for line in metrics],
             seconds=time.time() - since[0].time if since else 0.0,
             checkpoint=max((event.checkpoint for event in events if event.event == "checkpoint_saved"), default=0),
-            profile=msgspec.json.decode(run.profile.read_bytes()) if run.profile.exists() else None,
+            profile=_profile(run.profile),
         )
+
+
+def _profile(path: Path) -> Mapping[str, Any] | None:
+    """None without one, or if it is damaged: the new coordinator then plans without measured durations."""
+    with suppress(FileNotFoundError, UnreadableFile):
+        return decode(path, read(path), Profile)
+    return None
 
 
 T = TypeVar("T")
@@ -83,7 +93,7 @@ def _lines(path: Path, of: type[T]) -> Iterator[T]:
     """Those that are whole, and what they should be. One at a time: a call of C over all of them would keep Python's
     lock, and the event loop waiting, for as long."""
     decoder = msgspec.json.Decoder(of)
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError, UnreadableFile), open_regular(path) as file:
         for line in file:
-            with suppress(msgspec.MsgspecError):
+            with suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 yield decoder.decode(line)

@@ -7,9 +7,12 @@ Everything is read from the run folder: metrics.jsonl, events.jsonl, summary.jso
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from recycle_pp.wire.files import decode, read
+from recycle_pp.wire.records import Summary
 
 from .events import cause_in_words, plural, when
 from .run_folder import RunFolder
@@ -18,9 +21,8 @@ Record = dict[str, Any]
 
 
 def report(run: RunFolder) -> str:
-    """The report as text of several lines; ValueError where the folder holds no run."""
-    if not run.config.exists():
-        raise ValueError(f"{run.path} holds no run: there is no {run.config.name}")
+    """The report as text of several lines; ValueError if the folder holds no run, or a file of it is damaged."""
+    run.require()
     metrics, events = run.lines(run.metrics), run.lines(run.events)
     lines = [f"Run {run.path}", _course(metrics)]
     for event in events:
@@ -28,12 +30,12 @@ def report(run: RunFolder) -> str:
             lines += _death(event, events, metrics)
         elif event["event"] == "rejoined":
             lines.append(
-                f"  {when(event['step'])}: worker {event['worker']} is back{_loss_around(event['step'], metrics)}"
+                f"  {when(event['step'])}: worker {event.get('worker')} is back{_loss_around(event['step'], metrics)}"
             )
     if not any(event["event"] == "death_detected" for event in events):
         lines.append("  nobody died")
-    if run.summary.exists():
-        lines += _summary(json.loads(run.summary.read_text()))
+    with suppress(FileNotFoundError):
+        lines += _summary(decode(run.summary, read(run.summary), Summary))
     return "\n".join(lines)
 
 
@@ -54,15 +56,17 @@ def _validation(record: Record) -> str:
 
 def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record]) -> list[str]:
     lines = [
-        f"  {when(death['step'])}: worker {death['worker']} died ({cause_in_words(death)})"
+        f"  {when(death['step'])}: worker {death.get('worker')} died ({cause_in_words(death)})"
         + _loss_around(death["step"], metrics)
     ]
     # The recovery that names the worker, nearest in time: the cause of a death may be known only after the job went on.
-    recoveries = [event for event in events if event["event"] == "resumed" and death["worker"] in event["dead"]]
+    recoveries = [
+        event for event in events if event["event"] == "resumed" and death.get("worker") in event.get("dead", ())
+    ]
     if not recoveries:
         went_on = any(record["step"] > death["step"] for record in metrics)
         return [*lines, "    nobody had to wait" if went_on else "    the job did not go on after it"]
-    resumed = min(recoveries, key=lambda event: abs(event["time"] - death["time"]))
+    resumed = min(recoveries, key=lambda event: abs(event.get("time", 0.0) - death.get("time", 0.0)))
     text = f"    stalled {1000 * resumed.get('stall_seconds', 0.0):.0f} ms"
     if resumed.get("lost_ops") is not None:
         text += f"; {plural(resumed['lost_ops'], 'op')} lost, {resumed.get('redone_ops', 0)} redone by peers"
@@ -75,7 +79,7 @@ def _loss_around(step: int, metrics: Sequence[Record]) -> str:
     return ": loss " + ", ".join(f"{loss:.4f} (step {s + 1})" for s, loss in near) if near else ""
 
 
-def _summary(summary: Record) -> list[str]:
+def _summary(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     if (steps := summary.get("steps")) is not None:
         text = f"  {plural(steps, 'step')}, {summary.get('samples', 0):,} samples, {summary.get('tokens', 0):,} tokens"

@@ -28,7 +28,9 @@ from typing import Any
 
 import msgspec
 
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.checks import check_ranges
+from recycle_pp.config.settings import Settings, known, load
+from recycle_pp.wire.files import UnreadableFile, read
 
 from .background import Background
 from .checkpoint_folders import finished
@@ -94,14 +96,15 @@ class RunFolder:
             raise ValueError(
                 f"run.dir={settings.run.dir} holds another run; go on with it by run.resume=true, or name a new folder"
             )
+        lines = {path: _before(path, done) for path in (run.metrics, run.samples) if path.exists()}
         made = [path for path in (run.path, *run.path.parents) if not path.exists()]
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             run.make()
             run.write_text(run.config, _yaml(asdict(settings)))
-            for path in (run.metrics, run.samples):
-                _cut(path, done)
+            for path, kept in lines.items():
+                _rewrite(path, kept)
         except OSError as error:
             raise ValueError(f"run.dir={settings.run.dir} cannot be written: {error.strerror}") from error
         run.made = made
@@ -150,10 +153,30 @@ class RunFolder:
     def trace(self, step: int) -> Path:
         return self.traces / f"step-{step:06d}.json"
 
-    def read_config(self) -> dict[str, Any]:
-        import yaml
+    def require(self) -> None:
+        """ValueError if the folder holds no run."""
+        if not self.config.exists() and not self.config.is_symlink():
+            raise ValueError(f"{self.path} holds no run: there is no {self.config.name}")
 
-        return yaml.safe_load(self.config.read_text())
+    def read_config(self) -> dict[str, Any]:
+        """config.yaml as plain data.
+
+        Raises:
+            UnreadableFile: it is missing or damaged, or holds no keys.
+        """
+        return read_yaml(self.config)
+
+    def read_settings(self) -> Settings:
+        """config.yaml without the keys that are gone since then; UnreadableFile as `read_config`, or for a value of
+        the wrong type."""
+        try:
+            settings: Settings = load(known(self.read_config()))
+            check_ranges(settings)
+        except UnreadableFile:
+            raise
+        except ValueError as error:
+            raise UnreadableFile(self.config, str(error)) from None
+        return settings
 
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """On a full disk the file is left out, which is said once, and the training goes on."""
@@ -173,8 +196,12 @@ class RunFolder:
 
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
-        """The records of a .jsonl file, as far as they are whole."""
-        return Follower(path).new()
+        """The records of a .jsonl file, as far as they are whole; UnreadableFile if a line is not a record."""
+        follower = Follower(path)
+        records = follower.new()
+        if follower.damage is not None:
+            raise follower.damage
+        return records
 
 
 def newest_run(path: str | None) -> RunFolder:
@@ -187,18 +214,38 @@ def newest_run(path: str | None) -> RunFolder:
     return RunFolder(runs[-1].parent)
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file; UnreadableFile if it is missing or damaged, or holds no keys."""
+    import yaml
+
+    try:
+        data = yaml.load(read(path).decode(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError:
+        raise UnreadableFile(path, "there is no such file") from None
+    except UnicodeDecodeError:
+        raise UnreadableFile(path, "it is not text") from None
+    except RecursionError:
+        raise UnreadableFile(path, "it is nested too deep") from None
+    except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # a date such as 2026-99-99 is a ValueError
+        if isinstance(error, UnreadableFile):
+            raise
+        raise UnreadableFile(path, f"it is not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise UnreadableFile(path, "it is empty" if data is None else "it holds no keys")
+    return data
+
+
 def _yaml(data: dict[str, Any]) -> str:
     import yaml  # here, because only rank 0 needs it
 
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
-def _cut(path: Path, steps: int) -> None:
-    """Leaves the lines of the steps before `steps`, each once: the last that was written of it."""
-    if not path.exists():
-        return
-    lines = {record["step"]: record for record in Follower(path).new() if record["step"] < steps}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    text = (json.dumps(lines[step], separators=(",", ":")) + "\n" for step in sorted(lines))
-    temporary.write_text("".join(text))
-    temporary.replace(path)
+def _before(path: Path, steps: int) -> list[dict[str, Any]]:
+    """The lines of the steps before `steps`, each once: the last that was written of it."""
+    lines = {record["step"]: record for record in RunFolder.lines(path) if record["step"] < steps}
+    return [lines[step] for step in sorted(lines)]
+
+
+def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:
+    RunFolder.write_text(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records))

@@ -17,7 +17,7 @@ from typing import Any
 
 from recycle_schedules import Worker
 
-from recycle_pp.config.settings import Settings, load
+from recycle_pp.wire.files import UnreadableFile
 
 from .events import cause_in_words, plural, when
 from .follower import Follower
@@ -55,6 +55,7 @@ class Status:
     last_stall_seconds: float | None
     stall_seconds: float  # of all
     recovering: bool  # somebody has died, and the job does not go on yet
+    damaged: list[str]  # a sentence for each file of which only a part could be read
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,11 +63,9 @@ class Status:
 
 class Looker:
     def __init__(self, run: RunFolder) -> None:
-        """ValueError where the folder holds no run."""
-        if not run.config.exists():
-            raise ValueError(f"{run.path} holds no run: there is no {run.config.name}")
-        self._run = run
-        self._settings: Settings = load(run.read_config())
+        """ValueError if the folder holds no run, or its config.yaml is damaged."""
+        run.require()
+        self._run, self._settings = run, run.read_settings()
         self._metrics, self._events = Follower(run.metrics), Follower(run.events)
         self._lines: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._deaths: list[dict[str, Any]] = []
@@ -75,15 +74,24 @@ class Looker:
         self._recovering = False
 
     def look(self) -> Status:
+        """What can be read while the job lives, with the damage in `Status.damaged`.
+
+        Raises:
+            UnreadableFile: a file is damaged, and no job lives.
+        """
         self._lines.extend(self._metrics.new())
         for event in self._events.new():
             self._hear(event)
-        sign, now, s = Sign.read(self._run), time.time(), self._settings
-        verdict, proof = sign.verdict() if sign else ("silent", "there is no heartbeat.json")
+        now, s = time.time(), self._settings
+        sign, verdict, proof = self._sign()
+        damaged = [follower.damage for follower in (self._metrics, self._events) if follower.damage is not None]
         last = self._lines[-1] if self._lines else {}
-        seconds = median([line["step_seconds"] for line in self._lines]) if self._lines else None
+        measured = [line["step_seconds"] for line in self._lines if "step_seconds" in line]
+        seconds = median(measured) if measured else None
         left = s.run.steps - 1 - last["step"] if last else s.run.steps
         going = verdict == "alive"
+        if damaged and not going:
+            raise damaged[0]
         return Status(
             run=str(self._run.path),
             state=self._state(verdict, sign),
@@ -102,9 +110,9 @@ class Looker:
             last_deaths=[
                 {
                     "step": e["step"],
-                    "worker": e["worker"],
+                    "worker": e.get("worker"),
                     "cause": cause_in_words(e),
-                    "seconds_ago": now - e["time"],
+                    "seconds_ago": now - e.get("time", now),
                 }
                 for e in self._deaths[-DEATHS:]
             ],
@@ -112,7 +120,16 @@ class Looker:
             last_stall_seconds=self._stalls[-1] if self._stalls else None,
             stall_seconds=sum(self._stalls),
             recovering=self._recovering and going,
+            damaged=[str(damage) for damage in damaged],
         )
+
+    def _sign(self) -> tuple[Sign | None, str, str]:
+        """The coordinator's sign of life, and its verdict with the proof."""
+        try:
+            sign = Sign.read(self._run)
+        except UnreadableFile as damage:
+            return None, "silent", str(damage)
+        return (sign, *sign.verdict()) if sign else (None, "silent", "there is no heartbeat.json")
 
     def _hear(self, event: dict[str, Any]) -> None:
         name, self._last = event["event"], event
@@ -122,7 +139,7 @@ class Looker:
             self._deaths.append(event)
             self._recovering = True
         elif name in ("resumed", "restored"):
-            self._stalls += [event["stall_seconds"]] if name == "resumed" else []
+            self._stalls += [event.get("stall_seconds", 0.0)] if name == "resumed" else []
             self._recovering = False
 
     def _state(self, verdict: str, sign: Sign | None) -> str:
@@ -158,6 +175,7 @@ def text(status: Status) -> str:
     if status.last_stall_seconds is not None:
         total = f"{plural(status.stalls, 'stall')}, {1000 * status.stall_seconds:.0f} ms in all"
         lines.append(f"{total}, the last {1000 * status.last_stall_seconds:.0f} ms")
+    lines += status.damaged
     return "\n".join(lines)
 
 

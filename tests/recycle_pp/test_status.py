@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from recycle_pp.config.settings import load
@@ -72,7 +72,7 @@ def run(tmp_path):
 
 def wrote(run, **changes) -> None:
     sign = Sign.read(run)
-    run.write_json(run.heartbeat, asdict(replace(sign, **changes)))
+    run.write_json(run.heartbeat, msgspec.to_builtins(msgspec.structs.replace(sign, **changes)))
 
 
 def test_a_process_number_that_is_used_again_proves_nothing(run, capsys):

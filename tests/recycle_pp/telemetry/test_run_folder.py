@@ -67,7 +67,7 @@ def test_a_line_that_a_dying_process_left_unfinished_is_left_out(tmp_path):
 
 
 def test_whoever_follows_a_file_gets_each_line_once_and_when_it_is_whole(tmp_path):
-    path = tmp_path / "events.jsonl"
+    path = tmp_path / "lines.jsonl"
     follower = Follower(path)
     assert follower.new() == []
     text = "".join(json.dumps({"n": n, "says": "ä\u2028"}, ensure_ascii=False) + "\n" for n in range(50)).encode()

@@ -1,0 +1,107 @@
+"""What the files of a run folder hold, by type: docs/run-folder.md explains each field.
+
+    files.decode(run.summary, files.read(run.summary), Summary)
+
+Only the fields that a command reads are typed; a record may hold more. Numbers have bounds, so that a damaged file
+cannot make a command print, sum or allocate without end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=10**15)]
+Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]  # a duration, or a time since 1970
+WorkerName = Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}$")]  # "1.2"
+
+
+class _Step(TypedDict):
+    step: Count
+
+
+class Step(_Step, total=False):
+    """A line of metrics.jsonl."""
+
+    time: Seconds
+    generation: int
+    loss: Number | None
+    val_loss: Number | None
+    step_seconds: Seconds
+    tokens_per_second: Number | None
+    live_workers: Count
+    cpu_seconds: Number
+
+
+class Samples(_Step, total=False):
+    """A line of samples.jsonl."""
+
+    samples: list[Count]
+
+
+class _Event(TypedDict):
+    event: str
+    step: Count
+
+
+class Event(_Event, total=False):
+    """A line of events.jsonl."""
+
+    time: Seconds
+    generation: int
+    worker: str | None
+    cause: str | None
+    detail: str | None
+    injected: bool | None
+    dead: list[str]
+    stall_seconds: Seconds
+    lost_ops: Count | None
+    redone_ops: Count
+    checkpoint: Count
+    host: str | None
+    pid: Count
+
+
+class Summary(TypedDict, total=False):
+    """summary.json."""
+
+    steps: Count
+    samples: Count
+    tokens: Count
+    deaths: Count
+    bubbles: Number | None
+    lost_ops: Count
+    redone_ops: Count
+    wall_seconds: Seconds
+    final_loss: Number | None
+    weights_sha256: str | None
+
+
+class Links(TypedDict, total=False):
+    """links of profile.json; measured: [host, host, seconds one way, bytes a second]."""
+
+    hosts: dict[WorkerName, str]
+    measured: list[tuple[str, str, Seconds, Number]]
+
+
+class _Profile(TypedDict):
+    durations_seconds: dict[Literal["F", "I", "W", "B", "O"], list[Seconds]]
+    steps: Count
+    turn_seconds: Seconds
+    message_seconds: Seconds
+    boundary_bytes: list[Count | None]
+    sum_seconds: list[Seconds]
+    first_forward_seconds: dict[WorkerName, Seconds]
+
+
+class Profile(_Profile, total=False):
+    """profile.json."""
+
+    overhead_seconds: Seconds
+    links: Links
+
+
+LINES: dict[str, Any] = {"metrics.jsonl": Step, "events.jsonl": Event, "samples.jsonl": Samples}
+"""The record of each line, by the name of its file."""
