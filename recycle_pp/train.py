@@ -1,6 +1,7 @@
 """Trains a model: what torchrun starts, once for every worker.
 
     torchrun --nproc-per-node=12 -m recycle_pp.train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2
+    recycle train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2            # the same, with torchrun in its process
     python -m recycle_pp.train parallel=1x1 model=tiny          # one worker needs no torchrun
     torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # a new node, for a job that runs
     torchrun --nproc-per-node=4 -m recycle_pp.train +join=runs/mine         # the same, where the run folder is shared
@@ -115,12 +116,8 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     from recycle_pp.config.checks import validate
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
-    said: list[str] = []
+    settings, said = continued(settings, arguments)
     folder = RunFolder(settings.run.dir)
-    if settings.run.resume in (True, "auto") and folder.config.exists() and finished(folder.checkpoints):
-        from recycle_pp.config.resume import take_up
-
-        settings, said = take_up(arguments, folder.read_config())
     validate(settings, launch.world)
     refuse_missing(settings)
     refuse_running(folder)
@@ -151,6 +148,16 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     if settings.run.resume:
         print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return Prepared(settings, run, address, node=node)
+
+
+def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[str]]:
+    """(the settings of the run that the command line resumes, what they change); `settings` if it resumes none."""
+    folder = RunFolder(settings.run.dir)
+    if settings.run.resume in (True, "auto") and folder.config.exists() and finished(folder.checkpoints):
+        from recycle_pp.config.resume import take_up
+
+        return take_up(arguments, folder.read_config())
+    return settings, []
 
 
 def prepare_data(settings: Settings, world: int) -> None:

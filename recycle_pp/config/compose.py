@@ -29,6 +29,7 @@ recycle_pp: data x pipeline parallel training that goes on when workers die.
 
 usage: torchrun --nproc-per-node=WORKERS -m recycle_pp.train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...
        WORKERS = parallel.pipelines * parallel.stages; a single worker (parallel=1x1) needs no torchrun
+   or: recycle train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...   (one machine; starts torchrun itself)
 
 examples:
   torchrun --nproc-per-node=12 -m recycle_pp.train +fail_at=20:1.2 +rejoin_at=40:1.2

@@ -1,0 +1,145 @@
+"""The command `recycle`, run as its module: an environment may have been installed before the command existed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recycle_pp.cli import COMMANDS
+from recycle_pp.telemetry.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+RECYCLE = [sys.executable, "-m", "recycle_pp.cli"]
+TINY = ["parallel=2x1", "model=tiny", "run.validate_every=0", "run.dir=run"]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+NO_TORCH = "import sys; sys.modules['torch'] = None; from recycle_pp.cli import main; sys.exit(main(sys.argv[1:]))"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def run(*arguments, cwd, program=RECYCLE, **environment):
+    return subprocess.run(
+        [*program, *arguments],
+        env=ENVIRONMENT | environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_package_installs_the_command():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"recycle": "recycle_pp.cli:main"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["nothing", "--help"])
+def test_alone_it_lists_the_commands_without_torch(arguments, tmp_path):
+    done = run(*arguments, cwd=tmp_path, program=[sys.executable, "-c", NO_TORCH])
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert {line.split()[0] for line in lines[lines.index("commands:") + 1 : -2]} == set(COMMANDS)
+
+
+def test_every_module_with_a_command_line_is_listed():
+    modules = {path.stem for path in (ROOT / "recycle_pp").glob("*.py") if "__main__" in path.read_text()}
+    assert set(COMMANDS) == modules - {"cli"}
+
+
+def test_the_first_sentence_of_an_unknown_command_names_the_closest(tmp_path):
+    done = run("statsu", "runs/mine", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "recycle: statsu is not a command; did you mean status?\n"
+    assert run("nosuch", cwd=tmp_path).stderr.startswith("recycle: nosuch is not a command; the commands are: train, ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_the_module_of_that_name(name, tmp_path):
+    (tmp_path / "recycle_pp").mkdir()  # a package that is found first, in place of the real one
+    (tmp_path / "recycle_pp" / "__init__.py").touch()
+    (tmp_path / "recycle_pp" / "cli.py").write_text((ROOT / "recycle_pp" / "cli.py").read_text())
+    module = "import os, sys\nprint(__name__, os.getpid(), sys.argv[1:])\nsys.exit(7)\n"
+    (tmp_path / "recycle_pp" / f"{name}.py").write_text(module)
+    process = subprocess.Popen(
+        [*RECYCLE, name, "a b", "--c"],
+        cwd=tmp_path, env=ENVIRONMENT | {"RANK": "0", "PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (7, f"__main__ {process.pid} ['a b', '--c']\n")
+
+
+def test_train_help_is_that_of_the_trainer(tmp_path):
+    done = run("train", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "recycle train [GROUP=NAME" in done.stdout
+
+
+MISTAKES = [
+    (["run.stepz=3"], "run.stepz is no key of the configuration; did you mean run.steps?"),
+    (["parallel=2x3", "model.layers=2"], "model.layers must be at least parallel.stages = 3"),
+    (["run.steps=0"], "run.steps must be at least 1, not 0"),
+    (["+join=host:1"], "use torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=host:1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
+def test_a_mistake_in_train_is_one_sentence_before_torch_is_imported(arguments, sentence, tmp_path):
+    done = run("train", *arguments, cwd=tmp_path, program=[sys.executable, "-c", NO_TORCH])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("recycle_pp: ")
+    assert done.stderr.count("\n") == 1
+    assert sentence in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_under_a_launcher_train_is_a_rank(tmp_path):
+    done = run("train", "parallel=2x1", cwd=tmp_path, RANK="0", WORLD_SIZE="5")
+    assert done.returncode == 2
+    assert "2 * 1 = 2 workers, but 5 processes were launched" in done.stderr
+
+
+@pytest.mark.torchrun
+def test_train_starts_the_workers_and_a_resume_takes_their_number_from_the_run(tmp_path):
+    first = run("train", *TINY, "run.steps=2", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "recycle_pp: starts torchrun for 2 workers (parallel=2x1)" in first.stdout
+    again = run("train", "run.dir=run", "run.steps=3", "run.resume=true", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "starts torchrun for 2 workers (parallel=2x1)" in again.stdout
+    folder = RunFolder(tmp_path / "run")
+    assert [line["step"] for line in folder.lines(folder.metrics)] == [0, 1, 2]
+
+
+@pytest.mark.torchrun
+def test_one_worker_needs_no_torchrun(tmp_path):
+    done = run("train", "parallel=1x1", *TINY[1:], "run.steps=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "torchrun" not in done.stdout
+
+
+@pytest.mark.torchrun
+def test_ctrl_c_ends_train_with_130_and_a_checkpoint(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with open(tmp_path / "out", "w") as out:
+        process = subprocess.Popen(
+            [*RECYCLE, "train", *TINY, "run.steps=100000"],
+            cwd=tmp_path, env=ENVIRONMENT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    said = (tmp_path / "out").read_text
+    try:
+        deadline = time.monotonic() + 100
+        while not (folder.metrics.exists() and folder.lines(folder.metrics)):
+            assert process.poll() is None and time.monotonic() < deadline, said()
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(60) == 130, said()
+    finally:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            process.wait()
+    assert "Traceback" not in said()
+    assert any(folder.checkpoints.glob("step-*/about.json")), said()
