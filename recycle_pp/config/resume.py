@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .checks import check_ranges
 from .compose import compose, shape
-from .settings import FAULTS, Parallel, Settings, load
+from .settings import FAULTS, Parallel, Settings, known, load
 
 _OF_A_START = ("run.resume", "run.dir", "control.address", *FAULTS)
 _MAY_CHANGE = ("model.split", "model.recompute", "model.kernels")
@@ -25,17 +26,23 @@ _MUST_STAY = ("model.", "data.", "numerics.", "run.seed", "parallel.microbatch_s
 
 
 def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    if not isinstance(before, Mapping):
-        raise ValueError("the run's config.yaml cannot be read: it holds no keys")
-    known, defaults = flat(asdict(Settings())), flat(asdict(compose([])))
-    old = {key: value for key, value in flat(before).items() if key in known and key not in _OF_A_START}
-    said = [f"{key} is no key any more: left out" for key in flat(before) if key not in known]
+    """The settings, and a sentence for each key that changes.
+
+    arguments: the command line; before: the keys of the run's config.yaml.
+
+    Raises:
+        ValueError: a value of config.yaml has the wrong type or range, or the run may not change so.
+    """
+    keys, defaults = flat(asdict(Settings())), flat(asdict(compose([])))
+    old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
+    said = [f"{key} is no key any more: left out" for key in flat(before) if key not in keys]
     if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
         old["numerics.precision"] = "bf16-autocast"  # what the name meant before there were other sums than int64
     if "run.validate_samples" not in old:
         old.pop("run.validate_microbatches", None)  # had a default of its own before there were samples
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
+    _check_file(before, asked, now["run.dir"])
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
     if "parallel.microbatches" not in _keys(arguments):
         values["parallel.microbatches"] = _share(old, values["parallel.pipelines"], now["run.dir"])
@@ -45,6 +52,22 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     refuse_changes(old, settings)
     said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
     return settings, said
+
+
+def _check_file(before: Mapping[str, Any], asked: set[str], folder: str) -> None:
+    """ValueError that names config.yaml if a value that the run keeps has the wrong type or range."""
+    kept = {
+        group: {key: value for key, value in keys.items() if f"{group}.{key}" not in asked}
+        if isinstance(keys, Mapping)
+        else keys
+        for group, keys in before.items()
+        if group not in asked
+    }
+    try:
+        settings: Settings = load(known(kept))
+        check_ranges(settings)
+    except ValueError as error:
+        raise ValueError(f"{folder}/config.yaml cannot be read: {error}") from None
 
 
 def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:

@@ -41,6 +41,8 @@ from torch import Tensor
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.checkpoint_folders import finished, name, unfinished
+from recycle_pp.wire.files import UnreadableFile, decode, read
+from recycle_pp.wire.records import About
 
 from .checksum import ABOUT, fingerprint
 
@@ -308,8 +310,18 @@ _ONCE = {"numerics.sums": "int64"}  # what checkpoints had that do not say it
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
-    """The JSON that `finish` was given, and `step`: the number of steps done."""
-    return json.loads((Path(path) / ABOUT).read_text())
+    """The JSON that `finish` was given, and `step`: the number of steps done.
+
+    Raises:
+        UnreadableFile: it is missing or damaged.
+    """
+    file = Path(path) / ABOUT
+    try:
+        data = read(file)
+    except FileNotFoundError:
+        raise UnreadableFile(file, "there is no such file") from None
+    decode(file, data, About)
+    return decode(file, data, dict[str, Any])
 
 
 def refuse_mismatch(path: str | Path, now: Mapping[str, Any]) -> None:
@@ -317,8 +329,11 @@ def refuse_mismatch(path: str | Path, now: Mapping[str, Any]) -> None:
     saved = read_about(path)
     for key, value in now.items():
         was = saved.get(key, _ONCE.get(key))
+        if isinstance(was, dict | list):
+            raise UnreadableFile(Path(path) / ABOUT, f"{key} is nested")
         if was != value:
-            raise ValueError(f"cannot resume from {path}: {key} was {was} and is now {value}")
+            written = " ".join(str(was).split())
+            raise ValueError(f"cannot resume from {path}: {key} was {written} and is now {value}")
 
 
 def _metadata(path: str | Path) -> Any:

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -127,13 +127,13 @@ def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[E
         ValueError: no run, no such checkpoint, or a damaged one.
     """
     run = RunFolder(run_dir)
-    if not run.config.is_file():
-        raise ValueError(f"{run_dir} holds no run: there is no {run.config.name} in it")
+    run.require()
+    settings = asdict(run.read_settings())
     for last in (False,) * (TRIES - 1) + (True,):
         before = finished(run.checkpoints)
         try:
             path = _checkpoint(run, step)
-            return Exported(run.read_config(), path, dtype), path
+            return Exported(settings, path, dtype), path
         except (ValueError, OSError):
             if last or finished(run.checkpoints) == before:  # else the job has deleted it meanwhile
                 raise

@@ -23,6 +23,7 @@ Record = dict[str, Any]
 def report(run: RunFolder) -> str:
     """The report as text of several lines; ValueError if the folder holds no run, or a file of it is damaged."""
     run.require()
+    run.read_config()
     metrics, events = run.lines(run.metrics), run.lines(run.events)
     lines = [f"Run {run.path}", _course(metrics)]
     for event in events:

@@ -103,5 +103,15 @@ class Profile(_Profile, total=False):
     links: Links
 
 
+class _About(TypedDict):
+    step: Count
+
+
+class About(_About, total=False):
+    """about.json of a checkpoint. files: [bytes, CRC-32] by name; the settings stand beside them, by key."""
+
+    files: dict[str, tuple[Count, Count]]
+
+
 LINES: dict[str, Any] = {"metrics.jsonl": Step, "events.jsonl": Event, "samples.jsonl": Samples}
 """The record of each line, by the name of its file."""

@@ -1,5 +1,6 @@
 """A run that goes on has its own configuration, but for what the command line may change."""
 
+import re
 from dataclasses import asdict
 
 import pytest
@@ -93,3 +94,21 @@ def test_a_run_from_before_there_were_validation_samples_gets_them():
     settings, _ = take_up(["run.resume=true"], old)
     assert settings.validation_microbatches == 16
     assert take_up(["run.resume=true", "run.validate_microbatches=2"], old)[0].validation_microbatches == 6
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"model": 3}, "model is a group"),
+        ({"parallel": {"stages": "four"}}, "parallel.stages must be a whole number, not 'four'"),
+        ({"parallel": {"stages": -4}}, "parallel.stages must be at least 1, not -4"),
+    ],
+)
+def test_a_damaged_value_is_named_with_its_file(damage, says):
+    with pytest.raises(ValueError, match=f"^runs/mine/config.yaml cannot be read: {re.escape(says)}"):
+        take_up(["run.dir=runs/mine", "run.resume=true"], before() | damage)
+
+
+def test_the_command_line_replaces_a_damaged_value():
+    settings, _ = take_up(["run.resume=true", "optimizer.lr=0.001"], before() | {"optimizer": {"lr": "fast"}})
+    assert settings.optimizer.lr == 0.001

@@ -384,3 +384,12 @@ def test_what_is_no_metadata_is_refused_with_a_sentence(content, tmp_path):
     (path / ".metadata").write_bytes(content)
     with pytest.raises(ValueError, match="is no checkpoint that can be read"):
         checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"step": []}', '{"step": 2, "files": 3}', '{"step": 2, "run.seed": {"a": [1]}}']
+)
+def test_a_damaged_about_is_one_sentence(tmp_path, content):
+    (tmp_path / "about.json").write_text(content)
+    with pytest.raises(ValueError, match=r"about\.json cannot be read: "):
+        checkpoint.refuse_mismatch(tmp_path, {"run.seed": 1})

@@ -106,3 +106,10 @@ def test_the_command_takes_a_folder_or_the_newest_and_refuses_what_is_no_run(run
     nothing = command("runs/nothing")
     assert (nothing.returncode, nothing.stdout) == (2, "")
     assert nothing.stderr == "recycle_pp: runs/nothing holds no run: there is no config.yaml\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"- 1", b"a: ["])
+def test_a_damaged_config_is_named(run, content):
+    run.config.write_bytes(content)
+    with pytest.raises(ValueError, match=r"config\.yaml cannot be read: "):
+        report(run)
