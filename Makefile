@@ -1,45 +1,57 @@
-# make train    train a small model on 12 workers, kill one, bring it back     make test   everything that CI checks
-# make test-all also the tests that take minutes                              make help   every setting of a run
-
 PYTHON ?= python3
 BIN := .venv/bin
 FAULTS ?= +fail_at=20:1.2 +rejoin_at=40:1.2
 
-# One thread a process: 12 workers share the machine. Your own value stands.
+# Unit tests of the pure parts, without their slowest files: they start no job and train no model.
+FAST := tests/schedules tests/test_documentation.py \
+  $(addprefix tests/recycle_pp/,protocol wire config consensus telemetry test_words.py test_command.py) \
+  --ignore=tests/recycle_pp/protocol/test_sharded_recovery.py --ignore=tests/schedules/planner/test_layouts.py \
+  --ignore=tests/recycle_pp/telemetry/test_exporters.py
+
+# One thread a process: 12 workers share the machine. A value from the environment has precedence.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train help test lint types quick test-all torch-versions
+.DEFAULT_GOAL := list
+.PHONY: list install train help test lint types fast quick test-all torch-versions
 
-# ARGS="run.steps=100 model=tiny" adds settings, FAULTS= takes the faults away
-train: $(BIN)/torchrun
+list: ## this list
+	@echo 'usage: make TARGET. The first target that needs .venv installs it: minutes, 3 GB or more.'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
+
+install: $(BIN)/pytest ## create .venv with everything that training and tests need
+
+# ARGS="run.steps=100 model=tiny" adds settings; FAULTS= removes the faults.
+train: $(BIN)/pytest ## train a small model on 12 workers; one is killed and comes back
 	$(BIN)/torchrun --nproc-per-node=12 -m recycle_pp.train $(FAULTS) $(ARGS)
 
-help: $(BIN)/torchrun
+help: $(BIN)/pytest ## every setting of a run
 	@$(BIN)/python -m recycle_pp.train --help
 
-test: lint types quick
+fast: $(BIN)/pytest ## the tests that start no job: under 3 minutes
+	$(BIN)/python -m pytest $(FAST)
 
-lint: $(BIN)/torchrun
+test: lint types quick ## everything that CI checks: lint, types, all tests but the slow ones
+
+lint: $(BIN)/pytest ## ruff and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(BIN)/torchrun
+types: $(BIN)/pytest ## mypy
 	$(BIN)/mypy
 
-quick: $(BIN)/torchrun
+quick: $(BIN)/pytest ## all tests but the slow ones
 	$(BIN)/python -m pytest
 
-test-all: $(BIN)/torchrun
+test-all: $(BIN)/pytest ## all tests, also those that take minutes each
 	$(BIN)/python -m pytest --full
 
-# every torch that pyproject.toml allows, each in an environment of its own (1 to 5 GB)
-torch-versions:
+torch-versions: ## test every torch that pyproject.toml allows, each in its own environment (1 to 5 GB)
 	$(PYTHON) tests/torch_versions.py
 
-# The environment: remade when its requirements change.
-$(BIN)/torchrun: pyproject.toml constraints.txt
+# The environment, installed again when its requirements change. Its mark is pytest: an environment made by hand may lack it.
+$(BIN)/pytest: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m recycle_schedules.compiled
 	@touch $@

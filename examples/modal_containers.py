@@ -22,7 +22,9 @@ NODES = PIPELINES * STAGES
 SETTINGS = ["model=gpt124m", f"parallel.pipelines={PIPELINES}", f"parallel.stages={STAGES}"]
 
 app = modal.App("recycle")
-image = modal.Image.debian_slim(python_version="3.12").pip_install("recycle-pp")
+image = modal.Image.debian_slim(python_version="3.12")
+image = image.add_local_dir(".", "/recycle_pp", copy=True, ignore=[".venv", ".git", "runs"])
+image = image.run_commands("pip install -c /recycle_pp/constraints.txt /recycle_pp")
 image = image.add_local_file("examples/node.sh", "/node.sh")
 secret = modal.Secret.from_name("recycle")
 

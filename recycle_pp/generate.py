@@ -5,7 +5,7 @@
     python -m recycle_pp.generate runs/mine --prompt "def " --top-k 40 --seed 1 --max-tokens 200 --step 2000
 
 The prompt and what the model says go to stdout as they come. The same seed gives the same text on the same machine.
-Needs recycle-pp[hf]: transformers runs the model, as `recycle_pp.export` would write it, on a GPU if there is one.
+Needs the extra `hf`: transformers runs the model, as `recycle_pp.export` would write it, on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def load(weights: Exported) -> tuple[Any, Any]:
     try:
         import transformers
     except ImportError:
-        raise ValueError("this needs the package transformers; pip install 'recycle-pp[hf]'") from None
+        raise ValueError(
+            "this needs the package transformers; pip install -e '.[hf]' in the clone of recycle_pp"
+        ) from None
     transformers.logging.set_verbosity_error()
     if weights.config is None:
         raise ValueError("generate knows models with a config.json; this one is code of your own: sample with that")

@@ -313,7 +313,9 @@ def _validate_sources(settings: Settings) -> None:
         if settings.emulate.mode:
             raise ValueError("checkpoint.hf_at_end needs real compute: it must be false with emulate=sleep")
         if importlib.util.find_spec("safetensors") is None:
-            raise ValueError("checkpoint.hf_at_end needs the package safetensors; pip install 'recycle-pp[hf]'")
+            raise ValueError(
+                "checkpoint.hf_at_end needs the package safetensors; pip install -e '.[hf]' in the clone of recycle_pp"
+            )
 
 
 def _validate_bytes(settings: Settings) -> None:

@@ -4,7 +4,7 @@
     tokenizer.encode(["a text", "another"])      # one array of ids each; no special tokens are added
     tokenizer.separator                          # the id to put behind every document
 
-Nothing is downloaded. Reading a tokenizer.json needs the package tokenizers (`recycle-pp[hf]`).
+Nothing is downloaded. Reading a tokenizer.json needs the package tokenizers (the extra `hf`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
     try:
         import tokenizers
     except ImportError:
-        raise ValueError(f"data.tokenizer={place} needs the package tokenizers; pip install 'recycle-pp[hf]'") from None
+        raise ValueError(
+            f"data.tokenizer={place} needs the package tokenizers; pip install -e '.[hf]' in the clone of recycle_pp"
+        ) from None
     text = file.read_bytes()
     try:
         found = tokenizers.Tokenizer.from_buffer(text)

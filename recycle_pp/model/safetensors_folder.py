@@ -54,5 +54,7 @@ def _opened(path: Path):  # type: ignore[no-untyped-def]
     try:
         from safetensors import safe_open
     except ImportError as error:
-        raise ValueError("reading safetensors needs the package: pip install 'recycle-pp[hf]'") from error
+        raise ValueError(
+            "reading safetensors needs the package: pip install -e '.[hf]' in the clone of recycle_pp"
+        ) from error
     return safe_open(path, framework="pt")

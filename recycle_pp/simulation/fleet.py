@@ -1,6 +1,6 @@
 """The cheapest machines for a target speed, as a mixed-integer linear program.
 
-    fleet = cheapest(kinds, target=40.0, repair=1200, lost=8.0)       # needs scipy: pip install 'recycle-pp[fleet]'
+    fleet = cheapest(kinds, target=40.0, repair=1200, lost=8.0)       # needs scipy
     fleet.counts, fleet.dollars_an_hour
 
 Whole machines n_k of each kind k, of which a share a_k is there, are paid while they are there, work s_k times as fast
@@ -74,7 +74,7 @@ def cheapest(kinds: Sequence[Kind], target: float, *, repair: float, lost: float
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError:
-        raise ValueError("--fleet needs scipy: pip install 'recycle-pp[fleet]'") from None
+        raise ValueError("--fleet needs scipy: pip install -e '.[fleet]' in the clone of recycle_pp") from None
     up = np.array([kind.up(repair) for kind in kinds])
     worth = np.array([net_speed(kind, target, repair, lost) for kind in kinds])
     price = up * [kind.dollars_an_hour for kind in kinds]

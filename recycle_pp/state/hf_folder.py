@@ -194,7 +194,9 @@ def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[
     try:
         from safetensors.torch import save_file
     except ImportError:
-        raise ValueError("this needs the package safetensors; pip install 'recycle-pp[hf]'") from None
+        raise ValueError(
+            "this needs the package safetensors; pip install -e '.[hf]' in the clone of recycle_pp"
+        ) from None
     shards: list[list[str]] = [[]]
     for name in model.parts:
         if shards[-1] and sum(map(model.size, shards[-1])) + model.size(name) > shard:

@@ -55,7 +55,9 @@ def _open(file: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ValueError(f"{file} needs pyarrow to be read; pip install 'recycle-pp[hf]'") from None
+        raise ValueError(
+            f"{file} needs pyarrow to be read; pip install -e '.[hf]' in the clone of recycle_pp"
+        ) from None
     try:
         return pyarrow.parquet.ParquetFile(file)
     except (OSError, ValueError) as error:

@@ -91,7 +91,9 @@ class HuggingFace:
         try:
             import transformers
         except ImportError as error:
-            raise ValueError("model=hf needs transformers: pip install 'recycle-pp[hf]'") from error
+            raise ValueError(
+                "model=hf needs transformers: pip install -e '.[hf]' in the clone of recycle_pp"
+            ) from error
         model = settings.model
         assert model.path is not None
         self.name = f"model.path={model.path}"

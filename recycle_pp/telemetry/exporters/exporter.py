@@ -85,7 +85,7 @@ def refuse_missing(settings: Settings) -> None:
         if name in PACKAGES and find_spec(PACKAGES[name]) is None:
             raise ValueError(
                 f"log.{name} needs the package {PACKAGES[name]}, which is not installed: "
-                f"pip install 'recycle-pp[{name}]'"
+                f"pip install -e '.[{name}]' in the clone of recycle_pp"
             )
 
 

@@ -104,7 +104,7 @@ def test_a_missing_package_is_said_before_any_worker_starts(monkeypatch):
     settings = Settings()
     settings.log.tensorboard = True
     monkeypatch.setattr(exporter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"log.tensorboard needs .* pip install 'recycle-pp\[tensorboard\]'"):
+    with pytest.raises(ValueError, match=r"log.tensorboard needs .* pip install -e '.\[tensorboard\]'"):
         refuse_missing(settings)
     assert list(wanted(settings)) == ["tensorboard"] and wanted(Settings()) == {}
 
