@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .background import Background, Later, now
+from .undone import cut, is_undone
 
 KEPT = 10_000  # lines
 REPORT_SECONDS = 0.1
@@ -32,7 +33,7 @@ _reports = Background("reports")
 
 
 class Lines:
-    """A .jsonl file that only grows. NaN and infinity, which JSON does not know, become null.
+    """A .jsonl file that grows, except for `cut`. NaN and infinity, which JSON does not know, become null.
 
     Lines that the disk refuses (it is full, or read-only) are kept, the newest KEPT of them, and written as soon as it
     takes them: with the next line, or by `again`. The trouble is reported once, and later the number of lost lines.
@@ -55,6 +56,10 @@ class Lines:
         """Tries to write the lines that the disk has refused."""
         if self._refused:
             self._later(self._write)
+
+    def cut(self, steps: int) -> None:
+        """Keeps the lines of the first `steps` steps, of those written so far. Each line has the key `step`."""
+        self._later(self._cut, steps)
 
     def close(self) -> None:
         self._later(self._close)
@@ -80,6 +85,15 @@ class Lines:
                 _reports(_print, f"{self._path} lacks {plural(lost, 'line')}: the disk did not take them")
         except OSError as error:
             report_once(f"{self._path} cannot be written: {error.strerror}")
+
+    def _cut(self, steps: int) -> None:
+        self._refused = deque((line for line in self._refused if not is_undone(line, steps)), KEPT)
+        self._close()
+        try:
+            cut(self._path, steps)
+            self._torn = False
+        except OSError as error:
+            report_once(f"undone steps could not be removed from {self._path}: {error.strerror}")
 
     def _close(self) -> None:
         self._write()

@@ -1,12 +1,15 @@
 """follower = Follower(run.events); follower.new()     # the records that a .jsonl file has got since the last call
 
-Reads each byte once: a run of days has events by the hundred thousand, and whoever follows it looks often.
+Reads each byte once: a run of days has events by the hundred thousand, and readers look often. If undone steps were cut
+from the file (`undone.cut`), the records that were read and kept do not come again, and those after them do.
 """
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -21,31 +24,54 @@ class Follower:
     def __init__(self, path: Path, skip: int = 0):
         """skip: bytes at its begin that are known."""
         self.damage: UnreadableFile | None = None
-        self._path, self._read, self._lines = path, skip, 0
+        self._path, self._skip = path, skip
+        self._read = 0  # bytes
+        self._last = b""  # the last line that was read
+        self._checks = array("L")  # CRC-32 of each line that was read
 
     def new(self) -> list[dict[str, Any]]:
         """[] while there is no file. A line that a full disk or a dying machine left unfinished is left out."""
         try:
             with open_regular(self._path) as file:
-                file.seek(self._read)
+                self._find_place(file)
                 data = file.read()
         except FileNotFoundError:
             return []
         except UnreadableFile as error:
             self.damage = error
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
         records = []
-        for line in whole.splitlines():
-            self._lines += 1
+        for line in data.split(b"\n")[:-1]:
+            known = self._read < self._skip
+            self._take(line + b"\n")
+            if known:
+                continue
             try:
                 if (record := _record(line, LINES.get(self._path.name, dict[str, Any]))) is not None:
                     records.append(record)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                why = f"line {self._lines}: {what_is_wrong(line, error)}"
+                why = f"line {len(self._checks)}: {what_is_wrong(line, error)}"
                 self.damage = self.damage or UnreadableFile(self._path, why)
         return records
+
+    def _take(self, line: bytes) -> None:
+        self._read += len(line)
+        self._last = line
+        self._checks.append(zlib.crc32(line))
+
+    def _find_place(self, file: BinaryIO) -> None:
+        """Behind the last line that was read; if that was cut, behind the last one that is still there."""
+        file.seek(self._read - len(self._last))
+        if file.read(len(self._last)) == self._last:
+            return
+        checks, self._checks, self._read, self._last = self._checks, array("L"), 0, b""
+        file.seek(0)
+        for line, check in zip(file, checks, strict=False):
+            if zlib.crc32(line) != check:
+                break
+            self._take(line)
+        self._skip = min(self._skip, self._read)
+        file.seek(self._read)
 
 
 def _record(line: bytes, of: Any) -> dict[str, Any] | None:

@@ -211,17 +211,28 @@ class Recorder:
 
     def restored(self, job: Job) -> None:
         """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
-        self._job, self._recovery = job, None
-        self._begin_anew()
+        committed, self._job, self._recovery = self._job.committed, job, None
+        self._begin_anew(committed)
 
     @harmless
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, committed: int) -> None:
+        """committed: the newest step before the restore."""
+        first = self._job.first_step
         self._write_line()
+        self._cut(first)
         bubbles, redone = self._traces.bubbles, self._traces.redone
         self._traces = Traces(self._run, self._later)
         self._traces.bubbles, self._traces.redone = bubbles, redone
         self._cpu.clear()
-        self.event("restored", None, checkpoint=self._job.first_step)
+        undone = (first, committed) if committed >= first else (None, None)
+        self.event("restored", None, checkpoint=first, undone_from=undone[0], undone_to=undone[1])
+
+    def _cut(self, steps: int) -> None:
+        """Removes the lines of steps that are undone: those after the first `steps` ones."""
+        self._samples = {step: samples for step, samples in self._samples.items() if step < steps}
+        self._metrics.cut(steps)
+        if self._sample_log is not None:
+            self._sample_log.cut(steps)
 
     def took_over(self, job: Job, succession: Succession, history: History, dead: Collection[Worker]) -> None:
         """Goes on with the files of the coordinator that was lost, as far as they are on this machine."""

@@ -216,13 +216,9 @@ class Runs:
 
 
 def check_one_truth(outcome: Outcome) -> None:
-    """Never two generations that commit the same step, unless the job went back to a checkpoint between them."""
-    if not outcome.all("restored"):
-        committed: dict[int, set[int]] = {}
-        for line in outcome.metrics:
-            committed.setdefault(line["step"], set()).add(line["generation"])
-        twice = {step: generations for step, generations in committed.items() if len(generations) > 1}
-        assert not twice, f"steps committed in two generations: {twice}\n{explain(outcome)}"
+    """One line a step, in order: also if the job went back to a checkpoint."""
+    steps = [line["step"] for line in outcome.metrics]
+    assert steps == sorted(set(steps)), f"lines of the steps {steps}\n{explain(outcome)}"
 
 
 def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
@@ -292,7 +288,9 @@ def _outcome(case: Case, code: int, seconds: float, job: LocalJob) -> Outcome:
     summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
     traces = {int(p.stem.split("-")[1]): Trace.load(p) for p in sorted(run.traces.glob("step-*.json"))}
     logs = _logs(run)
-    samples = {line["step"]: line["samples"] for line in run.lines(run.samples)}
+    sample_lines = run.lines(run.samples)
+    samples = {line["step"]: line["samples"] for line in sample_lines}
+    assert len(samples) == len(sample_lines), "steps with two lines in samples.jsonl"
     return Outcome(
         case, code, seconds, job.output, logs, run.lines(run.events), run.lines(run.metrics), summary, samples, traces
     )

@@ -149,6 +149,8 @@ def test_all_copies_of_a_block_gone_take_the_job_back_to_its_checkpoint(runs):
     outcome = runs.of(case, "sharded, restored")
     (restored,) = outcome.all("restored")
     assert restored["checkpoint"] in (3, 6, 9, 12, 15), "where the disk is slow the newest one is not complete yet"
+    assert restored["undone_from"] == restored["checkpoint"] and restored["undone_to"] == 16
+    assert [line["step"] for line in outcome.metrics] == [*range(20)] == [*outcome.samples], explain(outcome)
     expected = runs.fault_free(case)
     assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None
 

@@ -130,6 +130,7 @@ def test_a_stage_that_loses_its_last_worker_goes_on_from_the_checkpoint(runs):
     outcome = runs.of(case, "a stage lost")
     assert outcome.all("stage_lost") and outcome.all("restored"), explain(outcome)
     check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=40))
+    assert [line["step"] for line in outcome.metrics] == [*range(40)] == [*outcome.samples], explain(outcome)
 
 
 def test_a_stage_that_loses_its_last_worker_without_a_checkpoint_says_what_to_do(runs):
