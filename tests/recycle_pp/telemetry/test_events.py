@@ -89,10 +89,10 @@ def test_of_the_lines_that_a_disk_refuses_the_newest_are_kept_and_the_number_of_
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("recycle_pp.telemetry.events.KEPT", 10)
-    lines = Lines(tmp_path / "late" / "events.jsonl")
+    lines = Lines(tmp_path / "late" / "metrics.jsonl")
     for step in range(25):
         lines.write({"step": step})
     (tmp_path / "late").mkdir()
     lines.again()
-    assert Follower(tmp_path / "late" / "events.jsonl").new() == [{"step": step} for step in range(15, 25)]
-    assert _reports.flush(10) and "events.jsonl lacks 15 lines" in capsys.readouterr().err
+    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step} for step in range(15, 25)]
+    assert _reports.flush(10) and "metrics.jsonl lacks 15 lines" in capsys.readouterr().err
