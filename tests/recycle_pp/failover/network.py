@@ -3,11 +3,13 @@
     net = Network(loop, random.Random(7), delay=lambda: 0.01)
     server = await net.serve(handler, "10.0.0.1", 0, token)      # in a process
     peer = await net.connect(*server.sockets[0].getsockname(), token, hello)
-    net.cut("a", "b"); net.heal()         # what is sent meanwhile arrives after it, unless somebody had no patience
+    net.cut(("a", "b"), ("b", "a"))       # what a sends to b, and b to a, waits; one pair alone cuts one way only
+    net.heal()                            # what was sent meanwhile arrives now, unless a connection has timed out
     net.reset()                           # one connection breaks, with all that was on its way
     net.lost("a")                         # its process was killed: its connections break, its port refuses
 
-Messages of one connection arrive in their order, each as late as `delay` says.
+Messages of one connection arrive in their order, each as late as `delay` says. As with TCP, a connection needs both
+directions to be made, and breaks after its keepalive if either is cut; until then the other direction still delivers.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Network:
         self._chance = chance
         self._servers: dict[int, tuple[str, Context, Callable[[Peer], Any]]] = {}
         self._ends: list[Peer] = []  # of connections that stand
-        self._cut: set[frozenset[str]] = set()
+        self._cut: set[tuple[str, str]] = set()  # (from, to)
 
     async def serve(self, handler: Any, host: str, port: int, token: str) -> Any:
         process = PROCESS.get()
@@ -51,7 +53,7 @@ class Network:
             if port not in self._servers:
                 raise ConnectionRefusedError
             there, context, handler = self._servers[port]
-            while self.is_cut(here, there):
+            while self.is_broken(here, there):
                 await asyncio.sleep(1.0)
             accepted = self.loop.create_future()
             self.loop.call_soon(self._accept, accepted, handler, here, there, hello, context=context)
@@ -80,14 +82,19 @@ class Network:
         self.loop.create_task(handle())
         accepted.set_result(mine)
 
-    def is_cut(self, a: str, b: str) -> bool:
-        return frozenset((a, b)) in self._cut
+    def is_cut(self, sender: str, receiver: str) -> bool:
+        return (sender, receiver) in self._cut
 
-    def cut(self, *pairs: tuple[str, str]) -> None:
-        self._cut |= {frozenset(pair) for pair in pairs}
+    def is_broken(self, a: str, b: str) -> bool:
+        """One of the two directions is cut."""
+        return self.is_cut(a, b) or self.is_cut(b, a)
+
+    def cut(self, *links: tuple[str, str]) -> None:
+        """links: (from, to)."""
+        self._cut |= set(links)
         for end in self._ends:
-            if self.is_cut(end.process, end.other.process) and end.keepalive is not None:
-                self.loop.call_later(end.keepalive, end.lose_patience)
+            if self.is_broken(end.process, end.other.process) and end.keepalive is not None:
+                self.loop.call_later(end.keepalive, end.time_out)
 
     def heal(self) -> None:
         self._cut.clear()
@@ -170,9 +177,11 @@ class Peer:
 
     def set_keepalive(self, seconds: float) -> None:
         self.keepalive = seconds
+        if self._network.is_broken(self.process, self.other.process):
+            self._network.loop.call_later(seconds, self.time_out)
 
-    def lose_patience(self) -> None:
-        if self._network.is_cut(self.process, self.other.process):
+    def time_out(self) -> None:
+        if self._network.is_broken(self.process, self.other.process):
             self.breaks()
 
     def close(self) -> None:

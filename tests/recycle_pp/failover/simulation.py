@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import combinations, permutations
 from typing import Any
 from unittest import mock
 
@@ -34,12 +36,14 @@ LIVES = 120.0  # seconds from the last fault within which a step is committed ev
 
 @dataclass(frozen=True)
 class Fault:
-    """at: seconds after the job has begun. kill | reset | cut | heal | pause; whom: names of supervisors."""
+    """at: seconds after the job has begun. kill | reset | cut | one_way | heal | pause; whom: names of supervisors;
+    links: (from, to) that `one_way` cuts."""
 
     at: float
     kind: str
     whom: tuple[str, ...] = ()
     seconds: float = 0.0
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ class Order:
     pauses: int = 0
     hosting: float = 2.0
     faults: tuple[Fault, ...] = ()
+
+
+def connected_majorities(supervisors: int, cut: Collection[tuple[str, str]]) -> list[set[int]]:
+    """Sets of ranks that are a majority and whose members all reach each other in both directions."""
+    return [
+        set(ranks)
+        for size in range(1, supervisors + 1)
+        for ranks in combinations(range(supervisors), size)
+        if majority(ranks, range(supervisors)) and not any((f"s{a}", f"s{b}") in cut for a, b in permutations(ranks, 2))
+    ]
 
 
 @dataclass
@@ -113,6 +127,8 @@ class Simulation(ExitStack):
         self.lost = False  # too few were left at some time: the job may end
         self._dead: set[str] = set()
         self._cut_off: set[str] = set()  # once: those may have given up
+        self._one_way: set[tuple[str, str]] = set()  # links that were cut in one direction
+        self._healed = False
         self._agreed: dict[int, tuple[int, int]] = {}  # term -> rank that acted in it, generation
         self._memberships: dict[int, list[set[int]]] = {}
         self.errors: list[str] = []
@@ -155,6 +171,9 @@ class Simulation(ExitStack):
             self.loop.run(begun + fault.at)
             self._strike(fault)
         self.loop.before_each = lambda process: None
+        if self._one_way:
+            self._settles()
+            return
         self.network.heal()
         self._goes_on()
 
@@ -210,6 +229,25 @@ class Simulation(ExitStack):
             assert self.loop.time() < deadline, self.explain(f"the job does not go on: {where}")
         assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
 
+    def _settles(self) -> None:
+        """After one-way cuts: every supervisor takes part or has ended, and a connected majority goes on."""
+        self.loop.run(self.loop.time() + LIVES)
+        before = {node.rank: node.committed for node in self.nodes}
+        self.loop.run(self.loop.time() + 20 * STEP)
+        assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
+        left = [node for node in self.nodes if node.code is None]
+        where = [(node.name, node.code, node.generation, node.committed) for node in self.nodes]
+        stands = [node.name for node in left if node.committed <= before[node.rank]]
+        assert not stands, self.explain(f"{stands} neither go on nor end: {where}")
+        assert len({tuple(node.applied.items())[-5:-2] for node in left}) <= 1, self.explain(f"two jobs: {where}")
+        ranks = range(len(self.nodes))
+        if connected := connected_majorities(len(self.nodes), self._one_way):
+            assert majority([node.rank for node in left], ranks), self.explain(f"{connected} could go on: {where}")
+        assert not left or majority([node.rank for node in left], ranks), self.explain(f"too few go on: {where}")
+        if not self._healed:
+            codes = [node.code for node in self.nodes if node.code is not None]
+            assert all(code == 1 for code in codes), self.explain(f"a lost supervisor ends with 1: {where}")
+
     # -- what happens ------------------------------------------------------------------------------------------
 
     def _start(self, node: Node) -> None:
@@ -247,10 +285,15 @@ class Simulation(ExitStack):
                 self.network.reset()
             case "cut":
                 others = [node.name for node in self.nodes if node.name not in fault.whom]
-                self.network.cut(*((one, other) for one in fault.whom for other in others))
+                pairs = [(one, other) for one in fault.whom for other in others]
+                self.network.cut(*pairs, *((other, one) for one, other in pairs))
                 self._cut_off |= set(fault.whom)
                 self._count()
+            case "one_way":
+                self._one_way |= set(fault.links)
+                self.network.cut(*fault.links)
             case "heal":
+                self._healed = True
                 self.network.heal()
 
     def _count(self) -> None:

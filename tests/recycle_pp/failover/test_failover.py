@@ -7,6 +7,7 @@ clock and network: 100,000 random orders with --full. What fails is printed as a
 """
 
 import random
+from itertools import combinations, permutations
 
 import pytest
 
@@ -14,6 +15,7 @@ from .simulation import Fault, Order, Simulation
 
 CHUNK = 1_000
 QUICK, FULL = 1, 100
+CUT_CHUNK = 100
 # Of a process that is killed nothing runs any more, not even what it has just begun.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 
@@ -46,6 +48,26 @@ def random_order(seed):
     )
 
 
+def one_way(seed, supervisors, links, heals=None, at=None):
+    """A job whose directed links (from, to) are cut at some moment, and healed so many seconds later, or never."""
+    chance = random.Random(seed)
+    at = chance.uniform(0.0, 5.0) if at is None else at
+    faults = [Fault(at, "one_way", links=tuple((f"s{a}", f"s{b}") for a, b in links))]
+    if heals is not None:
+        faults.append(Fault(at + heals, "heal"))
+    latest = chance.choice([0.0, 0.1, 1.0])
+    return Order(seed, supervisors, one_machine=False, latest=latest, hosting=chance.choice([0.0, 1.0]), faults=tuple(faults))
+
+
+def random_cut(seed):
+    """Some of the 20 directed links of five supervisors, healed or not."""
+    chance = random.Random(f"one way {seed}")
+    links = list(permutations(range(5), 2))
+    heals = chance.choice([None, None, 0.5, 5.0, 20.0, 60.0])
+    heals = None if heals is None else heals * chance.uniform(0.3, 1.0)
+    return one_way(seed, 5, chance.sample(links, chance.choice([1, 2, 3, 4, 5, 6, 8, 10, 14])), heals)
+
+
 def run(order):
     with Simulation(order) as simulation:
         simulation.run()
@@ -59,6 +81,26 @@ def run(order):
 def test_in_any_order_of_deaths_cuts_and_delays_one_leader_acts_and_the_job_goes_on(chunk, capsys):
     lost = sum(run(random_order(seed)).lost for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK))
     assert lost < CHUNK / 10, "most orders leave a majority, or they would show nothing"
+
+
+LINKS = list(permutations(range(3), 2))
+CUTS = [cut for size in range(1, 7) for cut in combinations(LINKS, size)]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: " ".join(f"{a}>{b}" for a, b in cut))
+def test_of_three_supervisors_a_connected_majority_goes_on_whatever_is_cut_in_one_direction(cut):
+    for seed in range(3):
+        run(one_way(seed, 3, cut))
+        run(one_way(seed, 3, cut, heals=random.Random(seed).uniform(0.5, 60.0)))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "chunk", [n if n < QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(FULL)], ids=lambda n: f"{n}"
+)
+def test_of_five_supervisors_a_connected_majority_goes_on_whatever_is_cut_in_one_direction(chunk):
+    for seed in range(chunk * CUT_CHUNK, (chunk + 1) * CUT_CHUNK):
+        run(random_cut(seed))
 
 
 def test_an_order_is_always_the_same():
