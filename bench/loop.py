@@ -107,8 +107,12 @@ class Alone:
     def __init__(self) -> None:
         self.places: Mapping[int, Place] = {}
 
-    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
+    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
         self.places = dict(supervisors)
+        return 0
+
+    async def confirm(self, held: bool) -> None:
+        pass
 
     async def supervisors(self) -> Mapping[int, Place]:
         return self.places

@@ -39,12 +39,21 @@ class Agreement(Protocol):
         """
         ...
 
-    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
-        """The leader's: generation `generation` stands, with these supervisors as the ones whose majority counts next.
+    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
+        """For the leader: agrees generation `generation`, with these supervisors as the ones whose majority counts
+        next; returns the term of the agreement.
 
-        Once it returns, no leader of an older term and nobody who knows only an older membership can get another one
-        agreed. Deposed where another supervisor leads, LostMajority where too few can answer. A call may be cancelled:
-        a newer generation takes its place. Generations of one leader grow; -1 stands before the first.
+        Afterwards no leader of an older term, and no supervisor that knows only an older membership, can get another
+        generation agreed. Raises Deposed if another supervisor leads, LostMajority if too few answer. A call may be
+        cancelled: a newer generation takes its place. Generations of one leader grow; -1 comes before the first.
+        """
+        ...
+
+    async def confirm(self, held: bool) -> None:
+        """For the leader: returns when a majority has answered to this very call that it follows this leader.
+
+        held: an earlier confirmation is still valid, so no other supervisor can have been elected. Raises Deposed if
+        another supervisor leads, LostMajority if too few can answer; blocks while answers are missing.
         """
         ...
 

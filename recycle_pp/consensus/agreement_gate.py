@@ -1,10 +1,11 @@
-"""Holds back what a generation begins with until the agreement lets the generation stand.
+"""Holds back the messages with which a generation begins until the generation is agreed.
 
-    gate = AgreementGate(agreement, deliver, refused, deposed)
+    gate = AgreementGate(agreement, lease, deliver, deposed)
     gate.announce(7, places)       # asks for agreement, while the workers report
     gate.send(out)                 # delivers at once what needs no agreement, and the rest when there is one
 
 So no step can be committed in two generations that do not know of each other, and agreeing costs no time of its own.
+Each `Adopt` leaves with the term of the agreement that allowed its generation.
 """
 
 from __future__ import annotations
@@ -12,26 +13,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from recycle_pp.protocol.job import Send
 from recycle_pp.wire.messages.workers import Adopt, SteadyPlan
 
 from .agreement import Agreement, Deposed, LostMajority, Place
+from .leader_lease import LeaderLease
 
-_BEGINS = (Adopt, SteadyPlan)  # without these messages nobody can do anything in a generation
+_BEGINS = (Adopt, SteadyPlan)  # without these messages no worker can do anything in a generation
 
 
 class AgreementGate:
-    """deliver(out): sends messages. refused(reason): no majority, this side has to stop. deposed(): another supervisor
-    coordinates. All three are called in the event loop."""
+    """deliver(out): sends messages. deposed(): this supervisor may not coordinate any more, as another one does or no
+    majority answers. Both are called in the event loop."""
 
     def __init__(
         self,
         agreement: Agreement,
+        lease: LeaderLease,
         deliver: Callable[[Sequence[Send]], None],
-        refused: Callable[[str], None],
         deposed: Callable[[], None],
     ) -> None:
-        self._agreement, self._deliver, self._refused, self._deposed = agreement, deliver, refused, deposed
+        self._agreement, self._lease, self._deliver, self._deposed = agreement, lease, deliver, deposed
         self._held: list[Send] = []
         self._generation: int | None = None
         self._agreeing: asyncio.Task[None] | None = None
@@ -60,12 +64,16 @@ class AgreementGate:
 
     async def _agree(self, generation: int, places: Mapping[int, Place]) -> None:
         try:
-            await self._agreement.agree(generation, places)
-        except LostMajority as lost:
-            self._refused(f"the coordinator has lost the majority of the supervisors: {lost}")
-            return
-        except Deposed:
+            term = await self._agreement.agree(generation, places)
+            await self._lease.wait()  # the answers may have waited longer than this process was suspended
+        except (LostMajority, Deposed):
             self._deposed()
             return
         self._agreeing, held, self._held = None, self._held, []
-        self._deliver(held)
+        self._deliver([_with_term(send, term) for send in held])
+
+
+def _with_term(send: Send, term: int) -> Send:
+    if not isinstance(send.message, Adopt):
+        return send
+    return Send(send.to, msgspec.structs.replace(send.message, term=term))

@@ -4,25 +4,33 @@
     leader = await election.leader(after=0)
     await election.agree(generation=5, supervisors={1: place, 2: place})
 
-As in Raft (Ongaro and Ousterhout, 2014): one vote a term, and none for a candidate whose membership is older than the
-voter's own. The log is a single entry, the membership. A new one needs a majority of the last agreed one, of every one
-that was proposed since, and of itself (Raft's joint consensus), so any two majorities that could decide something share
-a supervisor. A candidate needs the same, unless it hears from enough of them that its newest membership was agreed,
-which the leader may have had no time to say.
+As in Raft (Ongaro and Ousterhout, 2014), a voter has one vote a term, and none for a candidate whose membership is
+older than its own. The log is a single entry, the membership. A new one needs a majority of the last agreed one, of
+every one that was proposed since, and of itself (Raft's joint consensus), so any two majorities that could decide
+something share a supervisor. A candidate needs the same, with two exceptions:
 
-Nobody raises a term before a majority has said that it would vote for it (Raft's pre-vote): whoever hears the leader
-would not, nor whoever has just voted for another one that may live. A leader that is refused because of a later term in
-which nobody leads takes that term's successor, and goes on. So any message may be seconds late; that costs the
+- Enough answers show that its newest membership was agreed: then older ones count no longer.
+- Enough answers show that its newest membership was not agreed, and the votes promise that it never will be: then that
+  membership does not count. So no other supervisor depends on the vote of a leader that could not finish a proposal.
+
+A leader that hears no answers must not propose anything, as others may still receive it (a link cut in one direction).
+So a proposal follows a question to the same supervisors that a majority of them has answered, and it goes to its own
+members only: a supervisor that is reachable never acknowledges a membership without itself.
+
+No candidate raises a term before a majority has answered that it would vote for it (Raft's pre-vote): a voter that
+hears the leader would not, nor one that has just voted for another candidate that may live. A leader that is refused
+because of a later term in which no supervisor leads takes that term's successor, and continues. So any message may be
+seconds late; that costs the
 seconds. The next in rank is the first candidate, the others give those before them a while each, if they live. A
-supervisor whose port refuses connections for a while has ended (`refusal.py`); if that leaves no majority nobody waits.
-Processes of this machine that have ended are proven dead: see `majority`.
+supervisor whose port refuses connections for a while has ended (`refusal.py`); if that leaves no majority no supervisor
+waits. Processes of this machine that have ended are proven dead: see `majority`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +44,7 @@ from recycle_pp.wire.messages.agreement import (
     Membership,
     Place,
     Poll,
+    Position,
     Propose,
     Who,
 )
@@ -90,20 +99,23 @@ class Election:
             raise LostMajority(f"no majority of supervisors {_names(self.voter.newest.roster)} has answered in time")
         return self.voter.leader
 
-    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
-        supervisors = {**supervisors, self._rank: self._address}  # whoever asks for it is one of them
+    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
+        supervisors = {**supervisors, self._rank: self._address}  # the leader is one of them
         try:
             async with asyncio.timeout(self._patience + SLOW):
-                agreed = False
-                while not agreed:
-                    leader = self.voter.leader or await self.leader(after=self.voter.lost)
-                    if leader.rank != self._rank:
-                        raise Deposed("another supervisor coordinates now")
-                    agreed = await self._propose(leader, generation, supervisors)
-                    if not agreed and self.voter.leader == leader:  # some know a later term, in which nobody leads
-                        await self.leader(after=leader.term)
+                while True:
+                    leader = await self._confirmed(supervisors)
+                    if leader is None:
+                        continue
+                    if await self._propose(leader, generation, supervisors):
+                        return leader.term
+                    await asyncio.sleep(AGAIN)
         except TimeoutError:
             raise LostMajority(f"no majority of supervisors {_names(supervisors)} has answered in time") from None
+
+    async def confirm(self, held: bool) -> None:
+        while await self._confirmed(self.voter.members()) is None:
+            pass
 
     async def supervisors(self) -> Mapping[int, Place]:
         return self.voter.newest.roster
@@ -136,7 +148,9 @@ class Election:
         gone: set[int] = set()
         await self._wait_for_turn(gone)
         while self.voter.leader is None:
-            await self._ask_all(lambda: Poll(self._rank, self.voter.newest.position, sorted(gone)), gone, again=True)
+            await self._ask_all(
+                lambda: Poll(self._rank, self.voter.newest.position, sorted(gone)), gone, again=True, candidate=True
+            )
             await self._campaign(gone)
             if self.voter.leader is None:
                 await asyncio.sleep(random.uniform(0, 2 * TURN))  # two may have campaigned in step
@@ -181,34 +195,83 @@ class Election:
         campaign = Campaign(term, self._rank, self.voter.newest.position)
         with suppress(TimeoutError):
             async with asyncio.timeout(CAMPAIGN):
-                won = await self._ask_all(lambda: campaign, gone)
-                if won and self.voter.leader is None and self.voter.term == term:
+                counting = await self._ask_all(lambda: campaign, gone, candidate=True)
+                if counting and self.voter.leader is None and self.voter.term == term:
+                    self.voter.drop_proposals_after(counting[-1].position)
                     leader = Leader(term, self._rank, self._address.host, self._address.port)
                     self.voter.follow(leader)
                     self._tell(Leads(leader))
+
+    async def _confirmed(self, among: Collection[int]) -> Leader | None:
+        """This leader, once a majority that consists of members of `among` has answered that it follows it. None: ask
+        again, because most know a later term, in which this supervisor leads now, or `among` is no majority at
+        present (supervisors whose connections broke may come back)."""
+        leader = self.voter.leader or await self.leader(after=self.voter.lost)
+        if leader.rank != self._rank:
+            raise Deposed("another supervisor coordinates now")
+        confirmed = await self._ask_all(lambda: Leads(leader), set(), among=among)
+        if self.voter.leader != leader:
+            return None
+        if confirmed:
+            return leader
+        if self.voter.term > leader.term:
+            await self.leader(after=leader.term)
+        else:
+            await asyncio.sleep(TURN)
+        return None
 
     async def _propose(self, leader: Leader, generation: int, roster: Roster) -> bool:
         """True when a majority has acknowledged the membership; False where too many refuse or another one leads
         meanwhile."""
         position = (leader.term, generation)
-        self.voter.memberships.append(Membership(position, self._rank, roster))
+        if self.voter.newest.position != position:  # else an earlier attempt has proposed it
+            self.voter.memberships.append(Membership(position, self._rank, roster))
         question = Propose(leader, self.voter.memberships)
-        if not await self._ask_all(lambda: question, set()) or self.voter.leader != leader:
+        others = [(rank, place) for rank, place in self._others() if rank in roster]
+        if not await self._ask_all(lambda: question, set(), others=others) or self.voter.leader != leader:
             return False
         self.voter.agreed(position)
         self._tell(Propose(leader, self.voter.memberships))  # those, too, that had not answered yet
         return True
 
-    async def _ask_all(self, question: Callable[[], Message], gone: set[int], again: bool = False) -> bool:
-        """True when a majority of every membership that may count says yes; False when too many have said no, if they
-        are not asked again. LostMajority when too few are left. gone: those who are known to have died, and more soon.
+    async def _ask_all(
+        self,
+        question: Callable[[], Message],
+        gone: set[int],
+        again: bool = False,
+        candidate: bool = False,
+        among: Collection[int] | None = None,
+        others: Sequence[tuple[int, Place]] | None = None,
+    ) -> list[Membership]:
+        """The memberships that count, a majority of each of which says yes; none when too many have said no, if they
+        are not asked again. LostMajority when too few are left.
+
+        gone       ranks that are known to have died; more are added
+        candidate  a proposal that those who say yes lack, so that it cannot be agreed any more, does not count
+        among      only their answers count
+        others     whom to ask; by default all other members
         """
         newest, frame = self.voter.newest, encode(question())
+        everyone = self._others()
+        others = everyone if others is None else others
         yes, no = {self._rank}, set[int]()
-        dead = {rank for rank, place in self._others() if is_dead(place.process)}
+        dead = {rank for rank, place in everyone if is_dead(place.process)}
         gone |= dead
         know = {self._rank, newest.leader}  # who has acknowledged the newest membership
         may_know = know | self.voter.members().keys()
+        lack: dict[int, Position] = {}  # the newest membership of those that have said yes, and do not know the newest
+
+        def complete() -> list[Membership]:
+            counting = self.voter.counting(know, lack if candidate else {}, dead)
+            counted = yes if among is None else yes & set(among)
+            return counting if all(majority(counted, of.roster, dead) for of in counting) else []
+
+        def hopeless(left: Collection[int]) -> Roster | None:
+            """A roster without a majority of those left, whatever the others still answer."""
+            most = {rank: (-1, -1) for rank in left if rank not in know} | lack
+            ways = [self.voter.counting(may_know), *([self.voter.counting(know, most, dead)] if candidate else [])]
+            missed = [next((of.roster for of in way if not majority(left, of.roster, dead)), None) for way in ways]
+            return missed[0] if None not in missed else None
 
         async def ask(rank: int, place: Place) -> None:
             pause = AGAIN
@@ -228,6 +291,8 @@ class Election:
                     self.voter.hear(rank, answer)
                     (know.add if answer.position == newest.position else may_know.discard)(rank)
                     (yes if answer.yes else no).add(rank)
+                    if answer.yes and answer.position < newest.position:
+                        lack[rank] = answer.position
                     if not again:
                         return
                 await asyncio.sleep(pause)
@@ -236,26 +301,23 @@ class Election:
                 gone.add(rank)
                 may_know.difference_update({rank} - know)
 
-        asking = {asyncio.create_task(ask(*each)) for each in self._others()}
+        asking = {asyncio.create_task(ask(*each)) for each in others}
         try:
-            while not all(majority(yes, roster, dead) for roster in self.voter.counting(know)):
-                for roster in self.voter.counting(may_know):
-                    if not majority(left := roster.keys() - gone, roster, dead):
-                        raise LostMajority(
-                            f"of supervisors {_names(roster)} only {_names(left)} can answer: no majority"
-                        )
-                    if not again and not majority(left - no, roster, dead):
-                        return False
-                if not asking:
-                    return False
+            while not (counting := complete()):
+                left = self.voter.members().keys() - gone
+                if roster := hopeless(left):
+                    names = _names(left & roster.keys())
+                    raise LostMajority(f"of supervisors {_names(roster)} only {names} can answer: no majority")
+                if not asking or (not again and hopeless(left - no)):
+                    return []
                 _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asking:
                 task.cancel()
-        # Whoever is no member of it stays one of those before: else, elected, it could not be elected again.
+        # A supervisor that is not a member keeps one of those before: else, elected, it could not be elected again.
         if len(self.voter.counting(know)) == 1 and self._rank in newest.roster:
             self.voter.agreed(newest.position)
-        return True
+        return counting
 
     def _tell(self, message: Message) -> None:
         """Sends it to all members in the background, again until each has answered. What is under way of an earlier

@@ -101,7 +101,7 @@ class EtcdAgreement:
                 patient_until = loop.time() + 3 * self._patience  # after its outage etcd renews all leases
             await asyncio.sleep(AGAIN)
 
-    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> None:
+    async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
         outage, wrote = _Outage(), False
         roster = dict(supervisors)
         while True:
@@ -110,7 +110,7 @@ class EtcdAgreement:
                 held = self._held(view)
                 new = held._replace(generation=generation, roster=roster)
                 if wrote and held == new:
-                    return
+                    return held.term
                 if generation <= held.generation >= 0:
                     raise LostMajority("the job may go on elsewhere, in a generation that nobody here has heard of")
                 if view.led:
@@ -121,6 +121,20 @@ class EtcdAgreement:
                 outage.ended()
             except (Unreachable, Refusal) as error:
                 outage.goes_on(error)
+            await asyncio.sleep(AGAIN)
+
+    async def confirm(self, held: bool) -> None:
+        """An etcd that does not answer stops no step: then a lease that is still held is confirmed."""
+        while True:
+            try:
+                view = await self._look()
+                self._held(view)
+                if view.led:
+                    return
+                await self._renew(view)
+            except (Unreachable, Refusal):
+                if held:
+                    return
             await asyncio.sleep(AGAIN)
 
     async def supervisors(self) -> Mapping[int, Place]:

@@ -12,7 +12,7 @@ clock by which a vote loses its force (`VOTED`). In the event loop's thread only
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from recycle_pp.wire.messages.agreement import (
@@ -73,10 +73,24 @@ class Voter:
         """Where everybody listens who is in one of the memberships that may count, by rank."""
         return {rank: place for known in self.memberships for rank, place in known.roster.items()}
 
-    def counting(self, know: Collection[int]) -> list[Roster]:
-        """The memberships of which a majority is needed; the newest alone, if those who know it have agreed it."""
-        rosters = [membership.roster for membership in self.memberships]
-        return rosters[-1:] if all(majority(know, roster) for roster in rosters) else rosters
+    def counting(
+        self, know: Collection[int], lack: Mapping[int, Position] | None = None, dead: Collection[int] = ()
+    ) -> list[Membership]:
+        """The memberships of which a majority is needed, oldest first.
+
+        know: ranks that have acknowledged the newest one; if they have agreed it, it counts alone. lack: by rank, the
+        newest membership of voters that acknowledge no later one of an older term; a proposal that cannot be agreed
+        without them does not count.
+        """
+        counting = list(self.memberships)
+        if all(majority(know, of.roster) for of in counting):
+            return counting[-1:]
+        while len(counting) > 1:
+            lacking = {rank for rank, position in (lack or {}).items() if position < counting[-1].position}
+            if all(majority(of.roster.keys() - lacking, of.roster, dead) for of in counting):
+                break
+            counting.pop()
+        return counting
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -94,8 +108,9 @@ class Voter:
         return True
 
     def _hears_leader(self, message: Leads) -> bool:
+        """Whether this voter follows the leader, and would acknowledge its next proposal."""
         self.follow(message.leader)
-        return True
+        return self.leader == message.leader and message.leader.term >= self.term
 
     def _would_vote(self, poll: Poll) -> bool:
         """Whether it would vote for this candidate now. Changes nothing (Raft's pre-vote)."""
@@ -147,6 +162,10 @@ class Voter:
             if leader.rank == rank and leader.term == self.lost and self.leader is None:
                 self.lost -= 1  # it was only the connection that was lost
             self.follow(leader)
+
+    def drop_proposals_after(self, position: Position) -> None:
+        """Later ones than the membership of this position cannot be agreed any more."""
+        self.memberships = [known for known in self.memberships if known.position <= position]
 
     def agreed(self, position: Position) -> None:
         """A majority has acknowledged the membership of this position: older ones count no more."""

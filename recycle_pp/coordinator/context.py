@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
 
@@ -23,3 +24,4 @@ class Context:
     timers: Timers
     recorder: Recorder
     lifecycle: Lifecycle
+    lease: LeaderLease

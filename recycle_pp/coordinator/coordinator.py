@@ -19,7 +19,8 @@ import traceback
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.agreement import Agreement
+from recycle_pp.consensus.agreement import Agreement, Deposed
+from recycle_pp.consensus.leader_lease import LeaderLease, lease_seconds
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.progress import Progress
@@ -69,9 +70,13 @@ class Coordinator:
         self.agents: set[int] = set()  # of the launch, that still live at the end
         saving, job = Saving(run.checkpoints, whole.step), new_job(settings, whole.step)
         self._recorder = Recorder(settings, run, events, progress, job)
-        self._roster, self._restarts, self._timers = Roster(settings), RestartPolicy(settings), Timers(self._failed)
+        self.lease = LeaderLease(agreement, lease_seconds(settings.control.suspicion), self.give_way)
+        self._roster, self._restarts = Roster(settings), RestartPolicy(settings)
+        self._timers = Timers(self._failed, self.lease)
         self._lifecycle = Lifecycle(self._recorder, lambda: self._deaths.close())
-        context = Context(settings, run, self._roster, self._restarts, self._timers, self._recorder, self._lifecycle)
+        context = Context(
+            settings, run, self._roster, self._restarts, self._timers, self._recorder, self._lifecycle, self.lease
+        )
         self._driver = Driver(
             context,
             agreement,
@@ -82,7 +87,7 @@ class Coordinator:
             deposed=self.give_way,
         )
         self._deaths = Deaths(context, self._driver)
-        self._watch = Watch(settings, self._roster, self, run.hangs, run.later)
+        self._watch = Watch(settings, self._roster, self, run.hangs, run.later, self.lease)
         self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._watch)
         self._workers = Workers(context, self._driver, self._deaths, self._watch)
         self._driver.report_damage(whole.damaged)
@@ -100,6 +105,7 @@ class Coordinator:
         arrivals.cancel()
         if self.gave_way:
             return code
+        self.lease.close()
         self.agents = self._roster.agents()
         self._roster.tell_workers(Exit())
         for rank in self._roster:
@@ -122,9 +128,10 @@ class Coordinator:
         more."""
         if not self.gave_way:
             self.gave_way = True
+            self.lease.revoke()
             self._driver.agreement_gate.close()
             self._timers.close()
-            self._recorder.close()
+            self._recorder.abandon()
             self._lifecycle.end(1)
 
     @property
@@ -162,14 +169,19 @@ class Coordinator:
                     await self._handle_supervisor(peer, peer.hello)
                 case WorkerHello():
                     await self._handle_worker(peer, peer.hello)
+        except Deposed:
+            pass
         except Exception:
             self._failed(traceback.format_exc())
 
     async def _handle_supervisor(self, peer: Peer, hello: SupervisorHello) -> None:
+        await self.lease.wait()
         number = self._supervisors.welcome(peer, hello)
         if number is not None:
             async for message in peer.listen(FROM_SUPERVISOR):
+                await self.lease.wait()
                 self._hear_supervisor(number, message, peer)
+            await self.lease.wait()
             self._lose_supervisor(number, peer)
 
     def _hear_supervisor(self, number: int, message: Message, peer: Peer) -> None:
@@ -179,10 +191,13 @@ class Coordinator:
         self._supervisors.lost(number, peer)
 
     async def _handle_worker(self, peer: Peer, hello: WorkerHello) -> None:
+        await self.lease.wait()
         rank = self._workers.welcome(peer, hello)
         if rank is not None:
             async for message in peer.listen(FROM_WORKER):
+                await self.lease.wait()
                 self._workers.hear(rank, hello.incarnation, message)
+            await self.lease.wait()
             self._workers.lost(rank, hello.incarnation, peer)
 
     # -- the start ---------------------------------------------------------------------------------------------
@@ -207,6 +222,8 @@ class Coordinator:
     async def _watch_workers(self) -> None:
         try:
             await self._watch.run()
+        except Deposed:
+            pass
         except Exception:
             self._failed(traceback.format_exc())
 

@@ -24,6 +24,7 @@ import traceback
 import msgspec
 from recycle_schedules import Worker
 
+from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.stage_lost import StageLost
@@ -48,6 +49,7 @@ class Deaths:
         self._settings, self._run, self._driver = context.settings, context.run, driver
         self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._lease = context.lease
         self._newest: dict[int, Death] = {}  # of each stage
         self._restoring: asyncio.Task[None] | None = None
 
@@ -148,8 +150,11 @@ class Deaths:
     async def _read_checkpoints(self, lost: StageLost) -> None:
         try:
             whole = await apart(newest_whole, self._run.checkpoints)
+            await self._lease.wait()
             if not self._lifecycle.over:
                 self._restore(lost, whole)
+        except Deposed:
+            pass
         except Exception:
             self._lifecycle.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 

@@ -48,8 +48,10 @@ class Driver:
         self._settings, self._roster, self._timers = context.settings, context.roster, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
         self._committed, self._untrusted = committed, untrusted
-        self.agreement_gate = AgreementGate(agreement, self._deliver, self._lifecycle.stop, deposed)
-        self.planning = Planning(self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop)
+        self.agreement_gate = AgreementGate(agreement, context.lease, self._deliver, deposed)
+        self.planning = Planning(
+            self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop, context.lease
+        )
         self.ending = Ending(self._settings, self._recorder.say)
         self._placed = False  # who holds what of sharded state
         self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished

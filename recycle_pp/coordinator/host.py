@@ -70,6 +70,7 @@ class Host:
         self._coordinator = (
             Successor(*arguments, succession=succession, token=token) if succession else Coordinator(*arguments)
         )
+        run.later.permitted = self._coordinator.lease.permits
         self.ended = asyncio.create_task(self._coordinate())
         self._beating = asyncio.create_task(self._beat())
 
@@ -99,6 +100,7 @@ class Host:
         await self._screen.flushed(SCREEN_SECONDS)
 
     def close(self) -> None:
+        self._coordinator.lease.revoke()
         self.ended.cancel()
         self._beating.cancel()
         self._exporters.kill()
@@ -112,7 +114,8 @@ class Host:
         except Exception:
             traceback.print_exc()
         finally:
-            self._run.later(self._heartbeat.end, self._coordinator.live, code)
+            if not self._coordinator.gave_way:
+                self._run.later(self._heartbeat.end, self._coordinator.live, code)
         await self._exporters.close()
         await self._run.later.flushed(WRITE_SECONDS)
         await self._screen.flushed(SCREEN_SECONDS)
@@ -125,6 +128,7 @@ class Host:
                 return
             if beat in FREEZES:
                 gc.freeze()
+            await self._coordinator.lease.wait()
             self._run.later(self._heartbeat.write, set(self._coordinator.live))
             self._coordinator.write_again()
             self._exporters.look()

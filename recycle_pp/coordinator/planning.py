@@ -16,6 +16,8 @@ import numpy as np
 from recycle_schedules import Problem, Worker
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.agreement import Deposed
+from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import LinksMeasured, Ready
@@ -35,8 +37,10 @@ class Planning:
         job: Callable[[], Job],
         drive: Callable[..., Any],
         stop: Callable[[str], None],
+        lease: LeaderLease,
     ) -> None:
         self._settings, self._run, self._job, self._drive, self._stop = settings, run, job, drive, stop
+        self._lease = lease
         self._profile = Profile(settings)
         self._task: asyncio.Task[None] | None = None
         self._prepared = -1  # the step in which it last planned for a death that may come
@@ -111,10 +115,13 @@ class Planning:
     async def _plan(self, job: Job, problem: Problem) -> None:
         try:
             steps = await asyncio.to_thread(job.steady.plan, problem)
+            await self._lease.wait()
             self._task = None
             if job is self._job():
                 self._drive(job.planned, steps)  # which looks again: the membership may be another one by now
             else:
                 self.look()
+        except Deposed:
+            pass
         except Exception:
             self._stop(f"the planner failed:\n{traceback.format_exc()}")

@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
+from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.protocol.takeover import Found, find
 from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.history import History
@@ -40,7 +42,8 @@ class Successor(Coordinator):
         self._succession, self._discovery = succession, FailoverDiscovery(token)
 
     async def run(self) -> int:
-        await self._take_over()
+        with suppress(Deposed):
+            await self._take_over()
         return await super().run()
 
     def _hear_supervisor(self, number: int, message: Message, peer: Peer) -> None:
@@ -58,6 +61,7 @@ class Successor(Coordinator):
             self._discovery.supervisors.pop(number, None)
 
     async def _handle_worker(self, peer: Peer, hello: WorkerHello) -> None:
+        await self.lease.wait()
         if hello.moved and not self._discovery.over.is_set():
             try:
                 state = await peer.recv(FROM_WORKER)
@@ -76,13 +80,14 @@ class Successor(Coordinator):
         await self._discovery.complete(await self._agreement.supervisors(), control.suspicion)
         states = self._discovery.states()
         found = find(states)
-        begun = found.generation >= 0
+        begun = found.begun
         committed = max((state.committed for state in states.values()), default=-1)
         if not states and self._settings.run.resume:
             committed = (await apart(newest_whole, self._run.checkpoints)).step - 1
         history = await reading
         if not states:  # then only the run folder knows how far the job was: it is waited for however slow it is
             history = await apart(History.read, self._run)
+        await self.lease.wait()
         self._driver.saving.known(history.checkpoint)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
         job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
@@ -119,7 +124,7 @@ class Successor(Coordinator):
 
     def _bring_in(self, rank: Rank, found: Found) -> None:
         """The dead get their event; who lives and is no member begins anew."""
-        begun = found.generation >= 0
+        begun = found.begun
         for death in rank.causes.values():
             if death.where:
                 self._restarts.failed(death.where, rank.role)

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.protocol.liveness import Patience, Sign, Stuck, Verdict, judge
 from recycle_pp.telemetry.background import Later, now
 from recycle_pp.telemetry.events import report_once
@@ -71,8 +72,17 @@ class _Known:
 
 
 class Watch:
-    def __init__(self, settings: Settings, roster: Roster, watched: Watched, folder: Path, later: Later = now) -> None:
-        """later: what writes to the folder."""
+    def __init__(
+        self,
+        settings: Settings,
+        roster: Roster,
+        watched: Watched,
+        folder: Path,
+        later: Later = now,
+        lease: LeaderLease | None = None,
+    ) -> None:
+        """later: what writes to the folder. lease: without it held no worker is judged."""
+        self._lease = lease
         control = settings.control
         self._beat, self._patience = control.heartbeat, Patience(control.suspicion, control.lease)
         self._roster, self._watched, self._folder, self._later = roster, watched, folder, later
@@ -109,10 +119,11 @@ class Watch:
         before = time.monotonic()
         while True:
             await asyncio.sleep(self._beat)
+            if self._lease is not None:
+                await self._lease.wait()
             now = time.monotonic()
-            # Whoever slept itself (a closed laptop, a machine that swaps) has no right to call the others silent.
             slept, before = max(0.0, now - before - self._beat), now
-            self._begun += slept
+            self._skip(slept)
             for rank in self._roster:
                 rank.tell(CoordinatorHeartbeat())
                 rank.unheard += 1
@@ -120,6 +131,20 @@ class Watch:
                 if rank.supervisor is not None and rank.unheard * self._beat > self._patience.suspicion:
                     rank.supervisor.abort()  # its node may be gone: then it counts as lost with its worker
             self._judge(now)
+
+    def _skip(self, slept: float) -> None:
+        """If this process was suspended (a paused machine, a machine that swaps), does not count that time as silence
+        or waiting of others."""
+        self._begun += slept
+        if slept < self._patience.suspicion / 2:  # a late tick
+            return
+        self._judged += slept
+        self._not_before += slept
+        if self._deadlocked is not None:
+            self._deadlocked += slept
+        for known in self._known.values():
+            number, at = known.delivered
+            known.came, known.delivered = known.came + slept, (number, at + slept)
 
     def _judge(self, now: float) -> None:
         standing = self._watched.standing()

@@ -64,6 +64,8 @@ class Participant:
     attempt: Attempt = FIRST  # at the step after `committed`
     again: bool = False  # the executor must forget what it has summed in that step, before anything else but `undo`
     announced: Announce | None = None  # the newest announcement
+    agreed: tuple[int, int] = (-1, -1)  # term and number of the newest generation that was agreed
+    members: list[Worker] = field(default_factory=list)  # of that generation
     last: Commit | None = None  # the newest commit
     holdings: Holdings | None = None  # of sharded optimizer state
 
@@ -107,7 +109,8 @@ class Participant:
         announced = self.announced
         return State(
             generation=self.generation,
-            members=announced.members if announced else [],
+            agreed=self.agreed,
+            members=self.members,
             base=announced.base if announced and linked else None,
             committed=self.committed,
             commit=self.last,
@@ -116,8 +119,10 @@ class Participant:
 
     def adopt(self, message: Adopt) -> None:
         """The plan of a generation, unless it is void already. A revoked stage takes its reduced gradients back."""
-        if is_void(message, self.generation):
+        if is_void(message, self.generation) or message.term < self.agreed[0]:
             return
+        assert self.announced is not None
+        self.agreed, self.members = (message.term, message.generation), self.announced.members
         if self.holdings is not None and message.shares is not None:
             self.holdings.adopt(message.shares)
         if message.revoked:

@@ -3,9 +3,10 @@
     found = find({worker: participant.state(linked=True), ...})      # of every worker that can be reached
     for send in job.take_over(found): ...                            # a fresh Job of the same shape
 
-The last coordinator may have died between two messages of one kind: whatever it told anybody counts for all. The newest
-generation that anybody knows says who is a member; the newest commit that a member has is the job's, and members that
-lack it get the very same message.
+The last coordinator may have died between two messages of one kind: what one worker received counts for all. The
+newest agreed generation, by term and number, has the members. Generations that were announced and never agreed do not
+count: a coordinator that was suspended, or replaced, may have announced them. The newest commit of a member is the
+job's, and members that lack it get the very same message.
 """
 
 from __future__ import annotations
@@ -21,9 +22,18 @@ from recycle_pp.wire.messages.workers import FIRST, Attempt, Commit, State
 
 @dataclass(frozen=True)
 class Found:
-    """generation: -1 if nobody is a member yet; commit: the newest one, None before the first; behind: who lacks it;
-    told: who has been told of it, or will be, and did not get it as parameters; base: of the links that stand between
-    all who live, None if they have to be made anew; attempt: the newest at the step after `committed`."""
+    """What the workers know of the job.
+
+    generation  newest announced one, agreed or not; -1 before the first
+    members     of the newest agreed generation
+    live        those of them that were found
+    commit      newest one; None before the first
+    behind      members that lack it
+    told        members that have it or will get it, and did not get it as parameters
+    base        of the links between all live members; None if links have to be made anew
+    attempt     newest one at the step after `committed`
+    begun       a generation was agreed, so there are members
+    """
 
     generation: int
     members: frozenset[Worker]
@@ -34,23 +44,22 @@ class Found:
     told: frozenset[Worker]
     base: int | None
     attempt: Attempt = FIRST
+    begun: bool = True
 
 
 def find(states: Mapping[Worker, State]) -> Found:
     """States as `Participant.state` gives them. Who was given up, or still catches up, is none of the members."""
-    newest = max(states.values(), key=lambda state: state.generation, default=State())
-    generation, members = newest.generation, set(newest.members)
+    newest = max(states.values(), key=lambda state: state.agreed, default=State())
+    generation, members = max((state.generation for state in states.values()), default=-1), set(newest.members)
     live = {worker: states[worker] for worker in members & states.keys()}
     committed = max((state.committed for state in live.values()), default=-1)
     commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
-    # Who has not heard yet that it is a member begins with the state of its first generation (sharded state).
+    # A worker that does not know yet that it is a member begins with the state of its first generation (sharded state).
     behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
     if not commits and behind:
-        # Only who came back in that step has it, as parameters: of no use to those who must apply it.
-        return find({
-            w: msgspec.structs.replace(state, generation=generation, members=newest.members)
-            for w, state in behind.items()
-        })  # fmt: skip
+        # Only workers that came back in that step have it, as parameters: of no use to those who must apply it.
+        known = {"generation": generation, "agreed": newest.agreed, "members": newest.members}
+        return find({worker: msgspec.structs.replace(state, **known) for worker, state in behind.items()})
     bases = {state.base if state.generation == generation else None for state in live.values()}
     return Found(
         generation=generation,
@@ -62,4 +71,5 @@ def find(states: Mapping[Worker, State]) -> Found:
         told=frozenset(w for w, s in live.items() if w in behind or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
         attempt=max((state.attempt for state in live.values() if state.committed == committed), default=FIRST),
+        begun=newest.agreed >= (0, 0),
     )

@@ -44,6 +44,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._made = self._done = 0
         self.dropped = 0  # since the last flush
+        self.permitted: Callable[[], bool] = lambda: True  # asked in the thread before each call; it may block
 
     def __call__(self, function: Callable[..., object], *arguments: Any) -> bool:
         """False if the queue is full."""
@@ -78,7 +79,8 @@ class Background:
         while True:
             call = self._waiting.get()
             with suppress(Exception):
-                call()
+                if self.permitted():
+                    call()
             self._done += 1
 
 

@@ -286,9 +286,13 @@ class Recorder:
         if self._sample_log is not None:
             self._sample_log.again()
 
-    @harmless
     def close(self) -> None:
         self._write_line()
+        self.abandon()
+
+    @harmless
+    def abandon(self) -> None:
+        """Another coordinator writes from now on: a line that still waits for its val_loss is not written."""
         self._metrics.close()
         if self._sample_log is not None:
             self._sample_log.close()

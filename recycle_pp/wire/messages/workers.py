@@ -99,6 +99,7 @@ class Adopt(Message, frozen=True):
     probes    by host, the worker there with whom to measure the link to it, before anything else
     shares    of the worker's stage, with parallel.sharded
     recompute whether its layers run again in the backward of what it forwards in these steps
+    term      of the agreement that allowed this generation
     """
 
     generation: int
@@ -110,6 +111,7 @@ class Adopt(Message, frozen=True):
     probes: dict[str, Worker] = msgspec.field(default_factory=dict)
     shares: Shares | None = None
     recompute: bool = False
+    term: int = 0
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
@@ -442,13 +444,15 @@ else:
 
 @sent(WORKER, COORDINATOR)
 class State(Message, frozen=True):
-    """The first word to a new coordinator: what `protocol.takeover.find` asks for.
+    """The first message to a new coordinator: what `protocol.takeover.find` asks for.
 
-    generation, members  of the newest announcement; -1 before the first
-    base                 its, if the links of that generation stand
-    commit               the newest one
-    attempt              at the step after it
-    said                 the last message of each lasting kind
+    generation  newest announced one; -1 before the first
+    agreed      term and number of the newest agreed one, whose `Adopt` has come; (-1, -1) before the first
+    members     of the agreed generation
+    base        of the announced generation, if its links stand
+    commit      newest one
+    attempt     at the step after it
+    said        last message of each lasting kind
     """
 
     generation: int = -1
@@ -458,6 +462,7 @@ class State(Message, frozen=True):
     commit: Commit | None = None
     said: list[Lasting] = msgspec.field(default_factory=list)
     attempt: Attempt = FIRST
+    agreed: tuple[int, int] = (-1, -1)
 
 
 TO_WORKER, FROM_WORKER = Vocabulary(COORDINATOR, WORKER), Vocabulary(WORKER, COORDINATOR)

@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.consensus.agreement_gate import AgreementGate
@@ -21,6 +22,12 @@ class Agreement:
     async def agree(self, generation, places):
         self.asked.append((generation, places))
         await self.agreed.wait()
+        return 7
+
+
+class Lease:
+    async def wait(self):
+        pass
 
 
 def test_a_generation_that_follows_a_commit_is_held_back_too():
@@ -28,7 +35,7 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
 
     async def run():
         agreement, delivered = Agreement(), []
-        gate = AgreementGate(agreement, delivered.extend, lambda reason: None, lambda: None)
+        gate = AgreementGate(agreement, Lease(), delivered.extend, lambda: None)
         driver = SimpleNamespace(agreement_gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
         announcement = Announce(5, members=[A, B], committed=7, base=4)
         told = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
@@ -40,6 +47,6 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         assert delivered == told, "nobody begins"
         agreement.agreed.set()
         await asyncio.sleep(0.01)
-        assert delivered[-1].message is adoption
+        assert delivered[-1].message == msgspec.structs.replace(adoption, term=7), "it carries the term that allowed it"
 
     asyncio.run(run())

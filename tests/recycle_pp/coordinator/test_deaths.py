@@ -17,6 +17,8 @@ from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 
+from .held_lease import HeldLease
+
 SEGFAULT = Death("signal", "SIGSEGV")
 
 
@@ -75,11 +77,11 @@ def of():
     class Of:
         settings = Settings(run=Run(respawns=1))
         recorder, supervisor = Recorder(), Supervisor()
-        roster, restarts, timers = Roster(settings), RestartPolicy(settings), Timers(pytest.fail)
+        roster, restarts, timers = Roster(settings), RestartPolicy(settings), Timers(pytest.fail, HeldLease())
         lifecycle = Lifecycle(recorder, lambda: None)
         rank = roster.enter(0)
         rank.supervisor, rank.incarnation, rank.alive = supervisor, 0, True
-        context = Context(settings, RunFolder("nowhere"), roster, restarts, timers, recorder, lifecycle)
+        context = Context(settings, RunFolder("nowhere"), roster, restarts, timers, recorder, lifecycle, HeldLease())
         deaths = Deaths(context, Driver())
 
     return Of
@@ -153,8 +155,10 @@ def test_the_last_death_of_a_stage_sends_the_others_back_to_the_checkpoint_in_ne
     settings = Settings(parallel=Parallel(pipelines=2, stages=2))
     recorder, roster, driver = Recorder(), Roster(settings), LosesStage1()
     lifecycle = Lifecycle(recorder, lambda: None)
-    timers = Timers(pytest.fail)
-    context = Context(settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle)
+    timers = Timers(pytest.fail, HeldLease())
+    context = Context(
+        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle, HeldLease()
+    )
     ranks = [roster.enter(number) for number in range(4)]
     for rank in ranks:
         rank.incarnation, rank.alive = 0, rank.number != 1
@@ -187,8 +191,10 @@ def test_an_op_that_runs_out_of_memory_on_two_workers_is_tried_with_fewer_in_fli
     settings = Settings(parallel=Parallel(pipelines=2, stages=1), run=Run(respawns=9))
     recorder, roster, driver = Recorder(), Roster(settings), Replans(settings)
     lifecycle = Lifecycle(recorder, lambda: None)
-    timers = Timers(pytest.fail)
-    context = Context(settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle)
+    timers = Timers(pytest.fail, HeldLease())
+    context = Context(
+        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle, HeldLease()
+    )
     ranks = [roster.enter(number) for number in range(2)]
     limit = driver.job.problem.limit(ranks[0].role)
     assert limit == 3  # 1F1B's one and memory_extra's two

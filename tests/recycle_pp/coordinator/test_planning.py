@@ -14,6 +14,8 @@ from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import Ready, Report, SteadyPlan
 
+from .held_lease import HeldLease
+
 
 def job(planner):
     """With all its workers, and a first generation that waits for a plan."""
@@ -34,7 +36,9 @@ class Coordinator:
 
     def __init__(self, made):
         self.job, self.sent, self.stopped = made, [], []
-        self.planning = Planning(Settings(), RunFolder("nowhere"), lambda: self.job, self.drive, self.stopped.append)
+        self.planning = Planning(
+            Settings(), RunFolder("nowhere"), lambda: self.job, self.drive, self.stopped.append, HeldLease()
+        )
 
     def drive(self, event, *arguments):
         self.sent += event(*arguments)
@@ -166,7 +170,9 @@ def test_what_workers_measure_of_their_stages_limits_the_plans_and_chooses_who_r
     of.model.kind, of.model.recompute, of.parallel.memory, of.run.device = "custom", "auto", "310MB", "cpu"
     of.parallel.pipelines, of.parallel.stages = 2, 2
     started = Coordinator(Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=plan, derive=actions))
-    started.planning = Planning(of, RunFolder("nowhere"), lambda: started.job, started.drive, started.stopped.append)
+    started.planning = Planning(
+        of, RunFolder("nowhere"), lambda: started.job, started.drive, started.stopped.append, HeldLease()
+    )
     takes = [{"weights": 0.0, "flight": flight} for flight in (8e6, 1e6)]
     for stage in range(2):
         assert started.job.problem.memory is None

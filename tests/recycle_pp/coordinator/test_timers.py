@@ -4,12 +4,14 @@ import asyncio
 
 from recycle_pp.coordinator.timers import Timers
 
+from .held_lease import HeldLease
+
 
 def run(use):
     failures = []
 
     async def main():
-        use(Timers(failures.append))
+        use(Timers(failures.append, HeldLease()))
         await asyncio.sleep(0.05)
 
     asyncio.run(main())

@@ -15,6 +15,8 @@ from recycle_pp.coordinator.workers import Workers
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import Assembled
 
+from .held_lease import HeldLease
+
 
 @pytest.mark.parametrize(("ends", "told"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
 def test_why_a_job_has_stopped_stays_its_last_word_though_a_checkpoint_gets_done_after_it(ends, told, tmp_path):
@@ -34,9 +36,10 @@ def test_why_a_job_has_stopped_stays_its_last_word_though_a_checkpoint_gets_done
         RunFolder(tmp_path),
         Roster(settings),
         RestartPolicy(settings),
-        Timers(pytest.fail),
+        Timers(pytest.fail, HeldLease()),
         recorder,
         lifecycle,
+        HeldLease(),
     )
     workers = Workers(context, driver, deaths=None, watch=None)
     if ends:

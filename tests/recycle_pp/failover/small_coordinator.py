@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.consensus.agreement_gate import AgreementGate
+from recycle_pp.consensus.leader_lease import LeaderLease, lease_seconds
 from recycle_pp.coordinator import failover_discovery
 from recycle_pp.protocol.job import Send
 from recycle_pp.wire.messages.agreement import Place
@@ -66,7 +69,8 @@ class Coordinator:
     def __init__(self, simulation: Simulation, agreement: Any, leader: Any, succession: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
         self.gave_way, self.agents = False, {0}
-        self._gate = AgreementGate(agreement, self._deliver, self.stop, self.give_way)
+        self._lease = LeaderLease(agreement, lease_seconds(SETTINGS.control.suspicion), self.give_way)
+        self._gate = AgreementGate(agreement, self._lease, self._deliver, self.give_way)
         self._present: dict[int, tuple[Peer, Place]] = {}
         self._unheard: dict[int, int] = {}
         self._discovery = failover_discovery.FailoverDiscovery("") if succession else None
@@ -81,7 +85,8 @@ class Coordinator:
 
     async def _run(self) -> int:
         if self._discovery is not None:
-            await self._take_over(self._discovery)
+            with suppress(Deposed):
+                await self._take_over(self._discovery)
         beat = asyncio.ensure_future(self._beat())
         await self._over.wait()
         beat.cancel()
@@ -94,6 +99,7 @@ class Coordinator:
     async def _take_over(self, discovery: Any) -> None:
         places = await self._agreement.supervisors()
         await discovery.complete(places, SETTINGS.control.suspicion)
+        await self._lease.wait()
         discovery.over.set()
         for number, (peer, said) in discovery.supervisors.items():
             self._present[number] = (peer, said.place)
@@ -108,6 +114,7 @@ class Coordinator:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(SETTINGS.control.heartbeat)
+            await self._lease.wait()
             for number, (peer, _) in list(self._present.items()):
                 peer.send(CoordinatorHeartbeat())
                 self._unheard[number] += 1
@@ -115,11 +122,17 @@ class Coordinator:
                     peer.abort()
 
     async def handle(self, peer: Peer) -> None:
+        with suppress(Deposed):
+            await self._handle(peer)
+
+    async def _handle(self, peer: Peer) -> None:
         assert isinstance(peer.hello, SupervisorHello)
+        await self._lease.wait()
         number = peer.hello.rank
         peer.set_keepalive(SETTINGS.control.suspicion)
         peer.send(SupervisorWelcome(SETTINGS, "/nowhere", self._leader, number))
         async for message in peer.listen(FROM_SUPERVISOR):
+            await self._lease.wait()
             self._unheard[number] = 0
             if isinstance(message, Present):
                 if self._discovery is not None and not self._discovery.over.is_set():
@@ -128,6 +141,7 @@ class Coordinator:
                     self._enters(number, peer, message.place)
             elif isinstance(message, Vote) and self._present.get(number, (None,))[0] is peer:
                 self._votes_for(number, message)
+        await self._lease.wait()
         if self._discovery is not None and not self._discovery.over.is_set():
             if number in self._discovery.supervisors and self._discovery.supervisors[number].peer is peer:
                 self._discovery.supervisors.pop(number)
@@ -171,6 +185,7 @@ class Coordinator:
             self._votes.add(number)
             if self._votes == self._members:
                 commit = Committed(self._generation, len(self._commits))
+                self._simulation.commits(self._leader.term, commit.step)
                 for each in self._members:
                     self._present[each][0].send(commit)
                 self._commits[len(self._commits)] = self._generation
@@ -184,6 +199,7 @@ class Coordinator:
 
     def give_way(self) -> None:
         self.gave_way = True
+        self._lease.revoke()
         self._gate.close()
         self._over.set()
 
@@ -191,4 +207,5 @@ class Coordinator:
         return ""
 
     def close(self) -> None:
+        self._lease.revoke()
         self.ended.cancel()

@@ -56,7 +56,9 @@ def one_way(seed, supervisors, links, heals=None, at=None):
     if heals is not None:
         faults.append(Fault(at + heals, "heal"))
     latest = chance.choice([0.0, 0.1, 1.0])
-    return Order(seed, supervisors, one_machine=False, latest=latest, hosting=chance.choice([0.0, 1.0]), faults=tuple(faults))
+    return Order(
+        seed, supervisors, one_machine=False, latest=latest, hosting=chance.choice([0.0, 1.0]), faults=tuple(faults)
+    )
 
 
 def random_cut(seed):

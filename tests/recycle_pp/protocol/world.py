@@ -420,7 +420,7 @@ class World:
         found = find({node.me.worker: node.me.state(node.linked) for node in self._alive.values()})
         first_step = max((node.me.committed for node in self._alive.values()), default=self.job.committed) + 1
         self._new_job(first_step, list(self._roles), found.generation)
-        if found.generation < 0:
+        if not found.begun:
             for rank in self._roles.keys() - self._alive.keys():
                 self._drive(self.job.died, self._roles[rank])
         else:
