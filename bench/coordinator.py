@@ -72,7 +72,7 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
         progress = Progress(1, 1, io.StringIO())
-        recorder = Recorder(settings, run, Events(run.events), progress, job)
+        recorder = Recorder(settings, run, Events(run.events, 1), progress, job)
         for step in range(settings.schedule.profile_steps + 2):
             frames = [(w, encode(measured(w, step, job.problem)), encode(vote(w, step, job))) for w in sorted(job.live)]
             begin = time.perf_counter()

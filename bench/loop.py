@@ -171,7 +171,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     server = await serve(handle, HOST, 0, TOKEN)
     port = server.sockets[0].getsockname()[1]
     leader = Leader(0, 0, HOST, port)
-    events = Events(run.events, progress.say, run.later)
+    events = Events(run.events, settings.run.steps, progress.say, run.later)
     current = Coordinator(settings, run, events, progress, agreement, leader, NOTHING)
     running = asyncio.create_task(current.run())
     spawner = multiprocessing.get_context("spawn")
@@ -212,8 +212,9 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     with suppress(asyncio.CancelledError):
         await running
     succession = Succession(1, 0, 0, time.monotonic(), time.monotonic())
+    events = Events(run.events, settings.run.steps, progress.say, run.later)
     current = Successor(
-        settings, run, Events(run.events, progress.say, run.later), progress, agreement, Leader(1, 0, HOST, port),
+        settings, run, events, progress, agreement, Leader(1, 0, HOST, port),
         NOTHING, succession=succession, token=TOKEN,
     )  # fmt: skip
     running = asyncio.create_task(current.run())

@@ -249,7 +249,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--run-dir", required=True, help="the run folder of a live job on this machine")
     parser.add_argument("--mtbf", default="10s", help="mean time between strikes: 500ms, 5s, 2m (default 10s)")
-    parser.add_argument("--until-step", type=int, help="stop striking after so many steps (default: at the job's end)")
+    parser.add_argument(
+        "--until-step", type=int, help="stop striking when this step begins, from 0 (default: at the job's end)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the victims, kinds and times")
     parser.add_argument("--kinds", default="kill", help=f"some of {', '.join(KINDS)}, comma-separated, or all")
     parser.add_argument("--cruel", action="store_true", help="strike the last worker of a stage, too")

@@ -64,7 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
     add("out", metavar="OUT", help="a folder that does not exist yet")
-    add("--step", type=int, help="the checkpoint after so many steps (default: the newest)")
+    add(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the checkpoint of this name, the state before step N (default: the newest)",
+    )
     add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default float32: all their bits)")
     return parser
 

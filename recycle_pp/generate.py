@@ -119,7 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
     add("--prompt", required=True, help="what the text begins with")
-    add("--step", type=int, help="the checkpoint after so many steps (default: the newest)")
+    add(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the checkpoint of this name, the state before step N (default: the newest)",
+    )
     add("--max-tokens", type=int, default=200, help="how many to add (default 200)")
     add("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
     add("--top-k", type=int, default=0, help="draw from the likeliest k tokens (default 0: from all)")

@@ -146,7 +146,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     run = RunFolder.create(settings, done, anew)
     startup.goes_on("imports what coordinates the job")
     if settings.run.resume:
-        print("\n".join([f"goes on after step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
+        print("\n".join([f"continues with step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return Prepared(settings, run, address, node=node)
 
 

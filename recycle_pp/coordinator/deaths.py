@@ -172,7 +172,7 @@ class Deaths:
             if death is not None and death.mistake:
                 self._stop_by_mistake(death)
                 return
-            again = f" and run.dir={self._run.path} run.resume=true: it goes on after step {cannot.step}"
+            again = f" and run.dir={self._run.path} run.resume=true: it continues with step {cannot.step}"
             self._lifecycle.stop(
                 f"{lost}, {cannot}. Start the run again with enough workers{again if cannot.step else ''}"
                 f"{self._why(lost.stage)}"

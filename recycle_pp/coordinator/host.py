@@ -63,7 +63,7 @@ class Host:
             for line in footprint(settings, int(os.environ.get("LOCAL_WORLD_SIZE", world))):
                 progress.say(line)
         run.later(harmless(run.make))
-        self._run, self._events = run, Events(run.events, progress.say, run.later)
+        self._run, self._events = run, Events(run.events, settings.run.steps, progress.say, run.later)
         self._exporters = Exporters(settings, run)
         self._heartbeat = Heartbeat(run, leader.term, f"{leader.host}:{leader.port}")
         arguments = (settings, run, self._events, progress, agreement, leader, whole)

@@ -1,6 +1,6 @@
 """What happens in a run, for machines (`events.jsonl`, `metrics.jsonl`) and in words for people.
 
-    events = Events(run.events, say=progress.say)
+    events = Events(run.events, steps=60, say=progress.say)
     events.record("death_detected", step=20, generation=1, worker="1.2", cause="signal", detail="SIGKILL")
     metrics = Lines(run.metrics)
     metrics.write({"step": 20, "loss": 2.31, ...})
@@ -117,8 +117,9 @@ def _print(sentence: str) -> None:
 class Events:
     """Records events, and says those that a person wants to know."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = lambda sentence: None, later: Later = now):
-        self._lines, self._say = Lines(path, later), say
+    def __init__(self, path: Path, steps: int, say: Callable[[str], None] = lambda sentence: None, later: Later = now):
+        """steps: of the whole run, for the sentences."""
+        self._lines, self._steps, self._say = Lines(path, later), steps, say
 
     def record(
         self, event: str, *, step: int, generation: int, worker: object | None = None, **details: Any
@@ -130,7 +131,7 @@ class Events:
         head = {"time": time.time(), "event": event, "step": step, "generation": generation}
         record = {**head, "worker": None if worker is None else str(worker), **details}
         self._lines.write(record)
-        if sentence := describe(record):
+        if sentence := describe(record, self._steps):
             self._say(sentence)
         return record
 
@@ -141,10 +142,13 @@ class Events:
         self._lines.close()
 
 
-def describe(record: Mapping[str, Any]) -> str | None:
-    """An event in words; None for one that is only for machines."""
+def describe(record: Mapping[str, Any], steps: int) -> str | None:
+    """An event in words, "step 20: worker 1.2 died"; None for one that is only for machines.
+
+    steps: of the whole run.
+    """
     describer = _WORDS.get(record["event"])
-    return describer(record) if describer else None
+    return f"{when(record['step'], steps)}: {describer(record)}" if describer else None
 
 
 def cause_in_words(record: Mapping[str, Any]) -> str:
@@ -171,13 +175,12 @@ def plural(count: Any, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def when(step: int) -> str:
-    """For people, who count steps from 1 as the progress line does: `step` of them are done."""
-    return f"after step {step}" if step else "before step 1"
+def when(step: int, steps: int) -> str:
+    """ "step 20" of an event's `step`, the one that runs or comes next; "after step 59" once all of 60 are done.
 
-
-def _when(e: Mapping[str, Any]) -> str:
-    return when(e["step"])
+    The one place that words a step's number. Steps count from 0, as in files and flags. steps: of the whole run.
+    """
+    return f"step {step}" if step < steps else f"after step {steps - 1}"
 
 
 def _place(e: Mapping[str, Any]) -> str:
@@ -187,11 +190,11 @@ def _place(e: Mapping[str, Any]) -> str:
 
 def _death(e: Mapping[str, Any]) -> str:
     verb = "has ended" if e.get("cause") == "eviction" else "died"
-    return f"{_when(e)}: worker {e['worker']} {verb} ({cause_in_words(e)})"
+    return f"worker {e['worker']} {verb} ({cause_in_words(e)})"
 
 
 def _resumed(e: Mapping[str, Any]) -> str:
-    text = f"{_when(e)}: the next step goes on after a stall of {1000 * e.get('stall_seconds', 0.0):.0f} ms"
+    text = f"training continues after a stall of {1000 * e.get('stall_seconds', 0.0):.0f} ms"
     if e.get("lost_ops") is not None:
         text += f"; {plural(e['lost_ops'], 'op')} lost, {e.get('redone_ops', 0)} redone"
     return text
@@ -204,59 +207,54 @@ def _checkpoint(e: Mapping[str, Any]) -> str:
 
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": lambda e: (
-        f"{plural(e.get('workers', '?'), 'worker')} {'is' if e.get('workers') == 1 else 'are'} ready; "
-        f"the run begins with step {e['step'] + 1}"
+        f"{plural(e.get('workers', '?'), 'worker')} {'is' if e.get('workers') == 1 else 'are'} ready; training begins"
     ),
     "death_detected": _death,
-    "hang_suspected": lambda e: (
-        f"{_when(e)}: worker {e['worker']} has been stuck for {e.get('seconds', 0.0):.1f} s in {_place(e)}"
-    ),
+    "hang_suspected": lambda e: f"worker {e['worker']} has been stuck for {e.get('seconds', 0.0):.1f} s in {_place(e)}",
     "mismatch": lambda e: (
-        f"{_when(e)}: worker {e['worker']} on {e.get('host') or 'its host'} is wrong: {e.get('detail')}; memory or a "
+        f"worker {e['worker']} on {e.get('host') or 'its host'} is wrong: {e.get('detail')}; memory or a "
         "processor has failed there. The step is redone without it"
     ),
     "renewed": lambda e: (
-        f"{_when(e)}: all workers wait and none works, {(e.get('waiting') or ['?'])[0]} first; all links are built anew"
+        f"all workers wait and none works, {(e.get('waiting') or ['?'])[0]} first; all links are built anew"
     ),
     "repeated": lambda e: (
-        f"{_when(e)}: gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other exponents to fit "
+        f"gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other exponents to fit "
         "into the sums; the step is redone with them"
     ),
     "resumed": _resumed,
-    "respawned": lambda e: f"{_when(e)}: worker {e['worker']} is started again",
-    "rejoined": lambda e: f"{_when(e)}: worker {e['worker']} is back",
-    "evicted": lambda e: f"{_when(e)}: worker {e['worker']} got SIGTERM; it ends this step, hands over and leaves",
-    "left": lambda e: f"{_when(e)}: worker {e['worker']} has handed over and takes no part any more",
-    "update_skipped": lambda e: f"{_when(e)}: the update is skipped: a gradient is NaN or infinite",
+    "respawned": lambda e: f"worker {e['worker']} is started again",
+    "rejoined": lambda e: f"worker {e['worker']} is back",
+    "evicted": lambda e: f"worker {e['worker']} got SIGTERM; it ends this step, hands over and leaves",
+    "left": lambda e: f"worker {e['worker']} has handed over and takes no part any more",
+    "update_skipped": lambda e: "the update is skipped: a gradient is NaN or infinite",
     "slow": lambda e: (
-        f"{_when(e)}: worker {e['worker']} is slow: its ops take {e.get('factor')} times as long as its peers'; "
+        f"worker {e['worker']} is slow: its ops take {e.get('factor')} times as long as its peers'; "
         "they take over a part of its work"
     ),
-    "slow_no_more": lambda e: f"{_when(e)}: worker {e['worker']} is as fast as its peers again",
+    "slow_no_more": lambda e: f"worker {e['worker']} is as fast as its peers again",
     "given_up": lambda e: (
-        f"{_when(e)}: worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
+        f"worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
     ),
     "refused": lambda e: (
-        f"{_when(e)}: worker {e['worker']} is sent away: "
+        f"worker {e['worker']} is sent away: "
         + (e.get("detail") or f"it runs on {e.get('platform')}, the others on {e.get('expected')}")
     ),
-    "coordinator_lost": lambda e: f"{_when(e)}: the coordinator, in rank {e.get('rank')}'s supervisor, is lost",
+    "coordinator_lost": lambda e: f"the coordinator, in rank {e.get('rank')}'s supervisor, is lost",
     "coordinator_elected": lambda e: (
-        f"{_when(e)}: rank {e.get('rank')} coordinates from now on, elected in {1000 * e.get('seconds', 0.0):.0f} ms"
+        f"rank {e.get('rank')} coordinates from now on, elected in {1000 * e.get('seconds', 0.0):.0f} ms"
     ),
-    "node_joined": lambda e: f"{_when(e)}: {e.get('host')} joins in the place of worker {e['worker']}",
-    "supervisor_back": lambda e: f"{_when(e)}: the supervisor of rank {e.get('rank')} is back",
-    "stage_lost": lambda e: f"{_when(e)}: stage {e.get('stage')} has {e.get('detail', 'no live worker left')}",
-    "restored": lambda e: f"{_when(e)}: all workers go on from {_checkpoint(e)}",
-    "checkpoint_damaged": lambda e: f"{_when(e)}: {_checkpoint(e)} is damaged and left out: {e.get('detail')}",
-    "checkpoint_saved": lambda e: f"{_when(e)}: {_checkpoint(e)} saved",
-    "checkpoint_skipped": lambda e: (
-        f"{_when(e)}: {e.get('by')} still wrote the checkpoint before, so there is no {_checkpoint(e)}"
-    ),
-    "checkpoint_failed": lambda e: f"{_when(e)}: {_checkpoint(e)} was not saved: {e.get('detail')}",
-    "ending": lambda e: f"{_when(e)}: {e.get('signal')}: the job finishes this step, saves a checkpoint and ends",
-    "stopped": lambda e: f"{_when(e)}: the job has stopped: {e.get('reason')}",
-    "finished": lambda e: f"finished after {plural(e['step'], 'step')}",
+    "node_joined": lambda e: f"{e.get('host')} joins in the place of worker {e['worker']}",
+    "supervisor_back": lambda e: f"the supervisor of rank {e.get('rank')} is back",
+    "stage_lost": lambda e: f"stage {e.get('stage')} has {e.get('detail', 'no live worker left')}",
+    "restored": lambda e: f"all workers go on from {_checkpoint(e)}",
+    "checkpoint_damaged": lambda e: f"{_checkpoint(e)} is damaged and left out: {e.get('detail')}",
+    "checkpoint_saved": lambda e: f"{_checkpoint(e)} saved",
+    "checkpoint_skipped": lambda e: f"{e.get('by')} still wrote the checkpoint before, so there is no {_checkpoint(e)}",
+    "checkpoint_failed": lambda e: f"{_checkpoint(e)} was not saved: {e.get('detail')}",
+    "ending": lambda e: f"{e.get('signal')}: the job finishes this step, saves a checkpoint and ends",
+    "stopped": lambda e: f"the job has stopped: {e.get('reason')}",
+    "finished": lambda e: "the run is finished",
 }
 
 

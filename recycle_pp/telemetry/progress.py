@@ -2,10 +2,10 @@
 
     progress = Progress(steps=60, workers=12, stream=sys.stdout)
     progress.step({"step": 20, "loss": 2.31, "tokens_per_second": 51000, "live_workers": 11, ...})   # a metrics record
-    progress.say("after step 20: worker 1.2 died (killed by SIGKILL)")
+    progress.say("step 20: worker 1.2 died (killed by SIGKILL)")
 
-People count steps from 1: the last line is step 60/60. On a terminal with colour and a bar, elsewhere plain text. A
-reader that goes away (`| head`) does not stop the run.
+Steps count from 0, and each line says how many are left: of 60 steps the last is "step 59", with "0 steps left". On a
+terminal with colour and a bar, elsewhere plain text. A reader that goes away (`| head`) does not stop the run.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Progress:
         if self._last is not None:
             self._seconds.append(now - self._last)
         self._last = now
-        done = record["step"] + 1
-        parts = [f"step {done:>{len(str(self._steps))}}/{self._steps}"]
+        left = self._steps - 1 - record["step"]
+        parts = [f"step {record['step']:>{len(str(self._steps - 1))}}"]
         for key, form in _NUMBERS.items():
             if record.get(key) is not None and not (first and key == "tokens_per_second"):
                 parts.append(form.format(record[key]))
                 if key == "val_loss" and record.get("val_samples") is not None:
                     parts[-1] += f" ({plural(record['val_samples'], 'sample')})"
         parts.append(self._live(record))
-        if self._seconds and done < self._steps:
-            parts.append(f"ETA {duration((self._steps - done) * median(self._seconds))}")
+        eta = f", ETA {duration(left * median(self._seconds))}" if self._seconds and left else ""
+        parts.append(f"{plural(left, 'step')} left{eta}")
         text = "  ".join(part for part in parts if part)
         if self._colour:
-            filled = round(_BAR * done / self._steps)
+            filled = round(_BAR * (1 - left / self._steps))
             text = f"{_DIM}{'█' * filled}{'░' * (_BAR - filled)}{_RESET} {text}"
         self._write(text)
 

@@ -23,16 +23,14 @@ Record = dict[str, Any]
 def report(run: RunFolder) -> str:
     """The report as text of several lines; ValueError if the folder holds no run, or a file of it is damaged."""
     run.require()
-    run.read_config()
-    metrics, events = run.lines(run.metrics), run.lines(run.events)
+    metrics, events, steps = run.lines(run.metrics), run.lines(run.events), run.steps()
     lines = [f"Run {run.path}", _course(metrics)]
     for event in events:
         if event["event"] == "death_detected":
-            lines += _death(event, events, metrics)
+            lines += _death(event, events, metrics, steps)
         elif event["event"] == "rejoined":
-            lines.append(
-                f"  {when(event['step'])}: worker {event.get('worker')} is back{_loss_around(event['step'], metrics)}"
-            )
+            back = f"worker {event.get('worker')} is back{_loss_around(event['step'], metrics)}"
+            lines.append(f"  {when(event['step'], steps)}: {back}")
     if not any(event["event"] == "death_detected" for event in events):
         lines.append("  nobody died")
     with suppress(FileNotFoundError):
@@ -44,7 +42,7 @@ def _course(metrics: Sequence[Record]) -> str:
     losses = [(m["step"], m["loss"]) for m in metrics if m.get("loss") is not None]
     if not losses:
         return "  no step is finished"
-    text = f"  loss {losses[0][1]:.4f} in step {losses[0][0] + 1}, {losses[-1][1]:.4f} in step {losses[-1][0] + 1}"
+    text = f"  loss {losses[0][1]:.4f} in step {losses[0][0]}, {losses[-1][1]:.4f} in step {losses[-1][0]}"
     validated = [m for m in metrics if m.get("val_loss") is not None]
     return text + (f", {_validation(validated[-1])}" if validated else "")
 
@@ -55,9 +53,9 @@ def _validation(record: Record) -> str:
     return f"{record['val_loss']:.4f} on {on}"
 
 
-def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record]) -> list[str]:
+def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record], steps: int) -> list[str]:
     lines = [
-        f"  {when(death['step'])}: worker {death.get('worker')} died ({cause_in_words(death)})"
+        f"  {when(death['step'], steps)}: worker {death.get('worker')} died ({cause_in_words(death)})"
         + _loss_around(death["step"], metrics)
     ]
     # The recovery that names the worker, nearest in time: the cause of a death may be known only after the job went on.
@@ -77,7 +75,7 @@ def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record]) -
 def _loss_around(step: int, metrics: Sequence[Record]) -> str:
     losses = {m["step"]: m["loss"] for m in metrics if m.get("loss") is not None}
     near = [(s, losses[s]) for s in (step - 1, step, step + 1) if s in losses]
-    return ": loss " + ", ".join(f"{loss:.4f} (step {s + 1})" for s, loss in near) if near else ""
+    return ": loss " + ", ".join(f"{loss:.4f} (step {s})" for s, loss in near) if near else ""
 
 
 def _summary(summary: Mapping[str, Any]) -> list[str]:

@@ -178,6 +178,10 @@ class RunFolder:
             raise UnreadableFile(self.config, str(error)) from None
         return settings
 
+    def steps(self) -> int:
+        """Of the whole run, as its configuration says."""
+        return int(self.read_config()["run"]["steps"])
+
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """On a full disk the file is left out, which is said once, and the training goes on."""
         try:

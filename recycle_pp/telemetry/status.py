@@ -154,7 +154,7 @@ def text(status: Status) -> str:
     """For a person: several lines."""
     lines = [f"{status.run}: {status.state} ({status.proof})"]
     if status.step is not None:
-        parts = [f"step {status.step + 1} of {status.steps}"]
+        parts = [f"step {status.step}, {plural(status.steps - 1 - status.step, 'step')} left"]
         parts += [] if status.loss is None else [f"loss {status.loss:.4f}"]
         parts += [] if status.tokens_per_second is None else [f"{status.tokens_per_second:,.0f} tokens/s"]
         parts += [] if status.step_seconds is None else [f"{status.step_seconds:.3g} s a step"]
@@ -169,7 +169,9 @@ def text(status: Status) -> str:
         lines.append(f"{plural(status.deaths, 'death')}, the last:")
         for death in reversed(status.last_deaths):
             ago = duration(death["seconds_ago"])
-            lines.append(f"  {when(death['step'])}: worker {death['worker']}, {death['cause']}, {ago} ago")
+            lines.append(
+                f"  {when(death['step'], status.steps)}: worker {death['worker']}, {death['cause']}, {ago} ago"
+            )
     if status.recovering:
         lines.append("the job is recovering")
     if status.last_stall_seconds is not None:

@@ -109,7 +109,7 @@ def test_the_last_process_of_a_machine_knows_that_the_others_are_dead_and_says_w
 
 def test_all_workers_lost_with_the_coordinator_end_the_job_and_no_step_is_begun_again(runs):
     strikes = [host("started", 0.5), *(Strike("started", victim) for victim in ("0.1", "1.0", "1.1"))]
-    stops = case("all workers die with the host", *strikes, deaths=None, ends="were lost at once, after step", steps=60)
+    stops = case("all workers die with the host", *strikes, deaths=None, ends="were lost at once, in step", steps=60)
     outcome = runs.of(stops, "the coordinator's host")
     assert outcome.code == 1 and "there is no checkpoint to go on from" in outcome.output
     assert len(outcome.all("started")) == 1, explain(outcome)

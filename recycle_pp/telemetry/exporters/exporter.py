@@ -42,9 +42,9 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prome
 """Name in the `log` group -> what must be installed, by the extra of the same name."""
 
 
-def in_words(record: Record) -> str:
-    """An annotated event as a sentence."""
-    return describe(record) or f"{when(record['step'])}: {str(record['event']).replace('_', ' ')}"
+def in_words(record: Record, steps: int) -> str:
+    """An annotated event as a sentence. steps: of the whole run."""
+    return describe(record, steps) or f"{when(record['step'], steps)}: {str(record['event']).replace('_', ' ')}"
 
 
 class Exporter(Protocol):

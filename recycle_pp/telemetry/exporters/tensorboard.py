@@ -27,6 +27,7 @@ def make(run: RunFolder) -> TensorBoard:
 
 class TensorBoard:
     def __init__(self, run: RunFolder) -> None:
+        self._steps = run.steps()
         self._writer = EventFileWriter(str(run.path / "tensorboard"))
         self._deaths = 0
         self._said: tuple[int, list[str]] = -1, []  # of the newest step with events
@@ -44,7 +45,7 @@ class TensorBoard:
             self._scalars(step, marks, record["time"])
         if name in ANNOTATED:
             said = self._said[1] if self._said[0] == step else []
-            self._said = step, [*said, in_words(record)]
+            self._said = step, [*said, in_words(record, self._steps)]
             self._text(step, "\n\n".join(self._said[1]), record["time"])
 
     def close(self) -> None:

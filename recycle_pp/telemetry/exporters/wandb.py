@@ -34,7 +34,7 @@ class Wandb:
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("*", step_metric="step")  # an event may come after the lines of later steps
-        self._deaths = 0
+        self._steps, self._deaths = run.steps(), 0
 
     def step(self, record: Record) -> None:
         self._run.log({key: record[key] for key in ("step", *MEASURES) if record.get(key) is not None})
@@ -48,7 +48,7 @@ class Wandb:
         elif name == "resumed":
             values = {"events/stall_ms": 1e3 * record["stall_seconds"], "events/lost_ops": record["lost_ops"]}
         if name in ANNOTATED:
-            values[f"events/{name}"] = in_words(record)
+            values[f"events/{name}"] = in_words(record, self._steps)
         if values:
             self._run.log({"step": record["step"], **values})
 

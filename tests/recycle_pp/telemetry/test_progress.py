@@ -22,9 +22,13 @@ def test_plain_text_where_the_output_is_no_terminal():
     progress.step(RECORD)
     progress.say("step 20: worker 1.2 died")
     progress.step(HURT)
-    assert stream.getvalue().splitlines()[0] == "step 21/60  loss 2.3059  12 workers", "the first one has no speed"
+    first = "step 20  loss 2.3059  12 workers  39 steps left"
+    assert stream.getvalue().splitlines()[0] == first, "the first one has no speed"
     assert stream.getvalue().splitlines()[1] == "step 20: worker 1.2 died"
-    assert " tokens/s  11 of 12 workers, stage 2 has the fewest: 2  ETA " in stream.getvalue().splitlines()[2]
+    assert (
+        " tokens/s  11 of 12 workers, stage 2 has the fewest: 2  39 steps left, ETA "
+        in stream.getvalue().splitlines()[2]
+    )
     assert "\x1b" not in stream.getvalue()
 
 
@@ -32,6 +36,18 @@ def test_a_validation_says_on_how_many_samples():
     stream = io.StringIO()
     Progress(steps=60, workers=12, stream=stream).step(RECORD | {"val_loss": 2.5, "val_samples": 32})
     assert "  loss 2.3059  val 2.5000 (32 samples)  12 workers" in stream.getvalue()
+
+
+def test_steps_count_from_0_and_the_last_of_60_is_59():
+    stream = io.StringIO()
+    progress = Progress(60, 12, stream)
+    for step in (0, 58, 59):
+        progress.step({"step": step})
+    assert [line.split(", ETA")[0] for line in stream.getvalue().splitlines()] == [
+        "step  0  59 steps left",
+        "step 58  1 step left",
+        "step 59  0 steps left",
+    ]
 
 
 def test_colour_and_a_bar_on_a_terminal_unless_the_user_wants_none(monkeypatch):

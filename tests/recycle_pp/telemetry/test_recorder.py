@@ -24,7 +24,7 @@ def recorded(tmp_path):
     progress = Progress(steps=3, workers=2, stream=io.StringIO())
     job = new_job(settings, 0)
     job.live |= {*job.problem.workers()}
-    recorder = Recorder(settings, run, Events(run.events, say=progress.say), progress, job)
+    recorder = Recorder(settings, run, Events(run.events, steps=3, say=progress.say), progress, job)
 
     def samples():
         asyncio.run(recorder.written(10.0))

@@ -55,11 +55,11 @@ def test_it_tells_of_a_death_the_loss_around_it_its_stall_and_what_was_redone(ru
         run.summary, {"steps": 30, "samples": 1080, "tokens": 69120, "wall_seconds": 12.34, "weights_sha256": "ab12"}
     )
     assert report(run).splitlines()[1:] == [
-        "  loss 5.5000 in step 1, 2.6000 in step 30, 3.0000 on 32 held-out samples",
-        "  after step 20: worker 1.2 died (killed by SIGKILL, a rehearsed failure): "
-        "loss 3.6000 (step 20), 3.5000 (step 21), 3.4000 (step 22)",
+        "  loss 5.5000 in step 0, 2.6000 in step 29, 3.0000 on 32 held-out samples",
+        "  step 20: worker 1.2 died (killed by SIGKILL, a rehearsed failure): "
+        "loss 3.6000 (step 19), 3.5000 (step 20), 3.4000 (step 21)",
         "    stalled 51 ms; 9 ops lost, 7 redone by peers",
-        "  after step 25: worker 1.2 is back: loss 3.1000 (step 25), 3.0000 (step 26), 2.9000 (step 27)",
+        "  step 25: worker 1.2 is back: loss 3.1000 (step 24), 3.0000 (step 25), 2.9000 (step 26)",
         "  30 steps, 1,080 samples, 69,120 tokens; 12.3 s since the last start",
         "  weights sha256 ab12",
     ]
