@@ -54,7 +54,7 @@ def test_tensorboard_has_the_curves_and_the_deaths_and_stalls_beside_them(zygote
         assert [(e.step, e.value) for e in board.Scalars("events/deaths")] == [(4, 1.0)]
         assert board.Scalars("events/stall_ms")[0].value > 0
         shown = {e.step: e.tensor_proto.string_val[0].decode() for e in board.Tensors("events")}  # the last of each
-        for words in ("worker 1.1 died", "after step 4: plan adopted", "goes on after a stall of"):
+        for words in ("worker 1.1 died", "step 4: plan adopted", "continues after a stall of"):
             assert words in shown[4]
 
 
