@@ -179,8 +179,8 @@ class RunFolder:
         return settings
 
     def steps(self) -> int:
-        """Of the whole run, as its configuration says."""
-        return int(self.read_config()["run"]["steps"])
+        """Of the whole run, as its configuration says; UnreadableFile as `read_settings`."""
+        return self.read_settings().run.steps
 
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """On a full disk the file is left out, which is said once, and the training goes on."""
