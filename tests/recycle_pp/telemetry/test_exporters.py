@@ -54,8 +54,9 @@ def test_tensorboard_has_the_curves_and_the_deaths_and_stalls_beside_them(zygote
         assert [(e.step, e.value) for e in board.Scalars("events/deaths")] == [(4, 1.0)]
         assert board.Scalars("events/stall_ms")[0].value > 0
         shown = {e.step: e.tensor_proto.string_val[0].decode() for e in board.Tensors("events")}  # the last of each
-        for words in ("worker 1.1 died", "step 4: plan adopted", "continues after a stall of"):
-            assert words in shown[4]
+        assert "worker 1.1 died" in shown[4] and "step 4: plan adopted" in shown[4]
+        # `resumed` has the step that runs when the recovery is complete: 5 if step 4 was committed meanwhile.
+        assert any("continues after a stall of" in shown.get(step, "") for step in (4, 5))
 
 
 def test_prometheus_shows_the_newest_step_and_counts_deaths(zygote):
