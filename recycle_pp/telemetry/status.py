@@ -54,7 +54,7 @@ class Status:
     stalls: int
     last_stall_seconds: float | None
     stall_seconds: float  # of all
-    recovering: bool  # somebody has died, and the job does not go on yet
+    recovering: bool  # a death has interrupted a step, and the job does not compute it yet
     damaged: list[str]  # a sentence for each file of which only a part could be read
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,9 @@ class Looker:
         self._deaths: list[dict[str, Any]] = []
         self._stalls: list[float] = []
         self._last: dict[str, Any] = {}  # newest event
-        self._recovering = False
+        self._away: set[str] = set()  # workers that take no part: they died or left, and are not back
+        self._broken: int | None = None  # the step that a death or a restore has interrupted
+        self._restoring = False
 
     def look(self) -> Status:
         """What can be read while the job lives, with the damage in `Status.damaged`.
@@ -119,7 +121,7 @@ class Looker:
             stalls=len(self._stalls),
             last_stall_seconds=self._stalls[-1] if self._stalls else None,
             stall_seconds=sum(self._stalls),
-            recovering=self._recovering and going,
+            recovering=going and self._recovering(last.get("step", -1)),
             damaged=[str(damage) for damage in damaged],
         )
 
@@ -132,15 +134,40 @@ class Looker:
         return (sign, *sign.verdict()) if sign else (None, "silent", "there is no heartbeat.json")
 
     def _hear(self, event: dict[str, Any]) -> None:
-        name, self._last = event["event"], event
-        if name == "started":
-            self._deaths, self._stalls, self._recovering = [], [], False
-        elif name == "death_detected":
-            self._deaths.append(event)
-            self._recovering = True
-        elif name in ("resumed", "restored"):
-            self._stalls += [event.get("stall_seconds", 0.0)] if name == "resumed" else []
-            self._recovering = False
+        name, worker, step, self._last = event["event"], event["worker"], event["step"], event
+        match name:
+            case "started":
+                self._deaths, self._stalls = [], []
+                self._away.clear()
+                self._broken = None
+            case "death_detected":
+                self._deaths.append(event)
+                if worker not in self._away:
+                    self._broken = step
+                self._away.add(worker)
+            case "left":
+                self._away.add(worker)
+            case "rejoined":
+                self._away.discard(worker)
+            case "resumed":
+                self._stalls.append(event.get("stall_seconds", 0.0))
+                self._broken = None
+            case "coordinator_lost" | "stage_lost":
+                self._broken = step
+            case "restored":  # all workers start from a checkpoint, in other roles
+                self._away.clear()
+                self._broken, self._restoring = event.get("checkpoint", step), True
+                kept = [line for line in self._lines if line["step"] < self._broken]
+                self._lines = deque(kept, maxlen=RECENT)
+            case "plan_adopted" if self._restoring:
+                self._broken, self._restoring = None, False
+            case "finished" | "stopped":
+                self._broken = None
+
+    def _recovering(self, committed: int) -> bool:
+        """A death or a restore has interrupted a step, and that step is not committed. The event of a death may come
+        after the event of its recovery, so the commit decides."""
+        return self._broken is not None and committed < self._broken < self._settings.run.steps
 
     def _state(self, verdict: str, sign: Sign | None) -> str:
         if verdict == "over":

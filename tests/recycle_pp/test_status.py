@@ -17,7 +17,7 @@ from recycle_pp.config.settings import load
 from recycle_pp.status import main
 from recycle_pp.telemetry.heartbeat import SILENT_SECONDS, Heartbeat, Sign
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.status import worker_map
+from recycle_pp.telemetry.status import Looker, worker_map
 
 LONG = ["parallel=2x2", "model=tiny", "run.steps=100000", "run.validate_every=0", "emulate=sleep"]
 
@@ -50,6 +50,33 @@ def test_a_job_is_seen_running_then_short_of_a_worker_then_dead(zygote, capsys):
         assert main([str(job.run.path)]) == 1
 
 
+STRIKES = {
+    "killed": ("started", 0.5, signal.SIGKILL),
+    "killed in step 0": ("started", 0.0, signal.SIGKILL),
+    "killed before the start": ("spawned", 0.0, signal.SIGKILL),
+    "drained": ("started", 0.5, signal.SIGTERM),
+    "hung": ("started", 0.5, signal.SIGSTOP),
+}
+
+
+@pytest.mark.parametrize("how", STRIKES)
+def test_status_sees_the_job_continue_after_any_kind_of_death(how, zygote, capsys):
+    event, after, number = STRIKES[how]
+    with zygote.run([*LONG, "control.suspicion=3", "run.respawns=0"]) as job:
+        job.wait_for_event(event, 60)
+        deadline, pids = time.monotonic() + 60, {}
+        while "1.1" not in pids:
+            pids = {e["worker"]: e["pid"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"}
+            assert time.monotonic() < deadline, job.output
+        time.sleep(after)
+        os.kill(pids["1.1"], number)
+        job.wait_for_event("death_detected", 60)
+        (death,) = (e for e in job.run.lines(job.run.events) if e["event"] == "death_detected")
+        while (seen := status(job.run, capsys))["recovering"] or (seen["step"] or 0) < death["step"] + 1:
+            assert time.monotonic() < deadline, (seen, job.output)
+            time.sleep(0.05)
+
+
 def test_a_run_that_has_ended_says_how(zygote, capsys):
     with zygote.run(["parallel=2x2", "model=tiny", "run.steps=3", "run.validate_every=0"]) as job:
         assert job.wait(60) == 0
@@ -61,6 +88,37 @@ def test_a_run_that_has_ended_says_how(zygote, capsys):
         job.wait(60)
         assert main([str(job.run.path)]) == 1
         assert "stopped (its coordinator said so, exit code 130)" in capsys.readouterr().out
+
+
+def test_recovering_is_told_from_the_first_effect_of_a_death_to_its_last(run):
+    """Whatever comes between: deaths of joiners, drains, a second death, a restore, another coordinator."""
+    looker, time_ = Looker(run), time.time()
+
+    def recovering(name, step, worker=None, **fields):
+        event = {"time": time_, "event": name, "step": step, "generation": 0, "worker": worker, **fields}
+        with run.events.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        return looker.look().recovering
+
+    def commits(step):
+        line = {"step": step, "loss": 1.0, "tokens_per_second": 1.0, "step_seconds": 1.0}
+        with run.metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return looker.look().recovering
+
+    cause = {"cause": "signal", "detail": "SIGKILL", "injected": False}
+    resumed = {"stall_seconds": 0.1, "dead": ["1.1"]}
+    assert not recovering("started", 0)
+    assert recovering("death_detected", 0, "1.1", **cause) and recovering("plan_adopted", 0)
+    assert not recovering("resumed", 0, **resumed)
+    assert not recovering("death_detected", 0, "1.1", **cause), "its next process, which took no part yet"
+    assert not recovering("rejoined", 1, "1.1") and not commits(1)
+    assert recovering("death_detected", 2, "1.1", **cause) and recovering("death_detected", 2, "0.1", **cause)
+    assert not commits(2), "the step is done: the job goes on, whatever else is told of it"
+    assert not recovering("left", 3, "0.0") and not recovering("death_detected", 3, "0.0", **cause)
+    assert recovering("stage_lost", 3, stage=0) and recovering("restored", 2, checkpoint=2)
+    assert not recovering("plan_adopted", 2)
+    assert recovering("coordinator_lost", 4) and not recovering("resumed", 4, **resumed)
 
 
 @pytest.fixture

@@ -20,10 +20,9 @@ def make(run: RunFolder, port: str) -> Prometheus:
 class Prometheus:
     def __init__(self, run: RunFolder, port: int) -> None:
         registry = CollectorRegistry()
-        labels = {"run": run.path.name}
 
         def gauge(name: str, about: str) -> Gauge:
-            return Gauge(f"recycle_{name}", about, list(labels), registry=registry).labels(**labels)
+            return Gauge(f"recycle_{name}", about, ["run"], registry=registry)
 
         self._gauges = {key: gauge(key, f"{key} of the newest step (metrics.jsonl)") for key in MEASURES}
         self._gauges["step"] = gauge("step", "newest step that is committed")
@@ -39,7 +38,7 @@ class Prometheus:
     def step(self, record: Record) -> None:
         for key, gauge in self._gauges.items():
             if record.get(key) is not None:
-                gauge.set(record[key])
+                gauge.labels(self._name).set(record[key])  # without a value it is not exported
 
     def event(self, record: Record) -> None:
         name = record["event"]

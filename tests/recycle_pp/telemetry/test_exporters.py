@@ -15,6 +15,7 @@ import pytest
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.exporters import exporter
 from recycle_pp.telemetry.exporters.exporter import refuse_missing, wanted
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 
 FAILS = ["parallel=2x2", "model=tiny", "run.steps=8", "run.validate_every=0", "+fail_at=4:1.1@backward"]
@@ -122,3 +123,17 @@ def test_another_coordinator_does_not_pass_on_again_what_the_first_one_did(tmp_p
         file.write(new)
     subprocess.run(command, stdin=subprocess.DEVNULL, cwd=tmp_path, timeout=60, check=True, env=dict(os.environ))
     assert json.loads((tmp_path / "seen").read_text())["event"] == "new"
+
+
+def test_prometheus_exports_no_measure_before_its_first_value(tmp_path):
+    pytest.importorskip("prometheus_client")
+    from recycle_pp.telemetry.exporters.prometheus import make
+
+    port = free_ports()
+    exported = make(RunFolder(tmp_path), str(port))
+    try:
+        exported.step({"step": 0, "loss": 2.5})
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    finally:
+        exported.close()
+    assert "recycle_loss{" in text and "recycle_val_loss{" not in text
