@@ -55,8 +55,9 @@ def _run(given: argparse.Namespace) -> int:
         raise ValueError("--json: one number of --microbatches at a time")
     if given.out and len(counts) > 1:
         raise ValueError("--out: one number of --microbatches at a time")
-    if given.out and Path(given.out).suffix not in (".html", ".svg", ".png", ".pdf"):
-        raise ValueError(f"--out {given.out}: a file that ends in .html, .svg, .png or .pdf is needed")
+    for out in given.out:
+        if Path(out).suffix not in (".html", ".svg", ".png", ".pdf"):
+            raise ValueError(f"--out {out}: a file that ends in .html, .svg, .png or .pdf is needed")
     jobs = [flags.job_of(given, count) for count in counts]
     costs, kinds = flags.costs_of(given), read_prices(given.prices) if given.prices else []
     if given.fleet:
@@ -72,8 +73,8 @@ def _run(given: argparse.Namespace) -> int:
     found = [compare(job, there, costs, policies, seed=given.seed, plans=given.plans) for job in jobs]
     if given.json:
         Path(given.json).write_text(json.dumps(report.as_json(found[0], kinds), indent=1) + "\n")
-    if given.out:
-        (page if given.out.endswith(".html") else picture).save(found[0], given.out)
+    for out in given.out:
+        (page if out.endswith(".html") else picture).save(found[0], out)
     _show(found)
     if kinds:
         _console().print(report.price_table([(kind, found[0]) for kind in kinds]))

@@ -233,9 +233,11 @@ def _unreadable(overrides: list[str]) -> str:
 
 
 def _comments(cls: type) -> dict[str, str]:
-    """The comment behind each field in the source of a dataclass."""
+    """The comments on each field in the source of a dataclass, behind it and below it, as one line."""
     assert inspect.getmodule(cls) is settings_module
-    return dict(re.findall(r"^    (\w+):[^#\n]*(?:#\s*(.*))?$", inspect.getsource(cls), re.MULTILINE))
+    source = inspect.getsource(cls).partition("\n    @")[0]  # the fields come first
+    parts = re.split(r"^    (\w+):", source, flags=re.MULTILINE)[1:]
+    return {name: " ".join(re.findall(r"#\s*(.*)", text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _yaml(value: Any) -> str:

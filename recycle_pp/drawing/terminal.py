@@ -227,11 +227,11 @@ def _legend(charts: Sequence[Chart], console: Console) -> Text:
     kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
     marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))
     colour = console.color_system is not None
-    text = Text()
+    entries = []
     for k in kinds:
         name = KINDS[k]
-        text.append(f" {name} ", f"{palette.text_on(name)} on {palette.FILL[name]}" if colour else "")
-        text.append(f" {palette.NAMES[name]}  ")
+        entry = Text(f" {name} ", f"{palette.text_on(name)} on {palette.FILL[name]}" if colour else "")
+        entries.append(entry.append(f" {palette.NAMES[name]} ", ""))
     for bit, sign, words in (
         (REROUTED, "small letter" + (", underlined" if colour else ""), "re-routed"),
         (CUT, "!", "cut off by the death"),
@@ -239,11 +239,25 @@ def _legend(charts: Sequence[Chart], console: Console) -> Text:
         (REDONE, "+", "redone"),
     ):
         if marks & bit:
-            text.append(f" {sign}: {words} ")
+            entries.append(Text(f" {sign}: {words} "))
+    if not colour and any((c.end - c.start).size for c in charts):
+        entries.append(Text(" -: fills an op to its length "))
     if any(c.dead_from for c in charts):
-        text.append(" ╱: dead " if not console.options.ascii_only else " /: dead ")
+        entries.append(Text(" ╱: dead " if not console.options.ascii_only else " /: dead "))
     if any(c.recovery for c in charts):
-        text.append(" :: stall ")
+        entries.append(Text(" :: stall "))
+    return _lines_of(entries, console.width)
+
+
+def _lines_of(entries: Sequence[Text], width: int) -> Text:
+    """The entries side by side; a line breaks between two of them, never inside one."""
+    text, used = Text(), 0
+    for entry in entries:
+        if used and used + entry.cell_len > width:
+            text.append("\n")
+            used = 0
+        text.append_text(entry)
+        used += entry.cell_len
     return text
 
 

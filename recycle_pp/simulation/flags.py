@@ -89,7 +89,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         metavar="PER_HOUR",
         help="the cheapest machines of --prices for so many tokens",
     )
-    add("--out", metavar="FILE", help="a page (.html) or picture (.svg, .png, .pdf): throughput, machines, losses")
+    add(
+        "--out",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a page (.html) or picture (.svg, .png, .pdf): throughput, machines, losses; may be given several times",
+    )
     return parser
 
 

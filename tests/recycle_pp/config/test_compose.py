@@ -138,3 +138,11 @@ def test_a_smaller_learning_rate_alone_is_enough():
     settings = compose(["optimizer.lr=1e-4"])
     validate(settings)
     assert learning_rate(settings.optimizer, settings.run.steps, settings.run.steps) == pytest.approx(1e-5)
+
+
+def test_help_shows_the_whole_comment_of_every_setting():
+    """Comments of two lines were cut, and those that stand below their field were left out."""
+    text = help_text()
+    assert "then the list stands in the run's configuration" in text
+    assert "micro-batches in flight are limited by schedule.memory_extra alone" in text
+    assert "linear [factor], or Llama 3.1's four numbers" in text

@@ -135,3 +135,11 @@ def test_every_op_of_any_plan_stands_once_in_its_workers_row_in_order(data: st.D
     for worker in made.problem.workers():
         letters = re.findall(f"[{''.join(KINDS)}]", row(text, str(worker)).upper())
         assert letters == [op.kind for op in made.of(worker)]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_legend_breaks_between_entries_and_explains_the_fill(width: int) -> None:
+    lines = drawn(Chart.of(recovered()), width=width).splitlines()
+    cut, lost, fill = "!: cut off by the death", "~: lost with its worker", "-: fills an op to its length"
+    for entry in ("small letter: re-routed", cut, lost, fill):
+        assert any(entry in line and len(line) <= width for line in lines), f"{entry} is broken over two lines"

@@ -83,3 +83,8 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
     assert run(flags) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
+
+
+def test_every_out_is_written(tmp_path, capsys):
+    assert run(f"{SMALL} --policy rerouted --out {tmp_path / 'a.html'} --out {tmp_path / 'b.svg'}") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.svg"]
