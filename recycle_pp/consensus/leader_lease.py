@@ -1,13 +1,16 @@
 """A leader's right to act: a majority has confirmed it a short while ago.
 
-    lease = LeaderLease(agreement, seconds=7.5, lost=give_way)
+    lease = LeaderLease(agreement, suspicion=5.0, lost=give_way)
     lease.held                      # False after a suspension or a cut, until a majority has answered
     await lease.wait()              # returns when it is held; Deposed when it is lost for good
-    lease.permits()                 # the same for a thread: True when held, False when lost
+    await lease.fresh()             # returns when a majority has answered so lately that silence of others is theirs
+    lease.permits()                 # the same as `wait` for a thread: True when held, False when lost
     lease.close()                   # the job is over: nothing needs to be asked any more
 
 A process that was suspended does not know that others have elected another leader; a leader that hears nobody does not
-know that others still hear it. Both find their lease expired, and ask before they send, write or judge anything. A
+know that others still hear it. Both find their lease expired, and ask before they send, write or judge anything. To
+call others silent, or dead because a connection broke, takes more: a majority must have answered within half of the
+time of silence. Otherwise a deaf leader, which others still hear, would order their healthy workers to be killed. A
 leader that gets no majority in `ATTEMPTS` rounds loses the lease for good (CheckQuorum in the terms of Raft).
 """
 
@@ -23,7 +26,7 @@ from contextlib import suppress
 from .agreement import PLANNING, Agreement, Deposed, LostMajority
 
 ATTEMPTS = 2  # rounds of questions, each as long as the lease
-RENEWALS = 4  # in the time for which a lease is valid
+RENEWALS = 3  # in the time for which a confirmation is fresh
 
 
 def lease_seconds(suspicion: float) -> float:
@@ -38,10 +41,12 @@ def clock() -> float:
 
 
 class LeaderLease:
-    """seconds: how long a confirmation is valid. lost(): called once in the event loop, when the lease is lost."""
+    """suspicion: seconds of silence after which others are given up. lost(): called once in the event loop, when the
+    lease is lost."""
 
-    def __init__(self, agreement: Agreement, seconds: float, lost: Callable[[], None]) -> None:
-        self._agreement, self._seconds, self._lost = agreement, seconds, lost
+    def __init__(self, agreement: Agreement, suspicion: float, lost: Callable[[], None]) -> None:
+        self._agreement, self._seconds, self._lost = agreement, lease_seconds(suspicion), lost
+        self._fresh = suspicion / 2  # seconds
         self._until = -math.inf
         self._over = False
         self._news = asyncio.Event()  # set, and replaced, whenever the lease was renewed or lost
@@ -54,10 +59,10 @@ class LeaderLease:
         return clock() < self._until
 
     async def wait(self) -> None:
-        while not self.held:
-            if self._over:
-                raise Deposed("another supervisor coordinates now")
-            await self._news.wait()
+        await self._wait_until(lambda: self.held)
+
+    async def fresh(self) -> None:
+        await self._wait_until(lambda: clock() < self._until - self._seconds + self._fresh)
 
     def permits(self) -> bool:
         """Blocks the calling thread until the lease is held (True) or lost (False)."""
@@ -78,6 +83,13 @@ class LeaderLease:
         if not self._over:
             self._end(-math.inf)
 
+    async def _wait_until(self, permitted: Callable[[], bool]) -> None:
+        """Deposed if the lease is lost before."""
+        while not permitted():
+            if self._over:
+                raise Deposed("another supervisor coordinates now")
+            await self._news.wait()
+
     async def _keep(self) -> None:
         failures = 0
         while failures < ATTEMPTS:
@@ -92,7 +104,7 @@ class LeaderLease:
                 break
             failures = 0
             self._set(asked + self._seconds)
-            await asyncio.sleep(self._seconds / RENEWALS)
+            await asyncio.sleep(self._fresh / RENEWALS)
         self.revoke()
         self._lost()
 

@@ -20,7 +20,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Deposed
-from recycle_pp.consensus.leader_lease import LeaderLease, lease_seconds
+from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.progress import Progress
@@ -70,7 +70,7 @@ class Coordinator:
         self.agents: set[int] = set()  # of the launch, that still live at the end
         saving, job = Saving(run.checkpoints, whole.step), new_job(settings, whole.step)
         self._recorder = Recorder(settings, run, events, progress, job)
-        self.lease = LeaderLease(agreement, lease_seconds(settings.control.suspicion), self.give_way)
+        self.lease = LeaderLease(agreement, settings.control.suspicion, self.give_way)
         self._roster, self._restarts = Roster(settings), RestartPolicy(settings)
         self._timers = Timers(self._failed, self.lease)
         self._lifecycle = Lifecycle(self._recorder, lambda: self._deaths.close())
@@ -181,7 +181,7 @@ class Coordinator:
             async for message in peer.listen(FROM_SUPERVISOR):
                 await self.lease.wait()
                 self._hear_supervisor(number, message, peer)
-            await self.lease.wait()
+            await self.lease.fresh()
             self._lose_supervisor(number, peer)
 
     def _hear_supervisor(self, number: int, message: Message, peer: Peer) -> None:
@@ -197,7 +197,7 @@ class Coordinator:
             async for message in peer.listen(FROM_WORKER):
                 await self.lease.wait()
                 self._workers.hear(rank, hello.incarnation, message)
-            await self.lease.wait()
+            await self.lease.fresh()
             self._workers.lost(rank, hello.incarnation, peer)
 
     # -- the start ---------------------------------------------------------------------------------------------

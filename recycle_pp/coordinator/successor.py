@@ -35,6 +35,8 @@ from .ranks import Rank
 
 HISTORY_SECONDS = 2.0  # for what is in the run folder of the time before
 
+DISCOVERY_SECONDS = 2.0  # at least, for workers that may still be connecting to the coordinator that was lost
+
 
 class Successor(Coordinator):
     def __init__(self, *arguments: Any, succession: Succession, token: str) -> None:
@@ -77,7 +79,8 @@ class Successor(Coordinator):
         """From what supervisors and workers say of themselves; `Job.take_over` has the protocol's part of it."""
         control, parallel = self._settings.control, self._settings.parallel
         reading = asyncio.create_task(self._history())
-        await self._discovery.complete(await self._agreement.supervisors(), control.suspicion)
+        patience = max(control.suspicion, DISCOVERY_SECONDS)
+        await self._discovery.complete(await self._agreement.supervisors(), patience)
         states = self._discovery.states()
         found = find(states)
         begun = found.begun

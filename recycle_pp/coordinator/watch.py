@@ -81,7 +81,7 @@ class Watch:
         later: Later = now,
         lease: LeaderLease | None = None,
     ) -> None:
-        """later: what writes to the folder. lease: without it held no worker is judged."""
+        """later: what writes to the folder. lease: no worker is judged before a majority has answered lately."""
         self._lease = lease
         control = settings.control
         self._beat, self._patience = control.heartbeat, Patience(control.suspicion, control.lease)
@@ -120,7 +120,7 @@ class Watch:
         while True:
             await asyncio.sleep(self._beat)
             if self._lease is not None:
-                await self._lease.wait()
+                await self._lease.fresh()
             now = time.monotonic()
             slept, before = max(0.0, now - before - self._beat), now
             self._skip(slept)

@@ -26,7 +26,7 @@ from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, Measured, State, WorkerWelcome
 from recycle_pp.wire.worker_spec import WorkerSpec, told_later
 
-_CONNECT = 5.0  # seconds: meanwhile the supervisor may know another place
+_CONNECT = 1.0  # seconds: shorter than a new coordinator waits, which the supervisor may have named meanwhile
 _AGAIN = 0.1  # seconds until a coordinator that could not be reached is tried once more
 
 

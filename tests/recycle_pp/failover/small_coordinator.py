@@ -16,7 +16,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.consensus.agreement_gate import AgreementGate
-from recycle_pp.consensus.leader_lease import LeaderLease, lease_seconds
+from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.coordinator import failover_discovery
 from recycle_pp.protocol.job import Send
 from recycle_pp.wire.messages.agreement import Place
@@ -69,7 +69,7 @@ class Coordinator:
     def __init__(self, simulation: Simulation, agreement: Any, leader: Any, succession: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
         self.gave_way, self.agents = False, {0}
-        self._lease = LeaderLease(agreement, lease_seconds(SETTINGS.control.suspicion), self.give_way)
+        self._lease = LeaderLease(agreement, SETTINGS.control.suspicion, self.give_way)
         self._gate = AgreementGate(agreement, self._lease, self._deliver, self.give_way)
         self._present: dict[int, tuple[Peer, Place]] = {}
         self._unheard: dict[int, int] = {}
