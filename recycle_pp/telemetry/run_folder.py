@@ -28,7 +28,6 @@ from typing import Any
 
 import msgspec
 
-from recycle_pp.config.checks import check_ranges
 from recycle_pp.config.settings import Settings, known, load
 from recycle_pp.wire.files import UnreadableFile, read
 
@@ -169,6 +168,8 @@ class RunFolder:
     def read_settings(self) -> Settings:
         """config.yaml without the keys that are gone since then; UnreadableFile as `read_config`, or for a value of
         the wrong type."""
+        from recycle_pp.config.checks import check_ranges  # here: a supervisor stays without numpy
+
         try:
             settings: Settings = load(known(self.read_config()))
             check_ranges(settings)

@@ -164,7 +164,8 @@ def places(tmp_path_factory):
     _, run, *_ = train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
     run.metrics.write_text('{"step": 0}\n')
     (run.checkpoints / "step-000001").mkdir()
-    (run.checkpoints / "step-000001" / "about.json").write_text('{"files": {}}')
+    (run.checkpoints / "step-000001" / ".metadata").touch()
+    (run.checkpoints / "step-000001" / "about.json").write_text('{"step": 1, "files": {".metadata": [0, 0]}}')
     run.unlock()
     return folder
 
