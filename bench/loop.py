@@ -95,7 +95,9 @@ def prepare(run: RunFolder, steps: int, gigabytes: float) -> None:
     part = checkpoint / "weights.distcp"
     with part.open("wb") as file:
         file.truncate(int(gigabytes * 1e9))
-    (checkpoint / "about.json").write_text(json.dumps({"files": {part.name: fingerprint(part)}}))
+    (checkpoint / ".metadata").touch()
+    files = {name: fingerprint(checkpoint / name) for name in (part.name, ".metadata")}
+    (checkpoint / "about.json").write_text(json.dumps({"step": steps, "files": files}))
 
 
 # ----------------------------------------------------------------------------------------------- the coordinator
