@@ -38,6 +38,7 @@ class AgreementGate:
         self._agreement, self._lease, self._deliver, self._deposed = agreement, lease, deliver, deposed
         self._held: list[Send] = []
         self._generation: int | None = None
+        self._term = 0  # of the newest agreement
         self._agreeing: asyncio.Task[None] | None = None
 
     @property
@@ -53,9 +54,11 @@ class AgreementGate:
             self._agreeing = asyncio.create_task(self._agree(generation, places))
 
     def send(self, out: Sequence[Send]) -> None:
-        held = [send for send in out if self._agreeing is not None and isinstance(send.message, _BEGINS)]
-        self._held += held
-        self._deliver([send for send in out if not isinstance(send.message, _BEGINS)] if held else out)
+        if self._agreeing is None:  # a majority may have answered before there was anything to hold back
+            self._deliver([_with_term(send, self._term) for send in out])
+            return
+        self._held += [send for send in out if isinstance(send.message, _BEGINS)]
+        self._deliver([send for send in out if not isinstance(send.message, _BEGINS)])
 
     def close(self) -> None:
         if self._agreeing is not None:
@@ -64,13 +67,13 @@ class AgreementGate:
 
     async def _agree(self, generation: int, places: Mapping[int, Place]) -> None:
         try:
-            term = await self._agreement.agree(generation, places)
+            self._term = await self._agreement.agree(generation, places)
             await self._lease.wait()  # the answers may have waited longer than this process was suspended
         except (LostMajority, Deposed):
             self._deposed()
             return
         self._agreeing, held, self._held = None, self._held, []
-        self._deliver([_with_term(send, term) for send in held])
+        self._deliver([_with_term(send, self._term) for send in held])
 
 
 def _with_term(send: Send, term: int) -> Send:
