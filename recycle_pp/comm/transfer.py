@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import selectors
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recycle_pp.wire.authentication import admit, prove
+from recycle_pp.wire.authentication import Verifier, prove
 from recycle_pp.wire.frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, encode, length_of
+from recycle_pp.wire.messages.handshake import TO_SERVER
 from recycle_pp.wire.messages.states import (
     TO_JOINER,
     TO_RECEIVER,
@@ -38,8 +42,10 @@ from recycle_pp.wire.messages.states import (
 from recycle_pp.wire.messages.table import Message, Vocabulary
 
 from .addresses import address_of
+from .handshakes import Greeting, Handshakes
 
 MAX_TENSOR = 1 << 40  # bytes
+LOOK_SECONDS = 0.3  # between two looks at connections that take too long to authenticate
 CHUNK = 4 << 20  # bytes that one system call is asked to move: `timeout` is the longest pause between two of them
 
 _DTYPES = {
@@ -77,36 +83,56 @@ class Receiver:
 
     def __init__(self, interface: str, token: str):
         host = address_of(interface)
-        self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._token = token
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._listener.setblocking(False)
+        self._token, self._closed = token, False
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._accepting = threading.Lock()  # guards the next three
+        self._selector = selectors.DefaultSelector()
+        self._handshakes = Handshakes(self._selector, self._listener, self._greet, self._admit)
+        self._admitted: deque[socket.socket] = deque()
 
     def accept(self, timeout: float = 60.0, idle: float = 60.0) -> Stream:
-        """The next connection that knows the token; strangers are dropped. TransferError after `timeout` or `close`.
+        """The next connection that knows the token. TransferError after `timeout` or `close`.
 
-        idle: seconds without a byte after which a receive or send of the stream fails.
+        Others are closed as `comm/handshakes.py` says, and delay nobody. idle: seconds without a byte after which a
+        receive or send of the stream fails.
         """
         deadline = time.monotonic() + timeout
-        while True:
-            try:
-                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-                sock, _ = self._socket.accept()
-            except OSError as error:
-                raise TransferError(f"nobody has connected to {self.address[0]}:{self.address[1]}") from error
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream = Stream(sock, min(5.0, timeout))
-            try:
-                admit(self._token, TO_RECEIVER, stream._say, stream._hear)
-            except (ChannelClosed, TransferError):
-                stream.close()
-                continue
-            sock.settimeout(idle)
-            return stream
+        with self._accepting:
+            while not self._admitted and not self._closed and time.monotonic() < deadline:
+                for key, _ in self._selector.select(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+                    key.data()
+                self._handshakes.look(time.monotonic())
+            if self._closed or not self._admitted:
+                raise TransferError(f"nobody has connected to {self.address[0]}:{self.address[1]}")
+            sock = self._admitted.popleft()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Stream(sock, idle)
 
     def close(self) -> None:
+        """From any thread; one that waits in `accept` gets TransferError at once."""
+        self._closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread in `accept`, which `close` alone does not
-        self._socket.close()
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
+        with self._accepting:
+            self._handshakes.close()
+            for sock in self._admitted:
+                sock.close()
+            self._admitted.clear()
+            self._selector.close()
+            self._listener.close()
+
+    def _greet(self, sock: socket.socket) -> Greeting:
+        verifier = Verifier(self._token, TO_RECEIVER)
+        sock.sendall(encode(verifier.challenge))  # the buffer is empty: it does not block
+        length = length_of((yield LENGTH.size), MAX_HANDSHAKE_FRAME)
+        accepted = verifier.judge(TO_SERVER.decode((yield length)))
+        sock.sendall(encode(accepted))
+        return verifier.hello
+
+    def _admit(self, sock: socket.socket, hello: Message) -> None:
+        self._admitted.append(sock)
 
 
 class Stream:

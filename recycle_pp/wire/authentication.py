@@ -1,7 +1,9 @@
 """The mutual proof with which every connection of a job begins: both ends know its token, and neither sends it.
 
-    prove(token, hello, send, receive)                  # who connects; Refused if the other end does not know the token
-    hello = admit(token, HELLOS, send, receive)         # who listens; Refused likewise
+    prove(token, hello, send, receive)      # the client, blocking; Refused if the other end does not know the token
+    verifier = Verifier(token, HELLOS)      # the server: sends verifier.challenge
+    accepted = verifier.judge(response)     # to be sent; Refused likewise
+    verifier.hello                          # what the client says it is
 
     server -> client   Challenge(nonce)
     client -> server   Response(nonce', hello, HMAC(token, "client", nonce, nonce', hello))
@@ -22,7 +24,7 @@ import secrets
 from collections.abc import Callable
 
 from .frames import ChannelClosed, encode_body
-from .messages.handshake import TO_CLIENT, TO_SERVER, Accepted, Challenge, Response
+from .messages.handshake import TO_CLIENT, Accepted, Challenge, Response
 from .messages.table import Message, Vocabulary
 
 
@@ -39,15 +41,6 @@ def prove(token: str, hello: Message, send: Send, receive: Receive) -> None:
     prover = Prover(token, hello)
     send(prover.respond(receive(TO_CLIENT)))
     prover.check(receive(TO_CLIENT))
-
-
-def admit(token: str, hellos: Vocabulary, send: Send, receive: Receive) -> Message:
-    """The server's side: the client's hello; blocks as `receive` does."""
-    verifier = Verifier(token, hellos)
-    send(verifier.challenge)
-    accepted = verifier.judge(receive(TO_SERVER))
-    send(accepted)
-    return verifier.hello
 
 
 class Prover:
@@ -79,7 +72,7 @@ class Verifier:
         self.challenge = Challenge(secrets.token_bytes(32))
 
     def judge(self, response: Message) -> Accepted:
-        assert isinstance(response, Response)  # TO_SERVER has no other message
+        assert isinstance(response, Response)  # TO_SERVER, by which it is read, has no other message
         said = self.challenge.nonce, response.nonce, response.hello
         if not hmac.compare_digest(response.proof, _proof(self._token, b"client", *said)):
             raise Refused("it has another RECYCLE_TOKEN than this job")

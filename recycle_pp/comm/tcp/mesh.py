@@ -11,10 +11,9 @@ Of two members the one with the higher rank connects, and tries again until it s
 its mesh, which a member sends first. Addresses travel over the control connections, so a stranger who finds the port
 does not know it. (The data are not encrypted, nor is the secret: docs/cluster.md.)
 
-One thread accepts, connects and authenticates. A connection that does not authenticate is closed after
-`HELLO_SECONDS`, or earlier if there are more than `STRANGERS` of them: the oldest first. While a connection does not
-stand, has broken, or the other machine leaves unanswered what was sent, both ends attempt new connections
-(`attempts.py`); `reachability.py` counts for how long all of these fail.
+One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection does not stand, has broken, or
+the other machine leaves unanswered what was sent, both ends attempt new connections (`attempts.py`); `reachability.py`
+counts for how long all of these fail.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from recycle_pp.comm.handshakes import Greeting, Handshakes
 from recycle_pp.comm.waiting import Job, Pool
+from recycle_pp.wire.frames import ChannelClosed
 
 from .attempts import Attempts
 from .connection import Connection
@@ -40,9 +41,6 @@ from .reachability import Reachability
 
 SECRET = 16  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")  # rank, secret
-HELLO_SECONDS = 5.0  # for an accepted connection to authenticate
-STRANGERS = 128  # connections that may be about to authenticate
-RETRY_SECONDS = 0.05  # after an accept that failed, as for want of descriptors
 CALM, BUSY = 0.3, 0.1  # seconds between two looks at the connections: if all is well, if attempts are under way
 LATE = 0.5  # seconds after which the lower rank also tries whether the higher one can be reached
 SURE = 0.5  # seconds of failed attempts after which all members of that machine are tried
@@ -86,7 +84,7 @@ class Mesh:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the thread
         # The next ones are the thread's own.
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[socket.socket, tuple[float, bytearray]] = {}  # since when, what it has sent
+        self._handshakes = Handshakes(self._selector, self._listener, self._greet, self._admit)
         self._attempts: dict[int, Attempts] = {}
         self._ticked = time.monotonic()
         threading.Thread(target=self._serve, name="recycle-mesh", daemon=True).start()
@@ -149,7 +147,6 @@ class Mesh:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._bell, selectors.EVENT_READ, partial(os.eventfd_read, self._bell))
         while not self._closed:
             for key, _ in self._selector.select(BUSY if self._attempts else CALM):
@@ -158,8 +155,7 @@ class Mesh:
                 self._look(time.monotonic())
         for attempts in self._attempts.values():
             attempts.close()
-        for sock in list(self._strangers):
-            self._take(sock).close()
+        self._handshakes.close()
         self._selector.close()
         self._listener.close()
         os.close(self._bell)
@@ -167,8 +163,7 @@ class Mesh:
     def _look(self, now: float) -> None:
         """Ends what has taken too long; tries the members whose connection is in doubt."""
         passed, self._ticked = min(now - self._ticked, 2 * CALM), now  # a longer pause was this process's own
-        for sock in [sock for sock, (since, _) in self._strangers.items() if now - since > HELLO_SECONDS]:
-            self._take(sock).close()
+        self._handshakes.look(now)
         addresses = self._addresses or {}
         doubtful = self._doubtful(addresses, now)
         for rank in self._attempts.keys() - doubtful:
@@ -211,48 +206,15 @@ class Mesh:
         else:
             self._add(rank, sock)
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:
-            if self._strangers:  # no descriptor is left
-                self._take(next(iter(self._strangers))).close()
-            time.sleep(RETRY_SECONDS)
-            return
-        if len(self._strangers) == STRANGERS:
-            self._take(next(iter(self._strangers))).close()
-        sock.setblocking(False)
-        self._strangers[sock] = time.monotonic(), bytearray()
-        self._selector.register(sock, selectors.EVENT_READ, partial(self._hear, sock))
-
-    def _hear(self, sock: socket.socket) -> None:
-        """A stranger has sent something; one that is not a member is disconnected."""
-        if sock not in self._strangers:  # ended by an event of the same moment
-            return
-        _, hello = self._strangers[sock]
-        try:
-            part = sock.recv(HELLO.size - len(hello))
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        hello += part
-        if part and len(hello) < HELLO.size:
-            return
-        self._take(sock)
-        rank, secret = HELLO.unpack(hello) if len(hello) == HELLO.size else (-1, b"")
+    def _greet(self, sock: socket.socket) -> Greeting:
+        """The rank of a member that connects; only members with a higher rank do."""
+        rank, secret = HELLO.unpack((yield HELLO.size))
         if hmac.compare_digest(secret, self._secret) and rank in self._others and rank > self.rank:
-            self._add(rank, sock)
-        else:
-            sock.close()
+            return rank
+        raise ChannelClosed("not a member with a higher rank")
 
-    def _take(self, sock: socket.socket) -> socket.socket:
-        """It is a stranger no more."""
-        del self._strangers[sock]
-        self._selector.unregister(sock)
-        return sock
+    def _admit(self, sock: socket.socket, rank: int) -> None:
+        self._add(rank, sock)
 
     def _add(self, rank: int, sock: socket.socket) -> None:
         with self._lock:

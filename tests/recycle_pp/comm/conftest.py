@@ -1,4 +1,6 @@
-"""Fixtures of the tests of groups."""
+"""Fixtures of the tests of communication."""
+
+import resource
 
 import pytest
 
@@ -9,3 +11,16 @@ from .fake_nccl import fake_links
 def fake(monkeypatch):
     """See fake_links."""
     return fake_links(monkeypatch)
+
+
+@pytest.fixture
+def descriptors():
+    """Room for 4,000 open files, both ends of a thousand connections and more; a usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft == resource.RLIM_INFINITY or soft >= 4000
+    if not enough and hard != resource.RLIM_INFINITY and hard < 4000:
+        pytest.skip(f"needs 4,000 open files; the hard limit is {hard}")
+    if not enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -10,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recycle_pp.comm import handshakes
+from recycle_pp.comm.handshakes import PENDING
 from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
 from recycle_pp.wire.frames import encode, encode_body
 from recycle_pp.wire.messages.states import Parcel, StatePart, StepGradient, TensorHeader
 from recycle_pp.wire.messages.supervisors import Kill
+from tests.recycle_pp.comm.idle import still_open
 from tests.recycle_pp.wire.any_message import any_message
 
 TOKEN = "token of this job"
@@ -134,6 +137,39 @@ def test_who_does_not_know_the_token_is_refused_and_disturbs_nobody():
         donor.send(ABOUT, {})
         assert accepted[0].receive() == (ABOUT, {})
     accepted[0].close()
+    receiver.close()
+
+
+def test_a_thousand_idle_connections_keep_no_donor_out(descriptors):
+    """Of strangers that came before it, come with it, or stop in the middle of their handshake."""
+    receiver = Receiver("127.0.0.1", TOKEN)
+    idle = [socket.create_connection(receiver.address, 10) for _ in range(100)]
+    idle[0].sendall(struct.pack(">I", 60_000) + b"half")
+    accepted: list[Stream] = []
+    accepting = threading.Thread(target=lambda: accepted.append(receiver.accept(30)))
+    accepting.start()
+    idle += [socket.create_connection(receiver.address, 10) for _ in range(900)]
+    begun = time.monotonic()
+    with connect(receiver.address, TOKEN) as donor:
+        accepting.join(30)
+        assert time.monotonic() - begun < 2
+        donor.send(ABOUT, {})
+        assert accepted[0].receive() == (ABOUT, {})
+    assert still_open(idle) <= PENDING
+    accepted[0].close()
+    receiver.close()
+    assert still_open(idle) == 0
+    for sock in idle:
+        sock.close()
+
+
+def test_connections_that_stay_idle_are_closed_in_time(monkeypatch):
+    monkeypatch.setattr(handshakes, "SECONDS", 0.2)
+    receiver = Receiver("127.0.0.1", TOKEN)
+    idle = [socket.create_connection(receiver.address, 10) for _ in range(5)]
+    with pytest.raises(TransferError, match="nobody has connected"):
+        receiver.accept(1)
+    assert still_open(idle) == 0
     receiver.close()
 
 

@@ -1,12 +1,14 @@
-"""A server to talk to.
+"""Servers to talk to.
 
 async with echo_server() as (host, port, hellos): ...
+hello = admit(token, send, receive)         # the server's side of the mutual proof; blocks as `receive` does
 """
 
 from contextlib import asynccontextmanager
 
+from recycle_pp.wire.authentication import Verifier
 from recycle_pp.wire.connection import serve
-from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.handshake import HELLOS, TO_SERVER, WorkerHello
 from recycle_pp.wire.messages.workers import FROM_WORKER
 
 TOKEN = "a token of the job"
@@ -28,3 +30,10 @@ async def echo_server(**options):
         yield (*server.sockets[0].getsockname()[:2], hellos)
     finally:
         server.close()
+
+
+def admit(token, send, receive):
+    verifier = Verifier(token, HELLOS)
+    send(verifier.challenge)
+    send(verifier.judge(receive(TO_SERVER)))
+    return verifier.hello

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from recycle_pp.wire.authentication import Prover, Refused, Verifier, admit, prove
+from recycle_pp.wire.authentication import Prover, Refused, Verifier, prove
 from recycle_pp.wire.frames import Malformed, encode
 from recycle_pp.wire.messages.handshake import (
     HELLOS,
@@ -21,7 +21,7 @@ from recycle_pp.wire.messages.handshake import (
     WorkerHello,
 )
 
-from .echo import HELLO, TOKEN
+from .echo import HELLO, TOKEN, admit
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,7 +32,7 @@ def handshake(client_token, server_token, hello=HELLO):
 
     def server():
         try:
-            ends["hello"] = admit(server_token, HELLOS, to_client.put, lambda _: to_server.get(timeout=5))
+            ends["hello"] = admit(server_token, to_client.put, lambda _: to_server.get(timeout=5))
         except Refused as refused:
             ends["refused"] = str(refused)
             to_client.put(Accepted(b""))  # as an impostor would go on

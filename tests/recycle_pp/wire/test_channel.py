@@ -7,16 +7,12 @@ import threading
 
 import pytest
 
-from recycle_pp.wire.authentication import admit
 from recycle_pp.wire.connection import Channel
 from recycle_pp.wire.frames import ChannelClosed, Malformed, encode
-from recycle_pp.wire.messages.handshake import (
-    HELLOS,
-)
 from recycle_pp.wire.messages.supervisors import Kill
 from recycle_pp.wire.messages.workers import FROM_WORKER, Saved, SaveFailed
 
-from .echo import HELLO, TOKEN, echo_server
+from .echo import HELLO, TOKEN, admit, echo_server
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -30,7 +26,7 @@ def test_a_thread_is_told_that_what_came_is_no_message():
             def receive(vocabulary):
                 return vocabulary.decode(buffer.read(struct.unpack(">I", buffer.read(4))[0]))
 
-            admit(TOKEN, HELLOS, lambda message: sock.sendall(encode(message)), receive)
+            admit(TOKEN, lambda message: sock.sendall(encode(message)), receive)
             sock.sendall(encode(Kill(3)))
             buffer.read(1)
             buffer.close()

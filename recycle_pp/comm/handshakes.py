@@ -1,0 +1,112 @@
+"""Accepts connections at a listening socket and admits those that authenticate in time, any number at once.
+
+    handshakes = Handshakes(selector, listener, greet, admitted)
+    handshakes.look(now)       # several times a second: closes connections that take too long
+    handshakes.close()         # closes all that have not authenticated; the listener stays open
+
+A connection that does not authenticate is closed after `SECONDS`. If more than `PENDING` of them wait, the oldest is
+closed. So idle connections of strangers cost neither threads nor descriptors without end, and delay no member. All
+methods and callbacks run in the thread that owns the selector.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from recycle_pp.wire.frames import ChannelClosed
+
+SECONDS = 5.0  # for a connection to authenticate
+PENDING = 128  # connections that may be about to authenticate
+RETRY_SECONDS = 0.05  # after an accept that failed for want of descriptors
+
+Greeting = Generator[int, bytes, Any]
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+@dataclass
+class _Pending:
+    since: float  # time.monotonic()
+    greeting: Greeting
+    needed: int  # bytes, by the greeting
+    received: bytearray = field(default_factory=bytearray)  # of these
+
+
+class Handshakes:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        listener: socket.socket,
+        greet: Callable[[socket.socket], Greeting],
+        admitted: Callable[[socket.socket, Any], None],
+    ) -> None:
+        """
+        listener  non-blocking
+        greet     a generator for each connection: yields how many bytes it needs next, receives them, and returns
+                  what the other end has proved; ChannelClosed rejects the connection
+        admitted  called with the non-blocking socket, which it owns from then on, and what `greet` returned
+        """
+        self._selector, self._listener, self._greet, self._admitted = selector, listener, greet, admitted
+        self._pending: dict[socket.socket, _Pending] = {}  # the oldest first
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def look(self, now: float) -> None:
+        """now: time.monotonic()."""
+        for sock in [sock for sock, pending in self._pending.items() if now - pending.since > SECONDS]:
+            self._take(sock).close()
+
+    def close(self) -> None:
+        for sock in list(self._pending):
+            self._take(sock).close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                if self._pending:
+                    self._take(next(iter(self._pending))).close()
+                time.sleep(RETRY_SECONDS)
+            return
+        if len(self._pending) == PENDING:
+            self._take(next(iter(self._pending))).close()
+        sock.setblocking(False)
+        greeting = self._greet(sock)
+        try:
+            needed = next(greeting)
+        except (ChannelClosed, OSError):  # it has been closed again already
+            sock.close()
+            return
+        self._pending[sock] = _Pending(time.monotonic(), greeting, needed)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._receive, sock))
+
+    def _receive(self, sock: socket.socket) -> None:
+        if sock not in self._pending:  # closed by an event of the same moment
+            return
+        pending = self._pending[sock]
+        try:
+            part = sock.recv(pending.needed - len(pending.received))
+            if not part:
+                raise ChannelClosed("closed before it was authenticated")
+            pending.received += part
+            if len(pending.received) == pending.needed:
+                data, pending.received = bytes(pending.received), bytearray()
+                pending.needed = pending.greeting.send(data)
+        except BlockingIOError:
+            pass
+        except StopIteration as done:
+            self._admitted(self._take(sock), done.value)
+        except (ChannelClosed, OSError):
+            self._take(sock).close()
+
+    def _take(self, sock: socket.socket) -> socket.socket:
+        """It is no longer pending."""
+        del self._pending[sock]
+        self._selector.unregister(sock)
+        return sock
