@@ -11,8 +11,8 @@ Four kinds of keys, under a prefix that the job's token names:
 Every write is a transaction on the two keys' revisions that it was decided by, so of two sides that cannot see each
 other only one gets the next membership agreed. A leader that was followed by another gets none; nor does a new leader
 whose side has not heard of the last generation, as the one before may go on in it. A leader goes when its lease ends,
-or when most of the membership have lost it. While etcd cannot be reached nothing changes: training goes on, a death
-waits `ETCD_SECONDS` at most.
+or when most of the membership have lost it. While etcd cannot be reached nothing changes: training continues. A death
+waits twice `ETCD_SECONDS` at most: in `agree`, then in `leader`, as the coordinator gives way when `agree` fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recycle_pp.wire.connection import Peer
 from .agreement import Deposed, Leader, LostMajority, Place, majority
 from .etcd import Created, Delete, Entry, Etcd, Modified, Put, Refusal, Unreachable
 
-ETCD_SECONDS = 60.0  # that a change of membership waits for an etcd that does not answer
+ETCD_SECONDS = 60.0  # for which one call waits for an etcd that does not answer
 AGAIN = 0.1  # seconds between two times of asking
 
 

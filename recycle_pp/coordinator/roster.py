@@ -60,8 +60,11 @@ class Roster:
         return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
 
     def agents(self) -> set[int]:
-        """Of the launch's agents those whose supervisors are there; a newcomer's agent is none of them."""
-        return {rank.agent for rank in self if rank.agent is not None}
+        """Of the launch's agents those with a live worker; a newcomer's agent is not one of them.
+
+        An agent whose workers left because a link is cut may be cut off from the agents' store as well.
+        """
+        return {rank.agent for rank in self if rank.agent is not None and rank.alive}
 
     def free(self, live: Collection[Worker]) -> Rank | None:
         """Of the ranks whose node is lost, one of a stage with the fewest live workers."""

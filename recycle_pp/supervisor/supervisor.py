@@ -61,7 +61,7 @@ from recycle_pp.wire.messages.supervisors import (
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
-from .exit_barrier import release
+from .exit_barrier import limit_wait, release
 from .joining import JOIN_SECONDS, find_coordinator, why
 from .leadership import Leadership
 from .process_monitor import END_SECONDS, ProcessMonitor
@@ -191,8 +191,10 @@ class Supervisor:
             if code == 0:
                 await host.report()
                 lost = self._launch.agents - len(host.agents)
-                if lost > 0 and 0 in host.agents:  # who hosts the agents' store
+                if lost > 0 and 0 in host.agents:  # that agent hosts the agents' store
                     await release(self._launch, lost)
+        if code == 0 and self._launch.local_rank == 0:
+            limit_wait(self._launch)
         return code
 
     def close(self) -> None:

@@ -47,13 +47,20 @@ class Agent:
         return self._log.read_text()
 
     def wait(self, seconds: float) -> int:
-        """Until all that it started has ended: itself it waits five minutes more for agents that are dead."""
+        """Until all that it started has ended; torchrun may wait for other agents afterwards."""
         deadline = time.monotonic() + seconds
         while (code := self._process.poll()) is None and "Local worker group finished" not in self.output:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"torchrun goes on after {seconds} s; it printed:\n{self.output}")
             time.sleep(0.05)
         return code or 0
+
+    def end(self, seconds: float) -> int:
+        """The exit code, when torchrun itself has ended."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"torchrun goes on after {seconds} s; it printed:\n{self.output}") from error
 
     def close(self) -> None:
         """Its machine ends it."""

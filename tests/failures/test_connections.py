@@ -1,27 +1,23 @@
 """A connection breaks, and nobody has died: whoever was cut off is ended and begins anew, within seconds."""
 
-import ctypes
-import os
 import socket
 import time
 
 import psutil
 import pytest
 
-from .harness import Case, explain, pid_of
+from recycle_pp.supervisor.foreign_sockets import connections_to
 
-_PIDFD_GETFD = 438  # linux/unistd.h
+from .harness import Case, explain, pid_of
 
 
 def break_connection(pid, port):
     """Shuts the connection of that process to that port down, as the network might."""
-    (found,) = [c for c in psutil.Process(pid).net_connections("tcp") if c.raddr and c.raddr.port == port]
-    pidfd = os.pidfd_open(pid)
-    descriptor = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, found.fd, 0)
-    os.close(pidfd)
-    if descriptor < 0:
+    try:
+        (connection,) = connections_to(pid, port)
+    except PermissionError:
         pytest.skip("needs the right to trace processes")
-    with socket.socket(fileno=descriptor) as connection:
+    with connection:
         connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,0 +1,33 @@
+"""torchrun's agents end with the job, whichever node is cut off, instead of waiting minutes in torch's exit barrier."""
+
+import re
+
+import pytest
+
+from . import network, nodes
+from .harness import Case, explain
+
+_missing = network.missing()
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.torchrun,
+    pytest.mark.skipif(_missing is not None, reason=str(_missing)),
+]
+WAITED = re.compile(r"(?:Done|Error) waiting (?:for other agents|on exit barrier)\. Elapsed: ([0-9.]+) seconds")
+
+
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_agents_end_within_ten_seconds_of_their_supervisors_after_a_node_was_cut_off(lost, runs, tmp_path):
+    """Node 0 hosts the agents' store; its packets are dropped, not refused."""
+    case = Case(f"node {lost} is cut off", "3x2", ("control.suspicion=2",), steps=20, deaths=2)
+    others = [number for number in range(3) if number != lost]
+    with nodes.start(case, tmp_path) as job:
+        job.wait_for_step(3)
+        job.network.cut(job.nodes[lost].machine)
+        codes = [job.nodes[number].agent.end(90) for number in (*others, lost)]
+        outcome = job.outcome(node=others[0])
+        waited = [float(WAITED.findall(job.nodes[number].agent.output)[-1]) for number in others]
+    print(f"node {lost} cut off: the agents waited {waited} s")
+    assert codes == [0, 0, 1], explain(outcome)
+    assert max(waited) < 10, explain(outcome)
+    runs.check_exact(outcome)
