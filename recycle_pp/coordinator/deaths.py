@@ -30,7 +30,8 @@ from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.protocol.takeover import Found
 from recycle_pp.telemetry.background import apart
-from recycle_pp.telemetry.events import cause_in_words
+from recycle_pp.telemetry.events import Expected, cause_in_words
+from recycle_pp.telemetry.recorder import UNKNOWN
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
 from .checkpoints import CannotRestore, Whole, newest_whole
@@ -39,6 +40,7 @@ from .driver import Driver
 from .problem import new_job, with_less_memory
 from .ranks import NODE_LOSS, Rank
 
+UNEXPLAINED_SECONDS = 3.0  # the longest time that later events wait for the cause of a death
 CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
 HUNG_SECONDS = 3.0  # the same of one that is killed because it is stuck: it says where first
 DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel, or a GPU's driver, has cleaned up
@@ -103,9 +105,12 @@ class Deaths:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
             rank.kill()
         rank.alive, rank.worker, rank.died = False, None, rank.incarnation
+        recorded = self._recorder.knows_death(rank.role)
+        if not recorded:
+            self._record(rank, time.monotonic())
         if not begun:
             self._go_on_without(rank)
-        self._explain(rank, rank.incarnation, recorded=self._recorder.knows_death(rank.role))
+        self._explain(rank, rank.incarnation, recorded)
 
     # -- the job goes on ---------------------------------------------------------------------------------------
 
@@ -119,11 +124,19 @@ class Deaths:
         rank.alive, rank.worker, rank.died = False, None, incarnation
         if self._lifecycle.over:
             return
-        self._recorder.death(rank.role, now, stood)
+        self._record(rank, now, stood)
         self._restarts.died(rank.role, self._driver.job.committed)
         self._go_on_without(rank)
         self._driver.died(rank.role)
         rank.call_off = self._timers.after(cause_seconds, self._explain, rank, incarnation)
+
+    def _record(self, rank: Rank, now: float, stood: float | None = None) -> None:
+        """Its event, which waits for the cause; UNEXPLAINED_SECONDS at most, as later events wait for it."""
+        rank.death = self._recorder.death(rank.role, now, stood)
+        self._timers.after(UNEXPLAINED_SECONDS, self._wait_no_longer, rank, rank.incarnation, rank.death)
+
+    def _wait_no_longer(self, rank: Rank, incarnation: int, event: Expected | None) -> None:
+        self._recorder.suppose_death(event, rank.causes.get(incarnation, UNKNOWN))
 
     def _go_on_without(self, rank: Rank) -> None:
         try:
@@ -210,7 +223,7 @@ class Deaths:
         rank.causes = {of: why for of, why in rank.causes.items() if of >= incarnation}
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
-            self._recorder.explain_death(rank.role, death)
+            self._recorder.explain_death(rank.death, death)
         job = self._driver.job
         if death.mistake and (job.committed < job.first_step or self._restarts.has_failed(death.where)):
             self._stop_by_mistake(death)
@@ -252,9 +265,10 @@ class Deaths:
                 rank.spawn()
 
     def close(self) -> None:
-        """The job ends: deaths that still wait for their cause get their event now."""
+        """The job ends: deaths whose cause is not known yet get their event now."""
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died
                 unsaid = Death("unknown", "the job ended before its supervisor could say why")
-                self._recorder.explain_death(rank.role, rank.causes.get(rank.died, unsaid))
+                self._recorder.explain_death(rank.death, rank.causes.get(rank.died, unsaid))
+        self._recorder.release()

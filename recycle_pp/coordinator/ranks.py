@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from recycle_schedules import Worker
 
+from recycle_pp.telemetry.events import Expected
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -29,6 +30,7 @@ class Rank:
     worker: Peer | None = None
     incarnation: int = -1
     died: int = -1  # newest incarnation that has died (rather than been replaced)
+    death: Expected | None = None  # the event of its death; None if a coordinator that was lost has written it
     ended: int = -1  # newest incarnation that was ended because its connection broke
     explained: int = -1  # newest incarnation whose death has its event
     alive: bool = False  # spawned and not dead

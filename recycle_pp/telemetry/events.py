@@ -1,7 +1,10 @@
 """What happens in a run, for machines (`events.jsonl`, `metrics.jsonl`) and in words for people.
 
     events = Events(run.events, steps=60, say=progress.say)
-    events.record("death_detected", step=20, generation=1, worker="1.2", cause="signal", detail="SIGKILL")
+    events.record("spawned", step=20, generation=1, worker="1.2", rank=5, pid=4711, host="node-1")
+    death = events.expect("death_detected", step=20, generation=1, worker="1.2", cause="unknown")
+    events.record("resumed", ...)                           # waits: a reader sees each cause before its effects
+    events.complete(death, cause="signal", detail="SIGKILL")    # writes both
     metrics = Lines(run.metrics)
     metrics.write({"step": 20, "loss": 2.31, ...})
 
@@ -18,13 +21,15 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .background import Background, Later, now
+from .in_order import InOrder, Place
 from .undone import cut, is_undone
 
 KEPT = 10_000  # lines
@@ -114,12 +119,28 @@ def _print(sentence: str) -> None:
         print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """An event that has happened, with the fields that are known of it."""
+
+    record: dict[str, Any]
+    place: Place
+
+    @property
+    def complete(self) -> bool:
+        """It is written, or waits only for events before it."""
+        return not self.place.open
+
+
 class Events:
-    """Records events, and says those that a person wants to know."""
+    """Records events, and prints those that a person wants to know, in the order in which they happened.
+
+    An event that is expected to become complete holds back all later ones. For one thread.
+    """
 
     def __init__(self, path: Path, steps: int, say: Callable[[str], None] = lambda sentence: None, later: Later = now):
         """steps: of the whole run, for the sentences."""
-        self._lines, self._steps, self._say = Lines(path, later), steps, say
+        self._lines, self._steps, self._say, self._order = Lines(path, later), steps, say, InOrder()
 
     def record(
         self, event: str, *, step: int, generation: int, worker: object | None = None, **details: Any
@@ -128,18 +149,51 @@ class Events:
 
         step, generation: where the run stands. worker: W(d, s) as "d.s" (or a Worker), None for the whole job.
         """
-        head = {"time": time.time(), "event": event, "step": step, "generation": generation}
-        record = {**head, "worker": None if worker is None else str(worker), **details}
-        self._lines.write(record)
-        if sentence := describe(record, self._steps):
-            self._say(sentence)
+        record = _record(event, step, generation, worker, details)
+        self._order(self._write, record)
         return record
+
+    def expect(
+        self, event: str, *, step: int, generation: int, worker: object | None = None, **details: Any
+    ) -> Expected:
+        """An event of this moment that waits for `complete`, and holds back later ones until then.
+
+        details: the fields that it gets if `release` comes first.
+        """
+        record = _record(event, step, generation, worker, details)
+        return Expected(record, self._order.reserve(self._write, record))
+
+    def complete(self, expected: Expected, **details: Any) -> None:
+        """Writes an event that is not complete yet, and the events that waited for it."""
+        expected.record.update(details)
+        self._order.settle(expected.place)
+
+    def then(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Calls the function after the events so far are written."""
+        self._order(function, *arguments)
+
+    def release(self) -> None:
+        """Writes all events that wait, as they are."""
+        self._order.release()
 
     def again(self) -> None:
         self._lines.again()
 
     def close(self) -> None:
+        """Events that still wait are not written."""
         self._lines.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._lines.write(record)
+        if sentence := describe(record, self._steps):
+            self._say(sentence)
+
+
+def _record(
+    event: str, step: int, generation: int, worker: object | None, details: Mapping[str, Any]
+) -> dict[str, Any]:
+    head = {"time": time.time(), "event": event, "step": step, "generation": generation}
+    return {**head, "worker": None if worker is None else str(worker), **details}
 
 
 def describe(record: Mapping[str, Any], steps: int) -> str | None:
@@ -168,6 +222,23 @@ def cause_in_words(record: Mapping[str, Any]) -> str:
         "unknown": last,
     }.get(str(cause), f"{cause} {last}".strip())
     return words + (", a rehearsed failure" if record.get("injected") else "")
+
+
+def explained(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events without `death_explained`: its cause replaces that of the worker's newest death before it."""
+    out: list[dict[str, Any]] = []
+    newest: dict[str, int] = {}  # worker -> index of its newest death in `out`
+    for event in events:
+        worker = str(event.get("worker"))
+        if event["event"] == "death_explained":
+            if worker in newest:
+                cause: dict[str, Any] = {key: event[key] for key in ("cause", "detail", "injected") if key in event}
+                out[newest[worker]] = {**out[newest[worker]], **cause}
+            continue
+        if event["event"] == "death_detected":
+            newest[worker] = len(out)
+        out.append(event)
+    return out
 
 
 def plural(count: Any, noun: str) -> str:
@@ -210,6 +281,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{plural(e.get('workers', '?'), 'worker')} {'is' if e.get('workers') == 1 else 'are'} ready; training begins"
     ),
     "death_detected": _death,
+    "death_explained": lambda e: f"worker {e['worker']} died of this cause: {cause_in_words(e)}",
     "hang_suspected": lambda e: f"worker {e['worker']} has been stuck for {e.get('seconds', 0.0):.1f} s in {_place(e)}",
     "mismatch": lambda e: (
         f"worker {e['worker']} on {e.get('host') or 'its host'} is wrong: {e.get('detail')}; memory or a "

@@ -38,7 +38,7 @@ from recycle_pp.wire.messages.workers import (
 
 from .background import Background
 from .clocks import Clocks
-from .events import Events, Lines
+from .events import Events, Expected, Lines
 from .harmless import harmless, harmless_but
 from .history import History
 from .progress import Progress
@@ -49,6 +49,11 @@ from .succession import Succession
 from .traces import Traces
 
 Json = dict[str, Any]
+UNKNOWN = Death("unknown", "its supervisor has not reported the cause")
+
+
+def _no_event() -> Expected | None:
+    return None
 
 
 class Recorder:
@@ -74,7 +79,6 @@ class Recorder:
         self._stalls: list[float] = []
         self._lost = 0  # ops
         self._deaths = 0
-        self._struck: dict[Worker, int] = {}  # the step in which a worker died whose death has no event yet
         self._final_loss: float | None = None
         self._lr = 0.0
         self._started = False
@@ -123,23 +127,30 @@ class Recorder:
 
     @harmless
     def event(self, name: str, worker: Worker | None, **details: Any) -> None:
-        step = self._job.committed + 1
-        self._events.record(name, step=step, generation=self._job.generation, worker=worker, **details)
+        self._events.record(name, **self._here(), worker=worker, **details)
+
+    def _here(self) -> Json:
+        return {"step": self._job.committed + 1, "generation": self._job.generation}
 
     @harmless
     def say(self, sentence: str) -> None:
         """To the user, without an event."""
         self._progress.say(sentence)
 
-    @harmless
-    def death(self, worker: Worker, now: float, stood: float | None = None) -> None:
-        """At once, before the job plans around it; the cause follows. stood: seconds since its last progress, from
-        which the stall of a hang counts."""
-        self._struck[worker] = self._job.committed + 1
+    @harmless_but(_no_event)
+    def death(self, worker: Worker, now: float, stood: float | None = None) -> Expected | None:
+        """The event of a death whose cause is not known yet. Later events wait for `explain_death` or `suppose_death`.
+
+        Call it before the job plans around the death. now: monotonic seconds. stood: seconds since the worker's last
+        progress, from which the stall of a hang counts.
+        """
+        event = self._events.expect("death_detected", **self._here(), worker=worker, **_cause(UNKNOWN))
+        self._deaths += 1
         self._cpu.pop(worker, None)
         if worker in self._job.live and self._job.phase != "starting":
             self._go_on_without(worker, now, stood)
         self._traces.died(worker, now)
+        return event
 
     def _go_on_without(self, worker: Worker, now: float, stood: float | None = None) -> None:
         self._recovery = self._recovery or Recovery(self._job.committed + 1)
@@ -149,13 +160,31 @@ class Recorder:
         self._traces.mark(self._recovery.step, self._recovery)
 
     @harmless
-    def explain_death(self, worker: Worker, death: Death) -> None:
-        self._deaths += 1
-        details = {"cause": death.cause, "detail": death.detail, "injected": death.injected}
-        step, generation = self._struck.pop(worker, self._job.committed + 1), self._job.generation
-        self._events.record("death_detected", step=step, generation=generation, worker=worker, **details)
+    def explain_death(self, event: Expected | None, death: Death) -> None:
+        """Completes the event of a death with its cause, or adds `death_explained` if it was written with another one.
+
+        event: None if another coordinator has written it.
+        """
+        if event is None:
+            return
+        cause, worker = _cause(death), Worker.parse(event.record["worker"])
+        if not event.complete:
+            self._events.complete(event, **cause)
+        elif not event.record.items() >= cause.items():
+            self.event("death_explained", worker, **cause)
         if self._recovery and death.at is not None:
             self._recovery.died(worker, self._clocks.here(worker, death.at))
+
+    @harmless
+    def suppose_death(self, event: Expected | None, death: Death) -> None:
+        """Completes the event of a death whose cause is not certain, so that later events wait no longer."""
+        if event is not None and not event.complete:
+            self._events.complete(event, **_cause(death))
+
+    @harmless
+    def release(self) -> None:
+        """Writes the events that still wait for the cause of a death."""
+        self._events.release()
 
     def read_notes(self) -> list[Json]:
         """Records what the job has noted since the last call, and takes it out of its notes; returns it."""
@@ -343,7 +372,7 @@ class Recorder:
         if self._line is not None:
             line, self._line = self._line | more, None
             self._metrics.write(line)
-            self._progress.step(line)
+            self._events.then(self._progress.step, line)
 
     def _close_recovery(self) -> None:
         recovery, self._recovery = self._recovery, None
@@ -372,6 +401,10 @@ class Recorder:
             final_loss=self._final_loss,
             weights_sha256=weights_sha256(digests),
         )
+
+
+def _cause(death: Death) -> Json:
+    return {"cause": death.cause, "detail": death.detail, "injected": death.injected}
 
 
 def _spans_here(spans: list[Span], here: Callable[[float], float]) -> list[Any]:

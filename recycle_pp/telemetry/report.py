@@ -14,7 +14,7 @@ from typing import Any
 from recycle_pp.wire.files import decode, read
 from recycle_pp.wire.records import Summary
 
-from .events import cause_in_words, plural, when
+from .events import cause_in_words, explained, plural, when
 from .run_folder import RunFolder
 
 Record = dict[str, Any]
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 def report(run: RunFolder) -> str:
     """The report as text of several lines; ValueError if the folder holds no run, or a file of it is damaged."""
     run.require()
-    metrics, events, steps = run.lines(run.metrics), run.lines(run.events), run.steps()
+    metrics, events, steps = run.lines(run.metrics), explained(run.lines(run.events)), run.steps()
     lines = [f"Run {run.path}", _course(metrics)]
     for event in events:
         if event["event"] == "death_detected":

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .events import explained
 from .run_folder import RunFolder
 
 
@@ -70,7 +71,7 @@ def _size(pid: int) -> Size:
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
     """What the run went through since that time, in words and numbers."""
-    events = [e for e in run.lines(run.events) if e["time"] >= since]
+    events = explained(e for e in run.lines(run.events) if e["time"] >= since)
     stalls = sorted(e["stall_seconds"] for e in events if e["event"] == "resumed")
     metrics = run.lines(run.metrics)
     causes: dict[str, int] = {}

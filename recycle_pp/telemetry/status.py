@@ -19,7 +19,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.wire.files import UnreadableFile
 
-from .events import cause_in_words, plural, when
+from .events import cause_in_words, explained, plural, when
 from .follower import Follower
 from .heartbeat import Sign
 from .progress import duration
@@ -145,6 +145,8 @@ class Looker:
                 if worker not in self._away:
                     self._broken = step
                 self._away.add(worker)
+            case "death_explained":
+                self._deaths = explained([*self._deaths, event])
             case "left":
                 self._away.add(worker)
             case "rejoined":
@@ -165,8 +167,8 @@ class Looker:
                 self._broken = None
 
     def _recovering(self, committed: int) -> bool:
-        """A death or a restore has interrupted a step, and that step is not committed. The event of a death may come
-        after the event of its recovery, so the commit decides."""
+        """A death or a restore has interrupted a step, and that step is not committed. Another coordinator may write
+        the event of a death after its recovery, so the commit decides."""
         return self._broken is not None and committed < self._broken < self._settings.run.steps
 
     def _state(self, verdict: str, sign: Sign | None) -> str:

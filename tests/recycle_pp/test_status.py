@@ -60,7 +60,7 @@ STRIKES = {
 
 
 @pytest.mark.parametrize("how", STRIKES)
-def test_status_sees_the_job_continue_after_any_kind_of_death(how, zygote, capsys):
+def test_a_death_is_told_before_its_effects_and_status_sees_the_job_continue(how, zygote, capsys):
     event, after, number = STRIKES[how]
     with zygote.run([*LONG, "control.suspicion=3", "run.respawns=0"]) as job:
         job.wait_for_event(event, 60)
@@ -75,6 +75,18 @@ def test_status_sees_the_job_continue_after_any_kind_of_death(how, zygote, capsy
         while (seen := status(job.run, capsys))["recovering"] or (seen["step"] or 0) < death["step"] + 1:
             assert time.monotonic() < deadline, (seen, job.output)
             time.sleep(0.05)
+        events, shown = job.run.lines(job.run.events), job.output.splitlines()
+    names = [event["event"] for event in events]
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+    told = next(n for n, line in enumerate(shown) if "worker 1.1 died" in line or "worker 1.1 has ended" in line)
+    if number == signal.SIGTERM:
+        assert names.index("evicted") < names.index("left") < names.index("death_detected")
+    elif how == "killed before the start":
+        assert names.index("death_detected") < names.index("started")
+    else:
+        assert names.index("death_detected") < names.index("resumed")
+        assert told < next(n for n, line in enumerate(shown) if "a stall of" in line), shown
+        assert told < next(n for n, line in enumerate(shown) if "3 of 4 workers" in line), shown
 
 
 def test_a_run_that_has_ended_says_how(zygote, capsys):

@@ -36,16 +36,22 @@ class Recorder:
     def __init__(self):
         self.causes, self.events, self.known = [], [], False
 
-    def death(self, worker, now, stood=None):
-        pass
-
     def restored(self, job):
         self.restored_to = job
+
+    def death(self, worker, now, stood=None):
+        return None
+
+    def suppose_death(self, event, death):
+        pass
+
+    def release(self):
+        pass
 
     def knows_death(self, worker):
         return self.known
 
-    def explain_death(self, worker, death):
+    def explain_death(self, event, death):
         self.causes.append(death.cause)
 
     def event(self, name, worker, **details):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.telemetry.events import _WORDS, Events, Lines, _reports, describe
+from recycle_pp.telemetry.events import _WORDS, Events, Lines, _reports, describe, explained
 from recycle_pp.telemetry.follower import Follower
 
 
@@ -24,6 +24,38 @@ def test_an_event_is_on_disk_as_soon_as_it_is_recorded(tmp_path):
     assert (second["worker"], second["makespan"]) == (None, 1.5)
     assert said == ["step 20: worker 1.2 died (killed by SIGKILL)"]
     events.close()
+
+
+def test_events_and_sentences_after_an_expected_event_wait_for_it(tmp_path):
+    path, said = tmp_path / "events.jsonl", []
+    events = Events(path, 60, said.append)
+
+    def names():
+        return [json.loads(line)["event"] for line in path.read_text().splitlines()]
+
+    death = events.expect("death_detected", step=20, generation=3, worker="1.2", cause="unknown")
+    events.record("resumed", step=20, generation=4, stall_seconds=0.1)
+    events.then(said.append, "step 20")
+    assert names() == [] and said == [] and not death.complete
+    events.complete(death, cause="signal", detail="SIGKILL")
+    assert names() == ["death_detected", "resumed"] and death.complete
+    assert [sentence.split()[2] for sentence in said[:2]] == ["worker", "training"] and said[2:] == ["step 20"]
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert first["time"] <= second["time"] and (first["cause"], first["generation"]) == ("signal", 3)
+    events.expect("death_detected", step=21, generation=4, worker="1.1", cause="unknown")
+    events.record("stopped", step=21, generation=4, reason="no worker is left")
+    events.release()
+    assert names()[2:] == ["death_detected", "stopped"]
+    events.close()
+
+
+def test_the_cause_of_a_death_that_is_known_late_replaces_the_supposed_one():
+    death = {"event": "death_detected", "worker": "1.1", "step": 3, "cause": "unknown", "detail": "?"}
+    late = {"event": "death_explained", "worker": "1.1", "cause": "signal", "detail": "SIGKILL", "injected": True}
+    other = {**death, "worker": "0.1"}
+    first, second, resumed = explained([death, other, {"event": "resumed", "worker": None}, late])
+    assert first == {**death, "cause": "signal", "detail": "SIGKILL", "injected": True}
+    assert second == other and resumed["event"] == "resumed"
 
 
 @pytest.mark.parametrize(

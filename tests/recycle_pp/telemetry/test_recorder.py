@@ -13,6 +13,7 @@ from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.supervisors import Death
 from recycle_pp.wire.messages.workers import Commit, Measured
 
 
@@ -49,3 +50,26 @@ def test_samples_of_a_step_are_kept_though_a_worker_ahead_has_told_the_next_ones
     recorder.measured(behind, measured(1, [1, 9]))
     recorder.commit_again(Commit(0, 1, scale=1.0, norm=1.0, loss=2.0))
     assert samples() == {0: [3, 7], 1: [1, 9]}
+
+
+def test_a_death_is_written_once_before_its_effects_and_explained_once_its_cause_is_certain(recorded, tmp_path):
+    """As a worker that `+rejoin_at` has started again dies before the cause of its first death is known."""
+    recorder, (worker, other), _ = recorded
+    first = recorder.death(worker, now=1.0)
+    recorder.event("respawned", worker, respawns=1)
+    second = recorder.death(worker, now=2.0)
+    recorder.explain_death(second, Death("signal", "SIGKILL"))
+    recorder.event("given_up", other, respawns=0)
+
+    def events():
+        lines = map(json.loads, RunFolder(tmp_path).events.read_text().splitlines())
+        return [(event["event"], event.get("cause")) for event in lines]
+
+    assert events() == []
+    recorder.suppose_death(first, Death("unknown", "its supervisor has not reported the cause"))
+    recorder.suppose_death(second, Death("unknown", "its supervisor has not reported the cause"))
+    written = [("death_detected", "unknown"), ("respawned", None), ("death_detected", "signal"), ("given_up", None)]
+    assert events() == written
+    recorder.explain_death(first, Death("signal", "SIGSEGV"))
+    recorder.explain_death(second, Death("signal", "SIGKILL"))
+    assert events() == [*written, ("death_explained", "signal")]
