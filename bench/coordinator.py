@@ -29,7 +29,8 @@ from recycle_schedules.ops import KINDS
 
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.protocol.commit import make_vote
-from recycle_pp.protocol.job import Job, Send
+from recycle_pp.protocol.events import MessageReceived, PlanMade, Send, WorkerDied, WorkerReady
+from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.packing import pack
@@ -79,10 +80,11 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
             for worker, first, second in frames:
                 spans: Any = FROM_WORKER.decode(first[4:])
                 recorder.measured(worker, spans)
-                job.receive(worker, FROM_WORKER.decode(second[4:]))
+                notes = job.handle(MessageReceived(worker, FROM_WORKER.decode(second[4:]))).notes
             agreed = time.perf_counter()
             assert job.committed == step
-            recorder.read_notes()
+            for note in notes:
+                recorder.follow(note)
             end = time.perf_counter()
         recorder.close()
     return {"vote": agreed - begin, "log": end - agreed}
@@ -110,11 +112,11 @@ def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict
     members = {w: Participant(w, stages) for w in workers}
     out: list[Send] = []
     for worker in workers:
-        out += job.ready(worker)
+        out += job.handle(WorkerReady(worker)).sends
     reports = [(to, announced_to(members[to], message)) for to, message in out]
     for worker, report in reports:
-        out = job.receive(worker, report)
-    for to, message in [*out, *job.planned(job.steady.plan(job.problem_now()))]:
+        out = job.handle(MessageReceived(worker, report)).sends
+    for to, message in [*out, *planned(job)]:
         deliver(members[to], message)
     return job, members
 
@@ -127,7 +129,7 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
 
     victim = Worker(pipelines // 2, stages // 2)
     begun = time.perf_counter()
-    announced = job.died(victim)
+    announced = job.handle(WorkerDied(victim)).sends
     encoded(announced)
     told = time.perf_counter()
     frames = [(to, encode(announced_to(members[to], message, busy[to]))) for to, message in announced]
@@ -135,14 +137,20 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
     heard = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
     known = time.perf_counter()
     for worker, report in heard:
-        adopted = job.receive(worker, report)
+        adopted = job.handle(MessageReceived(worker, report)).sends
     size = encoded(adopted)
     adopting = time.perf_counter()
-    followed = job.planned(job.steady.plan(job.problem_now()))
+    followed = planned(job)
     size += encoded(followed)
     end = time.perf_counter()
     return {"announce": told - begun, "hear": known - ready, "adopt": adopting - known, "follow": end - adopting,
             "megabytes": size / 1e6}  # fmt: skip
+
+
+def planned(job: Job) -> list[Send]:
+    problem = job.problem_now()
+    job.steady.plan(problem)
+    return job.handle(PlanMade(problem)).sends
 
 
 def announced_to(member: Participant, message: Message, busy: float = 0.0) -> Report:

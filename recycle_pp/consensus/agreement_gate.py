@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from recycle_pp.protocol.job import Send
+from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.workers import Adopt, SteadyPlan
 
 from .agreement import Agreement, Deposed, LostMajority, Place

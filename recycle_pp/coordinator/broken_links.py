@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from recycle_schedules import Worker
 
+from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.partition_resolution import give_up
 from recycle_pp.wire.messages.workers import Broken, Unreachable
 
@@ -39,7 +40,7 @@ class BrokenLinks:
     def _renew(self, generation: int) -> None:
         """The same members make their links again, unless a death or a decision has begun another generation."""
         if generation == self._driver.job.generation:
-            self._driver.drive(self._driver.job.regroup)
+            self._driver.drive(LinksBroken())
 
     def _decide(self) -> None:
         """The fewest workers leave. The last worker of a stage never does: then the job waits for the network."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.job import Send
+from recycle_pp.protocol.events import Send
 from recycle_pp.state.checksum import damage
 from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.events import plural

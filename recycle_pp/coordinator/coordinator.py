@@ -21,6 +21,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Deposed
 from recycle_pp.consensus.leader_lease import LeaderLease
+from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.progress import Progress
@@ -77,15 +78,7 @@ class Coordinator:
         context = Context(
             settings, run, self._roster, self._restarts, self._timers, self._recorder, self._lifecycle, self.lease
         )
-        self._driver = Driver(
-            context,
-            agreement,
-            saving,
-            job,
-            committed=lambda: self._deaths.respawn_due(),
-            untrusted=lambda worker, why: self._deaths.end_untrusted(worker, why),
-            deposed=self.give_way,
-        )
+        self._driver = Driver(context, agreement, saving, job, deposed=self.give_way)
         self._deaths = Deaths(context, self._driver)
         self._watch = Watch(settings, self._roster, self, run.hangs, run.later, self.lease)
         self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._watch)
@@ -241,4 +234,4 @@ class Coordinator:
 
     def renew(self, waiting: list[Worker]) -> None:
         self._recorder.event("renewed", None, waiting=[str(worker) for worker in waiting])
-        self._driver.drive(self._driver.job.regroup)
+        self._driver.drive(LinksBroken())

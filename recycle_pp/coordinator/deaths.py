@@ -6,7 +6,6 @@ deaths.disconnected(rank, incarnation)        # its connection broke
 deaths.node_lost(rank)                        # its supervisor's connection broke
 deaths.end(rank, cause, detail)               # it is not dead, and has to be: nobody can reach it
 deaths.end_stuck(rank, stuck)                 # likewise: it does not get on
-deaths.end_untrusted(worker, detail)          # likewise: its state is wrong
 
 1. `_dead`: the first sight counts. The others go on without it (`Job.died`: the next generation), in the same moment.
 2. `stage_lost`, where no peer of its stage, or no copy of a part of its state, is left: everybody begins anew at the
@@ -25,10 +24,9 @@ import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.consensus.agreement import Deposed
+from recycle_pp.protocol.events import Json, ProblemChanged, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
-from recycle_pp.protocol.stage_lost import StageLost
-from recycle_pp.protocol.takeover import Found
 from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.events import Expected, cause_in_words
 from recycle_pp.telemetry.recorder import UNKNOWN
@@ -54,6 +52,18 @@ class Deaths:
         self._lease = context.lease
         self._newest: dict[int, Death] = {}  # of each stage
         self._restoring: asyncio.Task[None] | None = None
+        driver.subscribers.append(self._follow)
+
+    def _follow(self, note: Json) -> None:
+        match note["event"]:
+            case "committed":
+                self.respawn_due()
+            case "untrusted":
+                self._end_untrusted(note["worker"], note["detail"])
+            case "stage_lost":
+                self._recorder.event("stage_lost", None, stage=note["stage"], detail=note["what"])
+                # A worker that has died by itself can be restarted by then.
+                self._timers.after(CAUSE_SECONDS, self._begin_anew, note["stage"], note["detail"])
 
     # -- who sees it -------------------------------------------------------------------------------------------
 
@@ -92,7 +102,7 @@ class Deaths:
         rank.kill(stacks=True)
         self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
 
-    def end_untrusted(self, worker: Worker, detail: str) -> None:
+    def _end_untrusted(self, worker: Worker, detail: str) -> None:
         """The job goes on without it already."""
         for rank in self._roster:
             if rank.role == worker and rank.alive:
@@ -139,40 +149,26 @@ class Deaths:
         self._recorder.suppose_death(event, rank.causes.get(incarnation, UNKNOWN))
 
     def _go_on_without(self, rank: Rank) -> None:
-        try:
-            self._driver.drive(self._driver.job.died, rank.role)
-        except StageLost as lost:
-            self.stage_lost(lost)
-
-    def take_over(self, found: Found) -> None:
-        """A successor begins with these members; where a stage has none left, all begin at the newest checkpoint."""
-        try:
-            self._driver.drive(self._driver.job.take_over, found)
-        except StageLost as lost:
-            self.stage_lost(lost)
+        self._driver.drive(WorkerDied(rank.role))
 
     # -- a stage is lost ---------------------------------------------------------------------------------------
 
-    def stage_lost(self, lost: StageLost) -> None:
-        self._recorder.event("stage_lost", None, stage=lost.stage, detail=lost.what)
-        self._timers.after(CAUSE_SECONDS, self._begin_anew, lost)  # who has died by itself can be started again
+    def _begin_anew(self, stage: int, why: str) -> None:
+        self._restoring = asyncio.create_task(self._read_checkpoints(stage, why))
 
-    def _begin_anew(self, lost: StageLost) -> None:
-        self._restoring = asyncio.create_task(self._read_checkpoints(lost))
-
-    async def _read_checkpoints(self, lost: StageLost) -> None:
+    async def _read_checkpoints(self, stage: int, why: str) -> None:
         try:
             whole = await apart(newest_whole, self._run.checkpoints)
             await self._lease.wait()
             if not self._lifecycle.over:
-                self._restore(lost, whole)
+                self._restore(stage, why, whole)
         except Deposed:
             pass
         except Exception:
             self._lifecycle.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 
-    def _restore(self, lost: StageLost, whole: Whole) -> None:
-        """Fills the stage with other workers, and lets everybody begin at the newest checkpoint that is whole."""
+    def _restore(self, stage: int, why: str, whole: Whole) -> None:
+        """Fills the stage with other workers; all workers restart from the newest checkpoint that is whole."""
         present = [rank for rank in self._roster if rank.alive]
         driver, stages = self._driver, self._settings.parallel.stages
         if driver.ending.signal is not None:
@@ -181,14 +177,14 @@ class Deaths:
         try:
             step = driver.saving.restore_point(whole.step, driver.job.started, len(present), stages)
         except CannotRestore as cannot:
-            death = self._newest.get(lost.stage)
+            death = self._newest.get(stage)
             if death is not None and death.mistake:
                 self._stop_by_mistake(death)
                 return
             again = f" and run.dir={self._run.path} run.resume=true: it continues with step {cannot.step}"
             self._lifecycle.stop(
-                f"{lost}, {cannot}. Start the run again with enough workers{again if cannot.step else ''}"
-                f"{self._why(lost.stage)}"
+                f"{why}, {cannot}. Start the run again with enough workers{again if cannot.step else ''}"
+                f"{self._why(stage)}"
             )
             return
         finally:
@@ -236,7 +232,7 @@ class Deaths:
                 )
                 return
         if death.cause == "out_of_memory":
-            self._driver.job.replan(with_less_memory(self._driver.job.problem, rank.role))
+            self._driver.drive(ProblemChanged(with_less_memory(self._driver.job.problem, rank.role)))
         if self._restarts.is_respawned(rank, death):
             rank.respawns += 1
             self._recorder.event("respawned", rank.role, respawns=rank.respawns)

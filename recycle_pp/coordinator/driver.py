@@ -1,7 +1,8 @@
-"""Drives `protocol.Job` on real connections: an event in, its messages out, and what follows from a commit.
+"""Drives `protocol.Job` on real connections: an event in, its messages and notes out, and what follows from a commit.
 
-driver = Driver(context, agreement, saving, job, committed, untrusted, deposed)
-driver.drive(driver.job.ready, worker)     # raises StageLost, where the event is a death: see deaths.py
+driver = Driver(context, agreement, saving, job, deposed)
+driver.subscribers.append(follow)          # follow(note) for each note of the job, in the order of the subscribers
+driver.drive(WorkerDied(worker))
 driver.send(out)                           # messages that no event of the job has caused
 driver.finish_if_done()                    # after whatever the end may have waited for
 """
@@ -9,16 +10,23 @@ driver.finish_if_done()                    # after whatever the end may have wai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
-from recycle_schedules import Worker
+from recycle_schedules import Problem, Worker
 
 from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.agreement_gate import AgreementGate
-from recycle_pp.protocol.commit import ProtocolViolation
-from recycle_pp.protocol.job import Job, Send
-from recycle_pp.protocol.stage_lost import StageLost
+from recycle_pp.protocol.events import (
+    EndRequested,
+    Event,
+    HoldExpired,
+    Json,
+    PlanMade,
+    ProblemChanged,
+    SavingChanged,
+    Send,
+)
+from recycle_pp.protocol.job import Job
 from recycle_pp.wire.messages.supervisors import EndsSoon
 from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Digests, Donate, SaveFailed
 
@@ -31,52 +39,39 @@ from .watch import Standing
 
 
 class Driver:
-    """committed(): called after every commit. untrusted(worker, why): called when the job has gone on without a worker
-    that still lives. deposed(): called when another supervisor coordinates."""
+    """subscribers: called with each note of an event, once the event's messages are sent. deposed(): called when
+    another supervisor coordinates."""
 
     def __init__(
-        self,
-        context: Context,
-        agreement: Agreement,
-        saving: Saving,
-        job: Job,
-        committed: Callable[[], None],
-        untrusted: Callable[[Worker, str], None],
-        deposed: Callable[[], None],
+        self, context: Context, agreement: Agreement, saving: Saving, job: Job, deposed: Callable[[], None]
     ) -> None:
         self.job, self.saving = job, saving
+        self.subscribers: list[Callable[[Json], None]] = [context.recorder.follow, self._follow]
         self._settings, self._roster, self._timers = context.settings, context.roster, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
-        self._committed, self._untrusted = committed, untrusted
         self.agreement_gate = AgreementGate(agreement, context.lease, self._deliver, deposed)
-        self.planning = Planning(
-            self._settings, context.run, lambda: self.job, self.drive, self._lifecycle.stop, context.lease
-        )
+        self.planning = Planning(self._settings, context.run, self._planned, self._lifecycle.stop, context.lease)
         self.ending = Ending(self._settings, self._recorder.say)
         self._placed = False  # who holds what of sharded state
+        self._saving_told = SavingChanged(occupied=False, due=False)
         self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
 
-    def drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
-        """One event into the job, its messages out; afterwards the recorder reads the job's notes."""
+    def drive(self, event: Event) -> None:
+        """One event into the job; then its messages go out and its subscribers get its notes."""
         if self._lifecycle.over:
             return
-        self.job.saving, self.job.save_now = self.saving.occupied, self.ending.save_due
-        try:
-            out = event(*arguments)
-        except ProtocolViolation as violation:
-            self._lifecycle.stop(str(violation))
-            return
-        except StageLost:
-            self._follow(self._recorder.read_notes())
-            raise
-        self.send(self._with_probes(out))
-        if self.job.phase == "holding":
-            suspicion = self._settings.control.suspicion
-            self._timers.after(suspicion, self._hold_no_longer, self.job, self.job.committed)
-        notes = self._recorder.read_notes()
-        self.send(self.job.follow_up())
-        self.planning.look()
-        self._follow(notes)
+        saving = SavingChanged(self.saving.occupied, self.ending.save_due)
+        if saving != self._saving_told:
+            self._saving_told = saving
+            self.job.handle(saving)
+        outcome = self.job.handle(event)
+        self.send(self._with_probes(outcome.sends))
+        if outcome.expiry is not None:
+            self._timers.after(self._settings.control.suspicion, self._expired, self.job, outcome.expiry)
+        self.planning.look(self.job)
+        for follow in self.subscribers:
+            for note in outcome.notes:
+                follow(note)
         self.finish_if_done()
 
     def send(self, out: list[Send]) -> None:
@@ -135,7 +130,7 @@ class Driver:
         self._recorder.event("ending", None, signal=name)
         for rank in self._roster:
             rank.tell(EndsSoon())
-        self.job.finish_after_this_step()
+        self.drive(EndRequested())
         self._timers.after(END_SECONDS, self.end_early)
 
     def end_early(self) -> None:
@@ -177,36 +172,46 @@ class Driver:
         for step, damage in damaged.items():
             self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
 
-    def _follow(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        for note in notes:
-            match note["event"]:
-                case "committed":
-                    self._follow_commit(note)
-                case "plan_adopted" if not self._placed:  # once, at the start
-                    self._placed = True
-                    if warning := self.job.shards.on_one_host():
-                        self._recorder.say(warning)
-                case "mismatch":  # the state that goes into that checkpoint is the wrong one
-                    self.save_failed(
-                        SaveFailed(self.job.committed + 1, f"the state of worker {note['worker']} is wrong")
-                    )
-                case "untrusted":
-                    self._untrusted(note["worker"], note["detail"])
+    def _follow(self, note: Json) -> None:
+        match note["event"]:
+            case "committed":
+                self._follow_commit(note)
+            case "plan_adopted" if not self._placed:  # once, at the start
+                self._placed = True
+                if warning := self.job.shards.on_one_host():
+                    self._recorder.say(warning)
+            case "mismatch":  # the state that goes into that checkpoint is the wrong one
+                self.save_failed(SaveFailed(self.job.committed + 1, f"the state of worker {note['worker']} is wrong"))
+            case "violation":
+                self._lifecycle.stop(note["detail"])
 
-    def _follow_commit(self, note: Mapping[str, Any]) -> None:
-        self._committed()
+    def _follow_commit(self, note: Json) -> None:
         commit = note["commit"]
         self.ending.committed(bool(commit.savers), note["skipped"])
         if commit.skipped:
             self._follow_skipped(commit)
-        for worker, factor in self.planning.measured(self._recorder.spans(commit.step)):
+        changed, problem = self.planning.measured(self._recorder.spans(commit.step), self.job)
+        for worker, factor in changed:
             self._recorder.speed_changed(worker, factor)
+        self.change(problem)
         if note["skipped"]:
             self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self.saving.slow())
         if commit.savers and not self._settings.emulate.mode:
             self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
             if commit.last:
                 self._timers.after(self._settings.control.lease, self._save_no_longer, commit.step + 1)
+
+    def change(self, problem: Problem) -> None:
+        """Plans the steps to come with other durations or limits, if they are."""
+        if problem != self.job.problem:
+            self.drive(ProblemChanged(problem))
+
+    def _planned(self, job: Job, problem: Problem) -> None:
+        """The planner's thread is done. The job may have been replaced meanwhile."""
+        if job is self.job:
+            self.drive(PlanMade(problem))
+        else:
+            self.planning.look(self.job)
 
     def _follow_skipped(self, commit: Commit) -> None:
         """A gradient was not finite: weights and state are as they were."""
@@ -228,10 +233,9 @@ class Driver:
         if self.saving.busy:
             self.save_failed(SaveFailed(step, f"{slow} did not get it onto the disk in {seconds:g} s"))
 
-    def _hold_no_longer(self, job: Job, committed: int) -> None:
-        """The job has held for a joiner for too long: its donor or its network is lost, and nobody noticed."""
-        if job is self.job and committed == job.committed:
-            self.drive(job.wait_no_longer)
+    def _expired(self, job: Job, event: HoldExpired) -> None:
+        if job is self.job:
+            self.drive(event)
 
     def _deliver(self, out: Sequence[Send]) -> None:
         self._roster.deliver([self._addressed(send) for send in out])

@@ -1,8 +1,8 @@
-"""Plans the coming steps with what the workers measure. In a thread: the coordinator hears votes and deaths meanwhile.
+"""Plans the coming steps from measured durations, in a thread, so that votes and deaths are handled meanwhile.
 
-planning = Planning(settings, run, lambda: job, drive, stop)
-for speed in planning.measured(spans): ...     # after every commit: who has become slow, or is so no more
-planning.look()                                # after every event: begins if the job wants a plan
+planning = Planning(settings, run, planned, stop, lease)
+speeds, problem = planning.measured(spans, job)     # after every commit
+planning.look(job)                                  # after every event: starts a plan if the job wants one
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from .slowness import Speed
 
 
 class Planning:
-    """drive(event, *arguments): an event into the job, and a look; stop(reason): the planner has failed."""
+    """planned(job, problem): called when `job.steady` has planned the problem. stop(reason): the planner failed."""
 
     def __init__(
         self,
         settings: Settings,
         run: RunFolder,
-        job: Callable[[], Job],
-        drive: Callable[..., Any],
+        planned: Callable[[Job, Problem], None],
         stop: Callable[[str], None],
         lease: LeaderLease,
     ) -> None:
-        self._settings, self._run, self._job, self._drive, self._stop = settings, run, job, drive, stop
+        self._settings, self._run, self._planned, self._stop = settings, run, planned, stop
         self._lease = lease
         self._profile = Profile(settings)
         self._task: asyncio.Task[None] | None = None
@@ -49,13 +48,14 @@ class Planning:
     def busy(self) -> bool:
         return self._task is not None
 
-    def introduced(self, worker: Worker, message: Ready) -> None:
-        """A worker is ready: what its stage sends and takes, and where it runs."""
+    def introduced(self, worker: Worker, message: Ready, problem: Problem) -> Problem:
+        """Returns the problem with what a worker reports of its stage and its machine."""
         self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share, message.memory)
         self._profile.place(worker, message.machine, message.cores)
-        job, measured = self._job(), self._profile.memory
-        if measured is not None and job.problem.memory is None:
-            job.replan(job.problem.replace(memory=memory_of(self._settings, measured)))
+        measured = self._profile.memory
+        if measured is None or problem.memory is not None:
+            return problem
+        return problem.replace(memory=memory_of(self._settings, measured))
 
     def links_measured(self, message: LinksMeasured) -> None:
         """Latencies and bandwidths that a worker has measured; the plans from now on are made with them."""
@@ -69,32 +69,23 @@ class Planning:
         """See Profile.seconds."""
         return self._profile.seconds(worker, kind)
 
-    def measured(self, spans: Mapping[Worker, np.ndarray]) -> list[Speed]:
-        """The spans of a committed step. Where durations or speeds are other ones now, the coming steps are planned
-        anew; returns who has become slow, or is so no more."""
+    def measured(self, spans: Mapping[Worker, np.ndarray], job: Job) -> tuple[list[Speed], Problem]:
+        """Takes up the spans of a committed step. Returns the workers that became slow or recovered, and the job's
+        problem with the measured durations and speeds."""
         was_complete = self._profile.complete
-        changed = self._profile.add(spans, self._job().problem_now().recomputes)
+        changed = self._profile.add(spans, job.problem_now().recomputes)
         if self._profile.complete and not was_complete:
             self._run.later(self._run.write_json, self._run.profile, self._profile.to_json())
-        self.follow_profile()
-        return changed
+        return changed, self._profile.problem(job.problem)
 
-    def take_up(self, measured: Mapping[str, Any] | None) -> None:
-        """What the coordinator before this one has measured: its profile.json, if it is on this machine."""
+    def take_up(self, measured: Mapping[str, Any] | None, problem: Problem) -> Problem:
+        """Returns the problem with what the coordinator before this one measured: its profile.json, if it is on this
+        machine."""
         if measured is not None and self._profile.fits(measured):
             self._profile.take_up(measured)
-        self.follow_profile()
+        return self._profile.problem(problem)
 
-    def follow_profile(self) -> None:
-        """The job's problem gets the measured times, where they are other ones."""
-        job = self._job()
-        problem = self._profile.problem(job.problem)
-        if problem != job.problem:
-            job.replan(problem)
-            self.look()
-
-    def look(self) -> None:
-        job = self._job()
+    def look(self, job: Job) -> None:
         if not self.busy and job.wants_plan:
             self._task = asyncio.create_task(self._plan(job, job.problem_now()))
         elif not self.busy and job.committed > self._prepared and job.phase == "running":
@@ -108,19 +99,16 @@ class Planning:
                 await asyncio.to_thread(job.steady.plan, problem)
                 break
             self._task = None
-            self.look()
+            self.look(job)
         except Exception:
             self._stop(f"the planner failed:\n{traceback.format_exc()}")
 
     async def _plan(self, job: Job, problem: Problem) -> None:
         try:
-            steps = await asyncio.to_thread(job.steady.plan, problem)
+            await asyncio.to_thread(job.steady.plan, problem)
             await self._lease.wait()
             self._task = None
-            if job is self._job():
-                self._drive(job.planned, steps)  # which looks again: the membership may be another one by now
-            else:
-                self.look()
+            self._planned(job, problem)
         except Deposed:
             pass
         except Exception:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.protocol.job import Send
+from recycle_pp.protocol.events import Send
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.table import Message

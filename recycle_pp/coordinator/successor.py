@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from recycle_pp.consensus.agreement import Deposed
+from recycle_pp.protocol.events import CoordinatorReplaced
 from recycle_pp.protocol.takeover import Found, find
 from recycle_pp.telemetry.background import apart
 from recycle_pp.telemetry.history import History
@@ -97,13 +98,13 @@ class Successor(Coordinator):
         job.committed = committed
         self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
         self._recorder.took_over(job, self._succession, history, found.members - found.live)
-        self._driver.planning.take_up(history.profile)
+        self._driver.change(self._driver.planning.take_up(history.profile, job.problem))
         if not states and history.step > committed:
             self.stop(_lost(history))
         elif begun:
             self._restarts.taken_over(found.live, found.committed)
             await self._go_on_saving(found)
-            self._deaths.take_over(found)
+            self._driver.drive(CoordinatorReplaced(found))
         for rank in self._roster:
             rank.heard = time.monotonic()
             if not self.over:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle_pp.consensus.refusal import REFUSED
-from recycle_pp.protocol.stage_lost import StageLost
+from recycle_pp.protocol.events import MessageReceived, WorkerDescribed, WorkerEvicted, WorkerReady, WorkerReturned
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.table import Message, is_lasting, is_void
@@ -128,13 +128,10 @@ class Workers:
         for said in message.said:
             if self._heard.get(_kind(rank, said)) != said:
                 self.handle(rank, said)
-        self._driver.drive(self._driver.job.returned, rank.role, message.committed)
+        self._driver.drive(WorkerReturned(rank.role, message.committed))
 
     def _receive(self, rank: Rank, message: Message) -> None:
-        try:
-            self._driver.drive(self._driver.job.receive, rank.role, message)
-        except StageLost as lost:
-            self._deaths.stage_lost(lost)
+        self._driver.drive(MessageReceived(rank.role, message))
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
         self._recorder.heartbeat(rank.role, message)
@@ -142,16 +139,16 @@ class Workers:
 
     def _ready(self, rank: Rank, message: Ready) -> None:
         self._recorder.ready(rank.role, message)
-        self._driver.planning.introduced(rank.role, message)
         job = self._driver.job
+        self._driver.change(self._driver.planning.introduced(rank.role, message, job.problem))
         for note in message.notes:
             if note not in self._printed:
                 self._printed.add(note)
                 self._recorder.say(note)
-        job.shards.hosts[rank.role], job.shards.names[rank.role.stage] = message.machine, message.blocks
+        self._driver.drive(WorkerDescribed(rank.role, message.machine, message.blocks))
         if self._fits(rank, message.platform) and rank.role not in job.live:
             earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)
-            self._driver.drive(job.ready, rank.role, earliest)
+            self._driver.drive(WorkerReady(rank.role, earliest))
 
     def _cannot_run(self, rank: Rank, message: CannotRun) -> None:
         """What the user asks for cannot be done; but where others do it, only this worker, or its node, cannot."""
@@ -180,7 +177,7 @@ class Workers:
     def _leaving(self, rank: Rank, message: Leaving) -> None:
         if not self._lifecycle.over:
             self._recorder.event("evicted", rank.role)
-            self._driver.drive(self._driver.job.leave, rank.role)
+            self._driver.drive(WorkerEvicted(rank.role))
 
     def _finished(self, rank: Rank, message: Finished) -> None:
         self._driver.digests[rank.role] = message.digests

@@ -1,14 +1,13 @@
 """The coordinator's side of the recovery protocol: who is live, which generation, what to run, what is agreed.
 
-    job = Job(problem, steps=100)
-    for send in job.ready(worker): ...      # every event returns the messages that it causes
-    for send in job.died(worker): ...
-    for send in job.receive(worker, message): ...
-    for send in job.take_over(found): ...   # in the place of a coordinator that was lost
-    for send in job.planned(steps): ...     # job.steady.plan(job.problem_now()), if it `wants_plan`
+    job = Job(problem, steps=100, planner=plan, derive=actions)
+    outcome = job.handle(WorkerReady(worker))       # every event, see `events`
+    if job.wants_plan:
+        job.steady.plan(problem := job.problem_now())       # may take its time, in a thread
+        outcome = job.handle(PlanMade(problem))
 
 A pure event machine: no sockets, no clock, no torch. The coordinator drives it with real messages, the tests with every
-order of events that can be. A change of membership runs through the same three messages, whatever caused it:
+possible order of events. A change of membership runs through the same three messages, whatever caused it:
 
     announce   a new generation and its members; communication of the old one is void
     report     from every member: what is done, what it holds, when it is free
@@ -16,15 +15,14 @@ order of events that can be. A change of membership runs through the same three 
 
 and a step ends with two: `vote` from every live worker, `commit` to every live worker; or with a generation that does
 it again, where finite gradients did not fit into the fixed-point sums, or a worker's state was wrong. A death at any
-point (also while reports are collected) starts the next generation; the last one wins. `notes` is the log of what
-happened, for events.
+point (also while reports are collected) starts the next generation; the last one wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from recycle_schedules import Plan, Problem, Worker
 from recycle_schedules.graph import StageGraph
@@ -45,23 +43,34 @@ from recycle_pp.wire.messages.workers import (
 )
 
 from .adoption import Derive, adopt
-from .commit import Ballot
+from .commit import Ballot, ProtocolViolation
+from .events import (
+    CoordinatorReplaced,
+    EndRequested,
+    Event,
+    HoldExpired,
+    Json,
+    LinksBroken,
+    MessageReceived,
+    Outcome,
+    PlanMade,
+    ProblemChanged,
+    SavingChanged,
+    Send,
+    WorkerDescribed,
+    WorkerDied,
+    WorkerEvicted,
+    WorkerReady,
+    WorkerReturned,
+)
 from .joining import Joiners
 from .leaving import leavers
 from .present import Present, everybody
 from .shards import Shards
 from .speculation import Speculation
 from .stage_lost import StageLost
-from .steady_state_plan import Planner, Steady, Steps
-from .takeover import Found
+from .steady_state_plan import Planner, Steady
 from .validation import Validation
-
-Json = dict[str, Any]
-
-
-class Send(NamedTuple):
-    to: Worker
-    message: Message
 
 
 @dataclass
@@ -80,26 +89,22 @@ class Job:
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # of each pipeline in one pass of a validation
     save_every: int = 0
-    saving: bool = False  # a checkpoint is under way: another one is skipped, but for the last of the run
-    save_now: bool = False  # the next commit brings a checkpoint
-    ending: bool = False  # the next commit is the last one
     skipped: int = 0  # updates in a row, up to the newest commit
 
     generation: int = -1
     committed: int = -1
     attempt: Attempt = FIRST  # at the step after it
     live: set[Worker] = field(default_factory=set)
-    waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default everybody
+    waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default all workers
     joiners: Joiners = field(default_factory=Joiners)
     leaving: set[Worker] = field(default_factory=set)  # they go with the next commit
-    notes: list[Json] = field(default_factory=list)
     remainder_plans: dict[int, Plan] = field(default_factory=dict)  # step -> of what the last adoption found left of it
     finished: set[Worker] = field(default_factory=set)
     phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | ended | finished | lost
 
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
-        self.waiting = self.waiting or everybody(self.problem)
+        self.waiting = set(self.waiting) or everybody(self.problem)
         self._reports: dict[Worker, Report] = {}
         self._present = Present()
         self.shards = Shards(self.copies, self.third)
@@ -109,6 +114,25 @@ class Job:
         self._speculation = Speculation(self.stagger)
         self._validation = Validation()
         self._wrong: dict[Worker, str] = {}  # members no more, and still alive: what is wrong with their state
+        self._saving = SavingChanged(occupied=False, due=False)  # the newest
+        self._ending = False  # the next commit is the last one
+        self._notes: list[Json] = []  # of the event under way
+        self._expiry: HoldExpired | None = None  # likewise
+        self._events: dict[type[Event], Callable[[Any], list[Send]]] = {
+            WorkerDescribed: self._described,
+            WorkerReady: self._ready,
+            WorkerDied: self._died,
+            MessageReceived: self._received,
+            WorkerEvicted: self._evicted,
+            WorkerReturned: self._returned,
+            CoordinatorReplaced: self._take_over,
+            LinksBroken: self._rebuild_links,
+            ProblemChanged: self._change_problem,
+            PlanMade: self._plan_made,
+            SavingChanged: self._change_saving,
+            EndRequested: self._end_early,
+            HoldExpired: self._wait_no_longer,
+        }
         self._handlers: dict[type[Message], Callable[[Worker, Any], list[Send]]] = {
             Report: self._reported,
             Vote: self._voted,
@@ -128,20 +152,51 @@ class Job:
         """Members whose report on the present generation is missing."""
         return self.live - self._reports.keys() if self.phase == "reporting" else set()
 
+    def handle(self, event: Event) -> Outcome:
+        """Applies one event. If it ends this job, `Outcome.notes` says so: "stage_lost" (stage, what) if a stage has no
+        worker or no copy of its state left, "violation" (detail) if training would continue with wrong numbers."""
+        self._notes, self._expiry = [], None
+        try:
+            sends = self._events[type(event)](event)
+        except StageLost as lost:
+            sends = []
+            self._note("stage_lost", stage=lost.stage, what=lost.what, detail=str(lost))
+        except ProtocolViolation as violation:
+            sends = []
+            self._note("violation", detail=str(violation))
+        return Outcome(sends + self._new_plan(), self._notes, self._expiry)
+
+    @property
+    def wants_plan(self) -> bool:
+        """The steps of `problem_now` should be planned; `PlanMade` tells the job."""
+        return self.steady.wanted and self.phase == "running"
+
+    def problem_now(self) -> Problem:
+        """The problem without the dead workers."""
+        return self._present.problem(self.problem, self.live)
+
+    @property
+    def graph(self) -> StageGraph:
+        """The live workers and the links between them, built once for each membership: the planner's own."""
+        return self.problem_now().graph
+
     # -- events ------------------------------------------------------------------------------------------------
 
-    def ready(self, worker: Worker, earliest: int = 0) -> list[Send]:
-        """A worker has its model and can take part: from the start, or (later) once it has caught up with a peer, but
-        not before step `earliest`."""
+    def _described(self, event: WorkerDescribed) -> list[Send]:
+        self.shards.hosts[event.worker], self.shards.names[event.worker.stage] = event.host, event.blocks
+        return []
+
+    def _ready(self, event: WorkerReady) -> list[Send]:
         if self.phase == "starting":
-            self.waiting.discard(worker)
-            self.live.add(worker)
+            self.waiting.discard(event.worker)
+            self.live.add(event.worker)
             return self._regroup() if not self.waiting else []
-        self.joiners.add(worker, earliest)
+        self.joiners.add(event.worker, event.earliest)
         return self._find_donors()
 
-    def died(self, worker: Worker) -> list[Send]:
-        """Raises StageLost, once, if no peer is left; the caller stops the job or restores it."""
+    def _died(self, event: WorkerDied) -> list[Send]:
+        """Raises StageLost, once, if no peer is left."""
+        worker = event.worker
         if self.phase == "starting":
             self.waiting.discard(worker)
             self.live.discard(worker)
@@ -165,23 +220,23 @@ class Job:
             out += self._regroup()
         return out + self._find_donors()
 
-    def receive(self, worker: Worker, message: Message) -> list[Send]:
-        """A message from a worker. What belongs to an old generation, or comes from the dead, is ignored. Raises
-        StageLost, once, if all copies of sharded state are gone: the last report of a generation shows it."""
-        if self.phase == "lost" or is_void(message, self.generation):
+    def _received(self, event: MessageReceived) -> list[Send]:
+        """Ignores messages of an old generation and of the dead. Raises StageLost, once, if all copies of sharded state
+        are gone: the last report of a generation shows it."""
+        if self.phase == "lost" or is_void(event.message, self.generation):
             return []
-        return self._handlers[type(message)](worker, message)
+        return self._handlers[type(event.message)](event.worker, event.message)
 
-    def leave(self, worker: Worker) -> list[Send]:
-        """A worker has to go (its machine is taken away): with the next commit, if a peer stays; nothing is lost."""
-        if worker in self.joiners:
-            self.joiners.died(worker)
-            return [Send(worker, Leave())]
-        self.leaving.add(worker)
+    def _evicted(self, event: WorkerEvicted) -> list[Send]:
+        if event.worker in self.joiners:
+            self.joiners.died(event.worker)
+            return [Send(event.worker, Leave())]
+        self.leaving.add(event.worker)
         return []
 
-    def take_over(self, found: Found) -> list[Send]:
-        """Goes on where another coordinator left the job, with the members that are found alive. Raises StageLost."""
+    def _take_over(self, event: CoordinatorReplaced) -> list[Send]:
+        """Continues with the members that are alive. Raises StageLost."""
+        found = event.found
         self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
         self.attempt = found.attempt
         self._base = found.generation if found.base is None else found.base
@@ -197,65 +252,50 @@ class Job:
             out = [Send(w, found.commit) for w in sorted(found.behind)]
         return out + self._regroup(anew=found.base is None)
 
-    def returned(self, worker: Worker, committed: int) -> list[Send]:
-        """A member's connection to the coordinator was reset and is back; it has committed that step. Messages in both
-        directions may be lost: it gets the newest commit again, and all make new links."""
+    def _returned(self, event: WorkerReturned) -> list[Send]:
+        """Sends the newest commit again, and has all members build new links."""
+        worker = event.worker
         if worker not in self.live:
             return []
         out: list[Send] = []
-        if committed < self.committed and self._newest is not None:
+        if event.committed < self.committed and self._newest is not None:
             out = [Send(worker, self._newest)]
         self.joiners.died(worker)  # those that it gave its state begin anew
         if self.phase not in ("reporting", "running") or self.committed == self.steps - 1:
             return out
         return out + self._regroup(anew=True) + self._find_donors()
 
-    def replan(self, problem: Problem) -> None:
-        """New durations or limits (a profile, a slow worker): the first commit after it is made brings the new plan."""
-        self.problem, self.steady.wanted = problem, True
-
-    @property
-    def wants_plan(self) -> bool:
-        """Somebody should call `planned`."""
-        return self.steady.wanted and self.phase == "running"
-
-    def planned(self, steps: Steps) -> list[Send]:
-        """The steps for a problem that may be out of date already."""
-        if self.phase == "lost":  # meanwhile: whoever comes instead begins anew
-            return []
-        self.steady.made(steps, self.problem_now())
-        return self.follow_up()
-
-    def follow_up(self) -> list[Send]:
-        """To be called after every event, once its messages are out: the coming steps, if the workers wait for them."""
-        if not self.steady.ready or self.phase != "running":
-            return []
-        return [Send(*each) for each in self.steady.send(sorted(self.live), self.generation)]
-
-    def problem_now(self) -> Problem:
-        """Without those who are dead."""
-        return self._present.problem(self.problem, self.live)
-
-    @property
-    def graph(self) -> StageGraph:
-        """The live workers and the links between them, built once for each membership: the planner's own."""
-        return self.problem_now().graph
-
-    def regroup(self) -> list[Send]:
-        """The same members build their links anew: a connection broke and nobody is dead."""
+    def _rebuild_links(self, event: LinksBroken) -> list[Send]:
         return self._regroup(anew=True) if self.phase in ("reporting", "running") else []
 
-    def finish_after_this_step(self) -> None:
-        """The next commit is the last one: it brings a checkpoint, its members wait, and the phase is `ended`. Nothing
-        changes where the last step of the run is under way."""
-        self.ending = True
+    def _change_problem(self, event: ProblemChanged) -> list[Send]:
+        self.problem, self.steady.wanted = event.problem, True
+        return []
 
-    def wait_no_longer(self) -> list[Send]:
-        """To be called when the job has been `holding` for too long: its donor may have died unseen, or the network."""
-        if self.phase != "holding":
+    def _plan_made(self, event: PlanMade) -> list[Send]:
+        if self.phase != "lost":  # meanwhile: the job that replaces this one begins anew
+            self.steady.made(self.steady.plan(event.problem), self.problem_now())
+        return []
+
+    def _change_saving(self, event: SavingChanged) -> list[Send]:
+        self._saving = event
+        return []
+
+    def _end_early(self, event: EndRequested) -> list[Send]:
+        self._ending = True
+        return []
+
+    def _wait_no_longer(self, event: HoldExpired) -> list[Send]:
+        if self.phase != "holding" or event.committed != self.committed:
             return []
         self.joiners.drop_late(self.committed)
         return self._admit(self.joiners.take_ready(self.committed)) + self._find_donors()
+
+    def _new_plan(self) -> list[Send]:
+        """The coming steps, if they are planned and the workers wait for them."""
+        if not self.steady.ready or self.phase != "running":
+            return []
+        return [Send(*each) for each in self.steady.send(sorted(self.live), self.generation)]
 
     # -- generations -------------------------------------------------------------------------------------------
 
@@ -340,11 +380,11 @@ class Job:
         self.committed, self.attempt = decision.step, FIRST
         self._new_ballot()
         voters, last = sorted(self.live), decision.step == self.steps - 1
-        early = self.ending and not last
+        early = self._ending and not last
         self.skipped = self.skipped + 1 if decision.scale is None else 0
-        due = self.save_now or self._due(self.save_every, decision.step)
+        due = self._saving.due or self._due(self.save_every, decision.step)
         save = last or early or (due and not self.skipped)  # what made a gradient infinite may be in the weights
-        skipped = save and self.saving and not (last or early)
+        skipped = save and self._saving.occupied and not (last or early)
         saves = save and not skipped
         # Of sharded state everybody has a part to save: who leaves waits for the next commit.
         gone = set() if last or early or (saves and self.copies) else self._leave_now()
@@ -381,7 +421,7 @@ class Job:
         if back:
             out += self._admit(back)
         elif hold and joining:
-            self.phase = "holding"
+            self.phase, self._expiry = "holding", HoldExpired(self.committed)
         elif hold:
             out += self._regroup()
         return out + self._find_donors()
@@ -456,4 +496,4 @@ class Job:
         self._ballot = Ballot(self.committed + 1, self.problem.stages, total, self.clip)
 
     def _note(self, name: str, **fields: Any) -> None:
-        self.notes.append({"event": name, "generation": self.generation, **fields})
+        self._notes.append({"event": name, "generation": self.generation, **fields})

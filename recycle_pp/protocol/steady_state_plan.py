@@ -31,12 +31,16 @@ class Steady:
         self._store = PlanStore(validation, planner=planner)
         self.wanted = False  # somebody should plan
         self.due = False  # the workers wait
+        self._last: tuple[Problem, Steps] | None = None  # planned last, and for which problem
         self._newest: Steps | None = None
         self._sent: Steps | None = None
 
     def plan(self, problem: Problem) -> Steps:
         """At once if an equal problem was planned before; else it is made, and kept. One thread at a time."""
-        return self._store.plan(problem)
+        last = self._last
+        if last is None or last[0] is not problem:
+            last = self._last = problem, self._store.plan(problem)
+        return last[1]
 
     def ahead(self) -> Iterator[Problem]:
         """The problems that the next deaths would lead to and that are not planned yet."""

@@ -2,7 +2,7 @@
 
     recorder = Recorder(settings, run, events, progress, job)
     recorder.measured(worker, message)    # and ready, progress, resumed: what workers say for the records
-    recorder.read_notes()                 # after every event of the job
+    recorder.follow(note)                 # each note of the job
     recorder.finished(digests)
 
 `recorder.spans(step)` is what the workers measured in a step: `coordinator.planning` plans with it. A mistake in any of
@@ -186,15 +186,9 @@ class Recorder:
         """Writes the events that still wait for the cause of a death."""
         self._events.release()
 
-    def read_notes(self) -> list[Json]:
-        """Records what the job has noted since the last call, and takes it out of its notes; returns it."""
-        new, self._job.notes[:] = self._job.notes[:], []
-        for note in new:
-            self._noted(note)
-        return new
-
     @harmless
-    def _noted(self, note: Json) -> None:
+    def follow(self, note: Json) -> None:
+        """Records a note of the job."""
         kind = note["event"]
         if kind == "committed":
             self._committed(note["commit"])

@@ -8,7 +8,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.coordinator.driver import Driver
-from recycle_pp.protocol.job import Send
+from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.workers import Adopt, Announce, Commit
 
 A, B = Worker(0, 0), Worker(1, 0)

@@ -13,6 +13,7 @@ from recycle_pp.coordinator.problem import initial_problem
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
+from recycle_pp.protocol.events import ProblemChanged
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
@@ -64,9 +65,12 @@ class Recorder:
 class Driver:
     """The job goes on without anybody."""
 
-    job = SimpleNamespace(committed=3, live=set(), died=None)
+    job = SimpleNamespace(committed=3, live=set())
 
-    def drive(self, event, *arguments):
+    def __init__(self):
+        self.subscribers = []
+
+    def drive(self, event):
         pass
 
     def died(self, worker):
@@ -146,12 +150,15 @@ class LosesStage1(Driver):
     """Its newest checkpoint holds five steps."""
 
     def __init__(self):
-        self.job = SimpleNamespace(started=True, committed=7, generation=3, live=set(), died=None)
+        super().__init__()
+        self.job = SimpleNamespace(started=True, committed=7, generation=3, live=set())
         self.saving = SimpleNamespace(restore_point=lambda step, started, present, stages: 5, abandon=lambda: None)
         self.ending = SimpleNamespace(signal=None)
 
-    def drive(self, event, *arguments):
-        raise StageLost(1)
+    def drive(self, event):
+        lost = StageLost(1)
+        for follow in self.subscribers:
+            follow({"event": "stage_lost", "stage": lost.stage, "what": lost.what, "detail": str(lost)})
 
     def report_damage(self, damaged):
         pass
@@ -188,8 +195,12 @@ class Replans(Driver):
     """Its job takes up whatever problem it is given."""
 
     def __init__(self, settings):
-        self.job = SimpleNamespace(committed=3, live=set(), died=None, problem=initial_problem(settings))
-        self.job.replan = lambda problem: setattr(self.job, "problem", problem)
+        super().__init__()
+        self.job = SimpleNamespace(committed=3, live=set(), first_step=0, problem=initial_problem(settings))
+
+    def drive(self, event):
+        if isinstance(event, ProblemChanged):
+            self.job.problem = event.problem
 
 
 @pytest.mark.parametrize(("cause", "deaths"), [("exception", 2), ("out_of_memory", 6)])

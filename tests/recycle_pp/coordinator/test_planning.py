@@ -4,13 +4,12 @@ import asyncio
 import threading
 import time
 
-import pytest
 from recycle_schedules import Problem, Worker, actions, plan
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.planning import Planning
+from recycle_pp.protocol.events import MessageReceived, PlanMade, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
-from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import Ready, Report, SteadyPlan
 
@@ -21,14 +20,14 @@ def job(planner):
     """With all its workers, and a first generation that waits for a plan."""
     made = Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=planner, derive=actions)
     for worker in made.problem.workers():
-        made.ready(worker)
+        made.handle(WorkerReady(worker))
     everybody_reports(made)
     return made
 
 
 def everybody_reports(made):
     for worker in sorted(made.live):
-        made.receive(worker, Report(made.generation, records=[], ahead=False, busy=0.0))
+        made.handle(MessageReceived(worker, Report(made.generation, records=[], ahead=False, busy=0.0)))
 
 
 class Coordinator:
@@ -36,13 +35,11 @@ class Coordinator:
 
     def __init__(self, made):
         self.job, self.sent, self.stopped = made, [], []
-        self.planning = Planning(
-            Settings(), RunFolder("nowhere"), lambda: self.job, self.drive, self.stopped.append, HeldLease()
-        )
+        self.planning = Planning(Settings(), RunFolder("nowhere"), self.planned, self.stopped.append, HeldLease())
 
-    def drive(self, event, *arguments):
-        self.sent += event(*arguments)
-        self.planning.look()
+    def planned(self, job, problem):
+        self.sent += job.handle(PlanMade(problem)).sends
+        self.planning.look(job)
 
 
 class Held:
@@ -60,7 +57,7 @@ class Held:
     async def begun(self):
         """A coordinator that waits for it."""
         coordinator = Coordinator(job(self))
-        coordinator.planning.look()
+        coordinator.planning.look(coordinator.job)
         await asyncio.to_thread(self._begun.wait, 5)
         return coordinator
 
@@ -74,7 +71,7 @@ def test_others_are_heard_while_a_plan_is_made():
 
     async def run():
         coordinator = Coordinator(job(slow))
-        coordinator.planning.look()
+        coordinator.planning.look(coordinator.job)
         while not coordinator.sent:
             beats.append(time.monotonic())
             await asyncio.sleep(0.01)
@@ -91,7 +88,7 @@ def test_a_plan_for_members_that_are_no_more_is_not_sent_and_another_one_is_made
 
     async def run():
         coordinator = await planner.begun()
-        coordinator.job.died(min(coordinator.job.live))
+        coordinator.job.handle(WorkerDied(min(coordinator.job.live)))
         everybody_reports(coordinator.job)
         planner.go_on.set()
         while not coordinator.sent:
@@ -108,9 +105,8 @@ def test_a_stage_that_is_lost_while_a_plan_is_made_is_not_the_planners_fault():
 
     async def run():
         coordinator = await planner.begun()
-        coordinator.job.died(Worker(0, 1))
-        with pytest.raises(StageLost):
-            coordinator.job.died(Worker(1, 1))
+        coordinator.job.handle(WorkerDied(Worker(0, 1)))
+        assert [note["event"] for note in coordinator.job.handle(WorkerDied(Worker(1, 1))).notes] == ["stage_lost"]
         planner.go_on.set()
         while coordinator.planning.busy:
             await asyncio.sleep(0.01)
@@ -126,7 +122,7 @@ def test_a_planner_that_fails_ends_the_job_with_its_traceback():
 
     async def run():
         coordinator = Coordinator(job(fails))
-        coordinator.planning.look()
+        coordinator.planning.look(coordinator.job)
         while not coordinator.stopped:
             await asyncio.sleep(0.01)
         return coordinator
@@ -144,17 +140,17 @@ def test_the_plan_after_a_death_was_made_before_it():
 
     async def run():
         coordinator = Coordinator(job(planner))
-        coordinator.planning.look()
+        coordinator.planning.look(coordinator.job)
         while not coordinator.sent:
             await asyncio.sleep(0.01)
         for step in range(4):
             coordinator.job.committed = step
-            coordinator.planning.look()
+            coordinator.planning.look(coordinator.job)
             while coordinator.planning.busy:
                 await asyncio.sleep(0.01)
         known = [p for p in asked if p.dead]
         coordinator.job.committed = -1
-        coordinator.job.died(Worker(1, 0))
+        coordinator.job.handle(WorkerDied(Worker(1, 0)))
         everybody_reports(coordinator.job)
         made, after = len(asked), coordinator.job.problem_now()
         assert coordinator.job.steady.plan(after).plan.problem == after

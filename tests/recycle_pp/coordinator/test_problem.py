@@ -10,6 +10,7 @@ from recycle_pp.config.checks import validate
 from recycle_pp.coordinator import machine
 from recycle_pp.coordinator.problem import initial_problem, new_job, with_less_memory
 from recycle_pp.model.memory import PROCESS, stage_memory
+from recycle_pp.protocol.events import LinksBroken, MessageReceived, PlanMade, WorkerDied, WorkerReady
 from recycle_pp.wire.messages.workers import Adopt, Report, SteadyPlan
 
 from ..in_process import small
@@ -60,16 +61,20 @@ def test_workers_hear_with_each_plan_whether_their_stage_recomputes():
 
     def told(kind):
         """What the live workers hear of a generation, and then of the steps to come."""
-        out = [send for w in sorted(job.live) for send in job.receive(w, Report(job.generation, [], False, 0.0))]
-        out += job.planned(job.steady.plan(job.problem_now()))
+        out = [
+            send
+            for w in sorted(job.live)
+            for send in job.handle(MessageReceived(w, Report(job.generation, [], False, 0.0))).sends
+        ]
+        out += job.handle(PlanMade(job.problem_now())).sends
         return {send.to.stage: send.message.recompute for send in out if isinstance(send.message, kind)}
 
     for worker in job.problem.workers():
-        job.ready(worker)
+        job.handle(WorkerReady(worker))
     assert told(Adopt) == {0: False, 1: False}
-    job.died(Worker(1, 0))
+    job.handle(WorkerDied(Worker(1, 0)))
     assert told(SteadyPlan) == {0: True, 1: False}
-    job.regroup()
+    job.handle(LinksBroken())
     assert told(Adopt) == {0: True, 1: False}
 
 

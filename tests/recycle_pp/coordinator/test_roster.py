@@ -7,7 +7,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.roster import Roster
-from recycle_pp.protocol.job import Send
+from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.workers import TO_WORKER, Commit, Exit, StoreValues
 
 

@@ -18,7 +18,7 @@ from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.coordinator import failover_discovery
-from recycle_pp.protocol.job import Send
+from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import (

@@ -55,7 +55,8 @@ def test_a_step_whose_sums_do_not_fit_is_done_again_whoever_dies_when(kind, stag
         world = replace(order, faults=(Fault(moment, kind, Worker(0, 1)),), seed=moment).run()
         assert world.lost is None
         assert world.job.committed == 2
-        assert {n["step"] for n in world.job.notes if n["event"] == "repeated"} <= {0, 1}
+        notes = [note for _, outcome in world.log for note in outcome.notes]
+        assert {note["step"] for note in notes if note["event"] == "repeated"} <= {0, 1}
 
 
 @pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])

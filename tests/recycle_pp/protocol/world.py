@@ -22,6 +22,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +30,21 @@ import msgspec
 from recycle_schedules import Problem, Worker, actions
 
 from recycle_pp.coordinator.checkpoints import Saving
-from recycle_pp.protocol.commit import ProtocolViolation
-from recycle_pp.protocol.job import Job, Send
+from recycle_pp.protocol.events import (
+    CoordinatorReplaced,
+    Event,
+    HoldExpired,
+    LinksBroken,
+    MessageReceived,
+    Outcome,
+    PlanMade,
+    Send,
+    WorkerDied,
+    WorkerEvicted,
+    WorkerReady,
+)
+from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.roles import fill_stages
-from recycle_pp.protocol.stage_lost import StageLost
-from recycle_pp.protocol.steady_state_plan import Steps
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import (
@@ -252,16 +263,17 @@ class World:
                 node.act(what)
         elif what == "mends":
             if self._mending.popleft() == self.job.generation:
-                self._drive(self.job.regroup)
+                self._drive(LinksBroken())
         elif what == "takes over":
             self._take_over()
         elif what == "plans":  # in a thread: what the job wants may be something else when it is done
-            self._planned = self.job.steady.plan(self.job.problem_now())
+            self._planned = self.job.problem_now()
+            self.job.steady.plan(self._planned)
         elif what == "has planned":
-            steps, self._planned = self._planned, None
-            self._drive(self.job.planned, steps)
+            problem, self._planned = self._planned, None
+            self._drive(PlanMade(problem))
         elif what == "waits no longer":
-            self._drive(self.job.wait_no_longer)
+            self._drive(HoldExpired(self.job.committed))
         elif what == "restores":
             self._restore()
         else:
@@ -276,15 +288,17 @@ class World:
             self._spawn(rank)
 
     def _new_job(self, first_step: int, ranks: Sequence[int], generation: int) -> None:
-        self.job = Job(
-            self.problem, steps=self.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=self.stagger,
+        waiting = {self._roles[rank] for rank in ranks}
+        self.fresh_job = partial(
+            Job, self.problem, steps=self.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=self.stagger,
             copies=self.copies, third=self.third,
             first_step=first_step, evaluate_every=self.evaluate_every, save_every=self.save_every,
-            generation=generation, waiting={self._roles[rank] for rank in ranks},
+            generation=generation, waiting=waiting,
         )  # fmt: skip
+        self.job = self.fresh_job()
         self.saving = Saving(NOWHERE)
-        self._notes_read = 0
-        self._planned: Steps | None = None
+        self.log: list[tuple[Event, Outcome]] = []  # of this job
+        self._planned: Problem | None = None
         self._stage_lost: int | None = None
 
     def _spawn(self, rank: int) -> None:
@@ -300,9 +314,9 @@ class World:
         match message:
             case Ready():
                 if worker not in self.job.live:
-                    self._drive(self.job.ready, worker)
+                    self._drive(WorkerReady(worker))
             case Leaving():
-                self._drive(self.job.leave, worker)
+                self._drive(WorkerEvicted(worker))
             case Broken():
                 self._mending.append(message.generation)
             case SaveFailed():
@@ -318,47 +332,43 @@ class World:
                 self.saving.assembled(message)
                 self.saved = max(self.saved, message.step)
             case _:
-                self._drive(self.job.receive, worker, message)
+                self._drive(MessageReceived(worker, message))
 
-    def _drive(self, event: Callable[..., list[Send]], *arguments: Any) -> None:
-        try:
-            self._send(event(*arguments))
-        except StageLost as lost:
+    def _drive(self, event: Event) -> None:
+        outcome = self.job.handle(event)
+        self.log.append((event, outcome))
+        self._send(outcome.sends)
+        for note in outcome.notes:
+            self._follow(note)
+
+    def _follow(self, note: dict[str, Any]) -> None:
+        if note["event"] == "stage_lost":
             if self._stage_lost is not None:
-                self.fail(f"stage {lost.stage} is lost twice")
-            self._stage_lost = lost.stage
-            self._follow()
-            return
-        except ProtocolViolation:
+                self.fail(f"stage {note['stage']} is lost twice")
+            self._stage_lost = note["stage"]
+        elif note["event"] == "violation":
             if not self.flips:
-                raise
+                self.fail(note["detail"])
             self.stopped = True
-            return
-        self._send(self.job.follow_up())
-        self._follow()
-
-    def _follow(self) -> None:
-        notes, self._notes_read = self.job.notes[self._notes_read :], len(self.job.notes)
-        for note in notes:
-            if note["event"] == "committed" and note["commit"].savers and self.save_every:
-                commit = note["commit"]
-                self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
-            elif note["event"] == "evaluated":
-                if note["microbatches"] != self.held_out or note["val_loss"] != (2**self.held_out - 1) / self.held_out:
-                    self.fail(f"the validation after step {note['step']} is not of all held-out micro-batches: {note}")
-                self.evaluated.append(note["step"])
-            elif note["event"] == "mismatch":
-                self.mismatches.append(note["worker"])
-                self.found_at = self.events
-                if self.saving.step == self.job.committed + 1:
-                    self.saving.abandon()
-            elif note["event"] == "untrusted":
-                rank, node = next((r, n) for r, n in self._alive.items() if n.me.worker == note["worker"])
-                if not node.shards.wrong:
-                    self.fail(f"{node.me.worker} is killed, and nothing is wrong with it")
-                self._kill(node)
-                self._dead(node)
-                self._spawn(rank)
+        elif note["event"] == "committed" and note["commit"].savers and self.save_every:
+            commit = note["commit"]
+            self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
+        elif note["event"] == "evaluated":
+            if note["microbatches"] != self.held_out or note["val_loss"] != (2**self.held_out - 1) / self.held_out:
+                self.fail(f"the validation after step {note['step']} is not of all held-out micro-batches: {note}")
+            self.evaluated.append(note["step"])
+        elif note["event"] == "mismatch":
+            self.mismatches.append(note["worker"])
+            self.found_at = self.events
+            if self.saving.step == self.job.committed + 1:
+                self.saving.abandon()
+        elif note["event"] == "untrusted":
+            rank, node = next((r, n) for r, n in self._alive.items() if n.me.worker == note["worker"])
+            if not node.shards.wrong:
+                self.fail(f"{node.me.worker} is killed, and nothing is wrong with it")
+            self._kill(node)
+            self._dead(node)
+            self._spawn(rank)
 
     def _judge(self) -> None:
         if self.saving.replicas.verdict() is not None and not self.stopped:
@@ -380,7 +390,7 @@ class World:
         if rank is None:
             return
         del self._alive[rank]
-        self._drive(self.job.died, node.me.worker)
+        self._drive(WorkerDied(node.me.worker))
         self._send(self.saving.died(node.me.worker, self.job.live))
         self._judge()
 
@@ -422,13 +432,13 @@ class World:
         self._new_job(first_step, list(self._roles), found.generation)
         if not found.begun:
             for rank in self._roles.keys() - self._alive.keys():
-                self._drive(self.job.died, self._roles[rank])
+                self._drive(WorkerDied(self._roles[rank]))
         else:
             savers = found.commit.savers if found.commit else []
             if savers and self.save_every and self.saved != found.committed + 1:
                 last = found.committed == self.steps - 1
                 self.saving.begin(found.committed + 1, savers, last, found.told)
-            self._drive(self.job.take_over, found)
+            self._drive(CoordinatorReplaced(found))
             for rank, node in list(self._alive.items()):
                 if node.me.worker not in found.live:
                     self._kill(node)
