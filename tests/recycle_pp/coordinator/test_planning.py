@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 
+import pytest
 from recycle_schedules import Problem, Worker, actions, plan
 
 from recycle_pp.config.settings import Settings
@@ -165,15 +166,12 @@ def test_what_workers_measure_of_their_stages_limits_the_plans_and_chooses_who_r
     of = Settings()
     of.model.kind, of.model.recompute, of.parallel.memory, of.run.device = "custom", "auto", "310MB", "cpu"
     of.parallel.pipelines, of.parallel.stages = 2, 2
-    started = Coordinator(Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=plan, derive=actions))
-    started.planning = Planning(
-        of, RunFolder("nowhere"), lambda: started.job, started.drive, started.stopped.append, HeldLease()
-    )
+    planning = Planning(of, RunFolder("nowhere"), pytest.fail, pytest.fail, HeldLease())
+    problem = Problem(pipelines=2, stages=2, microbatches=2)
     takes = [{"weights": 0.0, "flight": flight} for flight in (8e6, 1e6)]
     for stage in range(2):
-        assert started.job.problem.memory is None
-        started.planning.introduced(Worker(0, stage), Ready(("", 0), "", memory=takes))
-    assert started.job.problem.recomputes == (True, True) and started.job.problem.limit(Worker(0, 0)) == 1
-    again = started.job.problem
-    started.planning.introduced(Worker(1, 0), Ready(("", 0), "", memory=[{"flight": 0.0}] * 2))
-    assert started.job.problem is again, "peers measure the same"
+        assert problem.memory is None
+        problem = planning.introduced(Worker(0, stage), Ready(("", 0), "", memory=takes), problem)
+    assert problem.recomputes == (True, True) and problem.limit(Worker(0, 0)) == 1
+    same = planning.introduced(Worker(1, 0), Ready(("", 0), "", memory=[{"flight": 0.0}] * 2), problem)
+    assert same is problem, "peers measure the same"
