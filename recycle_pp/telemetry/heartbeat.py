@@ -1,24 +1,26 @@
-"""heartbeat.json: the coordinator's sign of life in the run folder, for whoever asks from outside.
+"""heartbeat.json: the coordinator's sign of life in the run folder, for readers outside of the job.
 
     beat = Heartbeat(run, term=0, address="10.0.0.1:29501")
     beat.write(live)                        # every SECONDS; atomically, blocks for a small file
     beat.end(live, code=0)                  # the job is over
-    sign = Sign.read(run)                   # None where there is none
-    sign.verdict()                          # "alive" | "gone" | "silent" | "over", and the proof in words
+    pulse = Pulse(run)
+    pulse.look()                            # Life("alive" | "gone" | "silent" | "over", proof in words, sign)
 
-On the coordinator's own machine its process is looked for: by number, start time and boot, so that a number that is
-used again proves nothing. From another machine, or another container, only the file's age tells.
+On the coordinator's own machine its process is looked up by number, start time and boot, so a number that is used again
+proves nothing. From another machine or container the file must change while it is watched. The clocks of two machines
+can differ by hours, so the time in the file is not compared with a clock.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
@@ -33,7 +35,8 @@ if TYPE_CHECKING:  # a supervisor reads this module, and has no room for numpy
     from recycle_schedules import Worker
 
 SECONDS = 1.0  # between two signs
-SILENT_SECONDS = 15.0  # without one: as long as a machine may swap, and clocks of two machines may differ
+SILENT_SECONDS = 15.0  # without a change of the file: as long as a machine may swap
+_POLL = 0.1  # seconds between two readings of a file that is watched
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -64,18 +67,53 @@ class Sign(msgspec.Struct, frozen=True):
         """Can this process see the coordinator's, if it lives?"""
         return self.boot == boot_id() and self.namespace == _namespace()
 
-    def verdict(self) -> tuple[str, str]:
-        """alive, gone (its process is not there any more), silent (no sign for long, seen from elsewhere) or over; and
-        how that is known."""
-        if self.over:
-            return "over", f"its coordinator said so, exit code {self.code}"
-        who, age = f"the coordinator, process {self.pid} on {self.host},", max(0.0, time.time() - self.time)
-        if self.here:
-            if _started(self.pid) == self.started:
-                return "alive", f"{who} is there; its last sign is {age:.0f} s old"
-            return "gone", f"{who} is not there any more; its last sign is {age:.0f} s old"
-        verdict = "alive" if age < SILENT_SECONDS else "silent"
-        return verdict, f"{who} gave its last sign {age:.0f} s ago"
+
+class Life(NamedTuple):
+    """verdict: alive, gone (its process has ended), silent (no sign for long, seen from another machine) or over."""
+
+    verdict: str
+    proof: str
+    sign: Sign | None
+    age: float  # seconds since the sign was written, as far as this process knows
+
+
+class Pulse:
+    """Judges whether a job lives, and remembers what it has seen: later looks need not wait."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._sign: Sign | None = None  # the newest
+        self._since, self._changed = 0.0, False  # time.monotonic() at which it was there first; was another one before?
+        self._looked = -math.inf
+
+    def look(self) -> Life:
+        """The first look waits for the next sign if the coordinator is on another machine: 1 s if the job lives,
+        `SILENT_SECONDS` if not. UnreadableFile if the file is damaged."""
+        if time.monotonic() > self._looked + SILENT_SECONDS:
+            self._sign = None  # a change since then may be old
+        while True:
+            sign, now = Sign.read(self._run), time.monotonic()
+            self._looked = now
+            if sign != self._sign:
+                self._changed = self._sign is not None
+                self._sign, self._since = sign, now
+            if sign is None:
+                return Life("silent", "there is no heartbeat.json", None, 0.0)
+            if sign.over:
+                age = max(0.0, time.time() - sign.time)
+                return Life("over", f"its coordinator said so, exit code {sign.code}", sign, age)
+            who = f"the coordinator, process {sign.pid} on {sign.host},"
+            if sign.here:
+                age = max(0.0, time.time() - sign.time)
+                if _started(sign.pid) == sign.started:
+                    return Life("alive", f"{who} is there; its last sign is {age:.0f} s old", sign, age)
+                return Life("gone", f"{who} is not there any more; its last sign is {age:.0f} s old", sign, age)
+            age = now - self._since
+            if age > SILENT_SECONDS:
+                return Life("silent", f"{who} has given no sign for {age:.0f} s", sign, age)
+            if self._changed:
+                return Life("alive", f"{who} gave a sign {age:.0f} s ago", sign, age)
+            time.sleep(_POLL)
 
 
 class Heartbeat:
@@ -105,22 +143,20 @@ class Heartbeat:
 
 
 def address_of(run: RunFolder) -> str:
-    """HOST:PORT of the coordinator of the job that runs in this folder; ValueError where none does."""
-    sign = Sign.read(run)
-    verdict, proof = sign.verdict() if sign else ("silent", "there is no heartbeat.json")
-    if sign is None or verdict != "alive":
-        raise ValueError(f"no job runs in {run.path}: {proof}")
-    return sign.address
+    """HOST:PORT of the coordinator of the job that runs in this folder; ValueError if none does. Waits like `Pulse`."""
+    life = Pulse(run).look()
+    if life.sign is None or life.verdict != "alive":
+        raise ValueError(f"no job runs in {run.path}: {life.proof}")
+    return life.sign.address
 
 
 def refuse_running(run: RunFolder) -> None:
-    """ValueError if a job in that folder gives signs of life. A job writes its sign once a second, so a damaged one is
-    not a sign of life."""
-    sign = None
+    """ValueError if a job in that folder gives signs of life; waits like `Pulse`. A job writes its sign once a second,
+    so a damaged one is not a sign of life."""
     with suppress(UnreadableFile):
-        sign = Sign.read(run)
-    if sign is not None and (verdict := sign.verdict())[0] == "alive":
-        raise ValueError(f"run.dir={run.path} belongs to a job that still runs: {verdict[1]}")
+        life = Pulse(run).look()
+        if life.verdict == "alive":
+            raise ValueError(f"run.dir={run.path} belongs to a job that still runs: {life.proof}")
 
 
 def _started(pid: int) -> int | None:

@@ -21,7 +21,7 @@ from recycle_pp.wire.files import UnreadableFile
 
 from .events import cause_in_words, explained, plural, when
 from .follower import Follower
-from .heartbeat import Sign
+from .heartbeat import Life, Pulse, Sign
 from .progress import duration
 from .run_folder import RunFolder
 
@@ -66,7 +66,7 @@ class Looker:
         """ValueError if the folder holds no run, or its config.yaml is damaged."""
         run.require()
         self._run, self._settings = run, run.read_settings()
-        self._metrics, self._events = Follower(run.metrics), Follower(run.events)
+        self._metrics, self._events, self._pulse = Follower(run.metrics), Follower(run.events), Pulse(run)
         self._lines: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._deaths: list[dict[str, Any]] = []
         self._stalls: list[float] = []
@@ -76,16 +76,17 @@ class Looker:
         self._restoring = False
 
     def look(self) -> Status:
-        """What can be read while the job lives, with the damage in `Status.damaged`.
+        """What can be read while the job lives, with the damage in `Status.damaged`. The first look waits like `Pulse`.
 
         Raises:
             UnreadableFile: a file is damaged, and no job lives.
         """
+        verdict, proof, sign, age = self._life()
         self._lines.extend(self._metrics.new())
         for event in self._events.new():
             self._hear(event)
-        now, s = time.time(), self._settings
-        sign, verdict, proof = self._sign()
+        s = self._settings
+        now = sign.time + age if sign else time.time()  # by the coordinator's clock
         damaged = [follower.damage for follower in (self._metrics, self._events) if follower.damage is not None]
         last = self._lines[-1] if self._lines else {}
         measured = [line["step_seconds"] for line in self._lines if "step_seconds" in line]
@@ -103,7 +104,7 @@ class Looker:
             loss=last.get("loss"),
             tokens_per_second=last.get("tokens_per_second"),
             step_seconds=seconds,
-            last_step_seconds_ago=now - self._run.metrics.stat().st_mtime if last else None,
+            last_step_seconds_ago=max(0.0, now - last.get("time", now)) if last else None,
             eta_seconds=left * seconds if going and seconds is not None else None,
             pipelines=s.parallel.pipelines,
             stages=s.parallel.stages,
@@ -114,7 +115,7 @@ class Looker:
                     "step": e["step"],
                     "worker": e.get("worker"),
                     "cause": cause_in_words(e),
-                    "seconds_ago": now - e.get("time", now),
+                    "seconds_ago": max(0.0, now - e.get("time", now)),
                 }
                 for e in self._deaths[-DEATHS:]
             ],
@@ -125,13 +126,11 @@ class Looker:
             damaged=[str(damage) for damage in damaged],
         )
 
-    def _sign(self) -> tuple[Sign | None, str, str]:
-        """The coordinator's sign of life, and its verdict with the proof."""
+    def _life(self) -> Life:
         try:
-            sign = Sign.read(self._run)
+            return self._pulse.look()
         except UnreadableFile as damage:
-            return None, "silent", str(damage)
-        return (sign, *sign.verdict()) if sign else (None, "silent", "there is no heartbeat.json")
+            return Life("silent", str(damage), None, 0.0)
 
     def _hear(self, event: dict[str, Any]) -> None:
         name, worker, step, self._last = event["event"], event["worker"], event["step"], event

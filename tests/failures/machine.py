@@ -1,9 +1,10 @@
-"""The first process of a machine (see network.py): gives it its address, and stays.
+"""The first process of a machine (see network.py): gives it an address and a /dev/shm of its own, and stays.
 
 python machine.py ADDRESS NAME     # standard input: a socket that takes the switch's end of the TUN device
 """
 
 import array
+import ctypes
 import fcntl
 import os
 import signal
@@ -20,6 +21,8 @@ MTU = 16000  # bytes; a packet costs the switch the same, however large
 def main(address: str, name: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever loses its parent here is ours, and reaped by the kernel
     socket.sethostname(name)
+    if ctypes.CDLL(None).mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None) != 0:
+        raise OSError("mount of /dev/shm")
     wire = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(wire, TUNSETIFF, struct.pack("16sH22x", b"net0", IFF_TUN | IFF_NO_PI))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

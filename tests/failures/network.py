@@ -36,6 +36,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _HOLDER = Path(__file__).with_name("machine.py")
 _PREFIX = "10.77.0."
 _TCP, _ACK, _RST, _SYN, _FIN = 6, 0x10, 0x04, 0x02, 0x01
@@ -95,6 +97,21 @@ class Machine:
         process = subprocess.Popen([*inside, *map(str, command)], **how)
         self._started.append(process)
         return process
+
+    def processes(self) -> dict[int, psutil.Process]:
+        """Everything that runs on this machine but its holder, by its process id there."""
+        found = {}
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                if process.pid == self.holder or _namespace(process.pid) != _namespace(self.holder):
+                    continue
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                found[int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])] = process
+        return found
+
+    def path(self, path: str) -> Path:
+        """Where a path of this machine is to be found from outside, while it lives."""
+        return Path(f"/proc/{self.holder}/root{path}")
 
     def kill(self) -> None:
         """Ends all its processes with SIGKILL; their connections are reset, unless the network was cut before."""
@@ -207,6 +224,10 @@ class Network:
         if self._random.random() < self._reorder:
             delay += self._random.uniform(0, max(delay, _OVERTAKEN))
         return delay
+
+
+def _namespace(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")
 
 
 def _read(wire: int) -> bytes:

@@ -40,16 +40,21 @@ class Agent:
     """A real torchrun, with the face of a LocalJob."""
 
     def __init__(self, process: subprocess.Popen[Any], log: Path) -> None:
-        self._process, self._log = process, log
+        self.process, self._log = process, log
 
     @property
     def output(self) -> str:
         return self._log.read_text()
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self.process.poll()
+
     def wait(self, seconds: float) -> int:
         """Until all that it started has ended; torchrun may wait for other agents afterwards."""
         deadline = time.monotonic() + seconds
-        while (code := self._process.poll()) is None and "Local worker group finished" not in self.output:
+        while (code := self.process.poll()) is None and "Local worker group finished" not in self.output:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"torchrun goes on after {seconds} s; it printed:\n{self.output}")
             time.sleep(0.05)
@@ -75,8 +80,10 @@ class Node:
 class NodesJob(contextlib.AbstractContextManager):
     """The pipelines of a case on as many machines; everything of it is gone when the block is left."""
 
-    def __init__(self, case: Case, folder: Path, zygote: Zygote | None, coordinator: str) -> None:
-        self.case, self.run = case, RunFolder(folder / "run")
+    def __init__(
+        self, case: Case, folder: Path, zygote: Zygote | None, coordinator: str, run: Path | None = None
+    ) -> None:
+        self.case, self.run = case, RunFolder(run or folder / "run")
         self.network = Network()
         self.nodes: list[Node] = []
         self._folder, self._zygote = folder, zygote
@@ -116,14 +123,16 @@ class NodesJob(contextlib.AbstractContextManager):
         if self._zygote is not None:
             agent = self._zygote.start(arguments, self.run, Part(0, workers, workers, machine.holder), environment)
         else:
-            agent = self.torchrun(machine, [f"--nproc-per-node={workers}"], arguments)
+            where_to = [f"--nproc-per-node={workers}", f"--local-addr={machine.address}"]  # no name server knows it
+            agent = self.torchrun(machine, where_to, arguments)
         self.nodes.append(Node(machine, agent))
         return self.nodes[-1]
 
     def torchrun(self, machine: Machine, where: list[str], arguments: list[str]) -> Agent:
-        log = self._folder / f"{machine.name}.log"
+        log, temporary = self._folder / f"{machine.name}.log", self._folder / f"{machine.name}.tmp"
+        temporary.mkdir(exist_ok=True)  # process ids of two machines may be equal, and so names of temporary files
         command = [Path(sys.executable).with_name("torchrun"), *where, "-m", "recycle_pp.train", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", **TOKEN}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", "TMPDIR": str(temporary), **TOKEN}
         with open(log, "a") as output:
             return Agent(machine.run(command, env=environment, stdout=output, stderr=output), log)
 
@@ -177,11 +186,12 @@ def start(
     zygote: Zygote | None = None,
     coordinator: str = "embedded",
     far: Mapping[int, float] | None = None,
+    run: Path | None = None,
 ) -> NodesJob:
     """Starts it, forked from `zygote`, or by torchrun where there is none; an etcd gets a machine of its own.
 
-    far: by node, seconds that its packets take one way."""
-    job = NodesJob(case, folder, zygote, coordinator)
+    far: by node, seconds that its packets take one way. run: the run folder, by default in `folder`."""
+    job = NodesJob(case, folder, zygote, coordinator, run)
     try:
         job.start(coordinator, far or {})
     except BaseException:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 
 from recycle_pp.config.settings import load
 from recycle_pp.status import main
-from recycle_pp.telemetry.heartbeat import SILENT_SECONDS, Heartbeat, Sign
+from recycle_pp.telemetry import heartbeat
+from recycle_pp.telemetry.heartbeat import Heartbeat, Sign
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import Looker, worker_map
 
@@ -151,12 +153,51 @@ def test_a_process_number_that_is_used_again_proves_nothing(run, capsys):
     assert status(run, capsys)["state"] == "dead"
 
 
-def test_from_another_machine_or_container_only_the_age_of_the_sign_tells(run, capsys):
-    for elsewhere in ({"boot": "another"}, {"namespace": "another"}):
-        wrote(run, pid=2**22, started=1, time=time.time(), **elsewhere)
-        assert status(run, capsys)["state"] == "starting"
-        wrote(run, time=time.time() - SILENT_SECONDS - 1)
-        assert status(run, capsys)["state"] == "silent"
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 1.0)
+
+
+@pytest.fixture(params=[{"boot": "another"}, {"namespace": "another"}], ids=["machine", "container"])
+def elsewhere(request, run):
+    """wrote(time) writes a sign of a coordinator on another machine or in another container."""
+    return lambda time: wrote(run, pid=2**22, started=1, time=time, **request.param)
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
+def test_a_job_on_another_machine_lives_if_its_sign_changes_whatever_its_clock_shows(ahead, elsewhere, run, impatient):
+    over = threading.Event()
+
+    def beat():
+        while not over.wait(0.1):
+            elsewhere(time.time() + ahead)
+
+    elsewhere(time.time() + ahead)
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        looker = Looker(run)
+        assert looker.look().state == "starting"
+        assert heartbeat.address_of(run) == "127.0.0.1:1"
+        with pytest.raises(ValueError, match="belongs to a job that still runs"):
+            heartbeat.refuse_running(run)
+    finally:
+        over.set()
+        thread.join()
+    time.sleep(1.1)
+    assert looker.look().state == "silent"
+
+
+@pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
+def test_a_job_on_another_machine_is_silent_if_its_sign_does_not_change(ahead, elsewhere, run, capsys, impatient):
+    elsewhere(time.time() + ahead)
+    assert status(run, capsys)["state"] == "silent"
+    heartbeat.refuse_running(run)
+    with pytest.raises(ValueError, match="no job runs in"):
+        heartbeat.address_of(run)
 
 
 def test_a_zombie_is_dead(run, capsys):

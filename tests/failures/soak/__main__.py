@@ -1,0 +1,216 @@
+"""A soak: jobs of three nodes under faults drawn by a seed, each compared bit for bit with an undisturbed run.
+
+    python -m tests.failures.soak --minutes 60 --seed 7 --out soak      # root, in a clone of the repository
+    python -m tests.failures.soak --seed 7 --job 3                      # the order of faults of job 7.3 again
+
+Three nodes are three network, process and mount namespaces, each with its own torchrun. Faults are kills, pauses, cuts
+in one or both directions, resets, loss with delay and reordering, and a run folder that does not answer. A majority of
+the nodes and a worker of each stage are left alone; lost nodes return by +join. After each job:
+
+- final weights, losses and samples equal those of one worker in which nothing happened
+- metrics.jsonl and samples.jsonl have one line a step
+- torchrun of every node that was not struck ended with 0
+- no process, shared memory or temporary file is left
+
+OUT/soak.jsonl has a line for each fault and each job. OUT keeps the folder of a job that differs; the exit code is 1 if
+one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.testing.local_cluster import Zygote
+from tests.failures import network
+from tests.failures.disk import Disk
+from tests.failures.harness import Case, Outcome, Runs, _outcome, explain
+
+from .faults import KINDS, draw
+from .job import SoakedJob, Struck
+
+COMMON = ("control.suspicion=5", "run.respawns=100000", "checkpoint.every=40")
+
+
+def main(arguments: list[str]) -> int:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    options = _options(arguments)
+    if why := network.missing():
+        print(f"soak: {why}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    out = Path(options.out or tempfile.mkdtemp(prefix="soak-"))
+    out.mkdir(parents=True, exist_ok=True)
+    with Zygote() as zygote:
+        soak = Soak(options, out.absolute(), Runs(zygote, out, defaultdict(list)))
+        with contextlib.suppress(KeyboardInterrupt):
+            soak.run()
+    print(table(soak.faults, soak.jobs))
+    print(f"soak: {out}/soak.jsonl")
+    return 1 if any(job["differences"] for job in soak.jobs) or not soak.jobs else 0
+
+
+class Soak:
+    """faults, jobs: the lines of soak.jsonl."""
+
+    def __init__(self, options: argparse.Namespace, out: Path, runs: Runs) -> None:
+        self.faults: list[dict[str, Any]] = []
+        self.jobs: list[dict[str, Any]] = []
+        self._options, self._out, self._runs = options, out, runs
+        self._begun = time.monotonic()
+        self._disks = Disk.missing()
+        if self._disks:
+            print(f"soak: no disk is frozen: {self._disks}")
+
+    def run(self) -> None:
+        """Jobs until the time is over; a job that runs then is awaited."""
+        number = self._options.job or 0
+        while True:
+            self._job(number)
+            if self._options.job is not None or time.monotonic() - self._begun > 60 * self._options.minutes:
+                return
+            number += 1
+
+    def _job(self, number: int) -> None:
+        name = f"{self._options.seed}.{number}"
+        case = self._case(name)
+        folder = Path(tempfile.mkdtemp(prefix=f"job-{name}-", dir=self._out))
+        begun = time.time()
+        self._say(f"job {name}: {case.steps} steps, {' '.join(case.overrides)}{' staggered' * case.stagger}")
+        expected = self._runs.fault_free(case)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._keep_or_remove, folder)
+            disk = None if self._disks else stack.enter_context(Disk(folder))
+            job = stack.enter_context(SoakedJob(case, folder, disk, self._say, lambda s: self._fault(name, s)))
+            job.start()
+            chance = random.Random(f"faults {name}")
+            job.survive(draw(chance, self._options.kinds, self._options.mean, self._options.longest))
+            job.end()
+            outcome = _outcome(case, 0, time.time() - begun, job.job)
+            job.differences += self.compare(outcome, expected)
+            self._finish(name, job, outcome, folder)
+
+    def _case(self, name: str) -> Case:
+        chance = random.Random(f"case {name}")
+        steps = self._options.steps or chance.choice((300, 450, 600))
+        sharded = ("parallel.sharded=true",) if chance.random() < 0.25 else ()
+        return Case(f"soak {name}", "3x2", COMMON + sharded, steps=steps, stagger=chance.random() < 0.25, deaths=None)
+
+    @staticmethod
+    def compare(outcome: Outcome, expected: Outcome) -> list[str]:
+        """What is not as in the run in which nothing happened."""
+        steps = [line["step"] for line in outcome.metrics]
+        checks = {
+            f"metrics.jsonl has the steps {steps}": steps == [*range(outcome.case.steps)],
+            "losses differ": outcome.losses == expected.losses,
+            "samples differ": outcome.samples == expected.samples,
+            "final weights differ": outcome.summary.get("weights_sha256") == expected.summary["weights_sha256"],
+        }
+        return [sentence[:300] for sentence, holds in checks.items() if not holds]
+
+    def _finish(self, name: str, job: SoakedJob, outcome: Outcome, folder: Path) -> None:
+        for struck, line in zip(job.struck, self.faults[-len(job.struck) or len(self.faults) :], strict=True):
+            after = next((s.at for s in job.struck if s.at > struck.at), float("inf"))
+            line["gap"] = _longest_gap(outcome.metrics, struck.at, after)
+            line["deaths"] = sum(struck.at <= e["time"] < after for e in outcome.all("death_detected"))
+        line = {
+            "job": name,
+            "steps": outcome.case.steps,
+            "seconds": round(outcome.seconds, 1),
+            "faults": sum(not struck.left_out for struck in job.struck),
+            "deaths": outcome.deaths,
+            "elections": len(outcome.all("coordinator_elected")),
+            "rejoined": len(outcome.all("rejoined")),
+            "joins": job.joins,
+            "longest_gap": _longest_gap(outcome.metrics, 0, float("inf")),
+            "differences": job.differences,
+        }
+        self.jobs.append(line)
+        self._write(line)
+        self._say(f"job {name}: {'DIFFERS' if job.differences else 'equal'}: {json.dumps(line)}")
+        if job.differences:
+            again = f"python -m tests.failures.soak --seed {self._options.seed} --job {name.partition('.')[2]}"
+            (folder / "explained.txt").write_text(explain(outcome))
+            shutil.copytree(job.job.run.path, folder / "kept", ignore=shutil.ignore_patterns("checkpoints"))
+            self._say(f"job {name}: its folder is {folder}; the same faults again: {again}")
+
+    def _keep_or_remove(self, folder: Path) -> None:
+        if not (folder / "kept").exists() and not self._options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _fault(self, name: str, struck: Struck) -> None:
+        line = {"fault": len(self.faults), "job": name, "step": struck.step, "time": struck.at}
+        line |= asdict(struck.fault) | {"left_out": struck.left_out}
+        self.faults.append(line)
+        self._write(line)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with (self._out / "soak.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._begun:7.1f} s  {text}", flush=True)
+
+
+def _longest_gap(metrics: list[dict[str, Any]], begin: float, end: float) -> float:
+    """Seconds between two commits, of those gaps that end after `begin` and start before `end`."""
+    times = [line["time"] for line in metrics]
+    return round(max((b - a for a, b in pairwise(times) if b > begin and a < end), default=0.0), 2)
+
+
+def table(faults: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> str:
+    """What happened how often, and what it cost."""
+    rows = [("fault", "times", "left out", "deaths", "longest gap")]
+    for kind in KINDS:
+        some = [f for f in faults if f["kind"] == kind and not f["left_out"]]
+        left_out = sum(f["kind"] == kind and f["left_out"] for f in faults)
+        gap = max((f.get("gap", 0.0) for f in some), default=0.0)
+        rows.append((kind, str(len(some)), str(left_out), str(sum(f.get("deaths", 0) for f in some)), f"{gap:.1f} s"))
+    lines = [f"{kind:<18}{times:>6}{left:>10}{deaths:>8}{gap:>13}" for kind, times, left, deaths, gap in rows]
+    for key in ("steps", "seconds", "faults", "deaths", "elections", "rejoined", "joins"):
+        lines.append(f"{key:<18}{sum(job[key] for job in jobs):>6.0f}")
+    different = [job["job"] for job in jobs if job["differences"]]
+    lines.append(f"{'jobs':<18}{len(jobs):>6}   of which differ: {', '.join(different) or 'none'}")
+    return "\n".join(lines)
+
+
+def _interrupt() -> Iterator[None]:
+    raise KeyboardInterrupt
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.failures.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="no job begins after them (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of jobs and faults")
+    parser.add_argument("--job", type=int, help="only this job of the seed")
+    parser.add_argument("--steps", type=int, help="of each job (default: 300, 450 or 600, by the seed)")
+    parser.add_argument("--mean", type=float, default=4.0, help="seconds between faults (default 4)")
+    parser.add_argument("--longest", type=float, default=60.0, help="seconds that a fault lasts at most (default 60)")
+    parser.add_argument("--kinds", help=f"some of: {', '.join(KINDS)}; comma-separated (default: all)")
+    parser.add_argument("--out", help="a folder (default: a temporary one)")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of all jobs")
+    options = parser.parse_args(arguments)
+    options.kinds = options.kinds.split(",") if options.kinds else list(KINDS)
+    if wrong := set(options.kinds) - set(KINDS):
+        parser.error(f"--kinds: {', '.join(wrong)}: must be some of {', '.join(KINDS)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,401 @@
+"""A job of three nodes under faults: strikes it, replaces the machines it loses, waits for its end.
+
+    with SoakedJob(case, folder, disk, say) as job:
+        job.start()
+        job.survive(faults)              # until the job has ended
+        job.end()                        # heals everything, waits for every process
+        job.differences                  # sentences; [] if all went as promised
+        job.outcome()
+
+Counts what is intact, so that a majority of the nodes and a worker of each stage are never struck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.heartbeat import Sign
+from tests.failures.disk import Disk
+from tests.failures.harness import Case
+from tests.failures.network import Machine
+from tests.failures.nodes import Agent, Node, NodesJob
+
+from .faults import KINDS, PLACES, STAGES, Fault
+
+SETTLED = 3.0  # seconds after the end of a fault until a heartbeat counts as the state after it
+PATIENCE = 60.0  # seconds that a fault waits until what it needs is intact; then it is left out
+RETURN = 20.0  # seconds after a fault until a node that is not back is rebooted, as its operator would
+JOIN = 90.0  # seconds that a new node has to join, on a busy machine
+REBOOT = 3.0  # seconds, at least, between two attempts to join
+ATTEMPTS = 15  # to join
+START = 240.0  # seconds until the first steps, on a busy machine
+HUNG = 120.0  # seconds without a step and without a fault
+ENDING = 90.0  # seconds from the end of the job to the end of its agents
+
+
+@dataclass
+class Place:
+    """Where the workers of one pipeline run. state: whole, struck (a fault goes on), or returning."""
+
+    number: int
+    node: Node
+    state: str = "whole"
+    since: float = 0.0  # time.time() of the last change
+    attempts: int = 0
+
+    @property
+    def machine(self) -> Machine:
+        return self.node.machine
+
+    @property
+    def agent(self) -> Agent:
+        assert isinstance(self.node.agent, Agent)
+        return self.node.agent
+
+    def becomes(self, state: str) -> None:
+        self.state, self.since = state, time.time()
+
+
+@dataclass
+class Struck:
+    """A fault that has happened; left_out: what it needs was not intact in time."""
+
+    fault: Fault
+    at: float  # time.time()
+    step: int
+    left_out: bool = False
+
+
+@dataclass
+class SoakedJob(contextlib.AbstractContextManager):
+    case: Case
+    folder: Path
+    disk: Disk | None
+    say: Callable[[str], None]
+    seen: Callable[[Struck], None] = lambda struck: None
+    struck: list[Struck] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    joins: int = 0
+
+    def __post_init__(self) -> None:
+        self._undo: dict[threading.Timer, Callable[[], None]] = {}
+        self._down: dict[str, float] = {}  # worker -> when it was struck, or was last held
+        self._pids: dict[str, tuple[str, int]] = {}  # worker -> host, process id there
+        self._frozen = False
+        self._ended: str | None = None
+        self._committed, self._live_workers = -1, 0
+        self._moved = time.monotonic()
+
+    def start(self) -> None:
+        """Until the first step is committed."""
+        run = self.disk.path / "run" if self.disk else self.folder / "run"
+        self.job = NodesJob(self.case, self.folder, None, "embedded", run)
+        self._events, self._metrics = Follower(run / "events.jsonl"), Follower(run / "metrics.jsonl")
+        self.job.start("embedded", {})
+        self.places = [Place(n, node) for n, node in enumerate(self.job.nodes)]
+        deadline = time.monotonic() + START
+        while self._committed < 0 and not self._ended:
+            self._look()
+            if time.monotonic() > deadline:
+                self._differs(f"no step in {START:.0f} s")
+                return
+            time.sleep(0.05)
+
+    def survive(self, faults: Iterator[Fault]) -> None:
+        """Strikes until the job has ended, or has made no step for long."""
+        fault = next(faults)
+        due = time.monotonic() + fault.pause
+        while not self._ended:
+            self._look()
+            self._replace()
+            now = time.monotonic()
+            if now > self._moved + HUNG and not self._undo and not self._frozen:
+                self._differs(f"no step for {HUNG:.0f} s after step {self._committed}")
+                return
+            if now >= due and ((possible := self._may(fault)) or now > due + PATIENCE):
+                self._strike(fault, left_out=not possible)
+                fault = next(faults)
+                due = time.monotonic() + fault.pause
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """Ends all faults; the processes of every node that was not struck must end, with code 0."""
+        whole = [place for place in self.places if place.state == "whole"]
+        self._end_faults()
+        if self._ended != "finished":
+            self._differs(f"the job has not finished: {self._ended or 'it goes on'}")
+            return
+        deadline = time.monotonic() + ENDING
+        while any(place.agent.code is None for place in whole) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for place in whole:
+            code = place.agent.code
+            if code is None:
+                self._differs(f"torchrun on {place.machine.name} still runs {ENDING:.0f} s after the end of the job")
+            elif code:
+                self._differs(f"torchrun on {place.machine.name}, which no fault struck, ended with {code}")
+        for place in self.places:
+            if place.agent.code is not None:
+                self._check_empty(place.machine)
+        for path in self.job.run.path.rglob("*.tmp"):
+            self._differs(f"left behind: {path}")
+
+    def _check_empty(self, machine: Machine) -> None:
+        deadline = time.monotonic() + 10
+        while (left := machine.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for process in left.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._differs(f"left behind on {machine.name}: process {' '.join(process.cmdline())[:150]}")
+        if not left:
+            for path in machine.path("/dev/shm").iterdir():
+                self._differs(f"left behind on {machine.name}: /dev/shm/{path.name}")
+
+    def __exit__(self, *exception: object) -> None:
+        self._end_faults()
+        if hasattr(self, "job"):
+            self.job.__exit__()
+
+    def _differs(self, sentence: str) -> None:
+        self.differences.append(sentence)
+        self.say(f"DIFFERS: {sentence}")
+
+    # ------------------------------------------------------------------------------------- what the job looks like
+
+    def _look(self) -> None:
+        for event in self._events.new():
+            match event["event"]:
+                case "spawned":
+                    self._pids[event["worker"]] = event["host"], event["pid"]
+                case "finished":
+                    self._ended = "finished"
+                case "stopped":
+                    self._ended = f"stopped: {event['reason']}"
+                case "restored":
+                    self._differs(
+                        f"went back to a checkpoint in step {event['step']}, though a worker of each stage lived"
+                    )
+        for line in self._metrics.new():
+            self._committed, self._live_workers = line["step"], line["live_workers"]
+            self._moved = time.monotonic()
+        if self._undo or self._frozen:
+            self._moved = time.monotonic()
+        if not self._ended and all(place.agent.code is not None for place in self.places):
+            self._ended = "all agents have ended"
+        self._settle()
+
+    def _settle(self) -> None:
+        """Finds places and workers that are intact again."""
+        try:
+            sign = Sign.read(self.job.run)
+        except ValueError:
+            return
+        if sign is None:
+            return
+        self._live = set(sign.live)
+        self._down = {w: at for w, at in self._down.items() if w not in sign.live or sign.time < at + SETTLED}
+        for place in self.places:
+            settled = place.state == "returning" and sign.time > place.since + SETTLED and place.agent.code is None
+            if settled and all(f"{place.number}.{stage}" in sign.live for stage in range(STAGES)):
+                place.becomes("whole")
+                place.attempts = 0
+
+    def _is_live(self, worker: str) -> bool:
+        return worker in self._live and worker not in self._down
+
+    def _intact(self, place: Place) -> bool:
+        return place.state == "whole" and all(self._is_live(f"{place.number}.{stage}") for stage in range(STAGES))
+
+    def _may(self, fault: Fault) -> bool:
+        if fault.kind == "freeze disk":
+            return self.disk is not None and not self._frozen
+        match KINDS[fault.kind].needs:
+            case "nodes":
+                return all(map(self._intact, self.places)) and self._live_workers == PLACES * STAGES
+            case "peer":
+                peers = [p for p in self.places if p.number != fault.place and p.state == "whole"]
+                victim = self.places[fault.place].state == "whole" and self._is_live(f"{fault.place}.{fault.stage}")
+                return victim and any(self._is_live(f"{p.number}.{fault.stage}") for p in peers)
+        return True
+
+    # --------------------------------------------------------------------------------------------- nodes that return
+
+    def _replace(self) -> None:
+        """Joins a new machine if one is lost: its agent has ended, or its workers are not back long after a fault."""
+        for place in self.places:
+            ended, waited = place.agent.code is not None, time.time() - place.since
+            if place.state == "whole" and ended and not self._finishes():
+                self._differs(f"torchrun on {place.machine.name}, which no fault struck, ended with {place.agent.code}")
+                place.becomes("returning")
+            patience = REBOOT if ended else JOIN if place.attempts else RETURN
+            if place.state == "returning" and not self._frozen and waited > patience:
+                if place.attempts == ATTEMPTS:
+                    self._differs(f"no node could join for pipeline {place.number} in {ATTEMPTS} attempts")
+                if place.attempts < ATTEMPTS:
+                    self._join(place)
+
+    def _finishes(self) -> bool:
+        """Agents may end a moment before the event is in the file."""
+        return self._committed == self.case.steps - 1
+
+    def _join(self, place: Place) -> None:
+        said = (place.agent.output.strip().splitlines() or [""])[-1]
+        place.machine.kill()
+        sign = Sign.read(self.job.run)
+        where = str(self.job.run.path) if self.joins % 2 or sign is None else sign.address
+        place.node = self.job.join(where=where)
+        place.attempts += 1
+        self.joins += 1
+        place.becomes("returning")
+        self.say(f"{place.machine.name} joins at {where} for pipeline {place.number} (before: {said[:160]})")
+
+    # ------------------------------------------------------------------------------------------------------- strikes
+
+    def _strike(self, fault: Fault, left_out: bool) -> None:
+        struck = Struck(fault, time.time(), self._committed + 1, left_out)
+        self.struck.append(struck)
+        self.seen(struck)
+        self.say(f"step {struck.step}: {fault}{' (left out)' if left_out else ''}")
+        if left_out:
+            return
+        place, other = self.places[fault.place], self.places[fault.other]
+        a, b, network = place.machine, other.machine, self.job.network
+        match fault.kind:
+            case "kill worker":
+                self._signal_worker(fault, signal.SIGKILL)
+            case "stop worker":
+                self._signal_worker(fault, signal.SIGSTOP)
+            case "kill supervisor" | "stop supervisor":
+                number = signal.SIGKILL if fault.kind == "kill supervisor" else signal.SIGSTOP
+                self._hold([place], fault, [(supervisors(place)[fault.stage], number)])
+            case "stop coordinator":
+                place, process = self._coordinator()
+                self._hold([place], fault, [(process, signal.SIGSTOP)])
+            case "kill agent" | "drain node":
+                number = signal.SIGKILL if fault.kind == "kill agent" else signal.SIGTERM
+                self._hold([place], fault, [(agent(place), number)])
+            case "stop agent":
+                self._hold(
+                    [], fault, [(agent(place), signal.SIGSTOP), (place.agent.process, 0)]
+                )  # nsenter stops with it
+            case "stop node":
+                everything = [(process, signal.SIGSTOP) for process in a.processes().values()]
+                self._hold([place], fault, [*everything, (place.agent.process, 0)])
+            case "kill node":
+                a.kill()
+                place.becomes("returning")
+            case "cut node":
+                self._cut([place], fault, lambda: network.cut(a))
+            case "deafen node":
+                self._cut([place], fault, lambda: [network.cut(m, a, one_way=True) for m in network.machines])
+            case "mute node":
+                self._cut([place], fault, lambda: network.cut(a, one_way=True))
+            case "cut link":
+                self._cut([place, other], fault, lambda: network.cut(a, b))
+            case "cut link one way":
+                self._cut([place, other], fault, lambda: network.cut(a, b, one_way=True))
+            case "reset node":
+                network.reset(a, seconds=fault.seconds)
+            case "reset link":
+                network.reset(a, b, seconds=fault.seconds)
+            case "storm":
+                network.weather(delay=0.05, loss=0.05, reorder=0.1)
+                self._later(fault.seconds, network.weather)
+            case "freeze disk":
+                self._freeze(fault.seconds)
+
+    def _signal_worker(self, fault: Fault, number: int) -> None:
+        worker = f"{fault.place}.{fault.stage}"
+        host, pid = self._pids[worker]
+        self._down[worker] = time.time() + fault.seconds
+        process = self.places[fault.place].machine.processes().get(pid)
+        if process is None or host != self.places[fault.place].machine.name:
+            self.say(f"worker {worker} has no process")
+            return
+        self._hold([], fault, [(process, number)])
+
+    def _hold(self, places: list[Place], fault: Fault, signals: list[tuple[Any, int]]) -> None:
+        """Sends the signals; those that were stopped go on after the fault's seconds, with the others named."""
+        for place in places:
+            place.becomes("struck" if fault.seconds else "returning")
+        for process, number in signals:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        if fault.seconds:
+            self._later(fault.seconds, lambda: self._release(places, [process for process, _ in signals]))
+
+    def _release(self, places: list[Place], processes: list[Any]) -> None:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+        for place in places:
+            place.becomes("returning")
+
+    def _cut(self, places: list[Place], fault: Fault, cut: Callable[[], object]) -> None:
+        for place in places:
+            place.becomes("struck")
+        cut()
+
+        def heal() -> None:
+            self.job.network.heal()
+            for place in places:
+                place.becomes("returning")
+
+        self._later(fault.seconds, heal)
+
+    def _freeze(self, seconds: float) -> None:
+        assert self.disk is not None
+        frozen = self.disk.frozen()
+        frozen.__enter__()
+        self._frozen = True
+
+        def thaw() -> None:
+            frozen.__exit__(None, None, None)
+            self._frozen = False
+
+        self._later(seconds, thaw)
+
+    def _later(self, seconds: float, undo: Callable[[], None]) -> None:
+        def run() -> None:
+            if self._undo.pop(timer, None):
+                undo()
+                self.say(f"step {self._committed + 1}: the fault is over")
+
+        timer = threading.Timer(seconds, run)
+        self._undo[timer] = undo
+        timer.daemon = True
+        timer.start()
+
+    def _end_faults(self) -> None:
+        for timer in list(self._undo):
+            timer.cancel()
+            if undo := self._undo.pop(timer, None):
+                undo()
+
+    def _coordinator(self) -> tuple[Place, psutil.Process]:
+        sign = Sign.read(self.job.run)
+        assert sign is not None
+        for place in self.places:
+            if place.machine.name == sign.host and sign.pid in (processes := place.machine.processes()):
+                return place, processes[sign.pid]
+        return self.places[0], supervisors(self.places[0])[0]
+
+
+def agent(place: Place) -> psutil.Process:
+    """The torchrun of that node."""
+    processes = place.machine.processes().values()
+    return next(p for p in processes if "torchrun" in p.cmdline()[1])
+
+
+def supervisors(place: Place) -> list[psutil.Process]:
+    return sorted(agent(place).children(), key=lambda process: int(process.environ()["RANK"]))
