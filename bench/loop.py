@@ -113,8 +113,8 @@ class Alone:
         self.places = dict(supervisors)
         return 0
 
-    async def confirm(self, held: bool) -> None:
-        pass
+    async def confirm(self, held: bool) -> int:
+        return 0
 
     async def supervisors(self) -> Mapping[int, Place]:
         return self.places

@@ -49,8 +49,8 @@ class Agreement(Protocol):
         """
         ...
 
-    async def confirm(self, held: bool) -> None:
-        """For the leader: returns when a majority has answered to this very call that it follows this leader.
+    async def confirm(self, held: bool) -> int:
+        """For the leader: its term, once a majority has answered to this very call that it follows this leader in it.
 
         held: an earlier confirmation is still valid, so no other supervisor can have been elected. Raises Deposed if
         another supervisor leads, LostMajority if too few can answer; blocks while answers are missing.

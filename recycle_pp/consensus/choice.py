@@ -11,16 +11,21 @@ from .agreement import PLANNING, Agreement, Leader, Place
 from .refusal import REFUSED
 
 
-def make_agreement(settings: Settings, rank: int, address: Place, token: str, leader: Leader | None) -> Agreement:
-    """The agreement that `control.coordinator` names. leader: who leads now; None in rank 0 at the start of a job,
-    which then leads term 0 by `leader(after=-1)`."""
+def make_agreement(
+    settings: Settings, rank: int, address: Place, token: str, leader: Leader | None, first_term: int = 0
+) -> Agreement:
+    """The agreement that `control.coordinator` names.
+
+    leader      who leads now; None in rank 0 at the start of a job, which then leads `first_term` by `leader(after=-1)`
+    first_term  newer than each term in the run folder
+    """
     if settings.control.coordinator == "etcd":
         from .etcd import Etcd
         from .etcd_agreement import EtcdAgreement
 
         etcd = Etcd(settings.control.endpoints or [])
-        return EtcdAgreement(etcd, rank, address, token, leader, patience=settings.control.suspicion)
+        return EtcdAgreement(etcd, rank, address, token, leader, settings.control.suspicion, first_term)
     from .election import Election
 
     suspicion = settings.control.suspicion
-    return Election(rank, address, token, leader, suspicion + PLANNING, refused=min(REFUSED, suspicion))
+    return Election(rank, address, token, leader, suspicion + PLANNING, min(REFUSED, suspicion), first_term)

@@ -65,7 +65,8 @@ SLOW = 15.0  # seconds that an election may take, beyond those until everybody h
 
 class Election:
     """The embedded `Agreement`. patience: seconds by which others may notice a loss later, and that a membership may
-    take to be acknowledged. refused: see `VoterClient`. In the event loop's thread only."""
+    take to be acknowledged. refused: see `VoterClient`. first_term: see `make_agreement`. In the event loop's thread
+    only."""
 
     def __init__(
         self,
@@ -75,10 +76,11 @@ class Election:
         leader: Leader | None = None,
         patience: float = 10.0,
         refused: float = REFUSED,
+        first_term: int = 0,
     ) -> None:
         self._rank, self._address, self._token, self._patience = rank, address, token, patience
         self._refused = refused
-        self.voter = Voter(rank, address, leader)
+        self.voter = Voter(rank, address, leader, first_term)
         self._clients: dict[Place, VoterClient] = {}
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -113,9 +115,10 @@ class Election:
         except TimeoutError:
             raise LostMajority(f"no majority of supervisors {_names(supervisors)} has answered in time") from None
 
-    async def confirm(self, held: bool) -> None:
-        while await self._confirmed(self.voter.members()) is None:
+    async def confirm(self, held: bool) -> int:
+        while (leader := await self._confirmed(self.voter.members())) is None:
             pass
+        return leader.term
 
     async def supervisors(self) -> Mapping[int, Place]:
         return self.voter.newest.roster

@@ -60,11 +60,19 @@ class View(NamedTuple):
 
 
 class EtcdAgreement:
-    """patience: seconds without a sign of life until a leader's lease ends."""
+    """patience: seconds without a sign of life until a leader's lease ends. first_term: see `make_agreement`."""
 
     def __init__(
-        self, etcd: Etcd, rank: int, address: Place, token: str, leader: Leader | None, patience: float
+        self,
+        etcd: Etcd,
+        rank: int,
+        address: Place,
+        token: str,
+        leader: Leader | None,
+        patience: float,
+        first_term: int = 0,
     ) -> None:
+        self._first_term = first_term
         self._etcd, self._rank, self._address, self._patience = etcd, rank, Place(*address), patience
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
@@ -123,18 +131,18 @@ class EtcdAgreement:
                 outage.goes_on(error)
             await asyncio.sleep(AGAIN)
 
-    async def confirm(self, held: bool) -> None:
+    async def confirm(self, held: bool) -> int:
         """An etcd that does not answer stops no step: then a lease that is still held is confirmed."""
         while True:
             try:
                 view = await self._look()
-                self._held(view)
+                term = self._held(view).term
                 if view.led:
-                    return
+                    return term
                 await self._renew(view)
             except (Unreachable, Refusal):
-                if held:
-                    return
+                if held and self._leads is not None:
+                    return self._leads.term
             await asyncio.sleep(AGAIN)
 
     async def supervisors(self) -> Mapping[int, Place]:
@@ -164,7 +172,7 @@ class EtcdAgreement:
     async def _take(self, view: View, after: int) -> None:
         """Tries once to create the leader's key; somebody else may be faster."""
         if after < 0:  # the first supervisor of a new job; what stands there is left of an older one
-            new = Membership(secrets.token_hex(8), 0, -1, {self._rank: self._address})
+            new = Membership(secrets.token_hex(8), self._first_term, -1, {self._rank: self._address})
         elif view.membership is None or view.membership.roster.get(self._rank) != self._address:
             raise LostMajority("the job goes on without this supervisor, or has ended")
         else:

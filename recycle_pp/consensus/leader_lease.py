@@ -1,6 +1,7 @@
 """A leader's right to act: a majority has confirmed it a short while ago.
 
     lease = LeaderLease(agreement, suspicion=5.0, lost=give_way)
+    lease.term                      # of the leader, as the majority knows it
     lease.held                      # False after a suspension or a cut, until a majority has answered
     await lease.wait()              # returns when it is held; Deposed when it is lost for good
     await lease.fresh()             # returns when a majority has answered so lately that silence of others is theirs
@@ -48,6 +49,7 @@ class LeaderLease:
         self._agreement, self._seconds, self._lost = agreement, lease_seconds(suspicion), lost
         self._fresh = suspicion / 2  # seconds
         self._until = -math.inf
+        self.term = -1  # known as soon as the lease is held for the first time
         self._over = False
         self._news = asyncio.Event()  # set, and replaced, whenever the lease was renewed or lost
         self._changed = threading.Condition()  # the same for threads
@@ -96,13 +98,13 @@ class LeaderLease:
             asked = clock()
             try:
                 async with asyncio.timeout(self._seconds):
-                    await self._agreement.confirm(self.held)
+                    term = await self._agreement.confirm(self.held)
             except TimeoutError:  # also after a suspension, however soon the answers come
                 failures += 1
                 continue
             except (Deposed, LostMajority):
                 break
-            failures = 0
+            failures, self.term = 0, term
             self._set(asked + self._seconds)
             await asyncio.sleep(self._fresh / RENEWALS)
         self.revoke()

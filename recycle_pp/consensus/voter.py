@@ -37,17 +37,17 @@ Roster = dict[int, Place]
 
 
 class Voter:
-    """leader: the job's first one; None: this supervisor is.
+    """leader: the job's first one; None: this supervisor is, in `first_term`.
 
     term     the newest one that anybody is known to have voted in or led
     vote     given in that term
     memberships  the last agreed one, and those proposed since
     """
 
-    def __init__(self, rank: int, address: Place, leader: Leader | None) -> None:
+    def __init__(self, rank: int, address: Place, leader: Leader | None, first_term: int = 0) -> None:
         self.leader: Leader | None = None
         self.lost, self.lost_rank = -1, -1  # term and rank of the leader that was lost
-        self.term = -1
+        self.term = first_term - 1
         self.vote: int | None = None
         self.led = asyncio.Event()  # somebody leads
         self.news = asyncio.Event()  # set, and replaced, whenever somebody begins to

@@ -63,9 +63,10 @@ class Host:
             for line in footprint(settings, int(os.environ.get("LOCAL_WORLD_SIZE", world))):
                 progress.say(line)
         run.later(harmless(run.make))
-        self._run, self._events = run, Events(run.events, settings.run.steps, progress.say, run.later)
+        self._run = run
+        self._events = Events(run.events, settings.run.steps, progress.say, run.later, self._term)
         self._exporters = Exporters(settings, run)
-        self._heartbeat = Heartbeat(run, leader.term, f"{leader.host}:{leader.port}")
+        self._heartbeat = Heartbeat(run, self._term, f"{leader.host}:{leader.port}")
         arguments = (settings, run, self._events, progress, agreement, leader, whole)
         self._coordinator = (
             Successor(*arguments, succession=succession, token=token) if succession else Coordinator(*arguments)
@@ -105,6 +106,10 @@ class Host:
         self._beating.cancel()
         self._exporters.kill()
         self._events.close()
+
+    def _term(self) -> int:
+        """Of the lease. The first coordinator of a job may lead several, one after the other."""
+        return self._coordinator.lease.term
 
     async def _coordinate(self) -> int:
         """The job's exit code. A coordinator that fails says so with its traceback: that is no mistake of the user."""

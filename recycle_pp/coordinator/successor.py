@@ -102,6 +102,7 @@ class Successor(Coordinator):
         if not states and history.step > committed:
             self.stop(_lost(history))
         elif begun:
+            self._recorder.remove_undone()
             self._restarts.taken_over(found.live, found.committed)
             await self._go_on_saving(found)
             self._driver.drive(CoordinatorReplaced(found))

@@ -15,6 +15,7 @@ from recycle_schedules.analysis.simulate import simulate
 
 from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
 from recycle_pp.wire.records import Step, Summary
+from recycle_pp.wire.terms import EARLIER, Terms
 
 from . import report
 from .chart import Chart
@@ -140,15 +141,19 @@ def totals(run: Run) -> str:
 
 
 def _last_step(path: Path) -> Step | None:
-    """The last whole line of a metrics.jsonl that grows; None if there is none."""
+    """The last whole line that counts of a metrics.jsonl that grows; None if there is none."""
     try:
         lines = read(path).splitlines()
     except FileNotFoundError:
         return None
-    for line in reversed(lines):
+    last, terms = None, Terms()
+    for line in lines:
         try:
-            return decode(path, line, Step)
+            record = decode(path, line, Step)
         except UnreadableFile:
             if not line.startswith(b"{"):
                 raise
-    return None
+            continue
+        if terms.counts(record.get("term", EARLIER)):
+            last = record
+    return last

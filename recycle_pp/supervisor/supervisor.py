@@ -159,7 +159,7 @@ class Supervisor:
                 f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
             ) from error
         self._settings, self._run, self._token = settings, run, wanted.token
-        agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None)
+        agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None, run.first_term)
         try:
             await self._leadership.found(self._launch.rank, agreement)
         except LostMajority as lost:

@@ -30,7 +30,7 @@ from typing import Any
 
 from .background import Background, Later, now
 from .in_order import InOrder, Place
-from .undone import cut, is_undone
+from .undone import cut
 
 KEPT = 10_000  # lines
 REPORT_SECONDS = 0.1
@@ -40,21 +40,25 @@ _reports = Background("reports")
 class Lines:
     """A .jsonl file that grows, except for `cut`. NaN and infinity, which JSON does not know, become null.
 
+    Each line ends with `term`, the writer's at the moment when the line goes to the disk (`wire.terms`).
+
     Lines that the disk refuses (it is full, or read-only) are kept, the newest KEPT of them, and written as soon as it
     takes them: with the next line, or by `again`. The trouble is reported once, and later the number of lost lines.
     """
 
-    def __init__(self, path: Path, later: Later = now):
-        """later: calls what touches the file, in order; in another thread, where that is not to be waited for."""
-        self._path, self._file, self._later = path, -1, later
-        self._refused: deque[bytes] = deque(maxlen=KEPT)
+    def __init__(self, path: Path, later: Later = now, term: Callable[[], int] = lambda: 0):
+        """later: calls what touches the file, in order; in another thread, where that is not to be waited for. term:
+        the writer's at present."""
+        self._path, self._file, self._later, self._term = path, -1, later, term
+        self._refused: deque[tuple[int, bytes]] = deque(maxlen=KEPT)  # step, record
         self._torn = False  # the last line is half there
+        self._kept = -1  # newest step that the last cut has kept
         self._lost = 0  # lines that are not reported yet
         later(self._write)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(_finite(record), separators=(",", ":")).encode() + b"\n"
-        if not self._later(self._append, line):
+        """Appends a record with the key `step`. A step that a cut has kept gets no second line."""
+        if not self._later(self._append, record["step"], json.dumps(_finite(record), separators=(",", ":")).encode()):
             self._lost += 1
 
     def again(self) -> None:
@@ -63,16 +67,17 @@ class Lines:
             self._later(self._write)
 
     def cut(self, steps: int) -> None:
-        """Keeps the lines of the first `steps` steps, of those written so far. Each line has the key `step`."""
+        """Keeps the lines of the first `steps` steps, of those written so far."""
         self._later(self._cut, steps)
 
     def close(self) -> None:
         self._later(self._close)
 
-    def _append(self, line: bytes) -> None:
-        self._lost += len(self._refused) == KEPT
-        self._refused.append(line)
-        self._write()
+    def _append(self, step: int, record: bytes) -> None:
+        if step > self._kept:
+            self._lost += len(self._refused) == KEPT
+            self._refused.append((step, record))
+            self._write()
 
     def _write(self) -> None:
         """The lines that wait, and makes the file."""
@@ -80,7 +85,7 @@ class Lines:
             if self._file < 0:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             while self._refused:
-                line = self._refused[0]
+                line = self._refused[0][1][:-1] + b',"term":%d}\n' % self._term()
                 self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
                 if self._torn:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -92,10 +97,11 @@ class Lines:
             report_once(f"{self._path} cannot be written: {error.strerror}")
 
     def _cut(self, steps: int) -> None:
-        self._refused = deque((line for line in self._refused if not is_undone(line, steps)), KEPT)
+        self._refused = deque((record for record in self._refused if record[0] < steps), KEPT)
         self._close()
+        self._kept = -1
         try:
-            cut(self._path, steps)
+            self._kept = cut(self._path, steps)
             self._torn = False
         except OSError as error:
             report_once(f"undone steps could not be removed from {self._path}: {error.strerror}")
@@ -138,9 +144,17 @@ class Events:
     An event that is expected to become complete holds back all later ones. For one thread.
     """
 
-    def __init__(self, path: Path, steps: int, say: Callable[[str], None] = lambda sentence: None, later: Later = now):
-        """steps: of the whole run, for the sentences."""
-        self._lines, self._steps, self._say, self._order = Lines(path, later), steps, say, InOrder()
+    def __init__(
+        self,
+        path: Path,
+        steps: int,
+        say: Callable[[str], None] = lambda sentence: None,
+        later: Later = now,
+        term: Callable[[], int] = lambda: 0,
+    ):
+        """steps: of the whole run, for the sentences. later, term: see `Lines`."""
+        self.term, self._steps, self._say = term, steps, say
+        self._lines, self._order = Lines(path, later, term), InOrder()
 
     def record(
         self, event: str, *, step: int, generation: int, worker: object | None = None, **details: Any

@@ -1,7 +1,8 @@
 """follower = Follower(run.events); follower.new()     # the records that a .jsonl file has got since the last call
 
 Reads each byte once: a run of days has events by the hundred thousand, and readers look often. If undone steps were cut
-from the file (`undone.cut`), the records that were read and kept do not come again, and those after them do.
+from the file (`undone.cut`), the records that were read and kept do not come again, and those after them do. Lines that
+an older coordinator wrote behind those of a newer one are left out (`wire.terms`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from recycle_pp.wire.files import UnreadableFile, open_regular, what_is_wrong
 from recycle_pp.wire.records import LINES
+from recycle_pp.wire.terms import EARLIER, Terms
 
 
 class Follower:
@@ -28,6 +30,7 @@ class Follower:
         self._read = 0  # bytes
         self._last = b""  # the last line that was read
         self._checks = array("L")  # CRC-32 of each line that was read
+        self._terms = Terms()
 
     def new(self) -> list[dict[str, Any]]:
         """[] while there is no file. A line that a full disk or a dying machine left unfinished is left out."""
@@ -44,14 +47,15 @@ class Follower:
         for line in data.split(b"\n")[:-1]:
             known = self._read < self._skip
             self._take(line + b"\n")
-            if known:
-                continue
             try:
-                if (record := _record(line, LINES.get(self._path.name, dict[str, Any]))) is not None:
-                    records.append(record)
+                record = _record(line, LINES.get(self._path.name, dict[str, Any]))
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                why = f"line {len(self._checks)}: {what_is_wrong(line, error)}"
-                self.damage = self.damage or UnreadableFile(self._path, why)
+                if not known:
+                    why = f"line {len(self._checks)}: {what_is_wrong(line, error)}"
+                    self.damage = self.damage or UnreadableFile(self._path, why)
+                continue
+            if record is not None and self._terms.counts(record.get("term", EARLIER)) and not known:
+                records.append(record)
         return records
 
     def _take(self, line: bytes) -> None:

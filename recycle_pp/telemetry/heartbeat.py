@@ -1,6 +1,6 @@
 """heartbeat.json: the coordinator's sign of life in the run folder, for readers outside of the job.
 
-    beat = Heartbeat(run, term=0, address="10.0.0.1:29501")
+    beat = Heartbeat(run, term=lambda: 0, address="10.0.0.1:29501")
     beat.write(live)                        # every SECONDS; atomically, blocks for a small file
     beat.end(live, code=0)                  # the job is over
     pulse = Pulse(run)
@@ -17,7 +17,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 
 from recycle_pp.wire.files import UnreadableFile, decode, read
-from recycle_pp.wire.records import Count, Seconds, WorkerName
+from recycle_pp.wire.records import Count, Seconds, Term, WorkerName
 
 from .clocks import boot_id
 from .harmless import harmless
@@ -48,7 +48,7 @@ class Sign(msgspec.Struct, frozen=True):
     started: Count  # clock ticks from its machine's boot to its process's start
     boot: str  # the kernel's boot id
     namespace: str  # of process numbers: containers have their own
-    term: Count  # which coordinator of the job, from 0
+    term: Term  # the coordinator's, which is newer than that of each coordinator before it
     address: str  # HOST:PORT where it listens
     live: list[WorkerName]  # workers that take part
     over: bool  # the job has ended
@@ -117,12 +117,17 @@ class Pulse:
 
 
 class Heartbeat:
-    def __init__(self, run: RunFolder, term: int, address: str) -> None:
+    def __init__(self, run: RunFolder, term: Callable[[], int], address: str) -> None:
         self._run, self._term, self._address = run, term, address
         self._started = _started(os.getpid()) or 0
 
     @harmless
     def write(self, live: Iterable[Worker], over: bool = False, code: int | None = None) -> None:
+        """Leaves the sign of a newer coordinator as it is."""
+        term = self._term()
+        with suppress(UnreadableFile):
+            if (last := Sign.read(self._run)) is not None and last.term > term:
+                return
         sign = Sign(
             time=time.time(),
             host=socket.gethostname(),
@@ -130,7 +135,7 @@ class Heartbeat:
             started=self._started,
             boot=boot_id(),
             namespace=_namespace(),
-            term=self._term,
+            term=term,
             address=self._address,
             live=[str(worker) for worker in sorted(live)],
             over=over,

@@ -17,6 +17,7 @@ import msgspec
 
 from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
 from recycle_pp.wire.records import Profile
+from recycle_pp.wire.terms import EARLIER, Terms, without_undone
 
 from .run_folder import RunFolder
 
@@ -28,6 +29,7 @@ class _Event(msgspec.Struct):
 
     event: str
     time: float
+    term: int = EARLIER
     worker: str | None = None
     stall_seconds: float = 0.0
     lost_ops: int = 0
@@ -39,6 +41,7 @@ class _Step(msgspec.Struct):
 
     step: int
     cpu_seconds: float
+    term: int = EARLIER
     loss: float | None = None
 
 
@@ -61,7 +64,8 @@ class History:
 
     @classmethod
     def read(cls, run: RunFolder) -> History:
-        events, metrics = list(_lines(run.events, _Event)), list(_lines(run.metrics, _Step))
+        events = list(_lines(run.events, _Event))
+        metrics = without_undone(_lines(run.metrics, _Step), lambda line: line.step)
         starts = [number for number, event in enumerate(events) if event.event == "started"]
         since = events[starts[-1] :] if starts else events
         life = {e.worker: _LIFE[e.event] for e in events if e.event in _LIFE}
@@ -86,14 +90,16 @@ def _profile(path: Path) -> Mapping[str, Any] | None:
     return None
 
 
-T = TypeVar("T")
+T = TypeVar("T", _Event, _Step)
 
 
 def _lines(path: Path, of: type[T]) -> Iterator[T]:
-    """Those that are whole, and what they should be. One at a time: a call of C over all of them would keep Python's
-    lock, and the event loop waiting, for as long."""
-    decoder = msgspec.json.Decoder(of)
+    """Those that are whole, what they should be, and count. One at a time: a call of C over all of them would keep
+    Python's lock, and the event loop waiting, for as long."""
+    decoder, terms = msgspec.json.Decoder(of), Terms()
     with suppress(FileNotFoundError, UnreadableFile), open_regular(path) as file:
         for line in file:
             with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-                yield decoder.decode(line)
+                decoded = decoder.decode(line)
+                if terms.counts(decoded.term):
+                    yield decoded

@@ -59,13 +59,14 @@ def _no_event() -> Expected | None:
 class Recorder:
     def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job) -> None:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
-        self._metrics = Lines(run.metrics, run.later)
-        self._sample_log = Lines(run.samples, run.later) if settings.run.sample_log else None
+        self._metrics = Lines(run.metrics, run.later, events.term)
+        self._sample_log = Lines(run.samples, run.later, events.term) if settings.run.sample_log else None
         self._samples: dict[int, list[int]] = {}  # by step: what is in its gradient
         self._begun = time.monotonic()
         self._step_ended = self._begun
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
         self._later = Background("traces")
+        self._later.permitted = lambda: run.later.permitted()
         self._traces = Traces(run, self._later)
         self._clocks = Clocks()
         self._cpu: dict[Worker, float] = {}
@@ -272,12 +273,17 @@ class Recorder:
         lost, rank = succession.lost_rank, succession.rank
         self.event("coordinator_lost", None, rank=lost)
         seconds = succession.elected_at - succession.lost_at
-        self.event("coordinator_elected", None, rank=rank, term=succession.term, seconds=seconds)
+        self.event("coordinator_elected", None, rank=rank, seconds=seconds)  # its line has the term
         self._recovery = Recovery(job.committed + 1)
         self._recovery.coordinator_lost(succession.lost_at, succession.elected_at)
         for worker in sorted(dead):
             self._recovery.death(worker, succession.lost_at)
         self._traces.mark(self._recovery.step, self._recovery)
+
+    @harmless
+    def remove_undone(self) -> None:
+        """The steps after `committed`, which the coordinator that was lost has recorded, and nobody has who is left."""
+        self._cut(self._job.committed + 1)
 
     def knows_death(self, worker: Worker) -> bool:
         """The coordinator that was lost has recorded it."""

@@ -21,6 +21,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,12 +30,20 @@ from typing import Any
 import msgspec
 
 from recycle_pp.config.settings import Settings, known, load
-from recycle_pp.wire.files import UnreadableFile, read
+from recycle_pp.wire.files import UnreadableFile, open_regular, read
+from recycle_pp.wire.records import Term
+from recycle_pp.wire.terms import EARLIER, without_undone
 
 from .background import Background
 from .checkpoint_folders import finished
 from .events import report_once
 from .follower import Follower
+
+ONE_LINE_A_STEP = ("metrics.jsonl", "samples.jsonl")
+
+
+class _Termed(msgspec.Struct):
+    term: Term = EARLIER
 
 
 @dataclass
@@ -76,6 +85,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.later = Background("run folder")  # what is written there and must not be waited for
         self.made: list[Path] = []  # by `create`
+        self.first_term = 0  # of the job that `create` was called for: newer than each term in the folder
         self._lock = -1
 
     @classmethod
@@ -95,12 +105,14 @@ class RunFolder:
             raise ValueError(
                 f"run.dir={settings.run.dir} holds another run; go on with it by run.resume=true, or name a new folder"
             )
-        lines = {path: _before(path, done) for path in (run.metrics, run.samples) if path.exists()}
+        files = [path for path in (run.metrics, run.samples) if path.exists()]
+        lines = {path: [record for record in run.lines(path) if record["step"] < done] for path in files}
         made = [path for path in (run.path, *run.path.parents) if not path.exists()]
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             run.make()
+            run.first_term = 1 + _newest_term((run.metrics, run.samples, run.events, run.heartbeat))
             run.write_text(run.config, _yaml(asdict(settings)))
             for path, kept in lines.items():
                 _rewrite(path, kept)
@@ -201,12 +213,12 @@ class RunFolder:
 
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
-        """The records of a .jsonl file, as far as they are whole; UnreadableFile if a line is not a record."""
+        """The records of a .jsonl file that are whole and count; UnreadableFile if a line is not a record."""
         follower = Follower(path)
         records = follower.new()
         if follower.damage is not None:
             raise follower.damage
-        return records
+        return without_undone(records, _step) if path.name in ONE_LINE_A_STEP else records
 
 
 def newest_run(path: str | None) -> RunFolder:
@@ -246,10 +258,20 @@ def _yaml(data: dict[str, Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
-def _before(path: Path, steps: int) -> list[dict[str, Any]]:
-    """The lines of the steps before `steps`, each once: the last that was written of it."""
-    lines = {record["step"]: record for record in RunFolder.lines(path) if record["step"] < steps}
-    return [lines[step] for step in sorted(lines)]
+def _step(record: dict[str, Any]) -> int:
+    step: int = record["step"]
+    return step
+
+
+def _newest_term(paths: Iterable[Path]) -> int:
+    """The newest term in these files, as far as they can be read."""
+    decoder, newest = msgspec.json.Decoder(_Termed), EARLIER
+    for path in paths:
+        with suppress(FileNotFoundError, UnreadableFile), open_regular(path) as file:
+            for line in file:
+                with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                    newest = max(newest, decoder.decode(line).term)
+    return newest
 
 
 def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:

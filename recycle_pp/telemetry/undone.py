@@ -22,16 +22,17 @@ class _Line(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Line)
 
 
-def cut(path: Path, steps: int) -> None:
-    """Keeps the lines of the first `steps` steps.
+def cut(path: Path, steps: int) -> int:
+    """Keeps the lines of the first `steps` steps, and returns the newest step that has a line, -1 if none has.
 
     The kept lines are the same bytes at the same place, in a new file with the old name: an open reader reads the old
     one to its end, and `Follower` finds its place in the new one. Blocks. OSError if the new file cannot be written.
     """
+    newest = -1
     with suppress(FileNotFoundError), path.open("rb") as file:
-        end = _end(file, steps)
+        end, newest = _end(file, steps)
         if end == os.fstat(file.fileno()).st_size:
-            return
+            return newest
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with temporary.open("wb") as kept:
@@ -41,21 +42,24 @@ def cut(path: Path, steps: int) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+    return newest
 
 
-def is_undone(line: bytes, steps: int) -> bool:
-    """A line of step `steps` or later; False for one that is not whole."""
-    try:
-        return _decoder.decode(line).step >= steps
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return False
-
-
-def _end(file: BinaryIO, steps: int) -> int:
-    """Where the first undone line begins, or a last one that is not whole; else where the file ends."""
-    end = 0
+def _end(file: BinaryIO, steps: int) -> tuple[int, int]:
+    """Where the first undone line begins, or a last one that is not whole, else where the file ends; and the newest
+    step before that."""
+    end, newest = 0, -1
     for line in file:
-        if not line.endswith(b"\n") or is_undone(line, steps):
+        step = _step(line)
+        if not line.endswith(b"\n") or step >= steps:
             break
-        end += len(line)
-    return end
+        end, newest = end + len(line), max(newest, step)
+    return end, newest
+
+
+def _step(line: bytes) -> int:
+    """The step of a line; -1 if it is damaged."""
+    try:
+        return _decoder.decode(line).step
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return -1

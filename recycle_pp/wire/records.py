@@ -15,6 +15,7 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=0, le=10**15)]
 Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]  # a duration, or a time since 1970
+Term = Annotated[int, Meta(ge=-1, le=2**31)]  # of the coordinator that wrote a line
 WorkerName = Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}$")]  # "1.2"
 
 
@@ -27,6 +28,7 @@ class Step(_Step, total=False):
 
     time: Seconds
     generation: int
+    term: Term
     loss: Number | None
     val_loss: Number | None
     step_seconds: Seconds
@@ -39,6 +41,7 @@ class Samples(_Step, total=False):
     """A line of samples.jsonl."""
 
     samples: list[Count]
+    term: Term
 
 
 class _Event(TypedDict):
@@ -51,6 +54,7 @@ class Event(_Event, total=False):
 
     time: Seconds
     generation: int
+    term: Term
     worker: str | None
     cause: str | None
     detail: str | None

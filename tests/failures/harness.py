@@ -288,9 +288,9 @@ def _outcome(case: Case, code: int, seconds: float, job: LocalJob) -> Outcome:
     summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
     traces = {int(p.stem.split("-")[1]): Trace.load(p) for p in sorted(run.traces.glob("step-*.json"))}
     logs = _logs(run)
-    sample_lines = run.lines(run.samples)
-    samples = {line["step"]: line["samples"] for line in sample_lines}
-    assert len(samples) == len(sample_lines), "steps with two lines in samples.jsonl"
+    for path in (run.metrics, run.samples):
+        _check_one_line_a_step(path)
+    samples = {line["step"]: line["samples"] for line in run.lines(run.samples)}
     return Outcome(
         case, code, seconds, job.output, logs, run.lines(run.events), run.lines(run.metrics), summary, samples, traces
     )
@@ -298,6 +298,14 @@ def _outcome(case: Case, code: int, seconds: float, job: LocalJob) -> Outcome:
 
 def _logs(run: RunFolder) -> str:
     return "".join(f"--- {p.name}\n{text}" for p in sorted(run.logs.glob("*")) if (text := p.read_text()[-4000:]))
+
+
+def _check_one_line_a_step(path: Path) -> None:
+    """Reads the file itself: a reader of the run folder would leave out lines that do not count."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    places = [(line["step"], line["term"]) for line in lines]
+    steps = [step for step, _ in places]
+    assert steps == sorted(set(steps)), f"{path.name} has steps twice or in disorder: {places}"
 
 
 def _process(pid: int) -> psutil.Process | None:

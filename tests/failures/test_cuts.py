@@ -47,4 +47,6 @@ def test_the_nodes_that_reach_each_other_finish_the_job_whatever_is_cut_in_one_d
         if code:
             print(f"    node {number}: {line[:300]}")
     assert finished and codes.count(0) >= 2, explain(outcome)
+    assert [line["step"] for line in outcome.metrics] == list(range(case.steps)), "a step has no line"
+    assert not outcome.all("stopped"), "a node that left has said so in the folder of a job that continues"
     runs.check_exact(outcome)

@@ -85,7 +85,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[str
     (place / ".metadata").write_bytes(b"table")
     files = {".metadata": [5, zlib.crc32(b"table")]}
     run.write_json(place / "about.json", {"step": 2, **describe(job, "data"), "files": files})
-    Heartbeat(run, 0, "127.0.0.1:1").end([], 0)
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").end([], 0)
     return run, {name: (run.path / name).read_text() for name in FILES}
 
 

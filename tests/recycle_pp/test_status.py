@@ -138,7 +138,7 @@ def test_recovering_is_told_from_the_first_effect_of_a_death_to_its_last(run):
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder.create(load({"run": {"dir": str(tmp_path / "run")}}))
-    Heartbeat(run, 0, "127.0.0.1:1").write([])
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
     return run
 
 

@@ -23,7 +23,7 @@ class Supervisors:
     def __init__(self):
         self.servers, self.elections, self.places, self.peers = {}, {}, {}, {}
 
-    async def add(self, rank, leader=None, patience=2.0):
+    async def add(self, rank, leader=None, patience=2.0, first_term=0):
         self.peers[rank] = []
 
         async def handler(peer):
@@ -32,7 +32,7 @@ class Supervisors:
 
         self.servers[rank] = await serve(handler, "127.0.0.1", 0, TOKEN)
         self.places[rank] = Place(*self.servers[rank].sockets[0].getsockname()[:2])
-        self.elections[rank] = Election(rank, self.places[rank], TOKEN, leader, patience)
+        self.elections[rank] = Election(rank, self.places[rank], TOKEN, leader, patience, first_term=first_term)
 
     def stop_answering(self, rank):
         self.servers[rank].close()
@@ -255,5 +255,24 @@ def test_before_any_membership_is_agreed_the_job_is_its_first_leader():
         (refusal,) = await supervisors.all_notice(0)
         assert isinstance(refusal, LostMajority)
         supervisors.die(1)
+
+    asyncio.run(main())
+
+
+def test_a_job_that_was_resumed_begins_with_a_newer_term_and_its_leader_confirms_it():
+    async def main():
+        supervisors = Supervisors()
+        try:
+            await supervisors.add(0, first_term=7)
+            leader = await supervisors.elections[0].leader(after=-1)
+            for rank in (1, 2):
+                await supervisors.add(rank, leader)
+            await supervisors.agree(0, -1)
+            assert leader.term == 7 == await supervisors.elections[0].confirm(held=True)
+            supervisors.die(0)
+            await supervisors.all_notice(7)
+            assert await supervisors.elections[1].confirm(held=True) == 8
+        finally:
+            supervisors.die(*supervisors.elections)
 
     asyncio.run(main())

@@ -24,6 +24,7 @@ from recycle_pp.consensus import election, leader_lease, refusal, voter_client
 from recycle_pp.consensus.agreement import majority
 from recycle_pp.coordinator import failover_discovery
 from recycle_pp.supervisor import joining, supervisor
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.launch import Address, Launch
 
 from .clock import PROCESS, VirtualLoop
@@ -49,7 +50,7 @@ class Fault:
 @dataclass(frozen=True)
 class Order:
     """one_machine: the dead are proven dead. latest: seconds that any message may take. pauses: how many, of 0 to 2 s,
-    anywhere; hosting: seconds that it takes to begin to coordinate."""
+    anywhere; hosting: seconds that it takes to begin to coordinate; suspicion: `control.suspicion`."""
 
     seed: int
     supervisors: int = 4
@@ -57,6 +58,7 @@ class Order:
     latest: float = 2.0
     pauses: int = 0
     hosting: float = 2.0
+    suspicion: float = 10.0
     faults: tuple[Fault, ...] = ()
 
 
@@ -123,6 +125,7 @@ class Simulation(ExitStack):
     def __init__(self, order: Order) -> None:
         super().__init__()
         self.order, self.chance = order, random.Random(order.seed)
+        SETTINGS.control.suspicion, SETTINGS.control.heartbeat = order.suspicion, order.suspicion / 5
         self.loop = VirtualLoop()
         self.network = Network(self.loop, self.chance, self._delay)
         self.nodes = [Node(f"s{rank}", rank) for rank in range(order.supervisors)]
@@ -275,7 +278,7 @@ class Simulation(ExitStack):
             self.supervisors.append(of)
             where = Address("10.0.0.1", 29501, "")
             if node.rank == 0:
-                await of.found(where, SETTINGS, None)  # type: ignore[arg-type]
+                await of.found(where, SETTINGS, RunFolder("simulated"))
             try:
                 node.code = await of.run(where)
             except Exception as error:

@@ -35,9 +35,7 @@ from .network import Peer
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-SETTINGS = Settings()
-SETTINGS.control.heartbeat = 2.0
-SETTINGS.control.suspicion = 10.0
+SETTINGS = Settings()  # each simulation sets its suspicion and heartbeat
 
 
 class Begin(NamedTuple):

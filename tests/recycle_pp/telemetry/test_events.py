@@ -104,12 +104,12 @@ def test_lines_are_json_whatever_number_they_hold(value):
 
     with tempfile.TemporaryDirectory() as folder:
         lines = Lines(Path(folder) / "metrics.jsonl")
-        lines.write({"loss": value, "list": [value, {"deep": value}]})
+        lines.write({"step": 0, "loss": value, "list": [value, {"deep": value}]})
         lines.close()
         text = (Path(folder) / "metrics.jsonl").read_text()
     record = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     expected = value if math.isfinite(value) else None
-    assert record == {"loss": expected, "list": [expected, {"deep": expected}]}
+    assert record == {"step": 0, "loss": expected, "list": [expected, {"deep": expected}], "term": 0}
 
 
 def test_lines_that_a_disk_refuses_are_written_when_it_takes_them_again(tmp_path, capsys):
@@ -119,7 +119,7 @@ def test_lines_that_a_disk_refuses_are_written_when_it_takes_them_again(tmp_path
     (tmp_path / "late").mkdir()
     lines.again()
     lines.write({"step": 3})
-    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step} for step in range(4)]
+    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step, "term": 0} for step in range(4)]
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
@@ -132,5 +132,5 @@ def test_of_the_lines_that_a_disk_refuses_the_newest_are_kept_and_the_number_of_
         lines.write({"step": step})
     (tmp_path / "late").mkdir()
     lines.again()
-    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step} for step in range(15, 25)]
+    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step, "term": 0} for step in range(15, 25)]
     assert _reports.flush(10) and "metrics.jsonl lacks 15 lines" in capsys.readouterr().err

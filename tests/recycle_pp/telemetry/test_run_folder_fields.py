@@ -11,7 +11,7 @@ import pytest
 from recycle_pp.telemetry.events import _WORDS
 
 DOCS = Path(__file__).parents[3] / "docs" / "run-folder.md"
-HEAD = {"time", "event", "step", "generation", "worker"}
+HEAD = {"time", "event", "step", "generation", "worker", "term"}
 SOMETIMES = {"val_loss", "val_samples"}
 
 
