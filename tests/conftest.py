@@ -1,13 +1,13 @@
-"""Fixtures of all tests."""
+"""Fixtures and options of all tests."""
 
-import os
+import random
 
 import hypothesis
 import pytest
 
 from recycle_pp.testing.local_cluster import Zygote
 
-pytest_plugins = ["tests.failures.table"]
+pytest_plugins = ["tests.failures.table", "tests.recorded"]
 
 
 def pytest_addoption(parser):
@@ -36,8 +36,21 @@ def zygote():
         yield process
 
 
-# In CI the same examples every time: a new counterexample is found by whoever works on the code, not by a bystander.
 # No deadlines: how long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("here", deadline=None)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+hypothesis.settings.register_profile("quick", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("full", deadline=None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """The same examples in every quick run: a failure is that of the change at hand. With --full, new examples."""
+    full = config.getoption("--full")
+    hypothesis.settings.load_profile("full" if full else "quick")
+    if full and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.randrange(2**32))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--full"):
+        seed = config.option.hypothesis_seed
+        terminalreporter.write_line(f"hypothesis drew examples by seed {seed}; repeat: --hypothesis-seed={seed}")

@@ -1,0 +1,64 @@
+"""One job that many tests read: it is run once, whichever process of pytest asks for it first.
+
+    def test_the_report_tells_of_the_death(recorded):
+        report(recorded.run)
+
+Its four workers train on emulated compute. Worker 1.1 is killed in step 4 and returns; the job validates, writes a
+checkpoint at its end, passes its events to a command, and writes for TensorBoard and W&B where these are installed.
+Tests do not change its folder.
+"""
+
+import fcntl
+import importlib.util
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.telemetry.run_folder import RunFolder
+
+STEPS = 60
+SECRET = "the secret of the recorded job, which no command may see"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    path: str  # of the run folder
+    output: str  # of its supervisors
+    passed_on: str  # events, as the command of run.on_event got them
+    environment: str  # of that command
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(self.path)
+
+
+@pytest.fixture(scope="session")
+def recorded(request, tmp_path_factory):
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+    about = shared / "recorded.json"
+    with (shared / "recorded.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not about.exists():
+            folder = shared / "recorded"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            about.write_text(json.dumps(asdict(_record(request.getfixturevalue("zygote"), folder))))
+    return Recorded(**json.loads(about.read_text()))
+
+
+def _record(zygote, folder: Path) -> Recorded:
+    exporters = [f"log.{name}=true" for name in ("tensorboard", "wandb") if importlib.util.find_spec(name) is not None]
+    arguments = [
+        "parallel=2x2", "model=tiny", f"run.steps={STEPS}", "run.validate_every=5", "emulate=sleep",
+        "+fail_at=4:1.1@backward", "+rejoin_at=6:1.1", f"run.dir={folder / 'run'}", *exporters,
+        f"run.on_event=cat >> {folder}/events; env >> {folder}/environment",
+    ]  # fmt: skip
+    environment = {"RECYCLE_TOKEN": SECRET, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    with zygote.run(arguments, environment=environment) as job:
+        assert job.wait(120) == 0, job.output
+        output = job.output
+    return Recorded(str(folder / "run"), output, *((folder / n).read_text() for n in ("events", "environment")))
