@@ -1,6 +1,10 @@
 """Fixtures of the failure suite."""
 
+from pathlib import Path
+
 import pytest
+
+from recycle_pp.testing.local_cluster import Zygote
 
 from .harness import Runs
 from .table import RESULTS
@@ -14,6 +18,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def runs(zygote, tmp_path_factory):
+def runs(zygote):
     """Runs cases, and fault-free jobs to compare them with, each of those once."""
-    return Runs(zygote, tmp_path_factory.mktemp("runs"), RESULTS)
+    return Runs(zygote, RESULTS)
+
+
+@pytest.fixture(scope="session")
+def sabotaged(runs):
+    """Runs cases whose processes do what RECYCLE_SABOTAGE says: see `sabotage.py`."""
+    with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
+        yield runs.forked_from(zygote)

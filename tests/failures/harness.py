@@ -42,7 +42,8 @@ SHAPES = {
     "3x4": (3, 4, 2),
 }  # D, P, M
 _OF_A_STRUCK_RUN = (
-    "+", "checkpoint", "coordinator", "control", "run.dir", "run.resume", "parallel.sharded", "parallel.optimizer_",
+    "+", "checkpoint", "coordinator", "control", "run.dir", "run.resume", "run.respawns", "run.validate_every",
+    "parallel.sharded", "parallel.optimizer_", "parallel.backend",
 )  # fmt: skip
 TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
 
@@ -156,9 +157,16 @@ def rejoins(*texts: str) -> tuple[str, ...]:
 class Runs:
     """`results`: kind -> outcomes, for the closing table."""
 
-    def __init__(self, zygote: Zygote, folder: Path, results: dict[str, list[Json]]) -> None:
-        self._zygote, self._folder, self.results = zygote, folder, results
+    def __init__(self, zygote: Zygote, results: dict[str, list[Json]]) -> None:
+        self._zygote, self.results = zygote, results
         self._fault_free: dict[tuple[str, ...], Outcome] = {}
+        self._quiet = self
+
+    def forked_from(self, zygote: Zygote) -> Runs:
+        """Runs cases in jobs of another zygote, and compares them with the same fault-free jobs."""
+        other = Runs(zygote, self.results)
+        other._quiet = self._quiet
+        return other
 
     def of(
         self,
@@ -194,11 +202,12 @@ class Runs:
         return self._zygote.run_nodes(case.arguments, case.nodes, environment)
 
     def fault_free(self, case: Case) -> Outcome:
-        case = case.fault_free()
+        """The run to compare with; each is run once."""
+        case, known = case.fault_free(), self._quiet._fault_free
         key = tuple(case.arguments)
-        if key not in self._fault_free:
-            self._fault_free[key] = self.of(case, "fault-free")
-        return self._fault_free[key]
+        if key not in known:
+            known[key] = self._quiet.of(case, "fault-free")
+        return known[key]
 
     def check_exact(self, outcome: Outcome) -> None:
         """Bit for bit what the fault-free run computes, from the same samples; no op of a survivor twice."""

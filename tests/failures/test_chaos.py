@@ -45,6 +45,7 @@ def test_a_job_under_chaos_ends_with_the_weights_of_a_quiet_one(stagger, runs):
     assert "stall, 99 %" in said and "goodput" in said
 
 
+@pytest.mark.slow
 def test_a_trace_takes_workers_away_and_gives_them_back(runs, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("minute,workers\n0,6\n1,5\n2,4\n4,6\n")
@@ -80,7 +81,7 @@ def test_fifty_kills_at_random_instants(seed, runs):
     runs.check_exact(outcome)
 
 
-@pytest.mark.parametrize("instant", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])
+@pytest.mark.parametrize("instant", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3, 4, 5))])
 def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
     rng = random.Random(instant)
     victim = f"{rng.randrange(3)}.{rng.randrange(2)}"

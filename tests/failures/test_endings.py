@@ -7,23 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.testing.local_cluster import Zygote
 
-from .harness import TEXT, Case, Runs, Strike, explain, fails
+from .harness import TEXT, Case, Strike, explain, fails
 
 KIND = "endings"
-
-
-@pytest.fixture(scope="module")
-def sabotaged(tmp_path_factory, runs):
-    with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
-        yield Runs(zygote, tmp_path_factory.mktemp("endings"), runs.results)
+slow = pytest.mark.slow
 
 
 def run(runs, case, **plan):
@@ -36,11 +29,18 @@ def checkpoints(outcome):
     return [e["checkpoint"] for e in outcome.all("checkpoint_saved")]
 
 
+TWO_DIFFER, ONE_OF_THREE = "workers 0.1 and 1.1 hold different weights", "holds other weights than"
+
+
 @pytest.mark.parametrize(
-    ("shape", "says"),
-    [("2x2", "workers 0.1 and 1.1 hold different weights"), ("3x2", "holds other weights than")],
+    ("shape", "says", "stagger"),
+    [
+        ("2x2", TWO_DIFFER, False),
+        ("3x2", ONE_OF_THREE, True),
+        pytest.param("2x2", TWO_DIFFER, True, marks=slow),
+        pytest.param("3x2", ONE_OF_THREE, False, marks=slow),
+    ],
 )
-@pytest.mark.parametrize("stagger", [False, True])
 def test_a_bit_that_flips_in_one_workers_weights_ends_the_job_at_the_next_checkpoint(
     shape, says, stagger, sabotaged, tmp_path
 ):
@@ -64,7 +64,10 @@ def test_without_checkpoints_it_ends_the_job_at_its_end(sabotaged, tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "copies", "says"),
-    [("2x2", 2, "hold different copies of block 0"), ("3x2", 3, "holds another copy of block 0")],
+    [
+        pytest.param("2x2", 2, "hold different copies of block 0", marks=slow),
+        ("3x2", 3, "holds another copy of block 0"),
+    ],
 )
 def test_a_bit_that_flips_in_sharded_state_ends_the_job_in_the_same_step(shape, copies, says, sabotaged, tmp_path):
     """The holders of a block compare it in every vote; of three, two know who is wrong."""
@@ -86,7 +89,7 @@ def test_an_update_that_is_skipped_is_told_and_the_job_goes_on(sabotaged):
     assert checkpoints(outcome) in ([8, 10], [10]), "none while it is not known whether the weights are good"
 
 
-@pytest.mark.parametrize("seconds", [0, 2])
+@pytest.mark.parametrize("seconds", [pytest.param(0, marks=slow), 2])
 def test_after_five_skipped_updates_in_a_row_the_job_stops_with_the_last_good_checkpoint(seconds, sabotaged, tmp_path):
     """Also where that one is still written."""
     says = "steps in a row were skipped"
@@ -116,7 +119,7 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_that_sentence_and_nobo
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
 
 
-@pytest.mark.parametrize("shape", ["2x2", "3x2"])
+@pytest.mark.parametrize("shape", ["2x2", pytest.param("3x2", marks=slow)])
 def test_a_file_of_half_a_token_ends_the_job_with_that_sentence(shape, runs, tmp_path):
     path = tmp_path / "odd.bin"
     path.write_bytes(bytes(40001))
@@ -143,7 +146,7 @@ def test_data_that_only_a_returning_worker_cannot_read_end_nothing(runs, tmp_pat
     assert f"{text} does not exist" in outcome.all("refused")[0]["detail"] and outcome.all("given_up")
 
 
-@pytest.mark.parametrize("shape", ["2x2", "3x2"])
+@pytest.mark.parametrize("shape", ["2x2", pytest.param("3x2", marks=slow)])
 def test_a_kernel_that_cannot_run_here_ends_the_job_with_a_sentence(shape, sabotaged):
     says = "model.kernels: the kernels cannot run on cpu (OutOfResources: out of resource: shared memory"
     outcome, last = run(sabotaged, Case("an unfit kernel", shape, deaths=0, ends=says), unfit=True)
@@ -164,11 +167,12 @@ def test_a_stage_that_is_lost_by_an_exception_says_which(sabotaged):
     assert outcome.code == 1 and says in last and last.endswith("died so: ValueError: sabotaged"), explain(outcome)
 
 
-@pytest.mark.parametrize(
-    "where", ["Traces.measured", "Traces.committed", "Recovery.announced", "Progress.step", "Lines.write"]
-)
+TELEMETRY = ["Traces.measured", "Traces.committed", "Recovery.announced", "Progress.step", "Lines.write"]
+
+
+@pytest.mark.parametrize("where", [TELEMETRY, *(pytest.param([one], marks=slow) for one in TELEMETRY)], ids=", ".join)
 def test_telemetry_that_fails_is_said_once_and_ends_nothing(where, sabotaged):
-    case = Case(f"{where} fails", "2x2", fails("3:0.1@backward"), deaths=None)
+    case = Case("telemetry fails", "2x2", fails("3:0.1@backward"), deaths=None)
     outcome, _ = run(sabotaged, case, telemetry=where)
     expected = sabotaged.fault_free(case).summary["weights_sha256"]
     assert outcome.summary["weights_sha256"] == expected is not None, explain(outcome)

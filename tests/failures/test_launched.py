@@ -84,7 +84,7 @@ def test_two_nodes_are_lost_one_after_the_other_and_the_last_one_goes_on(seed, e
         survives(job, [last], expected)
 
 
-@twenty
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=slow) for n in range(20)])
 def test_the_elected_leader_is_lost_in_its_election(seed, expected, tmp_path):
     chance = random.Random(f"election {seed}")
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
@@ -105,6 +105,7 @@ def test_the_coordinator_is_lost_while_workers_still_import_what_they_need(expec
         survives(job, [1, 2], expected)
 
 
+@slow  # test_coordinator.py has the same in processes that are forked
 def test_the_first_node_is_lost_where_the_optimizers_state_is_sharded(expected, tmp_path):
     """The next coordinator knows no table of who holds what: it makes one of what the workers report."""
     with Launched(tmp_path, arguments=(*ARGUMENTS, "parallel.sharded=true")) as job:

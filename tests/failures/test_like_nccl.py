@@ -8,16 +8,17 @@ import pytest
 from recycle_pp.testing.local_cluster import Zygote
 
 from . import matrix
-from .harness import Case, Runs, explain, fails, rejoins
+from .harness import Case, explain, fails, rejoins
+from .test_exactness import some
 from .test_sharded import TOURS
 
 CASES = [
-    Case("nobody dies", "3x4", deaths=0),
-    Case("nobody dies", "3x4", stagger=True, deaths=0),
-    Case("two stages in one step", "3x4", fails("3:0.1@backward", "3:1.2@forward"), deaths=2),
     Case("two stages in one step", "3x4", fails("3:0.1@backward", "3:1.2@forward"), stagger=True, deaths=2),
     Case("and returns", "3x2", fails("3:0.1@send") + rejoins("6:0.1"), stagger=True, steps=40),
     Case("validates and saves", "3x2", ("run.validate_every=2", "checkpoint.every=4", *fails("5:1.0@validation"))),
+    Case("two stages in one step", "3x4", fails("3:0.1@backward", "3:1.2@forward"), deaths=2),
+    Case("nobody dies", "3x4", deaths=0),
+    Case("nobody dies", "3x4", stagger=True, deaths=0),
 ]
 
 TWO, AHEAD = ("parallel.sharded=true",), ("parallel.sharded=true", "optimizer.clip=null")
@@ -36,17 +37,17 @@ SHARDED = [
 
 
 @pytest.fixture(scope="module")
-def like_nccl(tmp_path_factory, runs):
+def like_nccl(runs):
     with Zygote(preload=Path(__file__).with_name("like_nccl.py")) as zygote:
-        yield Runs(zygote, tmp_path_factory.mktemp("like-nccl"), runs.results)
+        yield runs.forked_from(zygote)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some(CASES, quick=3))
 def test_a_death_among_workers_that_share_one_ordered_stream_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))
 
 
-@pytest.mark.parametrize("case", SHARDED, ids=str)
+@pytest.mark.parametrize("case", some(SHARDED, quick=2))
 def test_sharded_state_goes_over_sums_and_broadcasts_alone(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
 

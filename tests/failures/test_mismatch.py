@@ -6,22 +6,13 @@ weights are bit for bit those of a run in which nothing flipped.
 
 import json
 import socket
-from pathlib import Path
 
 import pytest
 
-from recycle_pp.testing.local_cluster import Zygote
-
-from .harness import Case, Runs, explain, fails
+from .harness import Case, explain, fails
 
 SHARDED = ("parallel.sharded=true", "control.mismatch=third")
 K3 = "parallel.optimizer_copies=3"
-
-
-@pytest.fixture(scope="module")
-def sabotaged(tmp_path_factory, runs):
-    with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
-        yield Runs(zygote, tmp_path_factory.mktemp("mismatch"), runs.results)
 
 
 def run(runs, case, **plan):
@@ -41,9 +32,9 @@ def struck(outcome, tmp_path):
 @pytest.mark.parametrize(
     ("shape", "copies", "kind", "detail"),
     [
-        ("2x2", (), "flip", "has changed since its update"),
+        pytest.param("2x2", (), "flip", "has changed since its update", marks=pytest.mark.slow),
         ("3x2", (), "rot", "has changed since its update"),
-        ("3x2", (K3,), "flip", "has changed since its update"),
+        pytest.param("3x2", (K3,), "flip", "has changed since its update", marks=pytest.mark.slow),
         ("3x2", (K3,), "err", "is not that of the other holders"),
     ],
 )

@@ -23,6 +23,7 @@ def test_three_nodes_train_exactly_as_one(zygote, runs, tmp_path):
     assert {e["host"] for e in outcome.all("spawned")} == {"node0", "node1", "node2"}
 
 
+@pytest.mark.slow  # test_a_new_node_takes_the_place_of_a_lost_one loses one, too
 def test_a_node_that_is_lost_changes_no_bit(zygote, runs, tmp_path):
     case = Case("a node is killed whole", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from recycle_pp.testing.local_cluster import Zygote
 from tests.recycle_pp.model.general import broken
 
 pytestmark = pytest.mark.timeout(200)
@@ -13,12 +12,6 @@ COMMON = (
     "model=custom", f"model.build={broken.__name__}:Broken", f"model.loss={broken.__name__}:loss",
     "model.layers=blocks", "parallel=2x2", "model.sequence=16", "run.steps=3", "run.validate_every=0",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def zygote():
-    with Zygote() as zygote:
-        yield zygote
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,9 @@ def test_a_group_that_matches_no_parameter_is_refused_with_names_that_do(zygote)
         assert "optimizer.groups: nosuch matches no parameter" in job.output
 
 
-@pytest.mark.parametrize("shape", [("parallel=2x2",), ("parallel=1x1", "parallel.microbatches=2")])
+@pytest.mark.parametrize(
+    "shape", [("parallel=2x2",), pytest.param(("parallel=1x1", "parallel.microbatches=2"), marks=pytest.mark.slow)]
+)
 def test_a_model_that_shifts_its_labels_itself_is_refused_in_its_first_step(zygote, shape):
     with zygote.run([*COMMON, *shape, f"model.loss={broken.__name__}:shifted"]) as job:
         assert job.wait(100) == 2, job.output

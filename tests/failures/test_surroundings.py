@@ -39,7 +39,7 @@ SAME_BATCH = {  # D * M stays 8
 }
 
 
-@pytest.mark.parametrize("shape", SAME_BATCH)
+@pytest.mark.parametrize("shape", [pytest.param("2x2", marks=pytest.mark.slow), "4x1", "1x4"])
 def test_a_resume_under_any_shape_ends_with_the_weights_of_a_run_that_was_never_interrupted(shape, runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     case = resumed("2x2", tmp_path / "run", overrides=SAME_BATCH[shape])
