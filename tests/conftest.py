@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Two files at a time, in processes of their own; single tests in this one, where -s and --pdb work."""
+    """Two tests at a time, in processes of their own; single tests in this one, where -s and --pdb work."""
     if any("::" in argument for argument in config.args) or config.option.keyword:
         config.option.dist = "no"
         return 0

@@ -166,9 +166,7 @@ def reach(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place]) -> li
     probed = dict(texts)
     for number in sorted(range(len(drawn)), key=lambda number: -where[drawn[number]].start):
         mutation = drawn[number]
-        probe = PROBE.format(number=number)
-        new = f"{probe}; {mutation.old}" if mutation.kind == STATEMENT else f"({probe} and ({mutation.old}))"
-        probed[mutation.path] = where[mutation].replace(probed[mutation.path], new)
+        probed[mutation.path] = where[mutation].replace(probed[mutation.path], probe(mutation, number))
     try:
         for path, text in probed.items():
             tree.write(path, text)
@@ -198,6 +196,12 @@ def reach(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place]) -> li
         quick_first = sorted((tests & seconds.keys()) - failed, key=lambda test: (seconds[test], test))
         found.append({test: 60.0 + 5.0 * seconds[test] for test in quick_first})
     return found
+
+
+def probe(mutation: Mutation, number: int) -> str:
+    """The old text with a note that it is reached."""
+    note = PROBE.format(number=number)
+    return f"{note}; {mutation.old}" if mutation.kind == STATEMENT else f"({note} and ({mutation.old}))"
 
 
 def run(tree: Tree, mutation: Mutation, place: Place, tests: dict[str, float]) -> Verdict:

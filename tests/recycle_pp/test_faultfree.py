@@ -16,6 +16,7 @@ from recycle_pp.config.compose import compose
 from recycle_pp.testing import reference_trainer as plain
 
 pytestmark = pytest.mark.timeout(120)
+slow = pytest.mark.slow
 
 TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
 STEPS = 5  # backward runs in two pieces, then in one, then as the measured durations suggest
@@ -27,17 +28,19 @@ SHAPES = {
 }
 CLIPS = "optimizer.clip=0.02"  # below the norm of every step
 CASES = [
+    ("3x4", ("model.dropout=0.2",)),
+    ("2x2", ("model.dropout=0.2", "model.recompute=true", "optimizer.clip=null")),
+    ("3x4", ("model.layers=7", "model.split=[1,3,1,2]")),
+    ("3x4", ("numerics.precision=bf16", "model.recompute=true", CLIPS)),
+    ("2x2", ("model.width=20", "model.ffn=37", "model.sequence=13", "parallel.microbatch_size=3")),
+]
+FEWER = [  # features of one of those above alone
     ("1x1", ()),
     ("2x2", ()),
     ("3x4", ()),
-    ("3x4", ("model.dropout=0.2",)),
-    ("2x2", ("model.dropout=0.2", "model.recompute=true", "optimizer.clip=null")),
     ("2x2", (CLIPS,)),
     ("2x2", ("model.split=[3,1]",)),
-    ("3x4", ("model.layers=7", "model.split=[1,3,1,2]")),
     ("2x2", ("numerics.precision=bf16", "model.dropout=0.2")),
-    ("3x4", ("numerics.precision=bf16", "model.recompute=true", CLIPS)),
-    ("2x2", ("model.width=20", "model.ffn=37", "model.sequence=13", "parallel.microbatch_size=3")),
 ]
 STAGGERED = ("optimizer=staggered",)
 
@@ -75,7 +78,7 @@ def reference(overrides):
     return Result(list(losses), list(norms), hashlib.sha256("".join(digests).encode()).hexdigest())
 
 
-@pytest.mark.parametrize(("shape", "overrides"), CASES)
+@pytest.mark.parametrize(("shape", "overrides"), [*CASES, *(pytest.param(*case, marks=slow) for case in FEWER)])
 def test_every_bit_is_that_of_the_plain_loop(trained, shape, overrides):
     overrides = (*SHAPES[shape], *overrides, "numerics.reproducible=true")
     assert trained(overrides) == reference(overrides)
@@ -91,10 +94,10 @@ def test_a_staggered_optimizer_changes_no_bit(trained, shape, clip):
 @pytest.mark.parametrize(
     ("shape", "overrides", "tolerance"),
     [
-        ("2x2", (), 1e-5),
+        pytest.param("2x2", (), 1e-5, marks=slow),
         ("3x4", (*STAGGERED, "model.dropout=0.2"), 1e-5),
         ("2x2", ("numerics=bf16-autocast", "model.recompute=true"), 1e-3),  # matrix products are rounded to 2^-9
-        ("2x2", (*STAGGERED, "numerics=bf16"), 1e-3),
+        pytest.param("2x2", (*STAGGERED, "numerics=bf16"), 1e-3, marks=slow),
     ],
 )
 def test_in_floating_point_the_losses_agree(trained, shape, overrides, tolerance):

@@ -17,17 +17,20 @@ COMMON = ["model=tiny", "numerics=reproducible", f"data.path={TEXT}", "data.vali
 COMMON += ["run.validate_every=2", "model.sequence=32"]
 ALONE = ("parallel=1x1", "parallel.microbatches=12")
 CASES = [
-    ("parallel=3x2", "parallel.microbatches=4"),
-    ("parallel=2x3", "parallel.microbatches=6"),
     ("parallel=12x1", "parallel.microbatches=1"),
-    ("parallel=3x2", "parallel.microbatches=4", "+fail_at=1:1.1@validation"),
     ("parallel=3x2", "parallel.microbatches=4", "+fail_at=[1:0.0@validation,3:2.1@validation]"),
     ("parallel=2x3", "parallel.microbatches=6", "optimizer=staggered", "+fail_at=0:0.1"),
+]
+MORE = [
+    ("parallel=3x2", "parallel.microbatches=4"),
+    ("parallel=2x3", "parallel.microbatches=6"),
+    ("parallel=3x2", "parallel.microbatches=4", "+fail_at=1:1.1@validation"),
     ("parallel=2x2", "parallel.microbatches=6", "parallel.backend=gloo", "+fail_at=1:1.0@validation"),
 ]
+slow = pytest.mark.slow
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def validated(zygote):
     @cache
     def run(overrides):
@@ -39,7 +42,7 @@ def validated(zygote):
     return run
 
 
-@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+@pytest.mark.parametrize("overrides", [*CASES, *(pytest.param(c, marks=slow) for c in MORE)], ids=" ".join)
 def test_the_loss_has_the_bits_of_one_worker_whatever_the_shape_and_whoever_dies(validated, overrides):
     alone, _ = validated(ALONE)
     assert [(step, samples) for step, _, samples in alone] == [(1, 32), (3, 32)]
@@ -48,7 +51,9 @@ def test_the_loss_has_the_bits_of_one_worker_whatever_the_shape_and_whoever_dies
     assert output.count("(32 samples)") == 2
 
 
-@pytest.mark.parametrize("asked, samples", [("5", 6), ("1", 2), ("26", 26), ("1000000000", None)])
+@pytest.mark.parametrize(
+    "asked, samples", [("5", 6), *(pytest.param(*c, marks=slow) for c in (("1", 2), ("26", 26), ("1000000000", None)))]
+)
 def test_samples_are_rounded_up_to_micro_batches_and_none_counts_twice(validated, asked, samples):
     overrides = ("parallel=2x2", f"run.validate_samples={asked}")
     settings = compose([*COMMON, *overrides])
