@@ -79,6 +79,7 @@ def terminate(pod: subprocess.Popen[bytes]) -> None:
 
 
 @machines
+@pytest.mark.slow
 @pytest.mark.torchrun
 def test_pods_start_are_drained_join_end_with_a_checkpoint_and_go_on(tmp_path):
     with network.Network() as net:
@@ -145,6 +146,7 @@ def requests(folder: Path) -> list[str]:
     return (folder / "requests").read_text().splitlines() if (folder / "requests").exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.torchrun
 def test_a_slurm_job_that_its_time_limit_ends_is_requeued_and_goes_on(slurm, tmp_path):
     run = RunFolder(tmp_path / "runs" / "7")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.etcd import EtcdServer, needs_etcd
+
 from .harness import Case, Strike, explain, fails, rejoins
 
 slow = pytest.mark.slow
@@ -18,7 +20,12 @@ def case(claim, *strikes, shape="2x2", overrides=(), **options):
 
 
 SURVIVED = [
-    case("the host is killed, and the state is sharded", host("started", 0.3), overrides=["parallel.sharded=true"]),
+    case(
+        "the host is killed, and the state is sharded",
+        host("started", 0.4),
+        overrides=["parallel.sharded=true"],
+        steps=24,
+    ),
     case("the host is killed in mid-step", host("started", 0.4), steps=24, stagger=True),
     case("two hosts die in a row", host("started", 0.3), host("coordinator_elected", 0.3, "0.1"), deaths=2, steps=40),
 ]
@@ -82,6 +89,16 @@ MORE += [
 @pytest.mark.parametrize("case", [*SURVIVED, *(pytest.param(c, marks=slow) for c in MORE)], ids=str)
 def test_the_job_goes_on_without_the_host_of_its_coordinator(case, runs):
     outcome = runs.of(case, "the coordinator's host")
+    runs.check_exact(outcome)
+    assert outcome.all("coordinator_lost") and outcome.all("coordinator_elected"), explain(outcome)
+
+
+@needs_etcd
+def test_an_etcd_may_decide_who_coordinates_next(runs, tmp_path):
+    with EtcdServer(tmp_path) as etcd:
+        overrides = ["coordinator=etcd", f"control.endpoints=[{etcd.endpoint}]"]
+        killed = case("the host is killed, and an etcd decides", host("started", 0.4), overrides=overrides, steps=24)
+        outcome = runs.of(killed, "the coordinator's host")
     runs.check_exact(outcome)
     assert outcome.all("coordinator_lost") and outcome.all("coordinator_elected"), explain(outcome)
 

@@ -72,6 +72,7 @@ def summary(text: str) -> list[tuple[int, int, str]]:
     return [(int(rank), int(code), sentence) for rank, code, sentence in found]
 
 
+@pytest.mark.slow  # tests/recycle_pp/test_counting.py runs such a job
 def test_a_job_that_is_done_ends_with_0(tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=2"])
     assert summary(job.end()) == []

@@ -18,7 +18,7 @@ def longest_gap(outcome):
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("suspicion", [1, 5, pytest.param(10, marks=slow)])
+@pytest.mark.parametrize("suspicion", [1, *(pytest.param(n, marks=slow) for n in (5, 10))])
 def test_when_the_link_between_two_nodes_is_cut_one_of_them_leaves_within_suspicion_and_two_seconds(
     suspicion, runs, tmp_path
 ):

@@ -40,7 +40,7 @@ def loaded(at):
     return model.eval()
 
 
-@pytest.mark.parametrize("kind", ["Qwen3", "Llama 3.1"])
+@pytest.mark.parametrize("kind", ["Qwen3", pytest.param("Llama 3.1", marks=pytest.mark.slow)])
 def test_in_trained_and_out_on_the_fast_path_and_on_the_general_one(zygote, kind, tmp_path):
     before = folder(kind, tmp_path / "in")
     fast = trained(zygote, tmp_path / "in", tmp_path / "fast", "llama", *TWO, *DEATH)
@@ -54,6 +54,7 @@ def test_in_trained_and_out_on_the_fast_path_and_on_the_general_one(zygote, kind
     assert abs(loss_of(ours) - loss_of(before)) > 0.01
 
 
+@pytest.mark.slow
 def test_bf16_masters_come_out_in_float32_and_can_come_in_again(zygote, tmp_path):
     folder("Qwen3", tmp_path / "in")
     bf16 = "numerics.precision=bf16"
