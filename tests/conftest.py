@@ -7,7 +7,7 @@ import pytest
 
 from recycle_pp.testing.local_cluster import Zygote
 
-pytest_plugins = ["tests.failures.table", "tests.recorded"]
+pytest_plugins = ["tests.failures.table", "tests.once", "tests.recorded"]
 
 
 def pytest_addoption(parser):

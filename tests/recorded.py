@@ -8,16 +8,15 @@ checkpoint at its end, passes its events to a command, and writes for TensorBoar
 Tests do not change its folder.
 """
 
-import fcntl
 import importlib.util
-import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from recycle_pp.telemetry.run_folder import RunFolder
+from tests.once import once
 
 STEPS = 60
 SECRET = "the secret of the recorded job, which no command may see"
@@ -36,21 +35,15 @@ class Recorded:
 
 
 @pytest.fixture(scope="session")
-def recorded(request, tmp_path_factory):
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if hasattr(request.config, "workerinput") else base
-    about = shared / "recorded.json"
-    with (shared / "recorded.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not about.exists():
-            folder = shared / "recorded"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            about.write_text(json.dumps(asdict(_record(request.getfixturevalue("zygote"), folder))))
-    return Recorded(**json.loads(about.read_text()))
+def recorded(request, shared_folder):
+    return once(
+        shared_folder, "recorded", lambda: _record(request.getfixturevalue("zygote"), shared_folder / "recorded")
+    )
 
 
 def _record(zygote, folder: Path) -> Recorded:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     exporters = [f"log.{name}=true" for name in ("tensorboard", "wandb") if importlib.util.find_spec(name) is not None]
     arguments = [
         "parallel=2x2", "model=tiny", f"run.steps={STEPS}", "run.validate_every=5", "emulate=sleep",

@@ -18,9 +18,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def runs(zygote):
+def runs(zygote, shared_folder):
     """Runs cases, and fault-free jobs to compare them with, each of those once."""
-    return Runs(zygote, RESULTS)
+    return Runs(zygote, RESULTS, shared_folder)
 
 
 @pytest.fixture(scope="session")

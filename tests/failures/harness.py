@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from recycle_schedules import Trace
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import LocalJob, LocalNodes, Zygote
+from tests.once import once
 
 Json = dict[str, Any]
 SHAPES = {
@@ -155,16 +157,15 @@ def rejoins(*texts: str) -> tuple[str, ...]:
 
 
 class Runs:
-    """`results`: kind -> outcomes, for the closing table."""
+    """results: kind -> outcomes, for the closing table. shared: the folder of the fixture `shared_folder`."""
 
-    def __init__(self, zygote: Zygote, results: dict[str, list[Json]]) -> None:
-        self._zygote, self.results = zygote, results
-        self._fault_free: dict[tuple[str, ...], Outcome] = {}
+    def __init__(self, zygote: Zygote, results: dict[str, list[Json]], shared: Path) -> None:
+        self._zygote, self.results, self._shared = zygote, results, shared
         self._quiet = self
 
     def forked_from(self, zygote: Zygote) -> Runs:
         """Runs cases in jobs of another zygote, and compares them with the same fault-free jobs."""
-        other = Runs(zygote, self.results)
+        other = Runs(zygote, self.results, self._shared)
         other._quiet = self._quiet
         return other
 
@@ -202,12 +203,13 @@ class Runs:
         return self._zygote.run_nodes(case.arguments, case.nodes, environment)
 
     def fault_free(self, case: Case) -> Outcome:
-        """The run to compare with; each is run once."""
-        case, known = case.fault_free(), self._quiet._fault_free
-        key = tuple(case.arguments)
-        if key not in known:
-            known[key] = self._quiet.of(case, "fault-free")
-        return known[key]
+        """The run to compare with, without its traces; each is run once."""
+        case = case.fault_free()
+        make = partial(self._quiet._without_traces, case)
+        return once(self._shared, f"fault-free {case.arguments}", make)
+
+    def _without_traces(self, case: Case) -> Outcome:
+        return replace(self.of(case, "fault-free"), traces={})
 
     def check_exact(self, outcome: Outcome) -> None:
         """Bit for bit what the fault-free run computes, from the same samples; no op of a survivor twice."""
