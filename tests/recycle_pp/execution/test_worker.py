@@ -39,4 +39,4 @@ def test_a_full_memory_and_a_failed_gpu_are_recognised_in_any_thread(error, caus
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
-    assert words["cause"] == worker._cause(error) == cause
+    assert words["cause"] == cause

@@ -91,7 +91,7 @@ def test_updates_of_single_blocks_have_the_bits_of_the_whole(precision, block, s
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
 def test_any_bit_that_flips_changes_the_checksum_of_its_block_alone(vector, place, bit):
-    optimizer, blocks = begun("stop", 1024)
+    optimizer, blocks, _ = begun("stop", 1024)
     optimizer.start_step(blocks, blocks)
     before, _ = optimizer.inspected()
     flip(optimizer.shards[3].state[vector], place, bit)
@@ -103,13 +103,13 @@ def test_any_bit_that_flips_changes_the_checksum_of_its_block_alone(vector, plac
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
 def test_a_worker_says_itself_which_blocks_something_other_than_an_update_has_changed(moment, vector, place, bit):
-    optimizer, blocks = begun("third", 1024)
+    optimizer, blocks, stage = begun("third", 1024)
     for step in range(3):
         optimizer.start_step(blocks, blocks)
         assert optimizer.inspected()[1] == []
         if (moment, step) == ("before an update", 2):
             flip(optimizer.shards[3].state[vector], place, bit)
-        update(optimizer, step)
+        update(optimizer, stage, step)
         if (moment, step) == ("after it", 2):
             flip(optimizer.shards[3].state[vector], place, bit)
     optimizer.start_step(blocks, blocks)
@@ -117,7 +117,7 @@ def test_a_worker_says_itself_which_blocks_something_other_than_an_update_has_ch
 
 
 def test_what_has_changed_before_it_was_copied_is_known_to_whoever_has_the_copy():
-    (one, blocks), (other, _) = begun("third", 1024), begun("third", 1024)
+    (one, blocks, _), (other, *_) = begun("third", 1024), begun("third", 1024)
     flip(one.shards[3].mean, 5, 7)
     for block in (2, 3):
         room = other.room(block)
@@ -129,7 +129,7 @@ def test_what_has_changed_before_it_was_copied_is_known_to_whoever_has_the_copy(
 
 
 def test_a_block_that_has_changed_is_not_saved_and_checksums_of_a_checkpoint_tell_moments_apart():
-    (one, blocks), (other, _) = begun("third", 1024), begun("stop", 1024)
+    (one, blocks, _), (other, *_) = begun("third", 1024), begun("stop", 1024)
     assert one.checksums() == other.checksums()
     for optimizer in (one, other):
         optimizer.start_step(blocks, blocks)
@@ -141,14 +141,14 @@ def test_a_block_that_has_changed_is_not_saved_and_checksums_of_a_checkpoint_tel
 
 
 def begun(mismatch, size):
-    """An optimizer that holds all blocks of a stage, and these."""
+    """An optimizer that holds all blocks of a stage, these, and the stage."""
     config = small(parallel__pipelines=2, control__mismatch=mismatch)
     stage = cut(Stage(config, 0, CPU), size)
     optimizer = ShardedOptimizer(config, stage)
     blocks = range(len(stage.layout.blocks))
     for number in blocks:
         optimizer.begin(number)
-    return optimizer, blocks
+    return optimizer, blocks, stage
 
 
 def flip(vector, place, bit):
@@ -156,9 +156,9 @@ def flip(vector, place, bit):
     struck[place % len(struck)] ^= (1 << bit) - (bit == 31) * (1 << 32)
 
 
-def update(optimizer, step):
-    reduced = gradient(optimizer._stage, step)
-    for number, span in enumerate(optimizer._stage.layout.spans):
+def update(optimizer, stage, step):
+    reduced = gradient(stage, step)
+    for number, span in enumerate(stage.layout.spans):
         optimizer.shards[number].grad.copy_(reduced.flat[span])
     optimizer.step(reduced, step, 1.0)
 

@@ -18,12 +18,13 @@ class Stages:
 
     def __init__(self, reproducible):
         shared = {"tied": [0, 1, 2], "also": [0, 2]}
-        self.gradients, self.ties = [], []
+        self.gradients, self.layouts, self.ties = [], [], []
         for stage in range(3):
             held = {name: of for name, of in shared.items() if stage in of}
             layout = Layout({"own": (4,)} | {name: SHAPES[name] for name in held})
             gradients = Gradients(layout, 2, CPU, reproducible=reproducible, ops=ops, shared=list(held))
             self.gradients.append(gradients)
+            self.layouts.append(layout)
             self.ties.append(Ties(gradients, layout, stage, held, ops))
 
     def united(self):
@@ -37,7 +38,7 @@ class Stages:
         return self.ties[stage].united(reduced[stage], parcels)
 
     def gradient(self, stage, reduced, name):
-        layout = self.gradients[stage]._layout
+        layout = self.layouts[stage]
         return layout.views(reduced.flat)[layout.names.index(name)]
 
 

@@ -76,11 +76,13 @@ def test_dcps_own_tool_turns_it_into_a_torch_save(tmp_path):
 
 
 def test_a_save_keeps_the_state_of_its_moment(tmp_path):
-    (optimizer,) = job(1, steps=1)
+    settings = small(parallel__stages=1, numerics__reproducible=True)
+    optimizer = StageOptimizer(settings, stage := Stage(settings, 0, CPU))
+    optimizer.step(gradient(stage, 0), 0)
     expected = state([optimizer])
     saver = checkpoint.Saver(tmp_path)
     saver.save(1, 0, optimizer.state())
-    optimizer.step(gradient(optimizer._stage, 1), 1)  # while the thread writes
+    optimizer.step(gradient(stage, 1), 1)  # while the thread writes
     assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, [saver.wait()], ABOUT)), expected)
 
 
