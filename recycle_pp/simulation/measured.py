@@ -5,35 +5,50 @@ job = job_of("runs/mine", microbatches=32)           # a run folder, or its prof
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from recycle_pp.config.settings import Settings, load
 from recycle_pp.model.memory import stage_memory
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.files import UnreadableFile, decode, read
+from recycle_pp.wire.records import Seconds
 
 from .job import Job
+
+
+class _Durations(TypedDict):
+    durations_seconds: dict[Literal["F", "I", "W", "B", "O"], list[Seconds]]
+
+
+class _Measured(_Durations, total=False):
+    """What is read of profile.json, also of one written by hand."""
+
+    message_seconds: Seconds
+    sum_seconds: Seconds | list[Seconds]
 
 
 def job_of(
     path: str | Path, *, pipelines: int | None = None, stages: int | None = None, microbatches: int | None = None,
     layers: int | None = None, worker_bytes: float | None = None, memory: Any = None, optimizer: str = "staggered",
 ) -> Job:  # fmt: skip
-    """What is not given is as in the run's configuration beside the profile. ValueError with one sentence where one of
-    both is missing, or if `stages` is another number than was measured."""
+    """The measured job. Arguments that are None are taken from the run's config.yaml beside the profile.
+
+    Raises:
+        ValueError: one sentence: a file is missing or damaged, or `stages` is not the number that was measured.
+    """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     profile = folder / "profile.json" if Path(path).is_dir() else Path(path)
     try:
-        measured = json.loads(profile.read_text())
-        durations = {kind: [float(t) for t in measured["durations_seconds"][kind]] for kind in "FIWO"}
-        message, sums = float(measured.get("message_seconds", 0)), measured.get("sum_seconds", 0)
-    except (OSError, ValueError, LookupError, TypeError):
+        measured = decode(profile, read(profile), _Measured)
+    except FileNotFoundError:
         raise ValueError(f"--profile {path}: no profile.json with measured durations") from None
-    config = folder / "config.yaml"
-    if config.exists():
-        import yaml
-
-        settings: Settings = load(yaml.safe_load(config.read_text()))
+    durations: dict[str, list[float]] = {k: times for k, times in measured["durations_seconds"].items() if k in "FIWO"}
+    if len(durations) < 4 or len({len(times) for times in durations.values()} | {0}) != 2:
+        raise UnreadableFile(profile, "durations_seconds must give F, I, W and O, each for every stage")
+    message, sums = measured.get("message_seconds", 0.0), measured.get("sum_seconds", 0.0)
+    run = RunFolder(folder)
+    if run.config.exists():
+        settings = run.read_settings()
         p, model = settings.parallel, settings.model
         pipelines, microbatches = pipelines or p.pipelines, microbatches or p.microbatches
         tokens = pipelines * microbatches * p.microbatch_size * model.sequence

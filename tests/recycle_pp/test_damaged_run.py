@@ -22,6 +22,7 @@ from recycle_pp.config.compose import compose as read_command_line
 from recycle_pp.config.resume import take_up
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.checkpoints import newest_whole
+from recycle_pp.simulation.measured import job_of
 from recycle_pp.state.checkpoint import describe, refuse_mismatch
 from recycle_pp.state.hf_folder import of_run
 from recycle_pp.telemetry.heartbeat import Heartbeat, refuse_running
@@ -129,7 +130,12 @@ def commands(run: RunFolder) -> Iterator[tuple[str, Any]]:
     yield "report", lambda: report.main([path])
     yield "visualize", lambda: visualize.main([path])
     yield "export", lambda: of_run(path, None, torch.float32)
+    yield "simulate", lambda: simulate(run)
     yield "resume", lambda: resume(run)
+
+
+def simulate(run: RunFolder) -> None:
+    job_of(run.path)
 
 
 def resume(run: RunFolder) -> None:
