@@ -61,7 +61,7 @@ def compose(arguments: list[str]) -> Settings:
     from omegaconf.errors import OmegaConfBaseException
 
     rest, folders = _config_dirs(arguments)
-    overrides = [override for text in rest for override in _overrides(text, folders)]
+    overrides = [override for text in _layout_first(rest) for override in _overrides(text, folders)]
     if folders:
         overrides.append(f"hydra.searchpath=[{','.join(folder.as_uri() for folder in folders)}]")
     _refuse_repeated_faults(overrides)
@@ -155,6 +155,12 @@ def _config_dirs(arguments: list[str]) -> tuple[list[str], list[Path]]:
         else:
             rest.append(text)
     return rest, folders
+
+
+def _layout_first(texts: list[str]) -> list[str]:
+    """The last `parallel=NAME` before all other settings, as Hydra treats the choice of a file."""
+    layouts = [text for text in texts if text.lstrip("+").startswith("parallel=")]
+    return [*layouts[-1:], *(text for text in texts if text not in layouts)]
 
 
 def _overrides(text: str, folders: list[Path]) -> list[str]:

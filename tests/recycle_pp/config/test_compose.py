@@ -65,6 +65,13 @@ def test_any_numbers_of_pipelines_and_stages_need_no_file(D, P):
     assert compose([f"parallel={D}x{P}"]).parallel == expected.parallel
     assert compose(["parallel.microbatches=4", f"parallel={D}x{P}"]).parallel.microbatches == 4
     assert compose([f"+parallel={D}x{P}", "parallel.stages=2"]).parallel.stages == 2, "a key wins over the shape"
+    assert compose(["parallel.stages=2", f"+parallel={D}x{P}"]).parallel.stages == 2, "in any order"
+
+
+@pytest.mark.parametrize("first", ["1x1", "2x4", "5x3"])
+@pytest.mark.parametrize("last", ["1x1", "2x4", "5x3", "2x1"])
+def test_the_last_of_several_layouts_counts(first, last):
+    assert compose([f"parallel={first}", f"parallel={last}"]).parallel == compose([f"parallel={last}"]).parallel
 
 
 def test_a_file_with_the_name_of_a_shape_is_taken(tmp_path):
