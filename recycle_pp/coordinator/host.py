@@ -1,8 +1,8 @@
 """The coordinator in the loop of the supervisor that leads.
 
-host = Host(settings, run, agreement, leader, token, world)              # the first one of a job
-host = Host(settings, run, agreement, leader, token, world, succession)  # in the place of one that was lost
-await host.handle(peer)                                          # a supervisor or a worker has connected
+host = Host(settings, run, agreement, leader, token)              # the first one of a job
+host = Host(settings, run, agreement, leader, token, succession)  # in the place of one that was lost
+await host.handle(peer)                                           # a supervisor or a worker has connected
 code = await host.end()
 """
 
@@ -50,13 +50,13 @@ class Host:
         agreement: Agreement,
         leader: Leader,
         token: str,
-        world: int,
         succession: Succession | None = None,
         whole: Whole = NOTHING,
     ) -> None:
         """whole: the checkpoint to begin at."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._screen = Unhurried(sys.stdout)
+        world = settings.parallel.pipelines * settings.parallel.stages
         progress = self._progress = Progress(settings.run.steps, world, self._screen)
         if succession is None:
             progress.say(f"{world} {'worker starts' if world == 1 else 'workers start'}; run folder {run.path}")

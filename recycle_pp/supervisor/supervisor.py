@@ -386,8 +386,8 @@ class Supervisor:
         whole = NOTHING
         if self._settings.run.resume and succession is None:
             whole = await apart(newest_whole, self._run.checkpoints)
-        world, agreement = self._launch.world, self._leadership.agreement
-        return Host(self._settings, self._run, agreement, leader, self._token, world, succession, whole)
+        agreement = self._leadership.agreement
+        return Host(self._settings, self._run, agreement, leader, self._token, succession, whole)
 
     def _leave(self) -> None:
         if self._peer is not None:

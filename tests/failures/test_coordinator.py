@@ -113,6 +113,7 @@ def test_another_rank_coordinates_and_the_stall_is_measured_like_any_other(runs)
     (resumed,) = outcome.all("resumed")
     assert list(resumed["phases"])[:3] == ["died", "detected", "elected"]
     assert resumed["dead"] == ["0.0"]
+    assert "3 of 4 workers" in outcome.output, explain(outcome)
 
 
 @pytest.mark.parametrize("dead", [["0.0", "1.0", "1.1"], pytest.param(["0.0", "0.1", "1.0"], marks=slow)], ids=str)
