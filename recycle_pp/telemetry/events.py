@@ -278,6 +278,12 @@ def _death(e: Mapping[str, Any]) -> str:
     return f"worker {e['worker']} {verb} ({cause_in_words(e)})"
 
 
+def _given_up(e: Mapping[str, Any]) -> str:
+    if e.get("respawns") == 0:
+        return f"worker {e['worker']} is given up: run.respawns allows it no restart"
+    return f"worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
+
+
 def _resumed(e: Mapping[str, Any]) -> str:
     text = f"training continues after a stall of {1000 * e.get('stall_seconds', 0.0):.0f} ms"
     if e.get("lost_ops") is not None:
@@ -319,9 +325,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "they take over a part of its work"
     ),
     "slow_no_more": lambda e: f"worker {e['worker']} is as fast as its peers again",
-    "given_up": lambda e: (
-        f"worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
-    ),
+    "given_up": _given_up,
     "refused": lambda e: (
         f"worker {e['worker']} is sent away: "
         + (e.get("detail") or f"it runs on {e.get('platform')}, the others on {e.get('expected')}")

@@ -91,6 +91,12 @@ def test_plurals_are_right_and_the_first_step_is_step_0(event, count):
     assert sentence.startswith("step 0: ")
 
 
+def test_a_worker_that_may_not_be_started_again_has_not_died_again():
+    event = {"event": "given_up", "step": 3, "worker": "1.1"}
+    assert describe(event | {"respawns": 0}, 60) == "step 3: worker 1.1 is given up: run.respawns allows it no restart"
+    assert "died again after 1 restart;" in describe(event | {"respawns": 1}, 60)
+
+
 def test_no_sentence_names_a_step_that_the_run_does_not_have():
     event = {"event": "checkpoint_saved", "generation": 0, "worker": None, "time": 0.0}
     assert describe(event | {"step": 59, "checkpoint": 59}, 60) == "step 59: checkpoint step-000059 saved"
