@@ -27,7 +27,7 @@ train: $(BIN)/pytest ## train a small model on 12 workers; one is killed and com
 help: $(BIN)/pytest ## every setting of a run
 	@$(BIN)/python -m recycle_pp.train --help
 
-fast: $(BIN)/pytest ## unit tests that start no job: 2 minutes on two busy cores
+fast: $(BIN)/pytest ## unit tests that start no job: a few minutes
 	$(BIN)/python -m pytest $(FAST)
 
 test: lint types quick ## everything that CI checks: lint, types, all tests but the slow ones

@@ -53,7 +53,7 @@ def main() -> None:
                 rows.append({"schedule": schedule, "optimizer": optimizer, **row})
                 show(rows[-1])
     over = rows[-1]["median"] / rows[0]["median"] - 1
-    print(f"{DEAD} dead, any memory, staggered, against 1F1B with everybody: {over:+.1%}")
+    print(f"{DEAD} dead, any memory, staggered, against 1F1B with everybody: {over:+z.1%}")
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     (out / "emulated.json").write_text(json.dumps(rows, indent=1))
@@ -100,7 +100,7 @@ def show(row: dict[str, Any]) -> None:
         1e3 * x for x in (row["period"], row["median"], min(row["seconds"]), max(row["seconds"]))
     )
     print(f"{row['schedule']:<16}{row['optimizer']:<16}{row['dead'] or '-':<8}{plan:>6.0f} ms{median:>8.0f} ms", end="")
-    print(f"{row['over']:>+8.1%}" + "".join(f"{x:>7.0f} ms" for x in extremes), flush=True)
+    print(f"{row['over']:>+z8.1%}" + "".join(f"{x:>7.0f} ms" for x in extremes), flush=True)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def shapes(capacity: float, overrides: list[str]) -> None:
 def slower(outcome: Outcome, whole: Outcome) -> str:
     if not (outcome.dead and outcome.period and whole.period):
         return ""
-    return f", {100 * (outcome.period / whole.period - 1):+.0f} %"
+    return f", {100 * (outcome.period / whole.period - 1):+z.0f} %"
 
 
 def measure(zygote: Zygote, jobs: list[list[str]], rounds: int) -> list[dict[str, Any]]:

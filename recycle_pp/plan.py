@@ -249,8 +249,8 @@ def _grid(table: Table, capacity: float | None) -> Grid:
         )
         cells = (
             f"{row.period:g}",
-            f"{100 * (row.slowdown or 0):+.1f} %",
-            *([f"{row.moved:g}", f"{100 * (row.moved_slowdown or 0):+.1f} %"] if layers else []),
+            f"{100 * (row.slowdown or 0):+z.1f} %",
+            *([f"{row.moved:g}", f"{100 * (row.moved_slowdown or 0):+z.1f} %"] if layers else []),
             str(row.peer),
             f"{row.peak:g}",
             f"{row.limit:g}",

@@ -38,6 +38,7 @@ from recycle_pp.simulation.costs import Costs
 from recycle_pp.simulation.fleet import cheapest, demand
 from recycle_pp.simulation.job import Job
 from recycle_pp.simulation.measured import job_of
+from recycle_pp.simulation.policies import PLANNED_ONLY, TODAY
 from recycle_pp.simulation.prices import Kind, read_prices
 from recycle_pp.simulation.replay import replay
 from recycle_pp.simulation.shapes import best_shapes
@@ -104,11 +105,13 @@ def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs
     """The shapes of the same job, the fastest first."""
     if not given.capacity:
         raise ValueError("--best needs --capacity: with machines of any size one stage is best")
-    policy = "rebalanced" if given.policy == "all" else flags.policies_of(given.policy)[0]
+    policy = PLANNED_ONLY if given.policy == "all" else flags.policies_of(given.policy)[0]
     compile_planner()
     found = best_shapes(job, there, costs, policy, capacity=parse_size(given.capacity, "--capacity"), seed=given.seed)
     _console().print(report.shape_table(found))
     print(f"{policy}, {there.machines} machines, {there.mean:.1f} there on average; the rest of them stand by")
+    if policy == PLANNED_ONLY:
+        print(f"the trainer cannot move layers yet: --policy {TODAY} ranks the shapes by what it does today")
     return 0
 
 
@@ -155,7 +158,7 @@ def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Cos
     steps = found.outcomes["respawned"].steps
     print(
         f"replayed: {there.seconds / seconds:.0f} times as fast, {real.there.losses} kills; {real.steps:.0f} steps "
-        f"measured, {steps:.1f} simulated: {steps / max(1.0, real.steps) - 1:+.1%}"
+        f"measured, {steps:.1f} simulated: {steps / max(1.0, real.steps) - 1:+z.1%}"
     )
     return 0
 
@@ -163,7 +166,7 @@ def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Cos
 def _show(found: list[Comparison]) -> None:
     console = _console()
     console.print(report.table(found))
-    for sentence in report.remarks(found[0]):
+    for sentence in (*(report.summary(found[0]) if len(found) == 1 else ()), *report.remarks(found[0])):
         console.print(sentence, highlight=False)
 
 

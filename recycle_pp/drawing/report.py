@@ -78,7 +78,7 @@ def _against(plan: Plan, base: Plan) -> str:
     if plan.time_unit != base.time_unit:
         return "other unit"
     length = period(base) or base.makespan
-    return f"{overhead(plan, base):+.1%} ({number(length)} {base.time_unit})"
+    return f"{overhead(plan, base):+z.1%} ({number(length)} {base.time_unit})"
 
 
 def _by_stage(values: Sequence[Any], show: Callable[[Any], str]) -> str:
@@ -140,4 +140,4 @@ def number(x: float) -> str:
 
 
 def percent(x: float) -> str:
-    return f"{x:.1%}"
+    return f"{x:z.1%}"

@@ -32,13 +32,12 @@ def render(comparison: Comparison) -> str:
     title = f"{p.pipelines} x {p.stages} workers on {comparison.there.machines} machines that come and go"
     head = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in ("policy", "1F1B = 1", "work", *CAUSES))
     rows = "".join(
-        f"<tr><td>{name}</td><td>{names[name].relative:.3f}</td>"
-        + "".join(f"<td>{100 * names[name].shares[key]:.1f} %</td>" for key in ("work", *CAUSES))
+        f"<tr><td>{report.label(name)}</td><td>{names[name].relative:.3f}</td>"
+        + "".join(f"<td>{100 * names[name].shares[key]:z.1f} %</td>" for key in ("work", *CAUSES))
         + "</tr>"
         for name in names
     )
-    best = max((name for name in names if name != "bound"), key=lambda name: names[name].relative, default="bound")
-    summary = f"{best} gets {names[best].relative:.2f} of what 1F1B would without a loss."
+    summary = "; ".join(report.summary(comparison))
     notes = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in report.remarks(comparison))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

@@ -2,7 +2,7 @@
 
 console.print(table([comparison]))                 # one: all figures; several numbers of micro-batches: a column each
 as_json(comparison) == {"policies": {"restart": {"relative": 0.53, ...}, ...}}
-for sentence in remarks(comparison): print(sentence)
+for sentence in (*summary(comparison), *remarks(comparison)): print(sentence)
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from rich.table import Table
 
 from recycle_pp.config.sizes import format_size
 from recycle_pp.config.times import format_seconds
+from recycle_pp.telemetry.events import plural
 
 from .availability import HOUR
 from .compare import Comparison
+from .policies import PLANNED_ONLY, TODAY
 from .prices import Kind
 from .run import CAUSES, Outcome
 from .shapes import Found
@@ -35,16 +37,16 @@ def table(found: Sequence[Comparison]) -> Table:
         for comparison in found:
             out.add_column(f"M = {comparison.job.problem.counts[0]}", justify="right")
         for name in names:
-            out.add_row(name, *(f"{comparison.outcomes[name].relative:.3f}" for comparison in found))
+            out.add_row(label(name), *(f"{comparison.outcomes[name].relative:.3f}" for comparison in found))
         return out
     comparison = found[0]
     unit = "tokens/h" if comparison.job.tokens else "micro-batches/h"
     for column in ("fault-free 1F1B = 1", unit, "work", *CAUSES, "steps redone"):
         out.add_column(column, justify="right")
     for name, outcome in names.items():
-        shares = (f"{100 * outcome.shares[key]:.1f} %" for key in ("work", *CAUSES))
+        shares = (f"{100 * outcome.shares[key]:z.1f} %" for key in ("work", *CAUSES))
         rate = f"{_rate(comparison, outcome):,.0f}"
-        out.add_row(name, f"{outcome.relative:.3f}", rate, *shares, f"{outcome.redone:.0f}")
+        out.add_row(label(name), f"{outcome.relative:.3f}", rate, *shares, f"{outcome.redone:.0f}")
     return out
 
 
@@ -73,6 +75,31 @@ def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any
     }
 
 
+def label(policy: str) -> str:
+    """Its name in a table."""
+    return f"{policy} (planned only)" if policy == PLANNED_ONLY else policy
+
+
+def summary(comparison: Comparison) -> list[str]:
+    """The throughput of the trainer as it is, with layers moved, and of the best other policy that exists."""
+    shares = {name: outcome.relative for name, outcome in comparison.outcomes.items()}
+    out = []
+    if TODAY in shares:
+        out.append(
+            f"recycle_pp today re-routes ({TODAY}): {shares[TODAY]:.3f} of the throughput of 1F1B without a loss"
+        )
+    if PLANNED_ONLY in shares:
+        out.append(
+            f"moving layers between stages ({PLANNED_ONLY}) would give {shares[PLANNED_ONLY]:.3f}; "
+            "the trainer cannot do that yet"
+        )
+    others = [name for name in shares if name not in (TODAY, PLANNED_ONLY, "bound")]
+    if others:
+        best = max(others, key=lambda name: shares[name])
+        out.append(f"best of the other policies: {best}, {shares[best]:.3f}")
+    return out
+
+
 def remarks(comparison: Comparison) -> list[str]:
     """What the figures rest on."""
     job, there, costs, times = comparison.job, comparison.there, comparison.costs, comparison.times
@@ -91,8 +118,8 @@ def remarks(comparison: Comparison) -> list[str]:
     ]
     if times.covered < 0.999:
         out.append(
-            f"{len(times.planned)} memberships were planned, {times.covered:.0%} of the time that needs plans; the "
-            f"others are estimated by their load (planned ones: {times.spread:.1%} from that)"
+            f"planned: {plural(len(times.planned), 'membership')}, {times.covered:.0%} of the time that needs plans; "
+            f"the others are estimated by their load (planned ones: {times.spread:.1%} from that)"
         )
     return out
 
@@ -118,7 +145,7 @@ def price_table(found: Sequence[tuple[Kind, Comparison]]) -> Table:
         cells = []
         for price, (_, comparison) in zip(prices, found, strict=True):
             cells += [f"{comparison.outcomes[name].relative:.3f}", f"{price[name]:.4g}"]
-        out.add_row(name, *cells)
+        out.add_row(label(name), *cells)
     return out
 
 
@@ -129,7 +156,7 @@ def shape_table(found: Sequence[Found]) -> Table:
         out.add_column(column, justify="right")
     for one in found[:SHOWN]:
         p = one.job.problem
-        shares = (f"{100 * one.outcome.shares[key]:.1f} %" for key in ("work", *CAUSES))
+        shares = (f"{100 * one.outcome.shares[key]:z.1f} %" for key in ("work", *CAUSES))
         out.add_row(f"{p.pipelines} x {p.stages} x {p.counts[0]}", f"{one.rate:,.0f}", *shares)
     return out
 

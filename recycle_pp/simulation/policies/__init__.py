@@ -20,6 +20,12 @@ from .torchft import Torchft
 NAMES = ("restart", "spares", "torchft", "oobleck", "bamboo", "recycle", "rerouted", "rebalanced", "bound")
 """What can be compared. `respawned` is for replays alone."""
 
+TODAY = "rerouted"
+"""What recycle_pp's trainer does."""
+
+PLANNED_ONLY = "rebalanced"
+"""What its planner can plan and its trainer cannot do yet."""
+
 
 def policies(name: str, world: World, there: Availability, broken: BrokenSteps) -> list[Base]:
     """The policy of that name, in the variants of which the best is to be reported."""
@@ -38,4 +44,4 @@ def policies(name: str, world: World, there: Availability, broken: BrokenSteps) 
             return [others[name](world, name)]
 
 
-__all__ = ["NAMES", "Base", "World", "policies"]
+__all__ = ["NAMES", "PLANNED_ONLY", "TODAY", "Base", "World", "policies"]

@@ -1,13 +1,17 @@
 """The command line: flags, the table, the figures for machines, sentences for mistakes."""
 
 import json
+import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from recycle_pp.simulate import main
+from recycle_pp.simulation import report
 from recycle_pp.simulation.policies import NAMES
+from recycle_pp.simulation.run import CAUSES
 
 TRACE = Path(__file__).parents[3] / "examples" / "spot-trace-24gpu.csv"
 SMALL = f"--trace {TRACE} --pipelines 6 --stages 4 --plans 2 --microbatches 4"
@@ -58,6 +62,16 @@ def test_the_durations_of_a_run_that_was_measured(tmp_path, capsys):
     assert "profile.json" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"parallel: [2", b"- 1", b"parallel: {pipelines: many}"])
+def test_a_damaged_configuration_beside_the_profile_gets_one_sentence_and_exit_code_2(damage, tmp_path, capsys):
+    measured = {kind: [0.02, 0.04] for kind in "FIWO"}
+    (tmp_path / "profile.json").write_text(json.dumps({"durations_seconds": measured}))
+    (tmp_path / "config.yaml").write_bytes(damage)
+    assert run(f"--mtbf 5d --days 1 --profile {tmp_path} --policy bound") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'config.yaml'}") and len(said.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -83,6 +97,25 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
     assert run(flags) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
+
+
+def test_the_page_tells_what_the_trainer_does_from_what_only_the_planner_can_do(tmp_path, capsys):
+    assert run(f"{SMALL} --policy rerouted,rebalanced,torchft --out {tmp_path / 'a.html'}") == 0
+    page = (tmp_path / "a.html").read_text()
+    for text in (page, capsys.readouterr().out):
+        assert re.search(r"recycle_pp today re-routes \(rerouted\): [01]\.\d\d\d of", text)
+        assert "(rebalanced) would give" in text and "the trainer cannot do that yet" in text
+        assert "best of the other policies: torchft, " in text
+    assert "rebalanced (planned only)" in page
+
+
+def test_no_share_is_minus_zero(monkeypatch):
+    shares = dict.fromkeys(("work", *CAUSES), -1e-9)
+    outcome = SimpleNamespace(shares=shares, relative=0.0, redone=0.0, steps=0.0, seconds=1.0)
+    job = SimpleNamespace(tokens=1, total=1)
+    table = report.table([SimpleNamespace(job=job, outcomes={"rerouted": outcome})])
+    cells = [cell for column in table.columns for cell in column.cells]
+    assert "0.0 %" in cells and "-0.0 %" not in cells
 
 
 def test_every_out_is_written(tmp_path, capsys):
