@@ -151,9 +151,9 @@ class GroupTransport:
 
     def _abort(self, groups: list[Group]) -> None:
         self._kind.abort(groups)
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
-        self._closing.append(threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True))
-        self._closing[-1].start()
+        closing = threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True)
+        closing.start()  # before another thread, in `close`, may find it
+        self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
     def _of(self, generation: Generation) -> Groups:
         groups = self._groups.get(generation.number)

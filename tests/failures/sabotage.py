@@ -174,8 +174,8 @@ def vote(self, orders, step, *arguments):
         census("worker", step)
 
 
-def noted(self, note):
-    _noted(self, note)
+def follow(self, note):
+    _follow(self, note)
     if note["event"] == "announced":
         census("coordinator", note["generation"], "generations")
 
@@ -205,7 +205,7 @@ def jumping_time():
 Stage.__init__, Stage.forward, worker.platform, time.time = init, forward, platform, jumping_time
 _committed, Recorder._committed = Recorder._committed, committed
 _vote, Commits.vote = Commits.vote, vote
-_noted, Recorder._noted = Recorder._noted, noted
+_follow, Recorder.follow = Recorder.follow, follow
 _announced, Session._announced = Session._announced, announced
 for of, method in (
     (Traces, "measured"),
