@@ -37,6 +37,7 @@ from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.span_tables import SpanTables
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, Adopt, Announce, Measured, Report, SteadyPlan, Vote
@@ -73,12 +74,14 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
         progress = Progress(1, 1, io.StringIO())
-        recorder = Recorder(settings, run, Events(run.events, 1), progress, job)
+        tables = SpanTables()
+        recorder = Recorder(settings, run, Events(run.events, 1), progress, job, tables)
         for step in range(settings.schedule.profile_steps + 2):
             frames = [(w, encode(measured(w, step, job.problem)), encode(vote(w, step, job))) for w in sorted(job.live)]
             begin = time.perf_counter()
             for worker, first, second in frames:
                 spans: Any = FROM_WORKER.decode(first[4:])
+                tables.add(worker, spans)
                 recorder.measured(worker, spans)
                 notes = job.handle(MessageReceived(worker, FROM_WORKER.decode(second[4:]))).notes
             agreed = time.perf_counter()

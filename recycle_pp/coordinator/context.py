@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.span_tables import SpanTables
 
 from .lifecycle import Lifecycle
 from .restart_policy import RestartPolicy
@@ -25,3 +26,4 @@ class Context:
     recorder: Recorder
     lifecycle: Lifecycle
     lease: LeaderLease
+    spans: SpanTables = field(default_factory=SpanTables)

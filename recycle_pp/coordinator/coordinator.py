@@ -27,6 +27,7 @@ from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.span_tables import SpanTables
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
@@ -70,13 +71,22 @@ class Coordinator:
         self.gave_way = False
         self.agents: set[int] = set()  # of the launch, that still live at the end
         saving, job = Saving(run.checkpoints, whole.step), new_job(settings, whole.step)
-        self._recorder = Recorder(settings, run, events, progress, job)
+        spans = SpanTables()
+        self._recorder = Recorder(settings, run, events, progress, job, spans)
         self.lease = LeaderLease(agreement, settings.control.suspicion, self.give_way)
         self._roster, self._restarts = Roster(settings), RestartPolicy(settings)
         self._timers = Timers(self._failed, self.lease)
         self._lifecycle = Lifecycle(self._recorder, lambda: self._deaths.close())
         context = Context(
-            settings, run, self._roster, self._restarts, self._timers, self._recorder, self._lifecycle, self.lease
+            settings,
+            run,
+            self._roster,
+            self._restarts,
+            self._timers,
+            self._recorder,
+            self._lifecycle,
+            self.lease,
+            spans,
         )
         self._driver = Driver(context, agreement, saving, job, deposed=self.give_way)
         self._deaths = Deaths(context, self._driver)

@@ -49,7 +49,7 @@ class Deaths:
         self._settings, self._run, self._driver = context.settings, context.run, driver
         self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
-        self._lease = context.lease
+        self._lease, self._spans = context.lease, context.spans
         self._newest: dict[int, Death] = {}  # of each stage
         self._restoring: asyncio.Task[None] | None = None
         driver.subscribers.append(self._follow)
@@ -108,14 +108,13 @@ class Deaths:
             if rank.role == worker and rank.alive:
                 self.end(rank, "mismatch", detail)
 
-    def found(self, rank: Rank, begun: bool) -> None:
-        """A successor found it dead, or out of reach: the coordinator before may have recorded its death.
-        begun: the membership that was found is without it."""
+    def found(self, rank: Rank, begun: bool, recorded: bool) -> None:
+        """A successor found it dead, or out of reach. begun: the membership that was found is without it. recorded:
+        the coordinator before recorded its death."""
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
             rank.kill()
         rank.alive, rank.worker, rank.died = False, None, rank.incarnation
-        recorded = self._recorder.knows_death(rank.role)
         if not recorded:
             self._record(rank, time.monotonic())
         if not begun:
@@ -194,6 +193,7 @@ class Deaths:
             self._roster[number].role = role
         driver.saving.abandon()
         driver.job = new_job(self._settings, step, driver.job.generation, [rank.role for rank in present])
+        self._spans.clear()
         self._recorder.restored(driver.job)
         for rank in present:
             rank.spawn()

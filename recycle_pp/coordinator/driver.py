@@ -48,7 +48,7 @@ class Driver:
         self.job, self.saving = job, saving
         self.subscribers: list[Callable[[Json], None]] = [context.recorder.follow, self._follow]
         self._settings, self._roster, self._timers = context.settings, context.roster, context.timers
-        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._recorder, self._lifecycle, self._spans = context.recorder, context.lifecycle, context.spans
         self.agreement_gate = AgreementGate(agreement, context.lease, self._deliver, deposed)
         self.planning = Planning(self._settings, context.run, self._planned, self._lifecycle.stop, context.lease)
         self.ending = Ending(self._settings, self._recorder.say)
@@ -190,10 +190,11 @@ class Driver:
         self.ending.committed(bool(commit.savers), note["skipped"])
         if commit.skipped:
             self._follow_skipped(commit)
-        changed, problem = self.planning.measured(self._recorder.spans(commit.step), self.job)
+        changed, problem = self.planning.measured(self._spans.of(commit.step), self.job)
         for worker, factor in changed:
             self._recorder.speed_changed(worker, factor)
         self.change(problem)
+        self._spans.drop(commit.step - 2)
         if note["skipped"]:
             self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self.saving.slow())
         if commit.savers and not self._settings.emulate.mode:
@@ -245,4 +246,4 @@ class Driver:
         if not isinstance(donation := send.message, Donate):
             return send
         self._recorder.event("joining", donation.to, donor=str(send.to))
-        return Send(send.to, msgspec.structs.replace(donation, address=self._recorder.address(donation.to)))
+        return Send(send.to, msgspec.structs.replace(donation, address=self._roster.address(donation.to)))

@@ -14,6 +14,7 @@ from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import Death, Kill, Spawn
 from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import Address
 
 NODE_LOSS = Death("node_loss", "its supervisor is gone")
 
@@ -28,6 +29,7 @@ class Rank:
     place: Place | None = None  # where its supervisor listens
     unheard: int = 0  # heartbeats that its supervisor has missed
     worker: Peer | None = None
+    address: Address = ("", 0)  # at which its worker receives state
     incarnation: int = -1
     died: int = -1  # newest incarnation that has died (rather than been replaced)
     death: Expected | None = None  # the event of its death; None if a coordinator that was lost has written it

@@ -21,7 +21,7 @@ from recycle_pp.protocol.events import Send
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import StoreValues
+from recycle_pp.wire.messages.workers import Address, StoreValues
 
 from .ranks import Rank
 
@@ -65,6 +65,10 @@ class Roster:
         An agent whose workers left because a link is cut may be cut off from the agents' store as well.
         """
         return {rank.agent for rank in self if rank.agent is not None and rank.alive}
+
+    def address(self, worker: Worker) -> Address:
+        """Where a live worker receives state."""
+        return next(rank.address for rank in self if rank.role == worker and rank.alive)
 
     def free(self, live: Collection[Worker]) -> Rank | None:
         """Of the ranks whose node is lost, one of a stage with the fewest live workers."""

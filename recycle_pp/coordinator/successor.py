@@ -109,7 +109,7 @@ class Successor(Coordinator):
         for rank in self._roster:
             rank.heard = time.monotonic()
             if not self.over:
-                self._bring_in(rank, found)
+                self._bring_in(rank, found, str(rank.role) in history.dead)
         self._discovery.over.set()
         said = self._discovery.said()
         self._hear_again(said, (Measured,))
@@ -127,7 +127,7 @@ class Successor(Coordinator):
             if type(message) in kinds:
                 self._workers.handle(self._roster[number], message)
 
-    def _bring_in(self, rank: Rank, found: Found) -> None:
+    def _bring_in(self, rank: Rank, found: Found, recorded: bool) -> None:
         """The dead get their event; who lives and is no member begins anew."""
         begun = found.begun
         for death in rank.causes.values():
@@ -138,7 +138,7 @@ class Successor(Coordinator):
         if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
             rank.spawn()
         else:
-            self._deaths.found(rank, begun)
+            self._deaths.found(rank, begun, recorded)
 
     async def _history(self) -> History:
         """What the coordinator before has written; nothing of it if the disk is slow."""

@@ -55,7 +55,7 @@ class Workers:
     def __init__(self, context: Context, driver: Driver, deaths: Deaths, watch: Watch) -> None:
         self._settings, self._run, self._timers = context.settings, context.run, context.timers
         self._roster, self._restarts = context.roster, context.restarts
-        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._recorder, self._lifecycle, self._spans = context.recorder, context.lifecycle, context.spans
         self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
         self._links = BrokenLinks(context, driver, deaths)
         self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
@@ -64,7 +64,7 @@ class Workers:
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
             StoreValue: lambda rank, message: self._roster.publish(message.key, message.value),
-            Measured: lambda rank, message: self._recorder.measured(rank.role, message),
+            Measured: self._measured,
             OpProgress: lambda rank, message: self._recorder.progress(rank.role, message),
             Resumed: lambda rank, message: self._recorder.resumed(rank.role, message),
             Broken: self._links.broken,
@@ -134,11 +134,15 @@ class Workers:
         self._driver.drive(MessageReceived(rank.role, message))
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
-        self._recorder.heartbeat(rank.role, message)
+        self._spans.heard(rank.role, message)
         self._watch.worker_beats(rank, message)
 
+    def _measured(self, rank: Rank, message: Measured) -> None:
+        self._spans.add(rank.role, message)
+        self._recorder.measured(rank.role, message)
+
     def _ready(self, rank: Rank, message: Ready) -> None:
-        self._recorder.ready(rank.role, message)
+        rank.address = message.address
         job = self._driver.job
         self._driver.change(self._driver.planning.introduced(rank.role, message, job.problem))
         for note in message.notes:

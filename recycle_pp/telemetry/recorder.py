@@ -1,12 +1,11 @@
 """Turns what the job does into files and words: events, metrics, traces, the summary. It decides nothing.
 
-    recorder = Recorder(settings, run, events, progress, job)
-    recorder.measured(worker, message)    # and ready, progress, resumed: what workers say for the records
+    recorder = Recorder(settings, run, events, progress, job, spans)
+    recorder.measured(worker, message)    # also progress and resumed: messages of workers for the records
     recorder.follow(note)                 # each note of the job
     recorder.finished(digests)
 
-`recorder.spans(step)` is what the workers measured in a step: `coordinator.planning` plans with it. A mistake in any of
-it ends nothing (`harmless`).
+Nobody asks it for anything. An exception in any of its methods is logged and ends nothing (`harmless`).
 
 (Longer than other files because it has a method for each kind of event, and all of them write to the same few files.)
 """
@@ -19,31 +18,27 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.job import Job
 from recycle_pp.wire.messages.supervisors import Death
 from recycle_pp.wire.messages.workers import (
-    Address,
     Commit,
     Measured,
     OpProgress,
-    Ready,
     Resumed,
     Span,
-    WorkerHeartbeat,
 )
 
 from .background import Background
-from .clocks import Clocks
 from .events import Events, Expected, Lines
 from .harmless import harmless, harmless_but
 from .history import History
 from .progress import Progress
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
+from .span_tables import SpanTables
 from .spread import Spread
 from .succession import Succession
 from .traces import Traces
@@ -57,8 +52,11 @@ def _no_event() -> Expected | None:
 
 
 class Recorder:
-    def __init__(self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job) -> None:
+    def __init__(
+        self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job, spans: SpanTables
+    ) -> None:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
+        self._spans = spans
         self._metrics = Lines(run.metrics, run.later, events.term)
         self._sample_log = Lines(run.samples, run.later, events.term) if settings.run.sample_log else None
         self._samples: dict[int, list[int]] = {}  # by step: what is in its gradient
@@ -67,15 +65,13 @@ class Recorder:
         self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
         self._later = Background("traces")
         self._later.permitted = lambda: run.later.permitted()
-        self._traces = Traces(run, self._later)
-        self._clocks = Clocks()
+        self._traces = Traces(run, self._later, spans)
         self._cpu: dict[Worker, float] = {}
         self._cpu_now = 0.0  # of the step under way
         self._cpu_last, self._steps = 0.0, 0  # of the step before, and how many there were
         self._cpu_steps = Spread()  # of all but the first two
         self._own_cpu = time.process_time()
         self._logged: dict[Worker, int] = {}
-        self._addresses: dict[Worker, Address] = {}
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
         self._lost = 0  # ops
@@ -83,22 +79,12 @@ class Recorder:
         self._final_loss: float | None = None
         self._lr = 0.0
         self._started = False
-        self._known: frozenset[str] = frozenset()  # the dead that a coordinator before this one has recorded
         self._recorded = -1  # newest step whose line it has written
 
     # -- from the workers --------------------------------------------------------------------------------------
 
     @harmless
-    def heartbeat(self, worker: Worker, message: WorkerHeartbeat) -> None:
-        self._clocks.heard(worker, message.boot, message.now, time.monotonic())
-
-    @harmless
-    def ready(self, worker: Worker, message: Ready) -> None:
-        self._addresses[worker] = message.address
-
-    @harmless
     def measured(self, worker: Worker, message: Measured) -> None:
-        self._traces.measured(worker, message.step, message.spans, self._clocks.here(worker, 0.0))
         if message.samples:
             self._samples[message.step] = message.samples
         self._logged[worker], self._lr = message.logged_bytes, message.lr
@@ -108,21 +94,17 @@ class Recorder:
 
     @harmless
     def progress(self, worker: Worker, message: OpProgress) -> None:
-        here = partial(self._clocks.here, worker)
+        here = partial(self._spans.here, worker)
         *op, start = message.running
         self._traces.progress(worker, message.step, _spans_here(message.spans, here), [*op, here(start)])
 
     @harmless
     def resumed(self, worker: Worker, message: Resumed) -> None:
         if self._recovery:
-            here = partial(self._clocks.here, worker)
+            here = partial(self._spans.here, worker)
             self._recovery.resumed(worker, {phase: here(at) for phase, at in message.times.items()})
             if self._recovery.complete(self._job):
                 self._close_recovery()
-
-    def address(self, worker: Worker) -> Address:
-        """Where a worker takes the state of a donor."""
-        return self._addresses[worker]
 
     # -- from the coordinator ----------------------------------------------------------------------------------
 
@@ -174,7 +156,7 @@ class Recorder:
         elif not event.record.items() >= cause.items():
             self.event("death_explained", worker, **cause)
         if self._recovery and death.at is not None:
-            self._recovery.died(worker, self._clocks.here(worker, death.at))
+            self._recovery.died(worker, self._spans.here(worker, death.at))
 
     @harmless
     def suppose_death(self, event: Expected | None, death: Death) -> None:
@@ -222,11 +204,6 @@ class Recorder:
         used = {(step, "F" if kind == "F" else "I", mb, stage) for kind, mb, stage in note["lost"]}
         return used | self._traces.gone(step) | self._traces.gone(step + 1)
 
-    @harmless_but(dict[Worker, np.ndarray])
-    def spans(self, step: int) -> dict[Worker, np.ndarray]:
-        """What each worker measured of its ops in `step`, as `packing.unpack` gives it."""
-        return self._traces.spans(step)
-
     @harmless
     def speed_changed(self, worker: Worker, factor: float) -> None:
         """Plans of the steps after this one count with it: `factor` times as long as its peers."""
@@ -245,7 +222,7 @@ class Recorder:
         self._write_line()
         self._cut(first)
         bubbles, redone = self._traces.bubbles, self._traces.redone
-        self._traces = Traces(self._run, self._later)
+        self._traces = Traces(self._run, self._later, self._spans)
         self._traces.bubbles, self._traces.redone = bubbles, redone
         self._cpu.clear()
         undone = (first, committed) if committed >= first else (None, None)
@@ -269,7 +246,7 @@ class Recorder:
         self._cpu_steps, self._steps = Spread(history.cpu_steps[2:]), len(history.cpu_steps)
         self._lost = self._traces.redone = history.lost_ops  # its steps are committed: nothing of them is missing
         self._begun -= history.seconds
-        self._known, self._recorded, self._final_loss = history.dead, history.step, history.loss
+        self._recorded, self._final_loss = history.step, history.loss
         lost, rank = succession.lost_rank, succession.rank
         self.event("coordinator_lost", None, rank=lost)
         seconds = succession.elected_at - succession.lost_at
@@ -284,10 +261,6 @@ class Recorder:
     def remove_undone(self) -> None:
         """The steps after `committed`, which the coordinator that was lost has recorded, and nobody has who is left."""
         self._cut(self._job.committed + 1)
-
-    def knows_death(self, worker: Worker) -> bool:
-        """The coordinator that was lost has recorded it."""
-        return str(worker) in self._known
 
     @harmless
     def commit_again(self, commit: Commit) -> None:

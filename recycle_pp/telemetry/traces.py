@@ -1,15 +1,14 @@
 """Traces of the steps around an event: what every worker really did, and when.
 
     traces.progress(worker, step, spans, running)   # what it did lately and runs: all that is left of it if it dies
-    traces.measured(worker, step, spans, clock)     # everything it did in a step, as `packing.pack` gives it
     traces.died(worker, at)              # its last progress becomes part of the step: done ops and a cut one
     traces.mark(step, recovery)          # this step, the one before and the one after are worth keeping
     traces.committed(step, job)          # writes what is complete
     traces.gone(step)                    # ops that had ended on workers which died in it
     traces.bubbles, traces.redone        # the figures of the steps so far (docs/figures.md)
 
-A step's optimizer spans come with those of the next step, so a trace is written one step late; and `later`, in a
-thread, as with a thousand workers it takes seconds.
+What live workers measured comes from `SpanTables`. A step's optimizer spans come with those of the next step, so a
+trace is written one step late; and `later`, in a thread, as with a thousand workers it takes seconds.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from recycle_pp.protocol.job import Job
 
 from .background import Later
 from .harmless import harmless
-from .packing import KINDS, listed, table_of, unpack
+from .packing import KINDS, listed, table_of
 from .recovery import Part, Recovery
 from .run_folder import RunFolder
+from .span_tables import SpanTables
 from .spread import Spread
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
@@ -36,29 +36,15 @@ COMPUTE = "FIWB"
 
 
 class Traces:
-    def __init__(self, run: RunFolder, later: Later) -> None:
-        self._run, self._later = run, later
+    def __init__(self, run: RunFolder, later: Later, spans: SpanTables) -> None:
+        self._run, self._later, self._spans = run, later, spans
         self.bubbles = Spread()  # of every step whose spans are known
         self.redone = 0  # ops
-        self._measured: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # what live workers did, and by which clock
-        self._spans: dict[int, dict[Worker, np.ndarray]] = {}  # the same, once somebody has asked
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # what dead ones had done
         self._cut: dict[int, dict[Worker, Span]] = {}
         self._progress: dict[Worker, tuple[int, list[Span], Span]] = {}
         self._problems: dict[int, Problem] = {}
         self._marked: dict[int, Recovery | None] = {}
-
-    def spans(self, step: int) -> dict[Worker, np.ndarray]:
-        """Of the workers that have told theirs, as `packing.unpack` gives them."""
-        measured, spans = self._measured.get(step, {}), self._spans.setdefault(step, {})
-        if len(spans) < len(measured):
-            spans |= {w: unpack(data, clock) for w, (data, clock) in measured.items() if w not in spans}
-        return spans
-
-    def measured(self, worker: Worker, step: int, spans: bytes, clock: float) -> None:
-        """clock: what its clock says less than ours."""
-        self._measured.setdefault(step, {})[worker] = spans, clock
-        self._spans.get(step, {}).pop(worker, None)  # it votes again, in another generation
 
     def progress(self, worker: Worker, step: int, spans: list[Span], running: Span) -> None:
         """running: kind, pipeline, index, start."""
@@ -68,7 +54,7 @@ class Traces:
     def died(self, worker: Worker, at: float) -> None:
         if worker in self._progress:
             step, done, (kind, d, i, start) = self._progress.pop(worker)
-            if worker in self._measured.get(step, {}):
+            if self._spans.has(step, worker):
                 return  # it had done everything
             self._lost.setdefault(step, {})[worker] = done
             self._cut.setdefault(step, {})[worker] = [kind, d, i, start, max(at, start)]
@@ -87,9 +73,9 @@ class Traces:
     def committed(self, step: int, job: Job) -> None:
         self._problems[step] = job.problem.replace(failed=[w for w in _everybody(job) if w not in job.live])
         self._write(step - 1, job)
-        for old in [k for k in self._measured if k < step - 1]:
-            for kept in (self._measured, self._spans, self._lost, self._cut, self._problems):
-                kept.pop(old, None)
+        for kept in (self._lost, self._cut, self._problems):
+            for old in [k for k in kept if k < step - 1]:
+                del kept[old]
         self._marked = {k: recovery for k, recovery in self._marked.items() if k > step - 3}
 
     def finish(self, job: Job) -> None:
@@ -102,7 +88,7 @@ class Traces:
         return frozenset(part for r in recoveries if r for part in r.lost if part[0] == step)
 
     def _add_figures(self, step: int) -> None:
-        spans, after = self.spans(step), self.spans(step + 1)
+        spans, after = self._spans.of(step), self._spans.of(step + 1)
         steps = {w: t[t[:, 0] == KINDS.index("O")] for w, t in after.items()}
         lost = [(w, table_of(of)) for w, of in self._lost.get(step, {}).items()]
         cut = [(w, table_of([span])) for w, span in self._cut.get(step, {}).items()]
@@ -114,7 +100,7 @@ class Traces:
             self.redone += sum(part in again for part in ran)
 
     def _write(self, step: int, job: Job) -> None:
-        if step not in self._measured or step not in self._problems:
+        if not self._spans.of(step) or step not in self._problems:
             return
         self._add_figures(step)
         if not {step - 1, step, step + 1} & self._marked.keys():
@@ -132,7 +118,7 @@ class Traces:
             trace = _trace(problem, generation, rows, phases, died)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
 
-        self._later(harmless(write), dict(self.spans(step)), dict(self.spans(step + 1)))
+        self._later(harmless(write), dict(self._spans.of(step)), dict(self._spans.of(step + 1)))
 
 
 def _rows(

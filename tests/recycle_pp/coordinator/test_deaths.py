@@ -35,7 +35,7 @@ class Recorder:
     """Keeps what would be written."""
 
     def __init__(self):
-        self.causes, self.events, self.known = [], [], False
+        self.causes, self.events = [], []
 
     def restored(self, job):
         self.restored_to = job
@@ -48,9 +48,6 @@ class Recorder:
 
     def release(self):
         pass
-
-    def knows_death(self, worker):
-        return self.known
 
     def explain_death(self, event, death):
         self.causes.append(death.cause)
@@ -131,8 +128,8 @@ def test_a_death_is_recorded_once_whoever_saw_it_first(of):
 
 
 def test_what_another_coordinator_has_recorded_is_mended_but_not_recorded_again(of):
-    of.rank.alive, of.rank.causes[0], of.recorder.known = False, SEGFAULT, True
-    of.deaths.found(of.rank, begun=True)
+    of.rank.alive, of.rank.causes[0] = False, SEGFAULT
+    of.deaths.found(of.rank, begun=True, recorded=True)
     assert of.recorder.causes == [] and of.recorder.events == ["respawned"]
 
 

@@ -13,6 +13,7 @@ from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.span_tables import SpanTables
 from recycle_pp.wire.messages.supervisors import Death
 from recycle_pp.wire.messages.workers import Commit, Measured
 
@@ -25,7 +26,7 @@ def recorded(tmp_path):
     progress = Progress(steps=3, workers=2, stream=io.StringIO())
     job = new_job(settings, 0)
     job.live |= {*job.problem.workers()}
-    recorder = Recorder(settings, run, Events(run.events, steps=3, say=progress.say), progress, job)
+    recorder = Recorder(settings, run, Events(run.events, steps=3, say=progress.say), progress, job, SpanTables())
 
     def samples():
         asyncio.run(recorder.written(10.0))
