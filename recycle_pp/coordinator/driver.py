@@ -193,7 +193,6 @@ class Driver:
         changed, problem = self.planning.measured(self._spans.of(commit.step), self.job)
         for worker, factor in changed:
             self._recorder.speed_changed(worker, factor)
-        self.change(problem)
         self._spans.drop(commit.step - 2)
         if note["skipped"]:
             self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self.saving.slow())
@@ -201,6 +200,7 @@ class Driver:
             self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
             if commit.last:
                 self._timers.after(self._settings.control.lease, self._save_no_longer, commit.step + 1)
+        self.change(problem)  # last: it drives the job, which has ended if nothing is left to save
 
     def change(self, problem: Problem) -> None:
         """Plans the steps to come with other durations or limits, if they are."""
