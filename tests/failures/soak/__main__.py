@@ -28,6 +28,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -43,6 +44,7 @@ from tests.failures.harness import Case, Outcome, Runs, _outcome, explain
 from .faults import KINDS, draw
 from .job import SoakedJob, Struck
 
+COUNTS = ("steps", "seconds", "faults", "deaths", "elections", "rejoined", "joins", "given_up")  # of a job, summed up
 COMMON = ("control.suspicion=5", "run.respawns=100000", "checkpoint.every=40")
 
 
@@ -80,7 +82,10 @@ class Soak:
         """Jobs until the time is over; a job that runs then is awaited."""
         number = self._options.job or 0
         while True:
-            self._job(number)
+            try:
+                self._job(number)
+            except Exception:  # the next jobs are worth as much
+                self._failed(number, traceback.format_exc())
             if self._options.job is not None or time.monotonic() - self._begun > 60 * self._options.minutes:
                 return
             number += 1
@@ -104,11 +109,26 @@ class Soak:
             job.differences += self.compare(outcome, expected)
             self._finish(name, job, outcome, folder)
 
+    def _failed(self, number: int, why: str) -> None:
+        """The soak itself could not go on with a job."""
+        print(why, flush=True)
+        line = dict.fromkeys(COUNTS, 0) | {"job": f"{self._options.seed}.{number}", "differences": [why[-1500:]]}
+        self.jobs.append(line)
+        self._write(line)
+
     def _case(self, name: str) -> Case:
         chance = random.Random(f"case {name}")
         steps = self._options.steps or chance.choice((300, 450, 600))
         sharded = ("parallel.sharded=true",) if chance.random() < 0.25 else ()
-        return Case(f"soak {name}", "3x2", COMMON + sharded, steps=steps, stagger=chance.random() < 0.25, deaths=None)
+        return Case(
+            f"soak {name}",
+            "3x2",
+            COMMON + sharded,
+            steps=steps,
+            stagger=chance.random() < 0.25,
+            deaths=None,
+            bound=1200.0,
+        )
 
     @staticmethod
     def compare(outcome: Outcome, expected: Outcome) -> list[str]:
@@ -136,6 +156,7 @@ class Soak:
             "elections": len(outcome.all("coordinator_elected")),
             "rejoined": len(outcome.all("rejoined")),
             "joins": job.joins,
+            "given_up": job.given_up,
             "longest_gap": _longest_gap(outcome.metrics, 0, float("inf")),
             "differences": job.differences,
         }
@@ -181,7 +202,7 @@ def table(faults: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> str:
         gap = max((f.get("gap", 0.0) for f in some), default=0.0)
         rows.append((kind, str(len(some)), str(left_out), str(sum(f.get("deaths", 0) for f in some)), f"{gap:.1f} s"))
     lines = [f"{kind:<18}{times:>6}{left:>10}{deaths:>8}{gap:>13}" for kind, times, left, deaths, gap in rows]
-    for key in ("steps", "seconds", "faults", "deaths", "elections", "rejoined", "joins"):
+    for key in COUNTS:
         lines.append(f"{key:<18}{sum(job[key] for job in jobs):>6.0f}")
     different = [job["job"] for job in jobs if job["differences"]]
     lines.append(f"{'jobs':<18}{len(jobs):>6}   of which differ: {', '.join(different) or 'none'}")

@@ -39,6 +39,7 @@ JOIN = 90.0  # seconds that a new node has to join, on a busy machine
 REBOOT = 3.0  # seconds, at least, between two attempts to join
 ATTEMPTS = 15  # to join
 START = 240.0  # seconds until the first steps, on a busy machine
+ABSENT = 60.0  # seconds until a node that no fault struck, and that takes no part, is rebooted
 HUNG = 120.0  # seconds without a step and without a fault
 ENDING = 90.0  # seconds from the end of the job to the end of its agents
 
@@ -52,6 +53,7 @@ class Place:
     state: str = "whole"
     since: float = 0.0  # time.time() of the last change
     attempts: int = 0
+    seen: float = field(default_factory=time.time)  # time.time() at which all of its workers took part last
 
     @property
     def machine(self) -> Machine:
@@ -91,10 +93,13 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._undo: dict[threading.Timer, Callable[[], None]] = {}
         self._down: dict[str, float] = {}  # worker -> when it was struck, or was last held
         self._pids: dict[str, tuple[str, int]] = {}  # worker -> host, process id there
+        self._live: set[str] = set()
+        self.given_up = 0  # nodes that the job lost although no fault struck them
         self._frozen = False
         self._ended: str | None = None
+        self._stopped = ""
         self._committed, self._live_workers = -1, 0
-        self._moved = time.monotonic()
+        self._moved, self._calm = time.monotonic(), time.time()
 
     def start(self) -> None:
         """Until the first step is committed."""
@@ -133,8 +138,10 @@ class SoakedJob(contextlib.AbstractContextManager):
         whole = [place for place in self.places if place.state == "whole"]
         self._end_faults()
         if self._ended != "finished":
-            self._differs(f"the job has not finished: {self._ended or 'it goes on'}")
+            self._differs(f"the job has not finished: {self._ended or 'it still runs'}")
             return
+        if self._stopped:
+            self._differs(f"events.jsonl of a job that finished has the event stopped: {self._stopped}")
         deadline = time.monotonic() + ENDING
         while any(place.agent.code is None for place in whole) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -144,8 +151,7 @@ class SoakedJob(contextlib.AbstractContextManager):
                 self._differs(f"torchrun on {place.machine.name} still runs {ENDING:.0f} s after the end of the job")
             elif code:
                 self._differs(f"torchrun on {place.machine.name}, which no fault struck, ended with {code}")
-        for place in self.places:
-            if place.agent.code is not None:
+            else:
                 self._check_empty(place.machine)
         for path in self.job.run.path.rglob("*.tmp"):
             self._differs(f"left behind: {path}")
@@ -179,8 +185,8 @@ class SoakedJob(contextlib.AbstractContextManager):
                     self._pids[event["worker"]] = event["host"], event["pid"]
                 case "finished":
                     self._ended = "finished"
-                case "stopped":
-                    self._ended = f"stopped: {event['reason']}"
+                case "stopped":  # by the job, or by a node that was cut off and must not write here
+                    self._stopped = event["reason"]
                 case "restored":
                     self._differs(
                         f"went back to a checkpoint in step {event['step']}, though a worker of each stage lived"
@@ -189,9 +195,9 @@ class SoakedJob(contextlib.AbstractContextManager):
             self._committed, self._live_workers = line["step"], line["live_workers"]
             self._moved = time.monotonic()
         if self._undo or self._frozen:
-            self._moved = time.monotonic()
+            self._moved, self._calm = time.monotonic(), time.time()
         if not self._ended and all(place.agent.code is not None for place in self.places):
-            self._ended = "all agents have ended"
+            self._ended = f"all agents have ended: {self._stopped}"
         self._settle()
 
     def _settle(self) -> None:
@@ -205,10 +211,11 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._live = set(sign.live)
         self._down = {w: at for w, at in self._down.items() if w not in sign.live or sign.time < at + SETTLED}
         for place in self.places:
-            settled = place.state == "returning" and sign.time > place.since + SETTLED and place.agent.code is None
-            if settled and all(f"{place.number}.{stage}" in sign.live for stage in range(STAGES)):
-                place.becomes("whole")
-                place.attempts = 0
+            if all(f"{place.number}.{stage}" in sign.live for stage in range(STAGES)):
+                place.seen = sign.time
+                if place.state == "returning" and sign.time > place.since + SETTLED and place.agent.code is None:
+                    place.becomes("whole")
+                    place.attempts = 0
 
     def _is_live(self, worker: str) -> bool:
         return worker in self._live and worker not in self._down
@@ -236,6 +243,10 @@ class SoakedJob(contextlib.AbstractContextManager):
             ended, waited = place.agent.code is not None, time.time() - place.since
             if place.state == "whole" and ended and not self._finishes():
                 self._differs(f"torchrun on {place.machine.name}, which no fault struck, ended with {place.agent.code}")
+                place.becomes("returning")
+            if place.state == "whole" and time.time() > max(place.seen, self._calm) + ABSENT:
+                self.given_up += 1
+                self.say(f"no fault struck {place.machine.name}, and it takes no part for {ABSENT:.0f} s")
                 place.becomes("returning")
             patience = REBOOT if ended else JOIN if place.attempts else RETURN
             if place.state == "returning" and not self._frozen and waited > patience:
@@ -268,6 +279,12 @@ class SoakedJob(contextlib.AbstractContextManager):
         self.say(f"step {struck.step}: {fault}{' (left out)' if left_out else ''}")
         if left_out:
             return
+        try:
+            self._apply(fault)
+        except (LookupError, psutil.Error) as error:
+            self.say(f"the process to strike is not there: {error!r}")
+
+    def _apply(self, fault: Fault) -> None:
         place, other = self.places[fault.place], self.places[fault.other]
         a, b, network = place.machine, other.machine, self.job.network
         match fault.kind:
@@ -393,8 +410,8 @@ class SoakedJob(contextlib.AbstractContextManager):
 
 def agent(place: Place) -> psutil.Process:
     """The torchrun of that node."""
-    processes = place.machine.processes().values()
-    return next(p for p in processes if "torchrun" in p.cmdline()[1])
+    found = [p for p in place.machine.processes().values() if any("torchrun" in word for word in p.cmdline()[:2])]
+    return found[0]
 
 
 def supervisors(place: Place) -> list[psutil.Process]:
