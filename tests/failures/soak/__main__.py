@@ -44,6 +44,7 @@ from tests.failures.harness import Case, Outcome, Runs, _outcome, explain
 from .faults import KINDS, draw
 from .job import SoakedJob, Struck
 
+MOST_FAILED = 3  # jobs in a row that the soak could not judge, by a fault of its own
 COUNTS = ("steps", "seconds", "faults", "deaths", "elections", "rejoined", "joins", "given_up")  # of a job, summed up
 COMMON = ("control.suspicion=5", "run.respawns=100000", "checkpoint.every=40")
 
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
     out = Path(options.out or tempfile.mkdtemp(prefix="soak-"))
     out.mkdir(parents=True, exist_ok=True)
     with Zygote() as zygote:
-        soak = Soak(options, out.absolute(), Runs(zygote, out, defaultdict(list)))
+        soak = Soak(options, out.absolute(), Runs(zygote, defaultdict(list), out))
         with contextlib.suppress(KeyboardInterrupt):
             soak.run()
     print(table(soak.faults, soak.jobs))
@@ -80,11 +81,13 @@ class Soak:
 
     def run(self) -> None:
         """Jobs until the time is over; a job that runs then is awaited."""
-        number = self._options.job or 0
-        while True:
+        number, failed = self._options.job or 0, 0
+        while failed < MOST_FAILED:
             try:
                 self._job(number)
+                failed = 0
             except Exception:  # the next jobs are worth as much
+                failed += 1
                 self._failed(number, traceback.format_exc())
             if self._options.job is not None or time.monotonic() - self._begun > 60 * self._options.minutes:
                 return
