@@ -1,4 +1,4 @@
-"""Tokenises text once, into a memory-mapped file that data.path takes.
+"""Tokenises text once, into a file that data.path takes.
 
     python -m recycle_pp.tokenize corpus.parquet --tokenizer models/smollm --out train.bin
     python -m recycle_pp.tokenize notes/ more.jsonl --tokenizer tokenizer.json --column body --out train.bin

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .file_tokens import FileTokens
 from .source import TokenSource
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -35,7 +36,7 @@ def find(path: str) -> str | None:
 
 
 def read(prefix: str) -> TokenSource:
-    """The memory-mapped tokens; ValueError, a sentence without the key, if the index is none or does not fit."""
+    """The tokens, read as they are needed; ValueError, a sentence without the key, if the index is invalid."""
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
     if not data.is_file():
         raise ValueError(f"{index} has no {data.name} beside it")
@@ -58,20 +59,20 @@ def read(prefix: str) -> TokenSource:
     held = data.stat().st_size // np.dtype(DTYPES[code]).itemsize
     if held < tokens:
         raise ValueError(f"{data} holds {held} tokens and not the {tokens} that {index.name} says")
-    return TokenSource(prefix, np.memmap(data, dtype=DTYPES[code], mode="r", shape=(tokens,)))
+    return TokenSource(prefix, FileTokens.open(data, np.dtype(DTYPES[code]), tokens))
 
 
 def _count(index: Path, sequences: int, itemsize: int) -> int:
     """How many tokens all sequences have; ValueError unless they lie one after the other from the beginning."""
     if not sequences:
         return 0
-    lengths = np.memmap(index, "<i4", "r", HEADER.size, (sequences,))
-    pointers = np.memmap(index, "<i8", "r", HEADER.size + 4 * sequences, (sequences,))
     count, block = 0, 1 << 20
     for start in range(0, sequences, block):
-        some = lengths[start : start + block].astype(np.int64)
-        ends = count + np.cumsum(some)
-        if some.min() < 0 or not np.array_equal(pointers[start : start + block], (ends - some) * itemsize):
+        these = min(block, sequences - start)
+        lengths = np.fromfile(index, "<i4", these, offset=HEADER.size + 4 * start).astype(np.int64)
+        pointers = np.fromfile(index, "<i8", these, offset=HEADER.size + 4 * sequences + 8 * start)
+        ends = count + np.cumsum(lengths)
+        if lengths.min() < 0 or not np.array_equal(pointers, (ends - lengths) * itemsize):
             raise ValueError(f"{index}: its sequences do not lie one after the other, as Megatron writes them")
         count = int(ends[-1])
     return count

@@ -42,8 +42,8 @@ class Samples:
         self.fingerprint = _fingerprint([source.fingerprint for source in train], data.weights)
         cuts = [len(source) - (0 if own else int(len(source) * data.validation_share)) for source in train]
         for source in train + own:
-            if source.tokens.dtype == np.uint8 and not isinstance(source.tokens, np.memmap):
-                self._check(source.tokens, source.name)  # a memory-mapped file is checked as it is read
+            if isinstance(source.tokens, np.ndarray):
+                self._check(source.tokens, source.name)  # a file is checked as it is read
         self._train = Windows([s.part(0, cut) for s, cut in zip(train, cuts, strict=True)], self._T)
         self._held_out = Windows(own or [s.part(cut, len(s)) for s, cut in zip(train, cuts, strict=True)], self._T)
         for source, count in zip(train, self._train.counts, strict=True):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .file_tokens import FileTokens
 from .source import TokenSource
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -41,7 +42,7 @@ class Description:
 
 
 def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
-    """The memory-mapped tokens of `path`.
+    """The tokens of `path`, read as they are needed.
 
     dtype: uint16, uint32, or auto: as described beside the file, else uint32 if `vocabulary` is above 65536.
 
@@ -67,7 +68,7 @@ def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
     if size % itemsize:
         raise ValueError(f"{path} has {size} bytes, which is no whole number of {dtype}")
     separator = None if description is None else description.separator
-    return TokenSource(path, np.memmap(place, dtype=DTYPES[dtype], mode="r"), separator)
+    return TokenSource(path, FileTokens.open(place, DTYPES[dtype], size // itemsize), separator)
 
 
 def sidecar(path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Text, tokenised once into a memory-mapped file; whoever interrupts it loses seconds.
+"""Text, tokenised once into a file; whoever interrupts it loses seconds.
 
     recipe = Recipe(Corpus.of(["corpus.parquet"]), load("models/smollm"))
     description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; the same call goes on where it stopped

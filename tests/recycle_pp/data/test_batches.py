@@ -9,6 +9,7 @@ import torch
 
 from recycle_pp.data import raw_text, token_file
 from recycle_pp.data.batches import Batches
+from recycle_pp.data.file_tokens import FileTokens
 from tests.recycle_pp.in_process import small
 
 
@@ -96,11 +97,11 @@ def test_a_folder_is_read_in_an_order_that_does_not_depend_on_the_file_system(tm
     assert raw_text.read(str(tmp_path)).tokens.tobytes() == b"a" * 400 + b"c" * 400 + b"b" * 800
 
 
-def test_nanogpts_bin_is_memory_mapped_uint16(tmp_path):
+def test_nanogpts_bin_is_uint16_and_is_not_read_into_memory(tmp_path):
     path = tmp_path / "train.bin"
     (np.arange(4000) % 300).astype(np.uint16).tofile(path)
     data = batches(str(path), model__vocabulary=300)
-    assert isinstance(token_file.read(str(path), "auto", 300).tokens, np.memmap)
+    assert isinstance(token_file.read(str(path), "auto", 300).tokens, FileTokens)
     (window, _), (inputs, _) = data.sample_ids(2, 1), data.batch(2, 1)
     assert inputs[0].tolist() == [(window * 16 + i) % 300 for i in range(16)]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from recycle_pp.config.settings import Data, Settings
 from recycle_pp.data import megatron, sources, token_file
+from recycle_pp.data.file_tokens import FileTokens
 from recycle_pp.data.samples import Samples
 from tests.recycle_pp.data import formats
 
@@ -38,7 +39,7 @@ def test_megatrons_files_are_one_row_of_all_documents(tmp_path, code, dtype):
     for path in (prefix, prefix + ".bin", prefix + ".idx"):
         (tokens,) = opened(path)
         assert tokens.tolist() == list(itertools.chain(*documents))
-    assert isinstance(megatron.read(prefix).tokens, np.memmap)
+    assert isinstance(megatron.read(prefix).tokens, FileTokens)
 
 
 @pytest.mark.parametrize(
