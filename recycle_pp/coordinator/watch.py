@@ -6,6 +6,9 @@ watch.worker_beats(rank, message)         # whether what it waits for has come
 watch.stacks(rank, message)               # of a worker that was found stuck, before it was killed
 await watch.run()                         # for ever
 
+While the disks of all readers of training data are silent, no reader is killed; every DISK_SECONDS the
+coordinator is told which workers wait, for which file and since when.
+
 A verdict goes to the coordinator: a stuck worker is killed, and is dead from that moment on; where everybody waits and
 nobody works the generation is renewed. Either leaves its reasons in the run folder: `hangs/step-000020.json` has what
 every worker did and who waited for whom, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
@@ -37,6 +40,7 @@ from recycle_pp.wire.messages.workers import WorkerHeartbeat
 from .ranks import Rank
 from .roster import Roster
 
+DISK_SECONDS = 10.0  # between two reports that the job waits for its training data
 RENEWALS = 3  # of the generation in one step, where everybody waits: then the job stops
 
 
@@ -46,6 +50,7 @@ class Watched(Protocol):
     def standing(self) -> Standing: ...
     def hung(self, rank: Rank, stuck: Stuck) -> None: ...
     def renew(self, waiting: list[Worker]) -> None: ...
+    def awaits_data(self, workers: list[Worker], path: str, seconds: float) -> None: ...
     def stop(self, reason: str, code: int = 1) -> None: ...
     def profiled(self, worker: Worker, kind: str) -> float | None: ...
     def message_seconds(self, a: Worker, b: Worker) -> float: ...
@@ -69,6 +74,8 @@ class _Known:
     signs: Signs
     came: float  # when
     delivered: tuple[int, float] = (-1, 0.0)  # number of a wait that could have ended, and when that was said first
+    path: str = ""  # of the training data that it reads; "" if it reads no file
+    read_since: float | None = None  # since when its oldest read is under way
 
 
 class Watch:
@@ -90,19 +97,27 @@ class Watch:
         self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
         self._judged = self._not_before = -math.inf  # the last time; the last one before the newest generation was seen
         self._renewed = (-1, 0)  # step, how often in it
+        self._awaited_data = math.inf  # when the next report is due that the job waits for its training data
         self._deadlocked: float | None = None  # since when all signs say that nobody works for those who wait
         self._reports: tuple[int, list[Any]] = (-1, [])  # step, and what happened in it
 
     def supervisor_beats(self, rank: Rank, message: SupervisorHeartbeat) -> None:
         if message.signs is not None and message.signs.incarnation == rank.incarnation:
-            before = self._known.get(rank.number)
-            delivered = before.delivered if before and before.signs.incarnation == rank.incarnation else (-1, 0.0)
-            self._known[rank.number] = _Known(message.signs, time.monotonic(), delivered)
+            known = self._known.get(rank.number)
+            if known is None or known.signs.incarnation != rank.incarnation:
+                self._known[rank.number] = _Known(message.signs, time.monotonic())
+            else:
+                known.signs, known.came = message.signs, time.monotonic()
 
     def worker_beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
-        known, number = self._known.get(rank.number), message.delivered
-        if known is not None and number is not None and known.delivered[0] != number:
-            known.delivered = number, time.monotonic()
+        known, number, now = self._known.get(rank.number), message.delivered, time.monotonic()
+        if known is None:
+            return
+        if number is not None and known.delivered[0] != number:
+            known.delivered = number, now
+        reading = message.reading
+        known.path = reading.path if reading else ""
+        known.read_since = now - reading.seconds if reading and reading.seconds else None
 
     def start_in_words(self, rank: Rank) -> str:
         """What the worker of this rank does, while its job starts."""
@@ -145,6 +160,9 @@ class Watch:
         for known in self._known.values():
             number, at = known.delivered
             known.came, known.delivered = known.came + slept, (number, at + slept)
+            if known.read_since is not None:
+                known.read_since += slept
+        self._awaited_data += slept
 
     def _judge(self, now: float) -> None:
         standing = self._watched.standing()
@@ -155,6 +173,7 @@ class Watch:
         present = {rank.role: rank for rank in self._roster if rank.alive and rank.supervisor is not None}
         signs = {worker: self._sign(rank, standing, now) for worker, rank in present.items()}
         verdict = judge(signs, self._patience, standing.works)
+        self._report_data(signs, verdict.no_disk, now)
         if not verdict.deadlock:
             self._deadlocked = None
         elif self._deadlocked is None:
@@ -203,6 +222,7 @@ class Watch:
             unanswered,
             self._expected(rank.role, activity),
             member,
+            None if not known.path else 0.0 if known.read_since is None else now - known.read_since,
         )
 
     def _expected(self, worker: Worker, activity: Activity) -> float | None:
@@ -210,6 +230,23 @@ class Watch:
         if activity.kind == "waits" and activity.peer is not None:
             return self._watched.message_seconds(worker, Worker(*activity.peer))
         return self._watched.profiled(worker, activity.what)
+
+    def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:
+        """readers: whose disks are silent, if all are. The job waits for them once a worker needs what it reads."""
+        waiting = [w for w in readers if signs[w].activity.what == "data"]
+        if not waiting:
+            self._awaited_data = math.inf
+            return
+        oldest = max(waiting, key=lambda w: signs[w].reading or 0.0)
+        seconds = signs[oldest].reading or 0.0
+        if self._awaited_data == math.inf:
+            self._awaited_data = now - seconds + DISK_SECONDS
+        if now >= self._awaited_data:
+            self._awaited_data += DISK_SECONDS
+            path = next(
+                known.path for rank in self._roster if rank.role == oldest and (known := self._known.get(rank.number))
+            )
+            self._watched.awaits_data(sorted(waiting), path, seconds)
 
     def _renew(self, standing: Standing, waiting: list[Worker]) -> None:
         step, times = self._renewed

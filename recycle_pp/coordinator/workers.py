@@ -60,6 +60,7 @@ class Workers:
         self._links = BrokenLinks(context, driver, deaths)
         self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
         self._platform: str | None = None  # of the first worker: see execution.device
+        self._data = ""  # fingerprint of the first worker's training data
         self._printed: set[str] = set()  # notes of workers
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
@@ -150,7 +151,8 @@ class Workers:
                 self._printed.add(note)
                 self._recorder.say(note)
         self._driver.drive(WorkerDescribed(rank.role, message.machine, message.blocks))
-        if self._fits(rank, message.platform) and rank.role not in job.live:
+        fits = self._fits(rank, message.platform) and self._reads_the_same(rank, message.data)
+        if fits and rank.role not in job.live:
             earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)
             self._driver.drive(WorkerReady(rank.role, earliest))
 
@@ -174,6 +176,23 @@ class Workers:
             self._lifecycle.stop(reason, code=2)
         else:
             self._recorder.event("refused", rank.role, platform=platform, expected=self._platform)
+            self._restarts.earliest(rank.role)  # it need not come again
+            rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
+        return False
+
+    def _reads_the_same(self, rank: Rank, data: str) -> bool:
+        """All workers read the training data of the first. At the start another worker with other data stops the job;
+        later it is sent away."""
+        self._data = self._data or data
+        if data == self._data:
+            return True
+        where = f"on {rank.host or 'its host'}"
+        if self._driver.job.phase == "starting":
+            reason = f"data.path: all workers must read the same tokens, and worker {rank.role} {where} reads others"
+            self._lifecycle.stop(reason, code=2)
+        else:
+            detail = f"data.path has changed {where}: its tokens are not those with which the job began"
+            self._recorder.event("refused", rank.role, detail=detail)
             self._restarts.earliest(rank.role)  # it need not come again
             rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
         return False

@@ -38,7 +38,7 @@ def validate(
     actions = session.validation(orders)
     session.doing.waits("links", step)
     mailbox.connect(actions)
-    session.doing.works("V", step)
+    session.doing.works("turn", step)
     for number, action in numbered(actions, parallel.pipelines, each, total):
         session.check(orders)
         mb, peer = action.microbatch, action.peer
@@ -46,6 +46,7 @@ def validate(
         if peer is None:
             batch = None
             if stage.module.reads:
+                session.doing.works("data", step, mb)
                 inputs, labels = batches.validation(number)
                 batch = Batch(inputs, labels, more=batches.more(inputs))
             source: list[torch.Tensor] = []

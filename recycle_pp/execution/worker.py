@@ -34,6 +34,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Control, Settings
 from recycle_pp.data.batches import Batches
+from recycle_pp.data.file_tokens import slowest_read
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
 from recycle_pp.model.stage import Stage
@@ -41,6 +42,7 @@ from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.protocol.holdings import Holdings
+from recycle_pp.protocol.liveness import read_limit
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state import checkpoint
 from recycle_pp.state.rejoin import Donations, Joining
@@ -54,6 +56,7 @@ from recycle_pp.wire.messages.workers import (
     Finished,
     Leave,
     Leaving,
+    Reading,
     Ready,
     StoreValue,
     Synced,
@@ -67,6 +70,7 @@ from .activity import Doing
 from .commits import Commits
 from .coordinator_client import CoordinatorClient
 from .device import backend_for, choose, finisher, is_unfit, large_blocks_apart, notes, platform, settle_memory
+from .disk_probe import probe_disks
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
 from .injection import Injector
@@ -136,6 +140,7 @@ class Process:
     def run(self) -> int:
         settings, welcome, worker = self._settings, self._welcome, self._worker
         self._beat()
+        probe_disks(read_limit(settings.control.suspicion))
         if settings.numerics.reproducible:
             reproducible.prepare()
         if settings.parallel.memory is not None:
@@ -228,6 +233,7 @@ class Process:
                 optimizer.names if isinstance(optimizer, ShardedOptimizer) else [],
                 [{key: float(value) for key, value in asdict(way).items()} for way in takes],
                 notes(settings.parallel.backend, backend, device),
+                batches.fingerprint,
             )
         )
         # Also where this is no joiner yet: it becomes one if the others begin without it.
@@ -281,7 +287,9 @@ class Process:
 
         def beat() -> None:
             while True:
-                self._client.send(WorkerHeartbeat(time.monotonic(), boot, self._doing.delivered()))
+                read = slowest_read()
+                reading = None if read is None else Reading(*read)
+                self._client.send(WorkerHeartbeat(time.monotonic(), boot, self._doing.delivered(), reading))
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()

@@ -5,6 +5,7 @@
     verdict.stuck       # {Worker(1, 2): Stuck("F of micro-batch 1.3 in step 20", 10.2)}: to be killed
     verdict.deadlock    # nobody is to blame, and some will wait for ever: the generation has to be renewed
     verdict.graph       # who waits for whom, a networkx DiGraph; its nodes hold the signs
+    verdict.no_disk     # workers whose reads of training data all wait for their disks; then none of these is stuck
 
 An edge leads from who waits to who has to give. So a culprit is a root: it has no edge of its own, because it works, or
 because what it waits for is here already. Only a root can be stuck, and it is when it has taken longer than its limit:
@@ -19,6 +20,9 @@ machine lets wait, has ten times that. Time in a wait for the device is no such 
 is never stuck as long as a root that works, within its limit, can be reached from it; where none can, and everybody on
 the way has waited for longer than `suspicion` (for a message: than ten times what its link takes), what they wait for
 was lost (a message, an all-reduce).
+
+A disk that does not answer is not the fault of its reader. While the disks of all readers of training data are silent,
+no reader is stuck in a read, and the job waits as long as the disks do. If one disk answers, the limits hold.
 
 Pure: no clock, no sockets. All times are seconds.
 """
@@ -53,6 +57,7 @@ class Sign:
     silent      since it last said anything
     unanswered  since a generation was announced whose report it owes; None: it owes none
     expected    seconds that its op takes by the profile, or a message on the link that it waits on; None: not known
+    reading     since its oldest read of training data began, 0 if none is under way; None: it reads no file
     member      of the present generation; else it only starts, or catches up
     """
 
@@ -64,6 +69,7 @@ class Sign:
     unanswered: float | None = None
     expected: float | None = None
     member: bool = True
+    reading: float | None = None
 
     def waits(self, suspicion: float) -> bool:
         """For something that is not here yet, as far as it can be believed."""
@@ -84,14 +90,32 @@ class Verdict(NamedTuple):
     stuck: dict[Worker, Stuck]
     deadlock: list[Worker]
     graph: nx.DiGraph
+    no_disk: list[Worker]
 
 
 def judge(signs: Mapping[Worker, Sign], patience: Patience, coordinator_works: bool = False) -> Verdict:
     """coordinator_works: it plans, waits for a majority or for a joiner; who waits for its word waits for that."""
     graph = waiting(signs, patience.suspicion, coordinator_works)
     stuck = {w: found for w, sign in signs.items() if not graph.out_degree(w) and (found := _stuck(sign, patience))}
+    no_disk = _readers_without_disk(signs, patience.suspicion)
+    for worker in no_disk:
+        if signs[worker].activity.what == "data":
+            stuck.pop(worker, None)
     deadlock = [] if stuck else _deadlock(graph, signs, patience.suspicion)
-    return Verdict(stuck, deadlock, graph)
+    return Verdict(stuck, deadlock, graph, no_disk)
+
+
+def read_limit(suspicion: float) -> float:
+    """Seconds after which a read waits for its disk, and between two probes of a disk. Four times shorter than the
+    suspicion: before the first reader would be stuck, the others have tried their disks."""
+    return min(1.0, suspicion / 4)
+
+
+def _readers_without_disk(signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
+    """All workers that read training data from files, if the reads of all of them wait; else none."""
+    readers = {w: sign.reading for w, sign in signs.items() if sign.reading is not None}
+    waiting = [w for w, seconds in readers.items() if seconds > read_limit(suspicion)]
+    return waiting if len(waiting) == len(readers) else []
 
 
 def waiting(signs: Mapping[Worker, Sign], suspicion: float, coordinator_works: bool = False) -> nx.DiGraph:

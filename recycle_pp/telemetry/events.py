@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -284,6 +284,12 @@ def _given_up(e: Mapping[str, Any]) -> str:
     return f"worker {e['worker']} died again after {plural(e.get('respawns', '?'), 'restart')}; it is given up"
 
 
+def _workers(names: Sequence[str], most: int = 8) -> str:
+    """ "worker 0.0 reads it", "workers 0.0, 1.0 and 14 more read it"."""
+    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"worker {shown} reads it" if len(names) == 1 else f"workers {shown} read it"
+
+
 def _resumed(e: Mapping[str, Any]) -> str:
     text = f"training continues after a stall of {1000 * e.get('stall_seconds', 0.0):.0f} ms"
     if e.get("lost_ops") is not None:
@@ -294,6 +300,14 @@ def _resumed(e: Mapping[str, Any]) -> str:
 def _checkpoint(e: Mapping[str, Any]) -> str:
     """The name of its folder."""
     return f"checkpoint step-{e.get('checkpoint', e['step']):06d}"
+
+
+def _unsaved(e: Mapping[str, Any]) -> str:
+    """Which checkpoint a resume would take, and how old it is."""
+    if "unsaved_seconds" not in e:  # of an earlier version
+        return ""
+    age = f"{e['unsaved_seconds']:.0f} s"
+    return f"; the newest is step-{e['newest']:06d}, saved {age} ago" if e["newest"] else f"; none was saved in {age}"
 
 
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -309,6 +323,10 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "renewed": lambda e: (
         f"all workers wait and none works, {(e.get('waiting') or ['?'])[0]} first; all links are built anew"
+    ),
+    "waits_for_data": lambda e: (
+        f"the disk of {e.get('path')} has not answered for {e.get('seconds', 0.0):.0f} s; "
+        f"{_workers(e.get('workers') or ['?'])}, and the job waits until it answers"
     ),
     "repeated": lambda e: (
         f"gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other exponents to fit "
@@ -340,8 +358,10 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "restored": lambda e: f"all workers go on from {_checkpoint(e)}",
     "checkpoint_damaged": lambda e: f"{_checkpoint(e)} is damaged and left out: {e.get('detail')}",
     "checkpoint_saved": lambda e: f"{_checkpoint(e)} saved",
-    "checkpoint_skipped": lambda e: f"{e.get('by')} still wrote the checkpoint before, so there is no {_checkpoint(e)}",
-    "checkpoint_failed": lambda e: f"{_checkpoint(e)} was not saved: {e.get('detail')}",
+    "checkpoint_skipped": lambda e: (
+        f"{e.get('by')} still wrote the checkpoint before, so there is no {_checkpoint(e)}{_unsaved(e)}"
+    ),
+    "checkpoint_failed": lambda e: f"{_checkpoint(e)} was not saved: {e.get('detail')}{_unsaved(e)}",
     "ending": lambda e: f"{e.get('signal')}: the job finishes this step, saves a checkpoint and ends",
     "stopped": lambda e: f"the job has stopped: {e.get('reason')}",
     "finished": lambda e: "the run is finished",

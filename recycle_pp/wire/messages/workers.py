@@ -193,16 +193,25 @@ class Exit(Message, frozen=True):
 # --------------------------------------------------------------------------------------- worker -> coordinator
 
 
+class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """path: of the file; seconds: since the read began, 0 if none is under way."""
+
+    path: str
+    seconds: float
+
+
 @sent(WORKER, COORDINATOR)
 class WorkerHeartbeat(Message, frozen=True):
     """now: its monotonic clock; boot: whose clock that is (`telemetry.clocks`).
 
     delivered: the number of its main thread's activity (`supervisors.Signs`), if that is a wait that could end now.
+    reading: the read of training data that has waited longest; None if this worker reads no file.
     """
 
     now: float
     boot: str
     delivered: int | None = None
+    reading: Reading | None = None
 
 
 @sent(WORKER, COORDINATOR)
@@ -226,6 +235,7 @@ class Ready(Message, frozen=True):
     blocks          the tensors of each block of its stage, with parallel.sharded
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
+    data            fingerprint of the training data that it reads, "" if that does not matter
     """
 
     address: Address
@@ -237,6 +247,7 @@ class Ready(Message, frozen=True):
     blocks: list[str] = msgspec.field(default_factory=list)
     memory: list[dict[str, float]] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
+    data: str = ""
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

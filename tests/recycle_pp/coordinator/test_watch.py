@@ -8,11 +8,12 @@ import pytest
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Control, Settings
+from recycle_pp.coordinator import watch
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.watch import RENEWALS, Standing, Watch
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
-from recycle_pp.wire.messages.workers import WorkerHeartbeat
+from recycle_pp.wire.messages.workers import Reading, WorkerHeartbeat
 
 BEAT, SUSPICION = 0.01, 0.15
 F = Activity("works", "F", 7, (1, 3))
@@ -41,6 +42,8 @@ class Job:
         self.found, self.renewals, self.stopped = {}, [], None
         self.generation, self.say, self.since, self.silent, self.deaf = 3, {}, time.monotonic(), set(), set()
         self.others_do = F
+        self.awaited = []  # reports that the job waits for its data
+        self.reading = {}  # since when reads of these workers are under way, or None
         self.last = {}  # of those who give no sign any more, though they are heard: since how long they did it
         for number in range(12):
             rank = self.roster.enter(number)
@@ -66,6 +69,9 @@ class Job:
         """Who waited does so anew."""
         self.since = time.monotonic()
 
+    def awaits_data(self, workers, path, seconds):
+        self.awaited.append((workers, path, seconds))
+
     def stop(self, reason, code=1):
         self.stopped = reason
 
@@ -89,6 +95,10 @@ class Job:
                     continue
                 age = self.last[rank.number]
             self.watch.supervisor_beats(rank, SupervisorHeartbeat(Signs(0, 1, activity or self.others_do, age, age)))
+            if rank.number in self.reading:
+                began = self.reading[rank.number]
+                reading = Reading("train.bin", now - began if began else 0.0)
+                self.watch.worker_beats(rank, WorkerHeartbeat(now, "boot", reading=reading))
 
     async def watched(self, seconds):
         watching = asyncio.create_task(self.watch.run())
@@ -207,3 +217,28 @@ def test_who_slept_itself_calls_nobody_silent(number, tmp_path):
 
     asyncio.run(sleep_for_a_while())
     assert not job.found
+
+
+DATA, TURN = Activity("works", "data", 7, (1, 3)), Activity("waits", "commit", 7)
+
+
+def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "DISK_SECONDS", 0.2)
+    job = Job(tmp_path)
+    job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
+    job.reading = {0: job.since, 4: job.since, 8: job.since + 0.01}
+    asyncio.run(job.watched(0.7))
+    assert not job.found and not job.renewals
+    assert len(job.awaited) == 3
+    assert {(tuple(workers), path) for workers, path, _ in job.awaited} == {
+        ((job.roster[0].role, job.roster[4].role), "train.bin")
+    }
+    assert all(abs(seconds - 0.2 * (n + 1)) < 0.1 for n, (_, _, seconds) in enumerate(job.awaited))
+
+
+def test_a_reader_whose_disk_alone_is_silent_is_found(tmp_path):
+    job = Job(tmp_path)
+    job.say = dict.fromkeys(range(12), TURN) | {0: DATA}
+    job.reading = {0: job.since, 4: None, 8: None}
+    asyncio.run(job.watched(0.5))
+    assert list(job.found) == [0] and not job.awaited

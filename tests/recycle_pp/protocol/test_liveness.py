@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.liveness import COORDINATOR, PROFILED, Patience, Sign, judge
+from recycle_pp.protocol.liveness import COORDINATOR, PROFILED, Patience, Sign, judge, read_limit
 from recycle_pp.wire.messages.activity import BUSY, Activity
 
 PATIENCE = Patience(suspicion=10.0, lease=600.0)
@@ -173,3 +173,35 @@ def test_a_joiner_that_waits_for_its_turn_holds_nobody_up():
     joiner = replace(waiter("orders", seconds=100.0), member=False)
     verdict = judge({A: frozen(seconds=1.0), B: waiter("tensor", peer=A), C: joiner}, PATIENCE)
     assert not verdict.stuck and not verdict.deadlock
+
+
+def reader(seconds, needs=True):
+    """Its read has waited so long; it needs what it reads now, or has only tried its disk as it waits for another."""
+    sign = Sign(Activity("works", "data", 3, (0, 0)), seconds, quiet=seconds) if needs else waiter("commit")
+    return replace(sign, reading=seconds)
+
+
+def test_no_reader_is_stuck_while_the_disks_of_all_are_silent():
+    signs = {A: reader(LONG), C: reader(5.0, needs=False), B: waiter("commit"), D: waiter("commit")}
+    verdict = judge(signs, PATIENCE)
+    assert not verdict.stuck and not verdict.deadlock and verdict.no_disk == [A, C]
+
+
+def test_a_reader_whose_disk_alone_is_silent_is_stuck():
+    verdict = judge({A: reader(LONG), C: reader(0.01, needs=False)}, PATIENCE)
+    assert verdict.stuck == {A: ("reading the data of micro-batch 0.0 in step 3", LONG)} and verdict.no_disk == []
+
+
+def test_a_silent_disk_excuses_no_other_hang():
+    signs = {A: reader(LONG), C: replace(frozen("F"), reading=LONG)}
+    assert set(judge(signs, PATIENCE).stuck) == {C}
+
+
+def test_a_reader_in_a_job_that_reads_no_files_is_stuck():
+    assert set(judge({A: frozen("data"), C: waiter("commit")}, PATIENCE).stuck) == {A}
+
+
+@pytest.mark.parametrize("suspicion", [0.1, 1.0, 10.0, 600.0])
+def test_all_disks_have_been_tried_before_the_first_reader_would_be_stuck(suspicion):
+    """One probe is due within the limit, and has waited for longer than the limit at half the suspicion."""
+    assert 0 < 2 * read_limit(suspicion) <= suspicion / 2
