@@ -11,6 +11,7 @@ A checkpoint is named by the steps it contains: `step-000020` holds the state af
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -63,7 +64,7 @@ class Saving:
 
     def __init__(self, folder: Path, newest: int = 0) -> None:
         """newest: steps done of the newest checkpoint that is known."""
-        self._folder, self._newest = folder, newest
+        self._folder, self._newest, self._newest_since = folder, newest, time.monotonic()
         self.step = -1
         self._missing: dict[object, Worker] = {}  # stage, or worker where all of a stage save -> who writes it
         self._parts: dict[Worker, str] = {}  # the parts that are there, by the workers that wrote them
@@ -95,6 +96,11 @@ class Saving:
     def newest(self) -> Path | None:
         """The newest finished checkpoint, without a look at the disk."""
         return self.path(self._newest) if self._newest else None
+
+    def unsaved(self) -> dict[str, float]:
+        """What is lost if the job ends now. newest: steps done of the newest finished checkpoint, 0 without one;
+        unsaved_seconds: since it was saved, or since the job or this coordinator began."""
+        return {"newest": self._newest, "unsaved_seconds": round(time.monotonic() - self._newest_since, 1)}
 
     def known(self, newest: int) -> None:
         """Another coordinator has finished the checkpoint of so many steps."""
@@ -161,7 +167,8 @@ class Saving:
             self._missing, self._assembler, self._last = {}, worker, None
 
     def assembled(self, message: Assembled) -> None:
-        self._newest = max(self._newest, message.step)
+        if message.step > self._newest:
+            self._newest, self._newest_since = message.step, time.monotonic()
         if message.step == self.step:
             self.abandon()
 

@@ -164,7 +164,8 @@ class Driver:
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> None:
         """worker: who says it; None: this coordinator."""
         if self.saving.save_failed(message, worker) and not self._lifecycle.over:
-            self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail)
+            unsaved = self.saving.unsaved()
+            self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail, **unsaved)
         self.finish_if_done()
 
     def report_damage(self, damaged: Mapping[int, str]) -> None:
@@ -195,7 +196,8 @@ class Driver:
             self._recorder.speed_changed(worker, factor)
         self._spans.drop(commit.step - 2)
         if note["skipped"]:
-            self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=self.saving.slow())
+            by, unsaved = self.saving.slow(), self.saving.unsaved()
+            self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=by, **unsaved)
         if commit.savers and not self._settings.emulate.mode:
             self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
             if commit.last:

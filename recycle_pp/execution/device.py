@@ -27,6 +27,7 @@ import torch
 from recycle_pp.comm.nccl import environment as nccl
 
 SETTLE_SECONDS = 10.0  # at most, for the driver to free the memory of a dead process
+SHARED_MEMORY = 256 << 20  # bytes of /dev/shm; Docker gives 64 MB
 SETTLED_SECONDS = 0.5  # without growth of the free memory
 M_MMAP_THRESHOLD = -3  # malloc.h
 
@@ -68,13 +69,24 @@ def backend_for(wanted: str, device: torch.device) -> str:
 def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
     """Sentences about the back end that the user should read at the start, the same on all workers."""
     if backend == "nccl":
-        return [nccl.describe(os.environ, nccl_version())]
+        return [nccl.describe(os.environ, nccl_version()), *_shared_memory()]
     if wanted == "auto" and device.type == "cuda":
         return [
             "parallel.backend=auto: messages between GPUs go by TCP through the host's memory. NCCL is faster and has "
             "not been tried on GPUs yet; parallel.backend=nccl selects it"
         ]
     return []
+
+
+def _shared_memory() -> list[str]:
+    """A warning if NCCL may lack the memory through which the GPUs of a machine exchange tensors."""
+    about = os.statvfs("/dev/shm")
+    if about.f_bavail * about.f_frsize >= SHARED_MEMORY:
+        return []
+    return [
+        f"/dev/shm has less than {SHARED_MEMORY >> 20} MB left, and NCCL uses it between the GPUs of a machine; if it "
+        "fails at the start, enlarge /dev/shm (docker run --shm-size=1g)"
+    ]
 
 
 def settle_memory(device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """Which device and which backend a worker takes, on machines with GPUs that are not here."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -76,8 +77,19 @@ def test_the_start_prints_the_version_and_the_environment_of_nccl(gpus, nccl_is,
     nccl_is((2, 30, 7))
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("NCCL_MAX_CTAS", "1")
-    (note,) = notes("nccl", "nccl", GPU)
+    note, *_ = notes("nccl", "nccl", GPU)
     assert note.startswith("NCCL 2.30.7: ") and "NCCL_NVLS_ENABLE=0" in note and "NCCL_MAX_CTAS=1" in note
+
+
+def test_the_start_warns_of_a_small_dev_shm_where_nccl_is_used(gpus, nccl_is, monkeypatch):
+    nccl_is((2, 30, 7))
+    about = os.statvfs("/")
+    free = [*about]
+    free[4] = (64 << 20) // about.f_frsize  # f_bavail
+    monkeypatch.setattr(device.os, "statvfs", lambda path: os.statvfs_result(free))
+    _, warning = notes("nccl", "nccl", GPU)
+    assert warning.startswith("/dev/shm has less than 256 MB left, and NCCL uses it")
+    assert notes("tcp", "tcp", GPU) == []
 
 
 @pytest.mark.parametrize(
