@@ -120,7 +120,7 @@ def test_a_data_file_that_is_replaced_or_touched_changes_nothing_and_no_worker_w
 ):
     path = tmp_path / "train.bin"
     tokens[:200_000].tofile(path)
-    common = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "run.standby=false", f"data.path={path}")
+    common = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "run.standby=off", f"data.path={path}")
     with zygote.run(
         [*common, "parallel.pipelines=1", "parallel.stages=1", "parallel.microbatches=8", "run.steps=150"]
     ) as job:

@@ -1,11 +1,7 @@
 """File systems that stop answering, fill up or turn read-only under a job that torchrun has started."""
 
-import contextlib
 import json
-import os
-import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +13,6 @@ MISSING = Disk.missing()
 needs_disk = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SHAPE = ("parallel.pipelines=2", "parallel.stages=1", "parallel.microbatches=4")
 QUICK = ("control.suspicion=3", "run.validate_every=0", *SHAPE)
-
-
-class SmallShm(Launched):
-    """Its agents have a /dev/shm of 64 KiB, in a mount namespace of their own."""
-
-    launcher = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"')
 
 
 @pytest.fixture
@@ -78,49 +68,3 @@ def test_a_run_folder_that_does_not_answer_holds_up_no_worker_and_no_recovery(se
         assert back["time"] < thawed, "it was back before the disk was"
         assert job.longest_gap() < 3
         assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are whole"
-
-
-@needs_disk
-def test_a_read_only_run_folder_is_one_sentence_and_no_worker_starts(disk, tmp_path):
-    (disk.path / "run").mkdir()
-    disk.break_down()
-    with Launched(tmp_path, nodes=1, workers=2, arguments=QUICK, run=disk.path / "run") as job:
-        assert job.wait([0], 60) != [0]
-        said = [line for line in job.output(0).splitlines() if line.startswith("recycle_pp: ")]
-        assert said == [f"recycle_pp: run.dir={job.run.path} cannot be written: Read-only file system"], job.output(0)
-        assert "exitcode  : 2" in job.output(0), job.output(0)
-
-
-@needs_disk
-def test_a_run_folder_that_becomes_read_only_costs_no_step(disk, tmp_path, expected):
-    """The disk fails as the job runs: training goes on, a dead worker comes back, and the exit code is 1."""
-    arguments = [*QUICK, "run.steps=300", "checkpoint.every=100"]
-    with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
-        job.wait_for_event("checkpoint_saved")
-        disk.break_down()
-        job.worker("1.0").kill()
-        assert job.wait([0], 200) == [1], job.explain()
-        assert "worker 1.0 is back" in job.output(0), job.output(0)
-        assert f"{job.run.path / 'events.jsonl'} cannot be written: Read-only file system" in job.output(0)
-        assert "checkpoint step-000300 was not saved" in job.output(0), job.output(0)
-        assert "; the newest is step-000100, saved" in job.output(0), job.output(0)
-        known, _ = expected(300)
-        shown = re.search(r"step 290  loss ([0-9.]+)", job.output(0))
-        assert shown is None or abs(float(shown[1]) - known[290]) < 1e-4
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
-def test_a_full_dev_shm_costs_nothing(tmp_path, expected):
-    """It is full from a moment in the middle of the job on, also as a worker starts."""
-    arguments = [*QUICK, "run.steps=300"]
-    with SmallShm(tmp_path, nodes=1, workers=2, arguments=arguments) as job:
-        job.wait_for_step(20)
-        shm = Path(f"/proc/{job.worker('0.0').pid}/root/dev/shm")
-        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 64 << 10, "a /dev/shm of its own"
-        with (shm / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
-            while True:
-                ballast.write(bytes(4096))
-        job.worker("1.0").kill()
-        assert job.wait([0], 200) == [0], job.explain()
-        check_exact(job, expected(300))
-        assert len(job.events("rejoined")) == 1, job.explain()
