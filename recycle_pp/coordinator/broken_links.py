@@ -1,6 +1,6 @@
 """Links between workers that break though both ends live: they are made again, or one of the two ends leaves.
 
-links = BrokenLinks(context, driver, deaths)
+links = BrokenLinks(context, driver, deaths, returns)
 links.broken(rank, message)             # a connection broke: after a moment all links are made again
 links.unreachable(rank, message)        # attempts to connect have failed for control.suspicion: the link is cut
 """
@@ -17,15 +17,16 @@ from .context import Context
 from .deaths import Deaths
 from .driver import Driver
 from .ranks import Rank
+from .returns import Returns
 
 _BROKEN_SECONDS = 0.5  # after which a link is made again, if no worker has died
 _OTHER_END_SECONDS = 0.3  # between the first report of a cut link and the decision: the other end reports it, too
 
 
 class BrokenLinks:
-    def __init__(self, context: Context, driver: Driver, deaths: Deaths) -> None:
+    def __init__(self, context: Context, driver: Driver, deaths: Deaths, returns: Returns) -> None:
         self._roster, self._timers, self._lifecycle = context.roster, context.timers, context.lifecycle
-        self._recorder, self._driver, self._deaths = context.recorder, driver, deaths
+        self._recorder, self._driver, self._deaths, self._returns = context.recorder, driver, deaths, returns
         self._unreachable: dict[Worker, list[Worker]] = {}  # since the last decision, by the worker that reports it
         self._told: dict[Worker, list[Worker]] = {}  # why the job waits
 
@@ -54,6 +55,7 @@ class BrokenLinks:
         for rank in self._roster:
             if rank.role in lost and rank.alive:
                 self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
+                self._returns.cut_off(rank)
         if not lost and cut != self._told:
             self._told = cut
             worker, (other, *_) = min(cut.items())

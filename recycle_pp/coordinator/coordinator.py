@@ -44,6 +44,7 @@ from .lifecycle import Lifecycle
 from .problem import new_job
 from .ranks import Rank
 from .restart_policy import RestartPolicy
+from .returns import Returns
 from .roster import Roster
 from .supervisors import Supervisors
 from .timers import Timers
@@ -91,8 +92,9 @@ class Coordinator:
         self._driver = Driver(context, agreement, saving, job, deposed=self.give_way)
         self._deaths = Deaths(context, self._driver)
         self._watch = Watch(settings, self._roster, self, run.hangs, run.later, self.lease)
-        self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._watch)
-        self._workers = Workers(context, self._driver, self._deaths, self._watch)
+        returns = Returns(context)
+        self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._watch, returns)
+        self._workers = Workers(context, self._driver, self._deaths, self._watch, returns)
         self._driver.report_damage(whole.damaged)
         if whole.damaged and not whole.step:
             self.stop(f"run.resume=true: none of the checkpoints in {run.checkpoints} is whole")

@@ -24,6 +24,7 @@ from recycle_pp.wire.messages.supervisors import (
     Finish,
     NoPlace,
     Present,
+    Probed,
     Redirect,
     Spawn,
     Spawned,
@@ -39,6 +40,7 @@ from .context import Context
 from .deaths import Deaths
 from .driver import Driver
 from .ranks import Rank
+from .returns import Returns
 from .watch import Watch
 
 _LOOK_SECONDS = 0.05  # between two looks whether a supervisor has returned, or its process has ended
@@ -46,11 +48,13 @@ _TERM_SECONDS = 0.3  # within which a SIGTERM to the whole job reaches all of it
 
 
 class Supervisors:
-    def __init__(self, context: Context, leader: Leader, driver: Driver, deaths: Deaths, watch: Watch) -> None:
+    def __init__(
+        self, context: Context, leader: Leader, driver: Driver, deaths: Deaths, watch: Watch, returns: Returns
+    ) -> None:
         self._settings, self._run, self._leader = context.settings, context.run, leader
         self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
-        self._driver, self._deaths = driver, deaths
+        self._driver, self._deaths, self._returns = driver, deaths, returns
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node that came, and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             SupervisorHeartbeat: watch.supervisor_beats,
@@ -59,6 +63,7 @@ class Supervisors:
             Stopping: self._stopping,
             Dying: deaths.dying,
             Died: deaths.reported,
+            Probed: returns.probed,
         }
 
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
@@ -69,7 +74,7 @@ class Supervisors:
                 return None
             free = self._roster.free(self._driver.job.live)
             if free is None:
-                peer.send(NoPlace("no node of the job is lost, so there is no place for another one"))
+                peer.send(NoPlace(self._why_no_place()))
                 return None
             free.supervisor, free.respawns, number = peer, 0, free.number
         peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
@@ -115,13 +120,20 @@ class Supervisors:
         if message.spawn is not None:
             self._returned(rank, message.spawn.incarnation, message.deaths)
         elif rank.incarnation >= 0:  # a newcomer, in the place of a node that was lost
-            self._recorder.event("node_joined", rank.role, rank=number, host=rank.host)
-            rank.spawn()
+            self._returns.newcomer(rank)
         elif self._roster.complete:
             # From now on the job survives the loss of this coordinator.
             self._driver.agreement_gate.announce(-1, self._roster.places())
             for each in self._roster:
                 each.spawn()
+
+    def _why_no_place(self) -> str:
+        if self._returns.cut:
+            return (
+                f"no node of the job is lost: {next(iter(self._returns.cut.values()))}, and its workers start when the "
+                "network between them works; stop its agent to put another node in its place"
+            )
+        return "no node of the job is lost, so there is no place for another one"
 
     def _compare(self, rank: Rank, settings: Mapping[str, str]) -> None:
         """Stops the job if a node was started with other settings than the first one that came."""
@@ -146,7 +158,7 @@ class Supervisors:
             rank.tell(Spawn(rank.incarnation, rank.role, rank.respawns))
         rank.incarnation = max(rank.incarnation, incarnation)
         if not rank.alive and self._restarts.comes_back(rank):
-            rank.spawn()
+            self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
         if self._lifecycle.over:  # whoever reads the events would take it for a resume (chaos never ended)

@@ -48,16 +48,17 @@ from .context import Context
 from .deaths import Deaths
 from .driver import Driver
 from .ranks import Rank
+from .returns import Returns
 from .watch import Watch
 
 
 class Workers:
-    def __init__(self, context: Context, driver: Driver, deaths: Deaths, watch: Watch) -> None:
+    def __init__(self, context: Context, driver: Driver, deaths: Deaths, watch: Watch, returns: Returns) -> None:
         self._settings, self._run, self._timers = context.settings, context.run, context.timers
         self._roster, self._restarts = context.roster, context.restarts
         self._recorder, self._lifecycle, self._spans = context.recorder, context.lifecycle, context.spans
         self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
-        self._links = BrokenLinks(context, driver, deaths)
+        self._links = BrokenLinks(context, driver, deaths, returns)
         self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
         self._platform: str | None = None  # of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data

@@ -23,6 +23,7 @@ import importlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -53,6 +54,8 @@ from recycle_pp.wire.messages.supervisors import (
     Kill,
     NoPlace,
     Present,
+    Probe,
+    Probed,
     Redirect,
     Spawn,
     SupervisorHeartbeat,
@@ -64,6 +67,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec
 from .exit_barrier import limit_wait, release
 from .joining import JOIN_SECONDS, find_coordinator, why
 from .leadership import Leadership
+from .probing import unreachable
 from .process_monitor import END_SECONDS, ProcessMonitor
 from .shutdown import LEAVE_SECONDS, Shutdown
 from .standby import Standby
@@ -133,6 +137,8 @@ class Supervisor:
         self._leadership = Leadership(self._start_host, self._leave)
         self._watched: asyncio.Task[None] | None = None  # beats the watchdog
         self._standby: Standby | None = None
+        self._probing: asyncio.Task[None] | None = None  # whether other nodes can be reached
+        self._complained = ""  # of that, to the user
         self._unanswered_beats = 0  # heartbeats of its own since the coordinator's last message
         self._finished = False  # the coordinator has said so
         self._evicted = False  # this node's machine is taken away, and the job goes on without it
@@ -144,6 +150,7 @@ class Supervisor:
             EndsSoon: self._shutdown.answer,
             CoordinatorHeartbeat: _heard,
             Redirect: self._redirected,
+            Probe: self._probe,
             NoPlace: _heard,  # likewise; a newcomer has heard it in `enter`
         }
 
@@ -334,6 +341,19 @@ class Supervisor:
             loop = asyncio.get_running_loop()
             loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _prepare_to_lead)
         self._monitor.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
+
+    def _probe(self, message: Probe) -> None:
+        self._probing = asyncio.create_task(self._answer_probe(message))
+
+    async def _answer_probe(self, message: Probe) -> None:
+        names = await unreachable(message.targets, self._token)
+        sentence = (
+            f"this node cannot reach {' and '.join(names)}: its workers start when the network between them works"
+        )
+        if names and self._launch.local_rank == 0 and sentence != self._complained:
+            print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)
+        self._complained = sentence
+        self._say(Probed(names))
 
     def _evict(self, message: Evict) -> None:
         self._evicted = True

@@ -353,6 +353,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"rank {e.get('rank')} coordinates from now on, elected in {1000 * e.get('seconds', 0.0):.0f} ms"
     ),
     "node_joined": lambda e: f"{e.get('host')} joins in the place of worker {e['worker']}",
+    "link_restored": lambda e: (
+        f"{e.get('host')} reaches all nodes of the job again: worker {e['worker']} is started again"
+    ),
     "supervisor_back": lambda e: f"the supervisor of rank {e.get('rank')} is back",
     "stage_lost": lambda e: f"stage {e.get('stage')} has {e.get('detail', 'no live worker left')}",
     "restored": lambda e: f"all workers go on from {_checkpoint(e)}",

@@ -63,7 +63,10 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
         except Refused:
             raise ValueError(f"the job at {here} does not accept this {TOKEN_VARIABLE}") from None
         except OSError as failure:  # ChannelClosed, too
-            error, place = str(failure) or "no connection in time", address
+            error = str(failure) or "no connection in time"
+            if place != address:
+                error = f"it names {place.host}:{place.port} as the coordinator, which this node cannot reach: {error}"
+            place = address
         else:
             if isinstance(answer, SupervisorWelcome):
                 return Entered(peer, answer, place)

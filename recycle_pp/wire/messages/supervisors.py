@@ -95,6 +95,21 @@ class Finish(Message, frozen=True):
     reason: str = ""
 
 
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node of the job: its name, and where one of its supervisors listens."""
+
+    name: str
+    host: str
+    port: int
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class Probe(Message, frozen=True):
+    """Try to connect to these nodes; `Probed` is the answer. Before a worker is started that comes back."""
+
+    targets: list[Target]
+
+
 @sent(COORDINATOR, SUPERVISOR)
 class CoordinatorHeartbeat(Message, frozen=True):
     pass
@@ -142,6 +157,13 @@ class Present(Message, frozen=True):
     alive: bool
     deaths: list[Died]
     settings: dict[str, str] | None = None
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Probed(Message, frozen=True):
+    """unreachable: in words, the targets of the last `Probe` to which no connection could be made."""
+
+    unreachable: list[str]
 
 
 @sent(SUPERVISOR, COORDINATOR)

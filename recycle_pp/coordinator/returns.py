@@ -1,0 +1,99 @@
+"""Starts a worker of a node that was lost, or comes anew, once its node reaches the nodes of all live workers.
+
+returns = Returns(context)
+returns.newcomer(rank)              # a new node has taken the place of a lost one
+returns.cut_off(rank)               # its worker left because a link is cut; its supervisor is still connected
+returns.reconnected(rank)           # its supervisor was missed, and has connected again
+returns.probed(rank, message)       # its supervisor's answer to a Probe
+returns.cut                         # sentences: which node cannot reach which
+
+A worker that takes part with a link cut holds up all others for `control.suspicion`, and has to leave again. So the
+supervisor first tries to connect to all those nodes (`Probe`), again every `AGAIN_SECONDS` until it succeeds. The wait
+before the first try doubles each time the worker has to leave: then supervisors connect and workers do not, as behind
+a firewall.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
+
+from .context import Context
+from .ranks import Rank
+
+AGAIN_SECONDS = 3.0  # between two tries
+LONGEST_SECONDS = 600.0  # until the first try after a cut
+
+
+class Returns:
+    def __init__(self, context: Context) -> None:
+        self._roster, self._timers = context.roster, context.timers
+        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._events: dict[int, str | None] = {}  # rank that waits -> the event of its start
+        self._cuts: Counter[int] = Counter()  # rank -> how often its worker had to leave
+        self.cut: dict[int, str] = {}  # rank that waits -> what it cannot reach, a sentence
+
+    def newcomer(self, rank: Rank) -> None:
+        self._begin(rank, "node_joined", 0.0)
+
+    def reconnected(self, rank: Rank) -> None:
+        self._begin(rank, None, 0.0)
+
+    def cut_off(self, rank: Rank) -> None:
+        self._cuts[rank.number] += 1
+        self._begin(rank, "link_restored", min(LONGEST_SECONDS, AGAIN_SECONDS * 2 ** (self._cuts[rank.number] - 1)))
+        self.cut.setdefault(rank.number, f"{rank.host} cannot reach a node of the job")
+
+    def probed(self, rank: Rank, message: Probed) -> None:
+        if not self._waits(rank, rank.supervisor):
+            return
+        if not message.unreachable:
+            self._start(rank)
+            return
+        self._timers.after(AGAIN_SECONDS, self._probe, rank, rank.supervisor)
+        sentence = f"{rank.host} cannot reach {' and '.join(message.unreachable)}"
+        if sentence not in self.cut.values():  # once for all workers of a node
+            self._recorder.say(f"{sentence}: its workers start when the network between them works")
+        self.cut[rank.number] = sentence
+
+    def _begin(self, rank: Rank, event: str | None, seconds: float) -> None:
+        self._events[rank.number] = event
+        self.cut.pop(rank.number, None)
+        if seconds:
+            self._timers.after(seconds, self._probe, rank, rank.supervisor)
+        else:
+            self._probe(rank, rank.supervisor)
+
+    def _probe(self, rank: Rank, supervisor: Peer | None) -> None:
+        if not self._waits(rank, supervisor):
+            return
+        nodes = {
+            (other.host, other.place.host): Target(other.host or "", other.place.host, other.place.port)
+            for other in self._roster
+            if other.alive and other.place is not None and other.supervisor is not None
+        }
+        targets = [target for (host, _), target in sorted(nodes.items()) if host != rank.host]
+        if targets:
+            rank.tell(Probe(targets))
+        else:
+            self._start(rank)
+
+    def _start(self, rank: Rank) -> None:
+        self.cut.pop(rank.number, None)
+        if event := self._events.pop(rank.number):
+            self._recorder.event(event, rank.role, rank=rank.number, host=rank.host)
+        rank.spawn()
+
+    def _waits(self, rank: Rank, supervisor: Peer | None) -> bool:
+        """Whether its worker is still to be started, by this supervisor."""
+        if rank.number not in self._events or self._lifecycle.over:
+            return False
+        if rank.supervisor is not supervisor:  # another newcomer, which has its own tries, or none
+            return False
+        if rank.alive or supervisor is None:
+            del self._events[rank.number]
+            self.cut.pop(rank.number, None)
+            return False
+        return True

@@ -1,0 +1,114 @@
+"""When the worker of a node that comes, or comes back, is started: not before its node reaches all others."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from recycle_pp.config.settings import Parallel, Settings
+from recycle_pp.coordinator import returns as module
+from recycle_pp.coordinator.context import Context
+from recycle_pp.coordinator.lifecycle import Lifecycle
+from recycle_pp.coordinator.restart_policy import RestartPolicy
+from recycle_pp.coordinator.returns import Returns
+from recycle_pp.coordinator.roster import Roster
+from recycle_pp.coordinator.timers import Timers
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import Probe, Probed, Spawn, Target
+
+from .held_lease import HeldLease
+
+AGAIN = 0.05
+
+
+class Supervisor:
+    def __init__(self, rank, host):
+        self.hello, self.told = SupervisorHello(rank, host, 1, rank), []
+
+    def send(self, message):
+        self.told.append(message)
+
+
+@pytest.fixture
+def of(monkeypatch):
+    """Three nodes of one worker; the last one has no live worker."""
+    monkeypatch.setattr(module, "AGAIN_SECONDS", AGAIN)
+    settings = Settings(parallel=Parallel(pipelines=3, stages=1))
+    said, events = [], []
+    recorder = SimpleNamespace(say=said.append, event=lambda name, worker, **fields: events.append(name))
+    roster, lifecycle = Roster(settings), Lifecycle(recorder, lambda: None)
+    for number in range(3):
+        rank = roster.enter(number)
+        rank.supervisor, rank.place = Supervisor(number, f"node{number}"), Place(f"10.0.0.{number}", 4000)
+        rank.incarnation, rank.alive = 0, number < 2
+    timers, lease = Timers(pytest.fail, HeldLease()), HeldLease()
+    context = Context(
+        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle, lease
+    )
+    return SimpleNamespace(returns=Returns(context), roster=roster, rank=roster[2], said=said, events=events)
+
+
+def kinds(of):
+    return [type(message) for message in of.rank.supervisor.told]
+
+
+def test_a_newcomer_is_started_when_it_reaches_the_nodes_of_all_live_workers(of):
+    async def main():
+        of.returns.newcomer(of.rank)
+        assert of.rank.supervisor.told == [
+            Probe([Target("node0", "10.0.0.0", 4000), Target("node1", "10.0.0.1", 4000)])
+        ]
+        of.returns.probed(of.rank, Probed(["node1 (10.0.0.1:4000)"]))
+        assert of.returns.cut == {2: "node2 cannot reach node1 (10.0.0.1:4000)"} and not of.rank.alive
+        await asyncio.sleep(3 * AGAIN)
+        assert kinds(of) == [Probe, Probe]
+        of.returns.probed(of.rank, Probed(["node1 (10.0.0.1:4000)"]))
+        of.returns.probed(of.rank, Probed([]))
+        await asyncio.sleep(3 * AGAIN)
+
+    asyncio.run(main())
+    assert kinds(of) == [Probe, Probe, Spawn] and of.rank.alive
+    assert of.events == ["node_joined"] and not of.returns.cut
+    assert len(of.said) == 1, "the same link is reported once"
+
+
+def test_a_worker_that_has_to_leave_again_waits_twice_as_long(of):
+    async def main():
+        for wait in (1, 2, 4):
+            of.rank.alive, of.rank.supervisor.told = False, []
+            of.returns.cut_off(of.rank)
+            await asyncio.sleep((wait - 0.5) * AGAIN)
+            assert kinds(of) == []
+            await asyncio.sleep(AGAIN)
+            assert kinds(of) == [Probe]
+            of.returns.probed(of.rank, Probed([]))
+            assert of.rank.alive
+
+    asyncio.run(main())
+    assert of.events == ["link_restored"] * 3
+
+
+def test_a_node_that_is_replaced_while_it_waits_is_not_started(of):
+    async def main():
+        of.returns.cut_off(of.rank)
+        gone, of.rank.supervisor = of.rank.supervisor, Supervisor(2, "node3")
+        await asyncio.sleep(2 * AGAIN)
+        assert gone.told == []
+        of.returns.newcomer(of.rank)
+        of.returns.probed(of.rank, Probed([]))
+
+    asyncio.run(main())
+    assert kinds(of) == [Probe, Spawn] and of.events == ["node_joined"]
+
+
+def test_on_one_machine_there_is_no_link_to_try(of):
+    for rank in of.roster:
+        rank.supervisor = Supervisor(rank.number, "node0")
+
+    async def main():
+        of.returns.reconnected(of.rank)
+
+    asyncio.run(main())
+    assert kinds(of) == [Spawn] and of.events == []
