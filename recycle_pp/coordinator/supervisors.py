@@ -76,7 +76,11 @@ class Supervisors:
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
-            free.supervisor, free.respawns, number = peer, 0, free.number
+            # It has not been silent: the beats that were missed are those of the lost node.
+            free.supervisor, free.respawns, free.unheard, number = peer, 0, 0, free.number
+        elif self._is_taken(number, hello):
+            peer.send(NoPlace(f"a new node has taken the place of rank {number}: this one ends"))
+            return None
         peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
         if self._lifecycle.code is not None:  # it had to stop before anybody came
             peer.send(Finish(self._lifecycle.code, self._lifecycle.reason))
@@ -126,6 +130,13 @@ class Supervisors:
             self._driver.agreement_gate.announce(-1, self._roster.places())
             for each in self._roster:
                 each.spawn()
+
+    def _is_taken(self, number: int, hello: SupervisorHello) -> bool:
+        """Whether the supervisor of another process is connected as this rank."""
+        holder = self._roster[number].supervisor if number in self._roster else None
+        if holder is None or not isinstance(holder.hello, SupervisorHello):
+            return False
+        return (holder.hello.host, holder.hello.pid) != (hello.host, hello.pid)
 
     def _why_no_place(self) -> str:
         if self._returns.cut:

@@ -151,7 +151,6 @@ class Supervisor:
             CoordinatorHeartbeat: _heard,
             Redirect: self._redirected,
             Probe: self._probe,
-            NoPlace: _heard,  # likewise; a newcomer has heard it in `enter`
         }
 
     async def found(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
@@ -263,6 +262,10 @@ class Supervisor:
                     if message.code not in (0, 130, 143):  # torchrun's summary shows no signals
                         self._ended_by(message.reason)
                     return message.code
+                if isinstance(message, NoPlace):  # given up meanwhile, and replaced
+                    if self._launch.local_rank == 0:
+                        fail(message.reason)
+                    return 1
                 if isinstance(message, SupervisorWelcome):
                     await self._welcomed(message, peer)
                 else:

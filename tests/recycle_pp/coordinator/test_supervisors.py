@@ -1,0 +1,75 @@
+"""Which supervisor gets which rank."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from recycle_pp.config.settings import Parallel, Settings
+from recycle_pp.coordinator.context import Context
+from recycle_pp.coordinator.lifecycle import Lifecycle
+from recycle_pp.coordinator.restart_policy import RestartPolicy
+from recycle_pp.coordinator.roster import Roster
+from recycle_pp.coordinator.supervisors import Supervisors
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.supervisors import NoPlace, SupervisorWelcome
+
+
+class Peer:
+    def __init__(self, rank, host, pid=7):
+        self.hello, self.told = SupervisorHello(rank, host, pid), []
+
+    def send(self, message):
+        self.told.append(message)
+
+
+@pytest.fixture
+def of():
+    """Two nodes of one worker."""
+    settings = Settings(parallel=Parallel(pipelines=2, stages=1))
+    roster, returns = Roster(settings), SimpleNamespace(probed=None, cut={})
+    lifecycle = Lifecycle(SimpleNamespace(), lambda: None)
+    context = Context(
+        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), None, SimpleNamespace(), lifecycle, None
+    )
+    for number in range(2):
+        rank = roster.enter(number)
+        rank.supervisor, rank.incarnation, rank.alive = Peer(number, f"node{number}"), 0, True
+    driver = SimpleNamespace(job=SimpleNamespace(live=set()))
+    deaths, watch = SimpleNamespace(dying=None, reported=None), SimpleNamespace(supervisor_beats=None, stacks=None)
+    supervisors = Supervisors(context, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, watch, returns)
+    return SimpleNamespace(supervisors=supervisors, roster=roster, returns=returns)
+
+
+def welcome(of, peer):
+    """The rank it gets, and what it is told."""
+    number = of.supervisors.welcome(peer, peer.hello)
+    (message,) = peer.told
+    return number, message
+
+
+def test_a_newcomer_is_not_blamed_for_the_silence_of_the_node_before_it(of):
+    """Else the coordinator would end its connection before it can say anything."""
+    of.roster[1].supervisor, of.roster[1].unheard = None, 1000
+    number, message = welcome(of, newcomer := Peer(-1, "node2"))
+    assert number == message.rank == 1 and of.roster[1].supervisor is newcomer
+    assert of.roster[1].unheard == 0
+
+
+def test_a_supervisor_whose_place_was_taken_ends_and_does_not_take_it_back(of):
+    of.roster[1].supervisor = Peer(-1, "node2")
+    number, message = welcome(of, Peer(1, "node1"))
+    assert number is None and message == NoPlace("a new node has taken the place of rank 1: this one ends")
+
+
+def test_a_supervisor_that_connects_again_keeps_its_place(of):
+    number, message = welcome(of, Peer(1, "node1"))
+    assert number == 1 and isinstance(message, SupervisorWelcome)
+
+
+def test_a_newcomer_without_a_place_learns_which_link_is_cut(of):
+    assert welcome(of, Peer(-1, "node2"))[1].reason.startswith("no node of the job is lost, so")
+    of.returns.cut[1] = "node1 cannot reach node0 (10.0.0.1:4000)"
+    reason = welcome(of, Peer(-1, "node2"))[1].reason
+    assert reason.startswith("no node of the job is lost: node1 cannot reach node0 (10.0.0.1:4000), and")
