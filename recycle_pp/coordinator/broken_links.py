@@ -55,7 +55,7 @@ class BrokenLinks:
         for rank in self._roster:
             if rank.role in lost and rank.alive:
                 self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
-                self._returns.cut_off(rank)
+                self._returns.cut_off(rank, self._hosts_behind(rank.role, cut))
         if not lost and cut != self._told:
             self._told = cut
             worker, (other, *_) = min(cut.items())
@@ -63,3 +63,8 @@ class BrokenLinks:
                 f"workers {worker} and {other} cannot connect to each other, and a stage would be lost with either; "
                 "the job waits for the network between them"
             )
+
+    def _hosts_behind(self, worker: Worker, cut: dict[Worker, list[Worker]]) -> list[str]:
+        """The nodes at the other ends of this worker's cut links."""
+        ends = {*cut.get(worker, []), *(other for other, those in cut.items() if worker in those)}
+        return sorted({rank.host for rank in self._roster if rank.role in ends and rank.host})

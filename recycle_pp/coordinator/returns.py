@@ -2,7 +2,7 @@
 
 returns = Returns(context)
 returns.newcomer(rank)              # a new node has taken the place of a lost one
-returns.cut_off(rank)               # its worker left because a link is cut; its supervisor is still connected
+returns.cut_off(rank, hosts)       # its worker left because a link is cut; its supervisor is still connected
 returns.reconnected(rank)           # its supervisor was missed, and has connected again
 returns.probed(rank, message)       # its supervisor's answer to a Probe
 returns.cut                         # sentences: which node cannot reach which
@@ -16,6 +16,7 @@ a firewall.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
@@ -41,10 +42,11 @@ class Returns:
     def reconnected(self, rank: Rank) -> None:
         self._begin(rank, None, 0.0)
 
-    def cut_off(self, rank: Rank) -> None:
+    def cut_off(self, rank: Rank, hosts: Sequence[str]) -> None:
+        """hosts: the nodes that it cannot reach, or that cannot reach it."""
         self._cuts[rank.number] += 1
         self._begin(rank, "link_restored", min(LONGEST_SECONDS, AGAIN_SECONDS * 2 ** (self._cuts[rank.number] - 1)))
-        self.cut.setdefault(rank.number, f"{rank.host} cannot reach a node of the job")
+        self.cut.setdefault(rank.number, f"{rank.host} cannot reach {' and '.join(hosts)}")
 
     def probed(self, rank: Rank, message: Probed) -> None:
         if not self._waits(rank, rank.supervisor):

@@ -78,7 +78,7 @@ def test_a_worker_that_has_to_leave_again_waits_twice_as_long(of):
     async def main():
         for wait in (1, 2, 4):
             of.rank.alive, of.rank.supervisor.told = False, []
-            of.returns.cut_off(of.rank)
+            of.returns.cut_off(of.rank, ["node0"])
             await asyncio.sleep((wait - 0.5) * AGAIN)
             assert kinds(of) == []
             await asyncio.sleep(AGAIN)
@@ -92,7 +92,7 @@ def test_a_worker_that_has_to_leave_again_waits_twice_as_long(of):
 
 def test_a_node_that_is_replaced_while_it_waits_is_not_started(of):
     async def main():
-        of.returns.cut_off(of.rank)
+        of.returns.cut_off(of.rank, ["node0"])
         gone, of.rank.supervisor = of.rank.supervisor, Supervisor(2, "node3")
         await asyncio.sleep(2 * AGAIN)
         assert gone.told == []
