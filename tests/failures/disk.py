@@ -39,7 +39,7 @@ class Disk(contextlib.AbstractContextManager):
         with self._image.open("wb") as file:
             file.truncate(megabytes << 20)
         subprocess.run(["mkfs.ext4", "-q", "-F", self._image], check=True)
-        subprocess.run(["mount", "-o", "loop", self._image, self.path], check=True)
+        subprocess.run(["mount", "-o", "loop,errors=remount-ro", self._image, self.path], check=True)
         self._root = os.open(self.path, os.O_RDONLY)
         self._guardian = subprocess.Popen(
             [sys.executable, "-c", _GUARDIAN, self.path], stdin=subprocess.PIPE, start_new_session=True
@@ -66,9 +66,12 @@ class Disk(contextlib.AbstractContextManager):
         finally:
             fcntl.ioctl(self._root, FITHAW, 0)
 
-    def remount(self, options: str) -> None:
-        """`ro` or `rw`."""
-        subprocess.run(["mount", "-o", f"remount,{options}", self.path], check=True)
+    def break_down(self) -> None:
+        """From now on it is read-only, as ext4 becomes after an error of its device."""
+        (device,) = [
+            line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(self.path) in line
+        ]
+        Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error").write_text("1")
 
     def __exit__(self, *exception: object) -> None:
         os.close(self._root)

@@ -68,3 +68,14 @@ def test_a_run_folder_that_does_not_answer_holds_up_no_worker_and_no_recovery(se
         assert back["time"] < thawed, "it was back before the disk was"
         assert job.longest_gap() < 3
         assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are whole"
+
+
+@needs_disk
+def test_a_read_only_run_folder_is_one_sentence_and_no_worker_starts(disk, tmp_path):
+    (disk.path / "run").mkdir()
+    disk.break_down()
+    with Launched(tmp_path, nodes=1, workers=2, arguments=QUICK, run=disk.path / "run") as job:
+        assert job.wait([0], 60) != [0]
+        sentence = f"recycle_pp: run.dir={job.run.path} cannot be written: Read-only file system"
+        assert job.output(0).splitlines().count(sentence) == 1, job.output(0)
+        assert "exitcode  : 2" in job.output(0), job.output(0)
