@@ -188,6 +188,7 @@ def test_a_slow_disk_costs_a_checkpoint_and_no_step(sabotaged, tmp_path):
     assert longest < 2, "no step has waited for it"
 
 
+@pytest.mark.slow
 def test_after_a_saver_died_on_a_slow_disk_the_next_checkpoint_waits_for_those_who_still_write(sabotaged):
     """If it did not, it would fail for them, its own parts would be what the one after it fails for, and so on."""
     struck = fails("15:0.1@forward")

@@ -43,6 +43,7 @@ def nothing_stays():
             process.kill()
 
 
+@pytest.mark.slow  # every case of the failure suite looks for processes that live on
 def test_after_success(zygote, nothing_stays):
     with zygote.run([*SMALL, "run.steps=3"]) as job:
         job.wait_for_event("started", 60)
@@ -51,7 +52,9 @@ def test_after_success(zygote, nothing_stays):
         assert "Traceback" not in job.output
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_after_a_signal_which_also_ends_it_quickly_and_quietly(number, code, zygote, nothing_stays):
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)

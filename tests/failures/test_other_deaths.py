@@ -81,6 +81,7 @@ def test_sigterm_to_one_supervisor_takes_its_rank_out_and_the_job_goes_on(worker
     assert [e["worker"] for e in outcome.all("left")] == [worker], explain(outcome)
 
 
+@slow
 def test_an_eviction_that_comes_too_soon_is_a_death(runs):
     term, kill = (
         Strike("started", "0.1", after=after, number=number)
@@ -181,6 +182,7 @@ def test_workers_of_two_kinds_are_refused_in_one_sentence(sabotaged, tmp_path):
     assert outcome.code == 2 and "all workers must run on the same" in outcome.output
 
 
+@slow
 def test_a_returning_worker_of_another_kind_is_sent_away_and_the_job_goes_on(sabotaged, tmp_path):
     case = Case("returns on another GPU", "2x2", ("+fail_at=3:0.1", "+rejoin_at=5:0.1"), steps=40, deaths=2)
     plan = {"foreign": str(tmp_path / "started"), "after": 4}

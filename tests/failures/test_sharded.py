@@ -116,7 +116,7 @@ def test_several_deaths_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "sharded, several"))
 
 
-@pytest.mark.parametrize("stagger", [True, False])
+@pytest.mark.parametrize("stagger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_stage_updates_its_blocks_before_another_has_done_its_backwards_if_it_may(stagger, runs):
     """Seen in the traces of the steps around deaths: in some of them, whatever else the machine does."""
     struck = fails("5:1.0@forward", "10:0.0@forward")
@@ -166,7 +166,19 @@ def test_without_a_checkpoint_the_job_says_what_is_lost(zygote):
         assert "blocks, and there is no checkpoint to restore it from; set checkpoint.every" in job.output
 
 
-def test_a_run_goes_on_with_other_shapes_and_other_copies(zygote, tmp_path):
+TWO_BY_TWO = ("parallel=2x2", "parallel.microbatches=2")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ((*TWO_BY_TWO, *TWO), SHAPE),
+        pytest.param(TWO_BY_TWO, (*SHAPE, *TWO), marks=pytest.mark.slow),
+        pytest.param((*SHAPE, *TWO), (*SHAPE, *THREE), marks=pytest.mark.slow),
+    ],
+    ids=["sharded, then whole", "whole, then sharded", "two copies, then three"],
+)
+def test_a_run_goes_on_with_another_shape_and_other_copies(first, then, zygote, tmp_path):
     """Sharded or not, each half of a run takes the other's checkpoint."""
 
     def weights(*overrides):
@@ -174,11 +186,6 @@ def test_a_run_goes_on_with_other_shapes_and_other_copies(zygote, tmp_path):
             assert job.wait(60) == 0, job.output
             return json.loads(job.run.summary.read_text())["weights_sha256"]
 
-    whole = weights("parallel=2x2", "parallel.microbatches=2", "run.steps=9")
-    two_by_two, four = ("parallel=2x2", "parallel.microbatches=2"), SHAPE
-    for k, (first, then) in enumerate([((*two_by_two, *TWO), four), (two_by_two, (*four, *TWO)), (four, four)]):
-        first = (*first, *TWO) if k == 2 else first
-        then = (*then, *THREE) if k == 2 else then
-        folder = f"run.dir={tmp_path}/{k}"
-        weights(*first, "run.steps=5", folder)
-        assert weights(*then, "run.steps=9", folder, "run.resume=true") == whole
+    whole, folder = weights(*TWO_BY_TWO, "run.steps=9"), f"run.dir={tmp_path}/run"
+    weights(*first, "run.steps=5", folder)
+    assert weights(*then, "run.steps=9", folder, "run.resume=true") == whole

@@ -31,8 +31,20 @@ def wait_for_step(job, step) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("more", [[], ["optimizer.stagger=true"], ["checkpoint.every=1"]], ids=str)
+SIGINT, SIGTERM, STAGGERED, SAVING = (2, 130), (15, 143), "optimizer.stagger=true", "checkpoint.every=1"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "more"),
+    [
+        (*SIGINT, [STAGGERED]),
+        (*SIGTERM, [SAVING]),
+        pytest.param(*SIGINT, [], marks=pytest.mark.slow),
+        pytest.param(*SIGINT, [SAVING], marks=pytest.mark.slow),
+        pytest.param(*SIGTERM, [], marks=pytest.mark.slow),
+        pytest.param(*SIGTERM, [STAGGERED], marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_the_job_after_its_step_with_a_checkpoint_of_it(number, code, more, zygote):
     with zygote.run(["parallel=2x2", *ENDLESS, *more]) as job:
         wait_for_step(job, 2)

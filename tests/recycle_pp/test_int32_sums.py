@@ -44,7 +44,11 @@ def trained(zygote, *overrides, deaths=0):
     return summary["weights_sha256"], losses, again
 
 
-@pytest.mark.parametrize("model", [("model=tiny", "numerics.precision=bf16"), DOCUMENTED], ids=["own, bf16", "custom"])
+@pytest.mark.parametrize(
+    "model",
+    [("model=tiny", "numerics.precision=bf16"), pytest.param(DOCUMENTED, marks=pytest.mark.slow)],
+    ids=["own, bf16", "custom"],
+)
 def test_whoever_dies_the_bits_are_those_of_one_worker_and_the_first_step_is_done_twice(zygote, model):
     alone, struck = trained(zygote, *model, *ALONE), trained(zygote, *model, *TWO, *DEATHS, deaths=2)
     assert struck == alone
@@ -61,6 +65,7 @@ def test_steps_that_do_not_fit_are_done_again_with_the_same_samples_and_never_sk
     assert alone[1][-1] < alone[1][0]
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_int64_sums(zygote):
     small, large = (trained(zygote, "model=tiny", *TWO, f"numerics.sums={sums}")[1] for sums in ("int32", "int64"))
     assert small == pytest.approx(large, rel=1e-5)

@@ -69,7 +69,7 @@ def test_the_documented_module_recomputes_where_its_workers_have_measured_that_t
         assert kept["flight"] > again["flight"] > 0
 
 
-@pytest.mark.parametrize("kind", ["own", "custom"])
+@pytest.mark.parametrize("kind", [pytest.param("own", marks=full), "custom"])
 def test_in_bf16_too_a_death_changes_no_bit_and_half_of_the_bytes_cross_a_boundary(trained, kind):
     model = (*(DOCUMENTED if kind == "custom" else ("model=tiny",)), "numerics.precision=bf16")
     overrides = (*TWO, "+fail_at=[2:0.1@backward,4:1.0@allreduce]", "+rejoin_at=3:0.1")
@@ -110,7 +110,7 @@ def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, m
     same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
 
 
-@pytest.mark.parametrize("state", [(), ("parallel.sharded=true",)], ids=["whole", "sharded"])
+@pytest.mark.parametrize("state", [(), pytest.param(("parallel.sharded=true",), marks=full)], ids=["whole", "sharded"])
 @pytest.mark.parametrize("moment", ["allreduce", *(pytest.param(m, marks=full) for m in MOMENTS if m != "allreduce")])
 def test_only_who_hangs_is_killed_though_a_stage_waits_for_its_part_of_a_tie(trained, moment, state):
     quick = ("control.heartbeat=0.1", "control.suspicion=1.5")
