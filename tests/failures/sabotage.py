@@ -5,7 +5,7 @@ RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of st
 RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker's update of sharded state goes wrong
 RECYCLE_SABOTAGE='{"rot": 1, "step": 3, "once": "/tmp/flag"}'      # a bit of what it holds changes before that step
 RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # what the stage gives is not a number in these steps
-RECYCLE_SABOTAGE='{"telemetry": "Traces.measured"}'      # this method of the telemetry fails whenever it is called
+RECYCLE_SABOTAGE='{"telemetry": ["Traces.died"]}'        # these methods of the telemetry fail whenever they are called
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # what Python's objects weigh, after these steps
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "generations": [9, 39]}'  # or in these generations
 RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need more shared memory than there is
@@ -208,7 +208,7 @@ _vote, Commits.vote = Commits.vote, vote
 _follow, Recorder.follow = Recorder.follow, follow
 _announced, Session._announced = Session._announced, announced
 for of, method in (
-    (Traces, "measured"),
+    (Traces, "died"),
     (Traces, "committed"),
     (Recovery, "announced"),
     (Progress, "step"),

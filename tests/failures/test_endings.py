@@ -167,7 +167,7 @@ def test_a_stage_that_is_lost_by_an_exception_says_which(sabotaged):
     assert outcome.code == 1 and says in last and last.endswith("died so: ValueError: sabotaged"), explain(outcome)
 
 
-TELEMETRY = ["Traces.measured", "Traces.committed", "Recovery.announced", "Progress.step", "Lines.write"]
+TELEMETRY = ["Traces.died", "Traces.committed", "Recovery.announced", "Progress.step", "Lines.write"]
 
 
 @pytest.mark.parametrize("where", [TELEMETRY, *(pytest.param([one], marks=slow) for one in TELEMETRY)], ids=", ".join)
