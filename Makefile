@@ -43,7 +43,7 @@ types: $(BIN)/pytest ## mypy
 quick: $(BIN)/pytest ## all tests but the slow ones
 	$(BIN)/python -m pytest
 
-test-all: $(BIN)/pytest ## all tests, also those that take minutes each
+test-all: $(BIN)/pytest ## all tests, with new random examples; prints their seed
 	$(BIN)/python -m pytest --full
 
 torch-versions: ## test every torch that pyproject.toml allows, each in its own environment (1 to 5 GB)

@@ -50,7 +50,7 @@ def test_under_torchrun_too(runs, tmp_path):
     runs.check_exact(outcome)
 
 
-@pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("far", [pytest.param(far, marks=pytest.mark.slow) for far in (True, False)])
 def test_what_a_dead_worker_leaves_goes_to_the_near_peer(far, zygote, tmp_path):
     """Node 1 is as near to node 0 as node 2, or node 2 is 0.1 s away: the plan follows what the workers measured."""
     emulated = ("emulate=sleep", *(f"emulate.{kind}=0.005" for kind in "FIWO"))

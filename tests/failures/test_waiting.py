@@ -101,6 +101,7 @@ def test_no_answer_is_put_into_words():
     assert why(OSError(113, "No route to host")) == "No route to host"
 
 
+@pytest.mark.slow
 @pytest.mark.torchrun
 @pytest.mark.xdist_group("launched")
 def test_under_torchrun_a_node_without_a_token_says_so_last_and_the_others_for_whom_they_wait(tmp_path, monkeypatch):
