@@ -37,9 +37,9 @@ def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
 
 @pytest.mark.parametrize("stagger", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_under_chaos_ends_with_the_weights_of_a_quiet_one(stagger, runs):
-    """A fast machine does 30 steps a second: eight seconds of strikes, some six of ten of which are kills."""
-    options = ["--mtbf", "400ms", "--seed", "7", "--kinds", "all", "--until-step", "240"]
-    outcome, said = soak(runs, "3x2", 250, options, 120, stagger)
+    """A fast machine does 30 steps a second: five seconds of strikes, some six of ten of which are kills."""
+    options = ["--mtbf", "400ms", "--seed", "7", "--kinds", "all", "--until-step", "140"]
+    outcome, said = soak(runs, "3x2", 150, options, 120, stagger)
     assert outcome.deaths >= 2, said
     runs.check_exact(outcome)
     assert "stall, 99 %" in said and "goodput" in said
