@@ -1,0 +1,72 @@
+"""The README's commands do what it shows."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recycle_pp.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+LINES = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.splitlines()]
+COMMAND_LINES = [line for line in LINES if line.startswith("recycle ")]
+BIN = Path(sys.executable).parent
+
+
+def recycle(line, folder):
+    """Runs one command of the README in `folder`, which has the repository's examples."""
+    name, *arguments = shlex.split(line)[1:]
+    command = [sys.executable, "-m", "recycle_pp.cli", name, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The quick start: its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    line = next(line for line in COMMAND_LINES if "run.dir=runs/demo" in line)
+    found = recycle(line, folder)
+    assert found.returncode == 0, found.stderr
+    return folder, found.stdout
+
+
+def test_every_command_that_it_names_exists():
+    assert COMMAND_LINES and {line.split()[1] for line in COMMAND_LINES} <= COMMANDS.keys()
+
+
+def test_the_quick_start_prints_what_it_shows(demo):
+    _, printed = demo
+    shown = next(block for block in BLOCKS if "the run is finished" in block).splitlines()
+    lines = [_shape(line) for line in printed.splitlines()]
+    for line in shown:
+        assert line.strip() == "..." or _shape(line) in lines, f"{line!r} is not in\n{printed}"
+
+
+def test_the_commands_after_the_quick_start_read_its_run(demo):
+    folder, _ = demo
+    lines = [line for line in COMMAND_LINES if "runs/demo" in line and "train" not in line]
+    assert len(lines) == 3
+    for line in lines:
+        found = recycle(line, folder)
+        assert found.returncode == 0 and found.stdout, (line, found.stderr)
+
+
+def test_plan_and_simulate_run_as_written(tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = [line for line in COMMAND_LINES if line.split()[1] in ("plan", "simulate")]
+    assert len(lines) == 2
+    for line in lines:
+        found = recycle(line, tmp_path)
+        assert found.returncode == 0 and found.stdout, (line, found.stderr)
+
+
+def _shape(line):
+    """The line without its figures and spaces; ids and hashes are figures."""
+    return re.sub(r"\s+", " ", re.sub(r"\b[0-9a-f]{64}\b|\d[\d.,]*", "0", line)).strip()
