@@ -246,7 +246,7 @@ class Coordinator:
 
     def awaits_data(self, workers: list[Worker], path: str, seconds: float) -> None:
         names = [str(worker) for worker in workers]
-        self._recorder.event("waits_for_data", None, path=path, workers=names, seconds=round(seconds, 1))
+        self._recorder.event("waits_for_data", None, path=path, waiting=names, seconds=round(seconds, 1))
 
     def renew(self, waiting: list[Worker]) -> None:
         self._recorder.event("renewed", None, waiting=[str(worker) for worker in waiting])

@@ -326,7 +326,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "waits_for_data": lambda e: (
         f"the disk of {e.get('path')} has not answered for {e.get('seconds', 0.0):.0f} s; "
-        f"{_workers(e.get('workers') or ['?'])}, and the job waits until it answers"
+        f"{_workers(e.get('waiting') or ['?'])}, and the job waits until it answers"
     ),
     "repeated": lambda e: (
         f"gradients of stage {', '.join(map(str, e.get('stages', ['?'])))} need other exponents to fit "

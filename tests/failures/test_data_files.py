@@ -68,7 +68,7 @@ def test_a_job_waits_for_training_data_as_long_as_their_disk_does(seconds, serve
         assert silent < STEPS - 1, "the job needed the disk"
         waits = job.events("waits_for_data")
         assert len(waits) == seconds // 10, job.explain()
-        assert waits[0]["path"] == str(server.path / "train.bin") and waits[0]["workers"]
+        assert waits[0]["path"] == str(server.path / "train.bin") and waits[0]["waiting"]
         assert all(abs(event["seconds"] - 10 * (n + 1)) < 2 for n, event in enumerate(waits))
         assert "train.bin has not answered for 10 s; worker" in job.output(0)
 
