@@ -14,7 +14,6 @@ The executor asks for nothing else. It may keep many receives and sends outstand
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
@@ -38,8 +37,6 @@ class Links:
         self._present: Generation | None = None
         self._building: Generation | None = None
         self._followed: int | None = None  # the only generation whose operations are allowed
-        self.rebuild_seconds = 0.0  # of the last rebuild
-        self.abort_seconds = 0.0  # of the last abort, until everybody who waited could go on
 
     @property
     def generation(self) -> int:
@@ -63,7 +60,6 @@ class Links:
         Blocks until the connections stand. LinkBroken when it is aborted or a newer generation is wanted meanwhile;
         nothing of it is usable then. Generations only grow.
         """
-        start = time.perf_counter()
         new = Generation(generation)
         with self._lock:
             if generation <= self._wanted:
@@ -79,7 +75,6 @@ class Links:
         except BaseException:
             self._end([new])
             raise
-        self.rebuild_seconds = time.perf_counter() - start
 
     def follow(self, generation: int) -> None:
         """Operations belong to this generation from now on: LinkBroken once another one is present.
@@ -167,8 +162,6 @@ class Links:
 
     def _end(self, over: list[Generation]) -> None:
         if over:
-            start = time.perf_counter()
             for old in over:
                 old.end()
             self._transport.end(over)
-            self.abort_seconds = time.perf_counter() - start

@@ -189,10 +189,6 @@ class Participant:
         """The executor has forgotten the step under way."""
         self.again = False
 
-    def may_accumulate(self, step: int) -> bool:
-        """Gradients of a step may be added once the step before is agreed: until then the sums belong to that one."""
-        return step == self.committed + 1 and not self.commits
-
     def _take_back(self, stands: int) -> None:
         """The executor has to undo what it has applied after that step."""
         if self.applied > stands:

@@ -61,11 +61,6 @@ class Availability:
         """How many machines are up, on average."""
         return sum((end - begin) * live for begin, end, live in self.counts()) / self.seconds
 
-    def compressed(self, speed: float) -> Availability:
-        """The same, `speed` times as fast."""
-        changes = tuple(change._replace(at=change.at / speed) for change in self.changes)
-        return Availability(self.machines, self.seconds / speed, changes, self.absent)
-
 
 # ---------------------------------------------------------------------------------------------------------- files
 

@@ -4,7 +4,6 @@
     graph.time(2, 0, 1)                          # of a tensor from W(0, 2) to W(1, 3), or of its gradient back
     graph.neighbours(Worker(1, 2))               # whom it may exchange boundary tensors with, nearest first
     graph.peers(Worker(1, 2))                    # who may take over its micro-batches, nearest first
-    graph.route((1, 0), {2: Worker(0, 2)})       # the workers that a micro-batch passes
     graph.without(Worker(1, 2))                  # after a death
 
 Planner, bounds and validator read its arrays; `network` is the same as a networkx graph, for whatever walks along
@@ -13,7 +12,6 @@ links. All times are in the problem's unit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .links import Links
-from .ops import MicroBatch, Worker
+from .ops import Worker
 from .problem_keys import ProblemKeys
 
 if TYPE_CHECKING:
@@ -150,17 +148,6 @@ class StageGraph:
     def without(self, *dead: Worker) -> StageGraph:
         """The graph after more deaths; ValueError if a stage has no live worker left."""
         return StageGraph(self.problem.replace(failed=[*self.problem.dead, *dead]))
-
-    def route(self, microbatch: MicroBatch, hosts: Mapping[int, Worker]) -> list[Worker]:
-        """The workers that a micro-batch passes, by stage: `hosts` where it is re-routed, else its own pipeline's.
-
-        ValueError if that is no path of live workers."""
-        import networkx as nx
-
-        path = [hosts.get(s, Worker(microbatch[0], s)) for s in range(self.problem.stages)]
-        if not nx.is_path(self.network, path):
-            raise ValueError(f"micro-batch {microbatch}: {' '.join(map(str, path))} is no path of live workers")
-        return path
 
     @cached_property
     def network(self) -> nx.DiGraph:

@@ -1,7 +1,5 @@
 """The stage graph: who is near whom, and what a message takes."""
 
-from itertools import pairwise
-
 import networkx as nx
 import pytest
 from hypothesis import given, settings
@@ -40,14 +38,6 @@ def test_neighbours_are_the_live_workers_of_the_stages_before_and_after_nearest_
     found = DEAD.graph.neighbours(Worker(2, 2))
     assert found == [Worker(2, 1), Worker(1, 1), Worker(3, 1)]
     assert DEAD.graph.neighbours(Worker(0, 0)) == found
-
-
-def test_a_route_is_a_path_of_live_workers():
-    path = DEAD.graph.route((0, 1), {1: Worker(2, 1)})
-    assert path == [Worker(0, 0), Worker(2, 1), Worker(0, 2)]
-    assert [DEAD.graph.network.edges[e]["latency"] for e in pairwise(path)] == [0.1, 0.1]
-    with pytest.raises(ValueError, match=r"micro-batch \(0, 1\): 0.0 0.1 0.2 is no path of live workers"):
-        DEAD.graph.route((0, 1), {})
 
 
 def test_a_death_removes_a_node():
