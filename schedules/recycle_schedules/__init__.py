@@ -5,7 +5,8 @@
     best = plan(Problem(pipelines=3, stages=4, microbatches=6, failed=[Worker(1, 2)]))
     todo = actions(best)[Worker(0, 2)]
 
-Plain data in and out; no torch. `plan`, `plan_layout` and what they need (numba) are imported when they are first used.
+Inputs and outputs are plain data. The package does not import torch. `plan` and `plan_layout` are imported on first
+use, because they need numba.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the planner when it is first asked for: the data types alone stay light."""
+    """Import the planner on first use, so that importing the data types stays cheap."""
     if name in ("plan", "plan_layout"):
         from . import planner
 

@@ -1,17 +1,16 @@
-"""Each worker's list of actions, in the order in which it runs them: a plan's ops with the messages between them.
+"""Action lists: each worker's ops and messages in execution order.
 
     todo = actions(plan)
     for action in todo[Worker(0, 2)]: ...       # Action("RECV_F", stage, microbatch, peer), Action("F", ...), ...
-    unpack(todo.packed(Worker(0, 2)))           # the same list, through bytes
+    unpack(todo.packed(Worker(0, 2)))           # the same list, via bytes
 
-The lists cannot deadlock, even if a worker handles all its messages strictly in order, each only when the other end has
-come to it as well (as with NCCL, where pairs of workers share a stream). All messages have one total order, by the
-planned end of the op that makes the tensor, and every worker keeps to it. An op that comes before a message in a list
-waits only for earlier ones, so the earliest message that has not arrived can always travel. Messages connect workers of
-adjacent stages only.
+The lists cannot deadlock, even if every worker handles its messages strictly in order and each message blocks until
+both ends reach it (as with NCCL, where a pair of workers shares a stream). All messages have one total order, by the
+planned end of the op that produces the tensor, and every list follows it. An op before a message in a list depends only
+on earlier messages, so the earliest outstanding message can always proceed. Messages connect adjacent stages only.
 
-A step of a thousand workers has a million actions, and a recovery waits for them: everything is done on whole numpy
-columns. `Action` tuples are made for one worker at a time, when its list is read.
+A step of a thousand workers has a million actions, and a recovery waits for them. The code therefore works on whole
+numpy columns, and builds `Action` tuples for one worker at a time, when its list is read.
 """
 
 from __future__ import annotations
@@ -26,18 +25,20 @@ from .plans import OpArrays, Plan
 from .progress import BACKWARD, FORWARD
 
 NAMES = (*KINDS, "SEND_F", "SEND_B", "RECV_F", "RECV_B", "REDUCE")
-"""Kinds of actions; a table holds their positions."""
+"""Kinds of actions. Tables hold indices into NAMES."""
 
-_SEND, _RECV, _REDUCE = 5, 7, 9  # positions in NAMES; for a gradient (B) one more
-_HELD = -2  # instead of the op that makes a tensor: made before time 0
-_MESSAGE, _SUM, _OP = range(3)  # what comes first in a gap between two ops, and the op behind it
+_SEND, _RECV, _REDUCE = 5, 7, 9  # indices into NAMES; + 1 for a gradient (B)
+_HELD = -2  # instead of the index of the producing op: the tensor was made before time 0
+_MESSAGE, _SUM, _OP = range(3)  # sort key within a gap: messages, then the reduction, then the op after the gap
 _ROW = np.dtype("<i4")
 
 
 class Action(NamedTuple):
-    """One entry of a worker's list, in torch's notation. RECV_F at stage s receives the output of F at s - 1, RECV_B
-    the input gradient made at s + 1; SEND_x sends what stage s made. REDUCE is the stage's all-reduce. `peer` is the
-    other end of a message, None otherwise."""
+    """One entry of a worker's list, in torch's notation.
+
+    kind: an op, or a message, or REDUCE, the stage's all-reduce. RECV_F at stage s receives the output of F at s - 1.
+    RECV_B receives the input gradient from s + 1. SEND_F and SEND_B send the tensor made at stage s.
+    peer: the other end of a message, else None."""
 
     kind: str
     stage: int
@@ -52,9 +53,9 @@ class Action(NamedTuple):
 class Actions(Mapping[Worker, list[Action]]):
     """The lists of all live workers: a mapping from worker to its list of `Action`.
 
-    table   int32, shape (n, 6): kind (position in NAMES), stage, micro-batch (pipeline, index), peer (pipeline, stage);
-            -1, -1 for no micro-batch and no peer
-    rows    which rows of the table are a worker's"""
+    table   int32, (n, 6): kind (index into NAMES), stage, micro-batch (pipeline, index), peer (pipeline, stage);
+            -1, -1 if there is no micro-batch or peer
+    rows    the rows of each worker"""
 
     def __init__(self, table: np.ndarray, rows: Mapping[Worker, slice]) -> None:
         self._table, self._rows = table, rows
@@ -74,35 +75,36 @@ class Actions(Mapping[Worker, list[Action]]):
         return self._table.nbytes
 
     def renamed(self, names: Sequence[int]) -> Actions:
-        """The same lists with pipeline k called names[k]."""
-        name = np.append(np.array(names, dtype=_ROW), -1)  # -1, for none, stays
+        """The same lists with pipeline k renamed to names[k]."""
+        name = np.append(np.array(names, dtype=_ROW), -1)  # maps -1 to itself
         table = self._table.copy()
         table[:, (2, 4)] = name[table[:, (2, 4)]]
         return Actions(table, {Worker(names[w.pipeline], w.stage): rows for w, rows in self._rows.items()})
 
     def packed(self, worker: Worker) -> bytes:
-        """A worker's rows of the table; b"" for a worker without a list."""
+        """A worker's list as bytes, b"" for a worker without a list. `unpack` decodes it."""
         return self._table[self._rows.get(worker, slice(0))].tobytes()
 
 
 def unpack(data: bytes) -> list[Action]:
-    """The list that `Actions.packed` encoded; ValueError if the bytes are not one."""
+    """Decode a list from `Actions.packed`. ValueError if the bytes are not a list."""
     return _listed(np.frombuffer(data, _ROW).reshape(-1, 6))
 
 
 def actions(
     plan: Plan, holders: Mapping[Tensor, Collection[Worker]] | None = None, *, forwards: int | None = None
 ) -> Actions:
-    """The lists of all live workers for a plan.
+    """The action lists of all live workers for a plan.
 
-    holders   further live workers that hold a tensor made before time 0. (Live workers hold the outputs of their own
-              ops.) A worker that holds a tensor gets no message for it; others get it from the worker that made it, if
-              it lives, else from another holder.
-    forwards  only the F of the first so many micro-batches of each pipeline, and their messages: a validation pass
+    holders   tensor -> additional live workers that hold it. The tensors were made before time 0. Workers always hold
+              the outputs of their own ops. A worker that holds a tensor receives no message for it. Other consumers
+              receive it from its producer if that is alive, else from another holder.
+    forwards  for a validation pass: only the F of each pipeline's first `forwards` micro-batches, and their messages
 
-    A SEND follows its producer at once; re-sends come first of all. A RECV stands one compute op ahead of its
-    consumer, so that the transfer overlaps compute, or further ahead where the order of messages asks for it.
-    ValueError if a tensor is needed that nobody makes or holds."""
+    A SEND directly follows its producer. Re-sends come first. A RECV comes one compute op before its consumer, so that
+    the transfer overlaps compute, or earlier if the message order requires it.
+
+    ValueError if no op makes and no worker holds a required tensor."""
     ops = _Ops.of(plan, forwards)
     messages = _messages(plan, ops, holders or {})
     reduced = [] if forwards is not None else sorted(set(range(plan.problem.stages)) - plan.problem.finished)
@@ -110,17 +112,17 @@ def actions(
 
 
 class _Ops(NamedTuple):
-    """The ops as columns, shape (n,), in running order: dependencies go upwards."""
+    """The ops as columns, shape (n,), in execution order: every op comes after its dependencies."""
 
     arrays: OpArrays
     worker: np.ndarray  # pipeline * P + stage
-    place: np.ndarray  # among the worker's ops
+    place: np.ndarray  # position among the worker's ops
 
     @classmethod
     def of(cls, plan: Plan, forwards: int | None) -> _Ops:
         a, p = plan.arrays, plan.problem
         if forwards is not None:
-            index = np.concatenate([np.arange(m) for m in (*p.counts, 1)])  # in its pipeline; the last one is of O
+            index = np.concatenate([np.arange(m) for m in (*p.counts, 1)])  # in its pipeline; last entry: O
             a = a.take((a.kind == F) & (index[a.microbatch] < forwards))
         a = a.take(plan.running_order(a))
         worker = a.pipeline * np.int64(p.stages) + a.stage
@@ -132,22 +134,22 @@ class _Ops(NamedTuple):
 
 
 class _Messages(NamedTuple):
-    """Boundary tensors that have to travel, as columns, shape (m,), in the one order that all workers keep to:
-    re-sends first, as their consumers need them, then by the end of the producer."""
+    """The messages as columns, shape (m,), in the total order that all workers follow: re-sends first, in the order of
+    their consumers, then by the end of the producer."""
 
     gradient: np.ndarray  # bool: made by I or B
     microbatch: np.ndarray  # global id
-    stage: np.ndarray  # that made the tensor
+    stage: np.ndarray  # the stage that made the tensor
     sender: np.ndarray  # pipeline * P + stage
-    receiver: np.ndarray
-    made: np.ndarray  # place of the producer among the sender's ops; -1: held from the start
-    used: np.ndarray  # place of the consumer among the receiver's ops
+    receiver: np.ndarray  # pipeline * P + stage
+    made: np.ndarray  # position of the producer among the sender's ops; -1: held from the start
+    used: np.ndarray  # position of the consumer among the receiver's ops
 
 
 def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]]) -> _Messages:
-    """The messages of a plan; ValueError if a tensor is needed that nobody makes or holds."""
+    """The messages of a plan. ValueError if no op makes and no worker holds a required tensor."""
     p, a = plan.problem, ops.arrays
-    maker = np.full((2, p.total, p.stages), -1)  # of a tensor: index of the op
+    maker = np.full((2, p.total, p.stages), -1)  # index of the op that makes each tensor
     for gradient, makes in enumerate((a.kind == F, (a.kind == I) | (a.kind == B))):
         maker[gradient, a.microbatch[makes], a.stage[makes]] = np.flatnonzero(makes)
     consumer = np.flatnonzero(
@@ -156,7 +158,7 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     gradient = (a.kind[consumer] != F).astype(np.int64)
     stage = a.stage[consumer] + np.where(gradient, 1, -1)
     at = a.microbatch[consumer], stage
-    kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # whoever made it lives and holds it
+    kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # its producer is alive and holds it
     source = np.where(kept, _HELD, maker[gradient, *at])
     sender = np.where(kept, p.progress.host[at] * p.stages + stage, ops.worker[np.maximum(source, 0)])
     local = np.zeros(len(consumer), bool)
@@ -182,15 +184,15 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
 
 
 def _needed(op: Op) -> Tensor:
-    """The boundary tensor that a consumer takes in."""
+    """The boundary tensor that `op` consumes."""
     assert op.microbatch is not None
     return ("F", op.microbatch, op.stage - 1) if op.kind == "F" else ("B", op.microbatch, op.stage + 1)
 
 
 def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> Actions:
-    """The lists: messages and reductions inserted into the gaps between ops; gap k is before a worker's op k.
+    """The action lists: messages and reductions inserted into the gaps between ops. Gap k is before a worker's op k.
 
-    reduced: the stages whose gradients are summed after each worker's last one."""
+    reduced: the stages to all-reduce, after each worker's last gradient."""
     p, a, m = plan.problem, ops.arrays, messages
     peers, n = p.pipelines * p.stages, len(m.made)
     worker, peer, number = np.r_[m.sender, m.receiver], np.r_[m.receiver, m.sender], np.tile(np.arange(n), 2)
@@ -213,7 +215,7 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
     others = np.r_[peer, none, np.full(len(a), -1)]
     first = p.first
     pipeline = np.where(mb < 0, -1, np.searchsorted(first, mb, side="right") - 1)
-    stage = np.r_[m.stage, where[n:] % p.stages]  # a SEND's is the one that made the tensor, whoever holds it
+    stage = np.r_[m.stage, where[n:] % p.stages]  # the stage of a SEND is the one that made the tensor
     columns = (kind, stage, pipeline, np.where(mb < 0, -1, mb - first[pipeline]),
                np.where(others < 0, -1, others // p.stages), np.where(others < 0, -1, others % p.stages))  # fmt: skip
     table = np.stack(columns, axis=1).astype(_ROW)[order]
@@ -223,19 +225,21 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
 
 
 def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
-    """The gap of its worker's ops that each message goes into, shape (2m,). A SEND follows its producer. A RECV stands
-    one op ahead of its consumer, but before the producer of the worker's next SEND and after that of the last one.
+    """The gap between its worker's ops for each end of a message, shape (2m,).
 
-    number: place in the order of messages; op: place of the producer or consumer; shapes (2m,)"""
+    A SEND follows its producer. A RECV comes one op before its consumer, but before the producer of the worker's next
+    SEND and after the producer of its previous SEND.
+
+    number (2m,): position in the total message order. op (2m,): position of the producer or consumer."""
     order = np.argsort(worker * len(worker) + number)
     worker, op, sends = worker[order], op[order], sends[order]
     gap = np.where(sends, op + 1, np.maximum(op - 1, 0))
     new = np.r_[True, worker[1:] != worker[:-1]][: len(worker)]
-    # Receives that follow each other: none later than the next (or the next send's producer), ...
+    # consecutive receives: not later than the next receive or the next send's producer
     latest = np.where(sends, np.maximum(op, 0), gap)
     back = np.cumsum((sends | np.r_[new[1:], True][: len(new)])[::-1])
     gap = np.where(sends, gap, _running(-latest[::-1], back)[::-1] * -1)
-    # ... and none earlier than the one before (or the last send).
+    # and not earlier than the previous receive or send
     gap = _running(gap, np.cumsum(sends | new))
     out = np.empty_like(gap)
     out[order] = gap
@@ -243,7 +247,7 @@ def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndar
 
 
 def _running(values: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """The running maximum of `values`, restarted at each new `part` (part numbers ascend)."""
+    """The running maximum of `values`, restarted for each value of `part`. Parts must ascend."""
     if not len(values):
         return values
     step = int(values.max() - values.min()) + 1
@@ -251,7 +255,7 @@ def _running(values: np.ndarray, part: np.ndarray) -> np.ndarray:
 
 
 def _listed(rows: np.ndarray) -> list[Action]:
-    """The actions of rows of a table."""
+    """Table rows as Action tuples."""
     return [
         Action(NAMES[kind], stage, None if d < 0 else (d, i), None if e < 0 else Worker(e, s))
         for kind, stage, d, i, e, s in rows.tolist()

@@ -1,13 +1,13 @@
-"""The stage graph: live workers, the links between those of adjacent stages, and what a message takes on each.
+"""The stage graph: the live workers, the links between adjacent stages, and the message time on each link.
 
     graph = problem.graph
-    graph.time(2, 0, 1)                          # of a tensor from W(0, 2) to W(1, 3), or of its gradient back
-    graph.neighbours(Worker(1, 2))               # whom it may exchange boundary tensors with, nearest first
-    graph.peers(Worker(1, 2))                    # who may take over its micro-batches, nearest first
-    graph.without(Worker(1, 2))                  # after a death
+    graph.time(2, 0, 1)                          # message time from W(0, 2) to W(1, 3), or back
+    graph.neighbours(Worker(1, 2))               # workers to exchange boundary tensors with, nearest first
+    graph.peers(Worker(1, 2))                    # workers that can take over its micro-batches, nearest first
+    graph.without(Worker(1, 2))                  # the graph after a death
 
-Planner, bounds and validator read its arrays; `network` is the same as a networkx graph, for whatever walks along
-links. All times are in the problem's unit.
+The planner, the bounds and the validator read its arrays. `network` is the same graph in networkx, for graph
+algorithms. All times are in the problem's unit.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from .ops import Worker
 from .problem_keys import ProblemKeys
 
 if TYPE_CHECKING:
-    import networkx as nx  # at run time where it is needed: it takes a tenth of a second, and workers never need it
+    import networkx as nx  # imported lazily at run time: it takes 0.1 s, and workers never need it
 
 
 @dataclass(frozen=True, eq=False)
 class StageGraph:
-    """The graph of a problem's live workers (`Problem.graph`). Immutable; its arrays are made when first read.
+    """The graph of a problem's live workers (`Problem.graph`). Immutable; arrays are computed on first access.
 
-    Without the problem's `links` every link has infinite bandwidth and the latency `send`, or `send_rerouted` where it
-    leaves the pipeline: then the graph is `uniform`."""
+    If the problem has no `links`, the graph is `uniform`: every link has infinite bandwidth and the latency `send`, or
+    `send_rerouted` if it leaves the pipeline."""
 
     problem: ProblemKeys
 
     @cached_property
     def links(self) -> Links | None:
-        """What the problem says about them, None if nothing."""
+        """The problem's links, None if it has none."""
         p = self.problem
         return None if p.links is None else Links.of(p.links, p.pipelines, p.stages)
 
-    # ---- how long a message takes
+    # ---- message times
 
     @property
     def uniform(self) -> bool:
-        """Do times depend only on whether a message leaves its pipeline?"""
+        """Whether a message's time depends only on whether it leaves its pipeline."""
         return self.links is None
 
     @property
     def near(self) -> float:
-        """The time of a message within a pipeline of a uniform graph."""
+        """Message time within a pipeline of a uniform graph."""
         return self.problem.send
 
     @property
     def far(self) -> float:
-        """The time of a message between two pipelines of a uniform graph."""
+        """Message time between two pipelines of a uniform graph."""
         return self.near if self.problem.send_rerouted is None else self.problem.send_rerouted
 
     def least(self, stage: int, *, within: bool = False) -> float:
-        """The shortest time of a message between live workers of a stage and the next one; `within` a pipeline, or any.
+        """The shortest message time between live workers of `stage` and the next stage.
 
-        ValueError if it is to stay within a pipeline and none has both workers."""
+        within: only links within a pipeline. ValueError if no pipeline has both workers."""
         here, there = self.problem.live[stage], self.problem.live[stage + 1]
         if self.uniform:
             return self.near if within else min(self.near, self.far)
@@ -71,25 +71,27 @@ class StageGraph:
 
     @property
     def slowest(self) -> float:
-        """The longest time of a message within a pipeline, or of any if the graph is not uniform; 0 of one stage."""
+        """The longest message time: within a pipeline if the graph is uniform, else over all links, 0 if there are
+        none."""
         return self.near if self.uniform else float(self.times.max(initial=0.0))
 
     def time(self, stage: Any, a: Any, b: Any) -> Any:
-        """Time of a message between W(a, stage) and W(b, stage + 1), in either direction; numbers or arrays of them."""
+        """Message time between W(a, stage) and W(b, stage + 1), in either direction. Takes numbers or arrays."""
         if self.uniform:
             return np.where(np.equal(a, b), self.near, self.far)
         return self.times[stage, a, b]
 
     @cached_property
     def times(self) -> np.ndarray:
-        """(P - 1, D, D) float64: [s, a, b] is the time between W(a, s) and W(b, s + 1). Places of dead workers too."""
+        """(P - 1, D, D) float64: [s, a, b] is the message time between W(a, s) and W(b, s + 1), dead workers
+        included."""
         if self.links is None:
             return self.latency
         return self.latency + np.reshape(self.links.sizes, (-1, 1, 1)) / self.bandwidth
 
     @cached_property
     def latency(self) -> np.ndarray:
-        """(P - 1, D, D) float64, as `times`."""
+        """(P - 1, D, D) float64, indexed like `times`."""
         if self.links is None:
             D = self.problem.pipelines
             return np.tile(np.where(np.eye(D, dtype=bool), self.near, self.far), (self.problem.stages - 1, 1, 1))
@@ -97,7 +99,7 @@ class StageGraph:
 
     @cached_property
     def bandwidth(self) -> np.ndarray:
-        """(P - 1, D, D) float64, bytes per unit of time; inf where none is given."""
+        """(P - 1, D, D) float64, indexed like `times`: bytes per unit of time, inf if unknown."""
         return np.full_like(self.latency, np.inf) if self.links is None else self._links_as_arrays[1]
 
     @cached_property
@@ -109,32 +111,32 @@ class StageGraph:
         pairs = table[at.T[:-1, :, None], at.T[1:, None, :]]
         return pairs[..., 0], pairs[..., 1]
 
-    # ---- who is near whom
+    # ---- distances
 
     def host(self, worker: Worker) -> str | None:
-        """Where it runs; None where the problem does not say."""
+        """The worker's host, None if the problem has no `links`."""
         return None if self.links is None else self.links.hosts[worker.pipeline][worker.stage]
 
     def between(self, a: Worker, b: Worker) -> float:
-        """Time of a message between workers of stages beside each other, in either direction."""
+        """Message time between two workers of adjacent stages, in either direction."""
         first, second = (a, b) if a.stage < b.stage else (b, a)
         return float(self.time(first.stage, first.pipeline, second.pipeline))
 
     def distance(self, worker: Worker, peer: Worker) -> float:
-        """Time on the way from and to a micro-batch's own pipeline, forward and backward, when `peer` runs
-        `worker`'s stage of it."""
+        """Total message time of a micro-batch that `peer` runs instead of `worker`: from its own pipeline and back,
+        forward and backward."""
         d, s = worker
         before = float(self.time(s - 1, d, peer.pipeline)) if s > 0 else 0.0
         after = float(self.time(s, peer.pipeline, d)) if s < self.problem.stages - 1 else 0.0
         return 2 * (before + after)
 
     def peers(self, worker: Worker) -> list[Worker]:
-        """The other live workers of its stage, nearest first (`distance`), equals by pipeline. `worker` may be dead."""
+        """The other live workers of the same stage, by `distance`, then pipeline. `worker` may be dead."""
         others = [Worker(d, worker.stage) for d in self.problem.live[worker.stage] if d != worker.pipeline]
         return sorted(others, key=lambda peer: (self.distance(worker, peer), peer))
 
     def neighbours(self, worker: Worker) -> list[Worker]:
-        """The live workers of the stages before and after: nearest first, its own pipeline first among equals."""
+        """The live workers of the previous and next stage, by message time. Its own pipeline wins ties."""
         d, s = worker
         found = [(float(self.time(s - 1, e, d)), e != d, Worker(e, s - 1)) for e in self._live(s - 1)]
         found += [(float(self.time(s, d, e)), e != d, Worker(e, s + 1)) for e in self._live(s + 1)]
@@ -146,14 +148,16 @@ class StageGraph:
     # ---- paths
 
     def without(self, *dead: Worker) -> StageGraph:
-        """The graph after more deaths; ValueError if a stage has no live worker left."""
+        """The graph after more deaths. ValueError if a stage has no live worker left."""
         return StageGraph(self.problem.replace(failed=[*self.problem.dead, *dead]))
 
     @cached_property
     def network(self) -> nx.DiGraph:
-        """Nodes: the live workers, with stage, pipeline, speed, memory (most micro-batches in flight, inf: no limit),
-        host and zone (None where unknown). Edges: from every worker to those of the next stage, with latency,
-        bandwidth, time, and `leaves`: None, "host" or "zone". D * D * P edges: made when first asked for."""
+        """The graph in networkx, with up to D * D * (P - 1) edges.
+
+        Nodes are the live workers, with stage, pipeline, speed, memory (most micro-batches in flight, inf for no
+        limit), host and zone (None if unknown). Edges go from every worker to those of the next stage, with latency,
+        bandwidth, time and `leaves`: None, "host" or "zone"."""
         import networkx as nx
 
         p, links, graph = self.problem, self.links, nx.DiGraph()

@@ -1,10 +1,10 @@
-"""How many micro-batches each worker holds, over time.
+"""The number of micro-batches in flight on each worker over time.
 
-    level = in_flight(problem, arrays)     # after every change
+    changes = in_flight(problem, arrays)   # every change of the number
     peaks(plan)                            # {worker: most micro-batches in flight}
 
-A micro-batch is in flight from the start of its F to the end of its W (or B); `i_release` frees a share at the end of
-its I.
+A micro-batch is in flight from the start of its F to the end of its W (or B). The end of its I frees the share
+`i_release`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .plans import OpArrays, Plan
 from .problem import Problem
 
 EPS = 1e-9
-"""Changes within this time of each other count as one instant: what is freed there is free for what begins there."""
+"""Changes closer than this count as simultaneous: memory freed then is available to ops that start then."""
 
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """Every change of a worker's count, worker by worker in the order of time; shapes (changes,)."""
+    """All changes of the number in flight, by worker, then time. Shapes (changes,)."""
 
     worker: np.ndarray  # d * P + s
     time: np.ndarray
     change: np.ndarray
-    level: np.ndarray  # micro-batches in flight after it
+    level: np.ndarray  # micro-batches in flight after the change
 
 
 def in_flight(p: Problem, a: OpArrays) -> Changes:
-    """The changes of every worker; at one instant what ends comes before what begins."""
+    """The changes on every worker. Among simultaneous changes, ends come before starts."""
     gain = {F: 1.0, B: -1.0, W: p.i_release - 1.0} | ({I: -p.i_release} if p.i_release else {})
     ops = [(np.flatnonzero(a.kind == kind), x) for kind, x in gain.items()]
     worker = np.concatenate([a.pipeline[k].astype(np.int64) * p.stages + a.stage[k] for k, _ in ops])

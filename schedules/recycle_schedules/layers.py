@@ -1,11 +1,11 @@
-"""The layers of a model, from which the durations of a stage follow once it is known which ones it has.
+"""The layers of a model. A layout of the layers over the stages determines the durations of every stage.
 
     layers = Layers.of({"F": [1, 1, 2], "I": [1, 1, 2], "W": [1, 1, 2]}, stages=2)
     layers.durations((2, 1))                 # {"F": [2, 2], "I": [2, 2], "W": [2, 2]}
-    layers.in_flight((2, 1), capacity=16e9)  # [inf, inf]: without sizes everything fits
+    layers.in_flight((2, 1), capacity=16e9)  # [inf, inf]: without sizes there is no limit
 
-A layout is the number of layers of each stage, first stage first; all pipelines have the same one, so that any worker
-of a stage can take over any micro-batch there. Embedding and head count as layers.
+A layout is the number of layers of each stage, first stage first. All pipelines share one layout, so that any worker of
+a stage can take over any micro-batch there. Embedding and head count as layers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Layout = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layers:
-    """values[key]: one number per layer, for every key of KEYS; those that were not given are 0."""
+    """values[key]: one number per layer, for every key in KEYS. Missing keys are filled with 0."""
 
     values: Mapping[str, tuple[float, ...]]
 
     @classmethod
     def of(cls, given: Any, stages: int) -> Layers:
-        """The layers that the problem's key `layers` describes; ValueError with one sentence that begins with the key.
+        """Parse the problem's key `layers`. ValueError with one sentence that starts with the key.
 
-        F, I, W            times of a forward, a backward for the input, a backward for the weights
-        O                  time of the optimizer step
-        bytes              what a worker holds of the layer all the time: parameters, gradients, optimizer state
-        activation_bytes   what it holds of one micro-batch in flight"""
+        F, I, W            durations of the forward, the backward for the input, the backward for the weights
+        O                  duration of the optimizer step
+        bytes              permanent memory of the layer: parameters, gradients, optimizer state
+        activation_bytes   memory of the layer per micro-batch in flight"""
         if not isinstance(given, Mapping) or not set(NEEDED) <= set(given):
             raise ValueError(
                 f"layers: an object with the keys F, I and W is needed, one number per layer, not {given!r}"
@@ -65,11 +65,11 @@ class Layers:
 
     @cached_property
     def sums(self) -> dict[str, np.ndarray]:
-        """(L + 1,) float64 by key: [k] is the sum over the first k layers."""
+        """Prefix sums by key, (L + 1,) float64: [k] is the sum over the first k layers."""
         return {key: np.concatenate([[0.0], np.cumsum(numbers)]) for key, numbers in self.values.items()}
 
     def check(self, layout: Sequence[int], stages: int) -> Layout:
-        """The layout, if it is one; else ValueError."""
+        """The layout as a tuple. ValueError if it is invalid."""
         fine = len(layout) == stages and all(isinstance(n, int) and n >= 1 for n in layout)
         if not fine or sum(layout) != self.count:
             raise ValueError(
@@ -78,23 +78,24 @@ class Layers:
         return tuple(layout)
 
     def durations(self, layout: Layout) -> dict[str, list[float]]:
-        """The problem's key `durations`: F, I, W of every stage, and O if some layer has one. B is I + W."""
+        """The value of the problem's key `durations`: F, I, W of every stage, and O if any layer has one. B is I + W by
+        default."""
         return {key: self._of_stages(key, layout) for key in TIMES if key != "O" or any(self.values["O"])}
 
     def in_flight(self, layout: Layout, capacity: float) -> list[float]:
-        """(P,) most micro-batches in flight on a worker of each stage that has `capacity` bytes; inf: any number."""
+        """(P,) most micro-batches in flight on a worker of each stage with `capacity` bytes. inf: no limit."""
         held, each = (self._of_stages(key, layout) for key in SIZES)
         return [fitting(capacity - state, one) for state, one in zip(held, each, strict=True)]
 
     def _of_stages(self, key: str, layout: Layout) -> list[float]:
-        """math.fsum, since differences of running sums would not be exactly equal for equal stages."""
+        """(P,) sums per stage. Uses math.fsum, because differences of prefix sums may differ for equal stages."""
         ends = np.cumsum(layout).tolist()
         return [math.fsum(self.values[key][end - n : end]) for end, n in zip(ends, layout, strict=True)]
 
 
 def fitting(room: float, each: float) -> float:
-    """How many things of a size fit into a room: whole, inf for a size of 0, 0 where not even the rest of the room is
-    left."""
+    """How many items of size `each` fit into `room`: a whole number, inf if `each` is 0, and 0 if `room` is
+    negative."""
     if room < 0:
         return 0
     return math.floor(room / each * (1 + 1e-12)) if each else math.inf

@@ -1,11 +1,11 @@
-"""The links between workers, as the problem's key `links` describes them.
+"""The links between workers: the problem's key `links`.
 
     links = Links.of({"hosts": [["a", "a"], ["b", "b"]], "between_hosts": {"latency": 1e-4, "bandwidth": 1e9},
                       "bytes": 4e6}, pipelines=2, stages=2)
     links.between("a", "b").time(4e6)        # 0.0041
 
-A link is known by the hosts at its ends. To describe every pair of workers by itself, give each worker a host of its
-own. Times are in the problem's unit (the trainer's is the second), bandwidths in bytes per that unit.
+A link is identified by the hosts at its ends. To describe every pair of workers separately, give each worker its own
+host. Times are in the problem's unit (the trainer's is the second), bandwidths in bytes per that unit.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ KEYS = ("hosts", "zones", *KINDS, "measured", "bytes")
 
 
 class Link(NamedTuple):
-    """A message of n bytes takes latency + n / bandwidth; messages do not delay each other."""
+    """A message of n bytes takes latency + n / bandwidth. Messages do not delay each other."""
 
     latency: float = 0.0
     bandwidth: float = math.inf
 
     def time(self, size: float) -> float:
-        """How long a message of `size` bytes is on its way."""
+        """Transfer time of a message of `size` bytes."""
         return self.latency + size / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Links:
-    """hosts[d][s]: where worker W(d, s) runs. sizes[s]: bytes of a boundary tensor between stages s and s + 1."""
+    """The hosts of all workers and the links between hosts.
+
+    hosts[d][s]: the host of worker W(d, s). sizes[s]: bytes of a boundary tensor between stages s and s + 1."""
 
     hosts: tuple[tuple[str, ...], ...]
     zones: Mapping[str, str]
@@ -44,15 +46,15 @@ class Links:
 
     @classmethod
     def of(cls, given: Any, pipelines: int, stages: int) -> Links:
-        """The links that the key's value describes; ValueError with one sentence that begins with the key.
+        """Parse the value of the key. ValueError with one sentence that starts with the key.
 
-        hosts          D lists of P names
-        zones          {host: zone}; all hosts without one are in one zone
+        hosts          D lists of P host names
+        zones          {host: zone}; hosts without an entry share one zone
         within_host, between_hosts, between_zones
-                       {"latency": time, "bandwidth": bytes per unit of time}; a latency that is not given is 0, a
-                       bandwidth infinite; between_zones not given: as between_hosts
-        measured       [[host, host, {"latency": ..., "bandwidth": ...}], ...]: wins over the three
-        bytes          of a boundary tensor: one number, or one per boundary between stages (P - 1); default 0
+                       {"latency": time, "bandwidth": bytes per unit of time}; defaults: latency 0, infinite bandwidth,
+                       between_zones like between_hosts
+        measured       [[host, host, {"latency": ..., "bandwidth": ...}], ...]: overrides the three keys above
+        bytes          bytes of a boundary tensor: one number, or one per stage boundary (P - 1); default 0
         """
         if not isinstance(given, Mapping):
             raise ValueError(f"links: an object with the keys {', '.join(KEYS)} is needed, not {given!r}")
@@ -69,7 +71,7 @@ class Links:
         return cls(hosts, zones, **kinds, measured=measured, sizes=_sizes(given, stages))
 
     def of_pipelines(self, pipelines: Iterable[int]) -> dict[str, Any]:
-        """The key's value for a problem that has only these pipelines, in this order."""
+        """The value of the key for a problem with only these pipelines, in this order."""
         hosts = [list(self.hosts[d]) for d in pipelines]
         known = {host for row in hosts for host in row}
         measured = [(sorted(pair) * (3 - len(pair)), link) for pair, link in self.measured.items() if pair <= known]
@@ -82,7 +84,7 @@ class Links:
         }
 
     def between(self, a: str, b: str) -> Link:
-        """The link between two hosts, or within one; the same in both directions."""
+        """The link between two hosts, or within a host if a == b. Symmetric."""
         found = self.measured.get(frozenset((a, b)))
         if found is not None:
             return found

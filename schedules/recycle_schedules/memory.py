@@ -1,14 +1,14 @@
-"""What a worker holds, in bytes: how many micro-batches it may have in flight follows from it.
+"""A worker's memory in bytes, and the number of micro-batches in flight that fit.
 
     stage = StageMemory(weights=8e9, state=24e9, sums=16e9, flight=1e9, ...)
-    stage.peak(peers=3, ran=6, in_flight=4)      # {"weights": ..., ...} at the fullest moment of a step
-    stage.in_flight(80e9, peers=3, ran=6)        # how many micro-batches fit
+    stage.peak(peers=3, ran=6, in_flight=4)      # {"weights": ..., ...} in the phase with the highest use
+    stage.in_flight(80e9, peers=3, ran=6)        # number of micro-batches that fit
     Memory.of({"capacity": 80e9, "stages": [...]}, stages=4).limit(worker, way, peers=3, ran=6)
-    fastest(ways(kept, recomputed, "mixed"), 80e9, peers=3, ran=6, enough=4)     # Way: how the stage gets on with it
+    fastest(ways(kept, recomputed, "mixed"), 80e9, peers=3, ran=6, enough=4)     # the fastest mode that fits
 
-A step has four moments, and the fullest counts: micro-batches are in flight; the sums are reduced over the peers; the
-optimizer steps; a checkpoint is copied. With fewer peers a worker runs more micro-batches, whose boundary tensors it
-keeps, and holds a larger share of an optimizer state that is sharded: a death leaves less room for micro-batches.
+A step has four phases, and the peak is the highest of them: micro-batches are in flight, the sums are reduced over the
+peers, the optimizer steps, a checkpoint is copied. After a death each peer runs more micro-batches and keeps their
+boundary tensors. It also holds a larger share of a sharded optimizer state. So it has less room for micro-batches.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from .ops import Worker
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of a worker.
+    """Memory of a worker of one stage, in bytes, except for `copies` (a count) and `staggered`.
 
-    weights     what is computed with, and autocast's rounded copies of it
-    state       masters where they are not the weights, moments, undo copies: of all the stage's parameters, once
-    copies      how many workers hold each block of the state, and its gradient; 0: everybody all of it
-    sums        the accumulators of the gradient
+    weights     the weights used in compute, and autocast's rounded copies of them
+    state       optimizer state of all parameters of the stage, one copy: moments, undo copies, and master weights if
+                they differ from the weights
+    copies      number of workers that hold each block of the state and of its gradient; 0: every worker holds all
+    sums        accumulators of the gradient
     gradient    the reduced gradient in float32, from the reduction to the commit
     staggered   whether micro-batches of the next step may be in flight before the commit
-    boundary    what one micro-batch leaves in the replay log, until the commit
-    flight      of one micro-batch from its F to its I
-    waiting     of one micro-batch from its I to its W
-    op          most that one op takes beside that, until it ends
-    whole_op    the same where every backward is a B, and nothing waits
-    payload     what is reduced: a copy of the sums, or a bucket of it
-    received    what comes in from each peer for its part of the sums, in all
-    restored    the float32 that the reduced sums are turned into, where they are not float32
-    update      most that the optimizer's step takes
-    arriving    weights that come before the commit, beside those in use: all the stage's; a worker takes others' blocks
-    saved       the copies that a checkpoint is written of, and its digests are made of
+    boundary    tensors of one micro-batch in the replay log, until the commit
+    flight      one micro-batch from its F to its I
+    waiting     one micro-batch from its I to its W
+    op          largest temporary memory of one op
+    whole_op    the same if every backward is a B, so that no micro-batch waits for its W
+    payload     send buffer of the reduction: a copy of the sums, or one bucket of it
+    received    total received from peers for a worker's part of the sums
+    restored    the reduced sums converted to float32, 0 if they already are
+    update      largest temporary memory of the optimizer step
+    arriving    weights received before the commit, in addition to those in use: all blocks of the stage; a worker
+                receives the blocks of its peers
+    saved       copies from which a checkpoint and its digests are written
     """
 
     weights: float = 0.0
@@ -63,15 +65,15 @@ class StageMemory:
     saved: float = 0.0
 
     def each(self, whole: bool = False) -> float:
-        """Of one micro-batch in flight, at most. whole: every backward is a B."""
+        """Most bytes of one micro-batch in flight. whole: every backward is a B."""
         return self.flight if whole else max(self.flight, self.waiting)
 
     def share(self, peers: int) -> float:
-        """Of the state and of the reduced gradient, what one of so many live workers of the stage holds."""
+        """The share of the state and of the reduced gradient that a worker holds. peers: live workers of the stage."""
         return min(1.0, self.copies / peers) if self.copies else 1.0
 
     def always(self, peers: int, ran: int) -> dict[str, float]:
-        """What is there at every moment. ran: micro-batches that the worker runs in a step."""
+        """Permanent memory, by part. ran: micro-batches that the worker runs in a step."""
         return {
             "weights": self.weights,
             "optimizer state": self.state * self.share(peers),
@@ -80,7 +82,7 @@ class StageMemory:
         }
 
     def moments(self, peers: int, in_flight: float, whole: bool = False) -> dict[str, dict[str, float]]:
-        """What comes to it at each moment of a step."""
+        """Additional memory in each phase of a step, by part."""
         activations = in_flight * self.each(whole) + (self.whole_op if whole else self.op)
         gradient = {"reduced gradient": self.gradient * self.share(peers)}
         inboxes = self.received * (peers - 1) / peers
@@ -92,16 +94,17 @@ class StageMemory:
         }
 
     def peak(self, peers: int, ran: int, in_flight: float, whole: bool = False) -> dict[str, float]:
-        """By part, at the fullest moment."""
+        """Memory in the phase with the highest use, by part."""
         moments = self.moments(peers, in_flight, whole).values()
         return self.always(peers, ran) | max(moments, key=lambda parts: sum(parts.values()))
 
     def aside(self, peers: int) -> float:
-        """Most that comes to `always` while nothing is in flight."""
+        """Most additional memory in the phases without micro-batches in flight."""
         return max(sum(parts.values()) for name, parts in self.moments(peers, 0).items() if name != "compute")
 
     def in_flight(self, capacity: float, peers: int, ran: int, whole: bool = False) -> float:
-        """How many micro-batches fit into so many bytes; 0 where the rest alone does not, inf where they take none."""
+        """Number of micro-batches in flight that fit into `capacity` bytes. 0 if the rest alone does not fit, inf if a
+        micro-batch takes no memory."""
         room = capacity - sum(self.always(peers, ran).values())
         room_for_flight = room - sum(self.moments(peers, 0, whole)["compute"].values())
         if min(room_for_flight, room - self.aside(peers)) < 0:
@@ -112,8 +115,9 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Way:
-    """How a stage runs its micro-batches. memory: what it then holds; recompute: its layers run again in the backward;
-    whole: every backward is a B."""
+    """An execution mode of a stage.
+
+    memory: its memory in this mode. recompute: the backward recomputes the layers. whole: every backward is a B."""
 
     memory: StageMemory
     recompute: bool
@@ -121,8 +125,10 @@ class Way:
 
 
 def ways(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> list[Way]:
-    """The ways that there are, the fastest first. Recomputing takes one F more; what waits between I and W is about as
-    large as what F keeps, so it gains little where backwards are split. recomputed: None: it is not for choice."""
+    """The available modes, fastest first.
+
+    recomputed: the stage's memory with recomputation, None if it is not an option. Recomputation costs an extra F. It
+    saves little if backwards are split, because a micro-batch waiting for its W is about as large as after its F."""
     found = [] if backward == "coupled" else [Way(kept, False, False)]
     if recomputed is None:
         return found or [Way(kept, False, True)]
@@ -132,8 +138,8 @@ def ways(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> li
 
 
 def fastest(among: Sequence[Way], capacity: float, peers: int, ran: int, enough: float) -> Way:
-    """The first with which `enough` micro-batches fit in flight, else the first with which most do; where none does,
-    that in which a micro-batch takes least."""
+    """The first mode in which `enough` micro-batches fit, else the first with the most. If no mode fits one, the mode
+    with the smallest peak for one micro-batch."""
     fitting = [way.memory.in_flight(capacity, peers, ran, way.whole) for way in among]
     if not any(fitting):
         return min(among, key=lambda way: sum(way.memory.peak(peers, ran, 1, way.whole).values()))
@@ -143,9 +149,14 @@ def fastest(among: Sequence[Way], capacity: float, peers: int, ran: int, enough:
 
 @dataclass(frozen=True)
 class Memory:
-    """The problem's key `memory`. capacity: of every worker, or by worker with a default. least: micro-batches that are
-    tried in any case. recomputed: the stages once more, each as it is if it recomputes its layers: then each of them
-    chooses its way (`fastest`), with 1F1B's P - s micro-batches for enough."""
+    """The problem's key `memory`.
+
+    stages      memory of every stage
+    recomputed  memory of every stage if it recomputes its layers. If given, each stage chooses its mode (`fastest`),
+                with 1F1B's P - s micro-batches as enough
+    default     capacity in bytes of workers without an entry in `capacity`, None for no limit
+    capacity    capacity in bytes, by worker
+    least       0 or 1: micro-batches in flight to allow even if they do not fit"""
 
     stages: tuple[StageMemory, ...]
     recomputed: tuple[StageMemory, ...] | None
@@ -155,7 +166,7 @@ class Memory:
 
     @classmethod
     def of(cls, given: Any, stages: int) -> Memory:
-        """ValueError with one sentence that begins with the key."""
+        """Parse the value of the key. ValueError with one sentence that starts with the key."""
         if not isinstance(given, Mapping) or not {"capacity", "stages"} <= set(given):
             raise ValueError(f"memory: an object with the keys capacity and stages is needed, not {given!r}")
         if unknown := sorted(str(key) for key in set(given) - {"capacity", "stages", "recomputed", "least"}):
@@ -176,11 +187,11 @@ class Memory:
 
     @property
     def alike(self) -> bool:
-        """Has every worker as much?"""
+        """Whether all workers have the same capacity."""
         return not self.capacity
 
     def way(self, stage: int, backward: str, workers: Sequence[Worker], ran: int) -> Way:
-        """How the stage runs its micro-batches with these live workers: that of all of them who has least decides."""
+        """The mode of the stage with these live workers. The smallest capacity among them decides."""
         recomputed = None if self.recomputed is None else self.recomputed[stage]
         among = ways(self.stages[stage], recomputed, backward)
         sizes = [size for w in workers if (size := self.capacity.get(w, self.default)) is not None]
@@ -188,7 +199,7 @@ class Memory:
         return fastest(among, min(sizes), max(1, len(workers)), ran, enough) if sizes and recomputed else among[0]
 
     def limit(self, worker: Worker, way: Way, peers: int, ran: int) -> float:
-        """Most micro-batches in flight on a worker; peers, ran: as for `StageMemory`."""
+        """Most micro-batches in flight on a worker. peers, ran: as for `StageMemory`."""
         capacity = self.capacity.get(worker, self.default)
         if capacity is None:
             return math.inf

@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 KINDS = ("F", "I", "W", "B", "O")
-"""F forward, I backward for the input, W backward for the weights, B both in one, O optimizer step."""
+"""F: forward. I: backward for the input. W: backward for the weights. B: both in one op. O: optimizer step."""
 
 F, I, W, B, O = range(5)
-"""Codes of the kinds in flat arrays: positions in KINDS."""
+"""Codes of the kinds in flat arrays: indices into KINDS."""
 
 MicroBatch = tuple[int, int]
-"""(pipeline, index) of a unit of work; its global id is g = pipeline * M + index."""
+"""(pipeline, index). Global ids count the micro-batches pipeline by pipeline."""
 
 Tensor = tuple[str, MicroBatch, int]
-"""A boundary tensor. ("F", mb, s): output of F at stage s, needed by stage s + 1.
-("B", mb, s): gradient of the input of stage s, made by I or B there, needed by stage s - 1."""
+"""A boundary tensor.
+
+("F", mb, s): output of F at stage s, consumed by stage s + 1.
+("B", mb, s): gradient of the input of stage s, made there by I or B, consumed by stage s - 1."""
 
 
 class Worker(NamedTuple):
@@ -33,7 +35,7 @@ class Worker(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Worker:
-        """The worker that "1.2" (or the JSON key "1,2") names; ValueError if the text has another form."""
+        """Parse "1.2" or the JSON key "1,2". ValueError for any other form."""
         parts = text.replace(",", ".").split(".")
         if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
             raise ValueError(f"a worker is written PIPELINE.STAGE, like 1.2, not {text!r}")
@@ -41,7 +43,9 @@ class Worker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An op that ended before time 0. `delivered`: its output is at its receiver or in a log that survives."""
+    """An op that ended before time 0.
+
+    delivered: the receiver, or a surviving replay log, has its output."""
 
     op: str
     microbatch: MicroBatch
@@ -51,7 +55,7 @@ class Done(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One op of a plan or trace; `microbatch` is None for O. Times in the plan's unit."""
+    """One op of a plan or trace. `microbatch` is None for O. Times are in the plan's unit."""
 
     kind: str
     microbatch: MicroBatch | None
@@ -61,7 +65,7 @@ class Op(NamedTuple):
     end: float
 
     def to_json(self) -> dict[str, Any]:
-        """The op as an entry of a plan's file."""
+        """The op as an entry of a plan file."""
         return {
             "op": self.kind,
             "microbatch": None if self.microbatch is None else list(self.microbatch),

@@ -1,9 +1,9 @@
-"""Plans: who runs which op when, as flat arrays.
+"""Plans: the worker and the time of every op, as flat arrays.
 
 plan = Plan.load("plan.json")
 plan.period, plan.makespan, plan.lower_bound, plan.gap
-for op in plan.ops: ...            # Op tuples, made on the fly
-plan.of(Worker(1, 2))              # the ops of one worker in the order in which it runs them
+for op in plan.ops: ...            # yields Op tuples
+plan.of(Worker(1, 2))              # the ops of one worker, in execution order
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Json = dict[str, Any]
 class OpArrays:
     """The ops of a schedule as columns of shape (n,)."""
 
-    kind: np.ndarray  # uint8: position in KINDS
+    kind: np.ndarray  # uint8: index into KINDS
     microbatch: np.ndarray  # int32: global id, -1 for O
     stage: np.ndarray  # int16
-    pipeline: np.ndarray  # int16: of the worker that runs it
+    pipeline: np.ndarray  # int16: pipeline of the executing worker
     start: np.ndarray  # float64
     end: np.ndarray  # float64
 
     @classmethod
     def of(cls, problem: Problem, ops: Iterable[Op]) -> OpArrays:
-        """The columns of a list of ops, in its order."""
+        """The columns of `ops`, in the same order."""
         offset = problem.first.tolist()
         number = lambda mb: -1 if mb is None else offset[mb[0]] + mb[1]  # noqa: E731
         rows = [(KINDS.index(o.kind), number(o.microbatch), o.stage, o.worker.pipeline, o.start, o.end) for o in ops]
@@ -49,17 +49,20 @@ class OpArrays:
         return len(self.kind)
 
     def take(self, index: Any) -> OpArrays:
-        """The entries that a numpy index or mask picks."""
+        """The ops that a numpy index or mask selects."""
         return OpArrays(*(getattr(self, f)[index] for f in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A valid schedule of a problem. Times in `time_unit`; those of a remainder count from the moment of the cut.
+    """A schedule of a problem. Times are in `time_unit`. The times of a remainder start at the failure.
 
-    lower_bound: no valid plan has a smaller `value`.
-    layout       layers of each stage (P,), if the boundaries between stages are part of the plan (`plan_layout`). Then
-                 the bound is over all layouts, and `problem` has the durations of the stages, not of the layers."""
+    problem      the planned problem
+    arrays       all ops
+    lower_bound  no valid plan has a smaller `value`
+    time_unit    name of the unit
+    layout       layers of each stage (P,), if the plan chose the stage boundaries (`plan_layout`). Then the lower bound
+                 covers all layouts, and `problem` has durations per stage instead of per layer."""
 
     problem: Problem
     arrays: OpArrays
@@ -72,23 +75,23 @@ class Plan:
 
     @property
     def ops(self) -> Iterator[Op]:
-        """Every op, in the order of the arrays."""
+        """All ops, in the order of the arrays."""
         return self.listed(self.arrays)
 
     def of(self, worker: Worker) -> list[Op]:
-        """The ops of one worker, in the order in which it runs them."""
+        """The ops of one worker, in execution order."""
         a = self.arrays
         mine = a.take((a.stage == worker.stage) & (a.pipeline == worker.pipeline))
         return list(self.listed(mine.take(self.running_order(mine))))
 
     def running_order(self, arrays: OpArrays | None = None) -> np.ndarray:
-        """Indices that sort ops by start, then end, then their place in a micro-batch's chain (F down, back up, W, O),
-        so that ops without length come after what they depend on."""
+        """Indices that sort ops by start, then end, then position in the micro-batch's chain (`chain_position`). The
+        last key puts ops of zero duration after their dependencies."""
         a = self.arrays if arrays is None else arrays
         return np.lexsort((chain_position(a, self.problem.stages), a.end, a.start))
 
     def listed(self, a: OpArrays) -> Iterator[Op]:
-        """The ops of columns, one by one."""
+        """Yield the ops of `a` as Op tuples."""
         keys: list[MicroBatch | None] = [*self.problem.microbatch_keys(), None]
         for k, g, s, d, t0, t1 in zip(
             a.kind.tolist(), a.microbatch.tolist(), a.stage.tolist(), a.pipeline.tolist(), a.start.tolist(),
@@ -96,11 +99,11 @@ class Plan:
         ):  # fmt: skip
             yield Op(KINDS[k], keys[g], s, Worker(d, s), t0, t1)
 
-    # ---- how long it takes
+    # ---- duration
 
     @cached_property
     def makespan(self) -> float:
-        """First start to last end, optimizer steps included; for a remainder from time 0."""
+        """Time from the first start to the last end, optimizer steps included. For a remainder, from time 0."""
         a = self.arrays
         if not len(a):
             return 0.0
@@ -110,9 +113,10 @@ class Plan:
 
     @cached_property
     def period(self) -> float | None:
-        """The smallest T at which the plan, repeated every T, is still valid; None for a remainder.
+        """The smallest T for which the plan, repeated every T, is still valid. None for a remainder.
 
-        With "staggered" the longest time of a worker from its first op to its optimizer step, else the makespan."""
+        With a staggered optimizer: the longest time of any worker from its first op to the end of its optimizer step.
+        Else the makespan."""
         if self.problem.remainder:
             return None
         a = self.arrays
@@ -126,20 +130,20 @@ class Plan:
 
     @property
     def value(self) -> float:
-        """What the planner minimises: the period of a staggered step, else the makespan."""
+        """The planner's objective: the period of a whole step, the makespan of a remainder."""
         return self.makespan if self.period is None else self.period
 
     @property
     def gap(self) -> float:
-        """How far `value` is above the lower bound, as a share of the bound."""
+        """Distance of `value` from the lower bound, as a share of the bound."""
         return self.value / self.lower_bound - 1 if self.lower_bound else 0.0
 
     # ---- files
 
     def to_json(self) -> Json:
-        """The plan's file as JSON values (docs/planner.md)."""
+        """The plan as JSON values, in the format of plan files (docs/planner.md)."""
         problem = self.problem.to_json()
-        whole = problem.pop("whole", None)  # the planner's own choice: whoever judges the plan need not know of it
+        whole = problem.pop("whole", None)  # kept beside the problem: it only restricts the planner
         return {
             "version": 1,
             "time_unit": self.time_unit,
@@ -154,7 +158,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """A plan from the keys of its file; ValueError with one sentence if something is malformed."""
+        """The plan from the keys of its file. ValueError with one sentence if it is malformed."""
         problem, ops = read_problem_and_ops(data)
         bound, layout = float(data.get("lower_bound", 0.0)), data.get("layout")
         if layout is not None and (not isinstance(layout, list) or len(layout) != problem.stages):
@@ -163,12 +167,12 @@ class Plan:
         return cls(problem, OpArrays.of(problem, ops), bound, unit, layout=None if layout is None else tuple(layout))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan's file; OSError if that fails."""
+        """Write the plan to a JSON file. OSError if that fails."""
         Path(path).write_text(json.dumps(self.to_json()))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The plan of a file; ValueError if it holds no plan, OSError if it cannot be read."""
+        """The plan in a JSON file. ValueError if the content is not a plan, OSError if the file cannot be read."""
         try:
             data = json.loads(Path(path).read_text())
         except json.JSONDecodeError as e:
@@ -177,14 +181,15 @@ class Plan:
 
 
 def chain_position(a: OpArrays, stages: int) -> np.ndarray:
-    """Place of each op in its micro-batch's chain: F 0..P-1, I or B P..2P-1 (last stage first), W, O. Shape (n,)."""
+    """Position of each op in its micro-batch's chain, shape (n,): F of stage s is s, I or B is 2P - 1 - s, W is 2P, O
+    is 2P + 1."""
     s = a.stage.astype(np.int64)
     back = 2 * stages - 1 - s
     return np.choose(a.kind, [s, back, np.full_like(s, 2 * stages), back, np.full_like(s, 2 * stages + 1)])
 
 
 def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
-    """The problem and the ops of a plan's or trace's JSON; ValueError with one sentence if they are malformed."""
+    """The problem and the ops from the JSON of a plan or trace. ValueError with one sentence if malformed."""
     if not isinstance(data, Mapping) or not {"problem", "ops"} <= set(data):
         raise ValueError("a plan has the keys problem and ops")
     whole = {"whole": data["whole"]} if "whole" in data and isinstance(data["problem"], Mapping) else {}
@@ -194,7 +199,7 @@ def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
 
 
 def read_op(problem: Problem, entry: Any) -> Op:
-    """One op of a file; ValueError if it is malformed or does not fit the problem's shape."""
+    """The op of one file entry. ValueError if it is malformed or does not fit the problem's shape."""
     try:
         kind, mb, s, w = entry["op"], entry["microbatch"], entry["stage"], Worker(*entry["worker"])
         op = Op(kind, None if mb is None else (mb[0], mb[1]), s, w, float(entry["start"]), float(entry["end"]))

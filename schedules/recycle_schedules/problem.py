@@ -1,11 +1,10 @@
-"""What to plan: shape, who is alive, durations, memory, what is already done.
+"""The planner's input: job shape, live workers, durations, memory, finished work.
 
     problem = Problem(pipelines=3, stages=4, microbatches=6, failed=[(1, 2)], memory_limit={"base": "1f1b", "extra": 2})
     Problem.from_json(json.load(file)).replace(failed=[])
 
-The keys are those of the problem files (docs/planner.md); `ProblemKeys` says what they mean. Everything is checked
-here, once: a Problem that exists has a schedule. A bad one raises ValueError with one sentence that begins with the
-key.
+The keys are those of problem files (docs/planner.md); `ProblemKeys` documents them. The constructor checks everything,
+so every Problem has a schedule. It rejects bad input with a ValueError: one sentence that starts with the key.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Problem(ProblemKeys):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """The problem of a file's keys; ValueError with one sentence if it is malformed or has no schedule."""
+        """The problem from the keys of a file. ValueError with one sentence if it is malformed or has no schedule."""
         if not isinstance(data, Mapping):
             raise ValueError(f"a problem is an object with keys, not {type(data).__name__}")
         known = [f.name for f in fields(cls)]
@@ -50,8 +49,10 @@ class Problem(ProblemKeys):
         return cls(**{key: value for key, value in data.items() if value is not None})
 
     def to_json(self) -> Json:
-        """The keys that differ from their defaults, as plain JSON values; `memory` as the `memory_limit` and durations
-        that it comes to, so that whoever reads plans can judge this one."""
+        """The keys that differ from their defaults, as plain JSON values.
+
+        The `memory_limit` and durations that follow from `memory` replace it, so that readers of a plan can validate it
+        without the memory model."""
         if self.memory is not None:
             return self.without_bytes.to_json()
         out: Json = {}
@@ -66,23 +67,25 @@ class Problem(ProblemKeys):
 
     @cached_property
     def graph(self) -> StageGraph:
-        """The live workers and what a message takes between them."""
+        """The live workers and the message times between them."""
         return StageGraph(self)
 
     # ---- layers
 
     @cached_property
     def model(self) -> Layers:
-        """The layers of the key `layers`; ValueError if the problem has none."""
+        """The layers from the key `layers`. ValueError if the problem has none."""
         if self.layers is None:
             raise ValueError("layers: the problem has stages only")
         return Layers.of(self.layers, self.stages)
 
     def with_layout(self, layout: Sequence[int]) -> Problem:
-        """The problem with the boundaries between stages fixed: the durations of its stages instead of the layers', and
-        the memory limits that follow from `capacity_bytes`. layout: layers of each stage, (P,).
+        """The problem with fixed stage boundaries: durations per stage replace those of the layers, and memory limits
+        replace `capacity_bytes`.
 
-        ValueError if that is no layout, or if a worker would have no room for one micro-batch."""
+        layout: layers of each stage, (P,).
+
+        ValueError if the layout is invalid or leaves a worker no room for one micro-batch."""
         model = self.model
         layout = model.check(layout, self.stages)
         changes: Json = {"layers": None, "capacity_bytes": None, "durations": model.durations(layout)}
@@ -94,7 +97,7 @@ class Problem(ProblemKeys):
         return self.replace(**changes)
 
     def counted_limits(self, most: Sequence[float]) -> Any:
-        """The limits in the form of `memory_limit`, with nothing above `most`, (P,)."""
+        """The problem's limits, capped at `most` (P,), in the form of the key `memory_limit`."""
         limits = {w: min(self.limit(w), most[w.stage]) for w in self.workers()}
         value = lambda n: None if n == math.inf else n  # noqa: E731
         per_stage = [{limits[Worker(d, s)] for d in self.live[s]} for s in range(self.stages)]
@@ -104,8 +107,8 @@ class Problem(ProblemKeys):
 
     @cached_property
     def without_bytes(self) -> Problem:
-        """The same with what `memory` comes to: limits, stages whose backwards are whole, durations of those that
-        recompute."""
+        """The problem with `memory` replaced by its results: limits, the stages that run whole backwards, and the
+        durations of stages that recompute."""
         return self.replace(
             memory=None,
             memory_limit=self.counted_limits([math.inf] * self.stages),
@@ -118,7 +121,7 @@ class Problem(ProblemKeys):
 
 
 def _plain(value: Any) -> Any:
-    """JSON values of tuples, sets and mappings."""
+    """Tuples, sets, mappings and Done entries as JSON values."""
     if isinstance(value, Done):
         return value._asdict() | {"microbatch": list(value.microbatch), "worker": list(value.worker)}
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """Checks of a Problem's keys.
 
-check(problem)    # brings the keys into canonical form, or raises ValueError("speed: ...")
+check(problem)    # converts the keys to canonical form, or raises ValueError("speed: ...")
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .progress import BIT, Progress
 
 
 def check(p: ProblemKeys) -> None:
-    """Bring the keys of a new Problem into canonical form (tuples, Workers); ValueError with one sentence for a
-    mistake."""
+    """Convert the keys of a new Problem to canonical form (tuples, Workers). ValueError with one sentence for bad
+    input."""
     put = lambda name, value: object.__setattr__(p, name, value)  # noqa: E731  (the dataclass is frozen)
     for name in ("pipelines", "stages"):
         put(name, _whole(name, getattr(p, name), 1))
@@ -92,7 +92,7 @@ def _times(name: str, value: Any, stages: int) -> None:
 
 
 def _worker(name: str, p: ProblemKeys, pair: Any) -> Worker:
-    """A worker of the problem from (d, s), [d, s] or the key "d,s"."""
+    """The worker from (d, s), [d, s] or the key "d,s". ValueError if the problem does not have it."""
     if isinstance(pair, str):
         try:
             pair = Worker.parse(pair)
@@ -185,7 +185,7 @@ def _memory(p: ProblemKeys) -> None:
 
 
 def _room(p: ProblemKeys) -> None:
-    """Every micro-batch that still needs an F must find a worker that may hold it."""
+    """ValueError if a micro-batch still needs an F and no worker may hold it."""
     alike = p.limits_alike
     for s, pipelines in enumerate(p.live):
         if s in p.finished:

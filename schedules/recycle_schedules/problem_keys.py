@@ -1,8 +1,8 @@
-"""The keys of a Problem and what they mean.
+"""The keys of a Problem, and the values that follow from them.
 
     problem.live[2], problem.duration("F", Worker(0, 2)), problem.limits, problem.held
 
-Values are in canonical form (tuples, Workers) once `problem_checks.check` has seen them.
+`problem_checks.check` converts the keys to canonical form (tuples, Workers).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OP_SETS = {
     "coupled": (frozenset("FB"),),
     "mixed": (frozenset("FIW"), frozenset("FB")),
 }
-"""What one micro-batch needs at one stage, by `backward`."""
+"""The possible sets of ops for one micro-batch at one stage, by `backward`."""
 
 
 class Begun(NamedTuple):
-    """The live worker that has begun a micro-batch at a stage, and the kinds of ops that it has done of it there."""
+    """The live worker that started a micro-batch at a stage, and the kinds of ops it has finished there."""
 
     worker: Worker
     kinds: frozenset[str]
@@ -41,32 +41,35 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class ProblemKeys:
-    """The planner's input, unchecked (`Problem` is checked). Times are numbers in any one unit.
+    """The planner's input, unchecked (`Problem` is checked). All times are in one unit of the caller's choice.
 
     pipelines      D
     stages         P; worker W(d, s) runs stage s of pipeline d
-    microbatches   per pipeline: a number, or one per pipeline
-    failed         the workers that are not there
+    microbatches   micro-batches per pipeline: one number for all, or one per pipeline
+    failed         the dead workers
     durations      {"F", "I", "W", "B", "O"}: a time, or one per stage; defaults F = I = W = 1, B = I + W, O = 0
     backward       "decoupled" (I and W) | "coupled" (B) | "mixed" (either, per micro-batch and stage)
-    whole          stages at which every backward is a B where others may choose ("mixed")
-    optimizer      "staggered" (each stage steps by itself) | "barrier" (all together) | "none"
-    memory_limit   most micro-batches in flight (from the start of F to the end of W or B) on a worker: None | number |
+    whole          with "mixed": stages that must run every backward as a B
+    optimizer      "staggered" (each stage steps by itself) | "barrier" (all stages together) | "none"
+    memory_limit   most micro-batches in flight on a worker, from the start of F to the end of W or B: None | number |
                    one per stage | {"base": "1f1b", "extra": k} = P - s + k | {"per_worker": {"d,s": n}, "default": n}
-    memory         {"capacity", "stages"}: what a worker has and what its stage holds, in bytes (memory.py): a limit
-                   beside `memory_limit` that follows who lives. With "recomputed" stages without room run whole
-                   backwards, and then recompute. A plan's file has the limits and durations that came of it
+    memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). Adds a
+                   limit to `memory_limit` that depends on the live workers. With "recomputed", stages short of memory
+                   run whole backwards, and if that is not enough they recompute. Plan files contain the resulting
+                   limits and durations instead
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
-    send           latency between adjacent stages; send_rerouted: between different pipelines (default: send)
+    send           latency between adjacent stages
+    send_rerouted  latency between adjacent stages of different pipelines; default: `send`
     links          hosts, and the latency and bandwidth of the links between them (links.py), instead of `send`
     layers         {"F", "I", "W", "O", "bytes", "activation_bytes"}: a number per layer (layers.py), instead of
-                   durations: then the boundaries between stages are part of the plan (`plan_layout`)
-    capacity_bytes with layers: what a worker has for its layers and for the micro-batches in flight through them
+                   durations; then the plan also chooses the stage boundaries (`plan_layout`)
+    capacity_bytes with layers: bytes available on a worker for its layers and their micro-batches in flight
     allreduce      time from a stage's last gradient to its optimizer steps; one per stage or one for all
-    reroute        "failed_only": micro-batches leave their pipeline only where its worker is dead | "any"
-    speed          {"d,s": x}: that worker takes duration / x
+    reroute        "failed_only": a micro-batch leaves its pipeline only at stages with a dead worker | "any"
+    speed          {"d,s": x}: an op on that worker takes duration / x
     done [Done] | Progress, busy_until {"d,s": t}, committed [stage]
-                   with any of them: the remainder of a broken step; time 0 is now
+                   any of them makes the problem the remainder of a broken step; time 0 is now
+    name           a label, without effect on the plan
     """
 
     pipelines: int
@@ -94,11 +97,11 @@ class ProblemKeys:
     name: str | None = None
 
     def replace(self, **changes: Any) -> Self:
-        """The same problem with other values of some keys (None: back to the default)."""
+        """A copy with some keys changed. None resets a key to its default."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)} | changes
         return type(self)(**{key: value for key, value in kept.items() if value is not None})
 
-    # ---- what the keys mean
+    # ---- derived values
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -113,21 +116,21 @@ class ProblemKeys:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Global id of the first micro-batch of each pipeline, and the total: int64, shape (D + 1,)."""
+        """(D + 1,) int64: global id of the first micro-batch of each pipeline, then the total."""
         return np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
 
     def microbatch_keys(self) -> list[MicroBatch]:
-        """All micro-batches in the order of their global ids."""
+        """All micro-batches, by global id."""
         return [(d, i) for d, m in enumerate(self.counts) for i in range(m)]
 
     @cached_property
     def dead(self) -> frozenset[Worker]:
-        """The workers that are not there."""
+        """The dead workers."""
         return frozenset(Worker(*each) for each in self.failed)
 
     @cached_property
     def live(self) -> tuple[tuple[int, ...], ...]:
-        """The pipelines of the live workers of every stage, ascending."""
+        """For every stage, the pipelines with a live worker, ascending."""
         return tuple(tuple(d for d in range(self.pipelines) if (d, s) not in self.dead) for s in range(self.stages))
 
     def workers(self) -> list[Worker]:
@@ -136,7 +139,7 @@ class ProblemKeys:
         return [w for w in every if w not in self.dead]
 
     def per_stage(self, key: str) -> tuple[float, ...]:
-        """(P,) times: the duration of F, I, W, B or O, or "allreduce", at speed 1."""
+        """(P,) durations at speed 1. key: F, I, W, B, O or "allreduce"."""
         return self._per_stage[key]
 
     @cached_property
@@ -157,21 +160,21 @@ class ProblemKeys:
 
     @cached_property
     def speeds(self) -> dict[Worker, float]:
-        """The speeds that are given, by worker; all others are 1."""
+        """The given speeds. A worker without an entry has speed 1."""
         return {Worker.parse(key): float(x) for key, x in self.speed.items()}
 
     def duration(self, kind: str, worker: Worker) -> float:
-        """How long an op of this kind takes on a worker."""
+        """Duration of an op of this kind on a worker."""
         return self._per_stage[kind][worker.stage] / self.speeds.get(worker, 1.0)
 
     @cached_property
     def bytes(self) -> Memory | None:
-        """What the key `memory` says."""
+        """The parsed key `memory`, None if it is not given."""
         return None if self.memory is None else Memory.of(self.memory, self.stages)
 
     @cached_property
     def ways(self) -> tuple[Way, ...] | None:
-        """How each stage gets on with its bytes; None where none are given."""
+        """The execution mode of each stage, chosen by its memory. None if `memory` is not given."""
         if self.bytes is None:
             return None
         lists = [[Worker(d, s) for d in pipelines] for s, pipelines in enumerate(self.live)]
@@ -180,23 +183,23 @@ class ProblemKeys:
 
     @property
     def recomputes(self) -> tuple[bool, ...]:
-        """(P,): does the stage run its layers again in I and B, because its bytes ask for it?"""
+        """(P,): whether the stage recomputes its layers in I and B to save memory."""
         return tuple(way.recompute for way in self.ways) if self.ways else (False,) * self.stages
 
     @property
     def coupled(self) -> tuple[bool, ...]:
-        """(P,): is every backward that begins at the stage a B?"""
+        """(P,): whether the stage runs every new backward as a B."""
         by_bytes = [way.whole for way in self.ways] if self.ways else [False] * self.stages
         return tuple(self.backward == "coupled" or s in self.whole or by_bytes[s] for s in range(self.stages))
 
     @property
     def limits_alike(self) -> bool:
-        """Have all workers of a stage the same limit?"""
+        """Whether all workers of a stage have the same limit."""
         per_worker = isinstance(self.memory_limit, Mapping) and "per_worker" in self.memory_limit
         return not per_worker and (self.bytes is None or self.bytes.alike)
 
     def limit(self, worker: Worker) -> float:
-        """Most micro-batches in flight on a worker; math.inf if there is no limit."""
+        """Most micro-batches in flight on a worker, math.inf if there is no limit."""
         counted = self._counted_limit(worker)
         if self.bytes is None or self.ways is None:
             return counted
@@ -218,7 +221,7 @@ class ProblemKeys:
 
     @cached_property
     def limits(self) -> np.ndarray:
-        """(D * P,) float64: `limit` of worker d * P + s, dead ones too."""
+        """(D * P,) float64: `limit` of worker d * P + s, dead workers included."""
         D, P = self.pipelines, self.stages
         if not self.limits_alike:
             return np.array([self.limit(Worker(d, s)) for d in range(D) for s in range(P)], dtype=float)
@@ -228,7 +231,7 @@ class ProblemKeys:
 
     @property
     def remainder(self) -> bool:
-        """Is this what is left of a broken step, rather than a whole one?"""
+        """Whether this is the remainder of a broken step."""
         return self.done is not None or self.busy_until is not None or self.committed is not None
 
     @cached_property
@@ -238,13 +241,13 @@ class ProblemKeys:
 
     @cached_property
     def busy(self) -> dict[Worker, float]:
-        """When those live workers are free that are not free at time 0."""
+        """The live workers that are not free at time 0, and the time at which each becomes free."""
         given = ((Worker.parse(key), float(t)) for key, t in (self.busy_until or {}).items())
         return {w: t for w, t in given if w not in self.dead and t > 0}
 
     @cached_property
     def progress(self) -> Progress:
-        """What is done at time 0, in finished stages too."""
+        """The ops done at time 0, finished stages included."""
         if isinstance(self.done, Progress):
             return self.done
         return Progress.of(tuple(self.done or ()), self.first, self.stages, self.dead)
@@ -256,8 +259,7 @@ class ProblemKeys:
 
     @cached_property
     def begun(self) -> dict[tuple[MicroBatch, int], Begun]:
-        """What a live worker has done of a micro-batch at a stage, by (micro-batch, stage); stages that are not
-        finished."""
+        """The micro-batches started by live workers at unfinished stages, by (micro-batch, stage)."""
         of, keys = self.progress, self.microbatch_keys()
         sets = [frozenset(kind for kind in KINDS if bits & BIT[kind]) for bits in range(1 << len(KINDS))]
         return {

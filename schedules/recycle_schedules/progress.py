@@ -1,10 +1,10 @@
-"""What is done of a broken step, as arrays.
+"""The finished ops of a broken step, as arrays.
 
     progress = Progress.of([Done("F", (0, 1), 2, Worker(0, 2)), ...], problem.first, problem.stages, problem.dead)
-    progress = Progress.ran(kinds, microbatches, stages, pipelines, shape)     # of live workers, as columns
+    progress = Progress.ran(kinds, microbatches, stages, pipelines, shape)     # from columns, live workers only
     Problem(..., done=progress)
 
-Row g is micro-batch g (global id), column s is stage s. A recovery builds it from columns: a list would have up to a
+Row g is micro-batch g (global id), column s is stage s. A recovery uses columns, because a list would have up to a
 million entries.
 """
 
@@ -18,19 +18,19 @@ import numpy as np
 from .ops import KINDS, Done, MicroBatch, Worker
 
 BIT = {kind: 1 << k for k, kind in enumerate(KINDS)}
-"""Bits of `kinds`."""
+"""Bits of `Progress.kinds`."""
 FORWARD, BACKWARD, WEIGHTS = BIT["F"], BIT["I"] | BIT["B"], BIT["W"] | BIT["B"]
 SENT_F, SENT_B = 1, 2
-"""Bits of `sent`: the output of F, of I or B."""
+"""Bits of `Progress.sent`: the output of F, and of I or B."""
 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Arrays of shape (N, P).
+    """The finished ops by micro-batch and stage: arrays (N, P).
 
-    host   int32: the pipeline of the live worker that has begun the micro-batch at the stage, -1 if none has
-    kinds  uint8: BIT of every kind of op that this worker has done of it
-    sent   uint8: SENT_F, SENT_B: the output is at its receiver, or a live worker can send it"""
+    host   int32: pipeline of the live worker that started the micro-batch at the stage, -1 if there is none
+    kinds  uint8: the bits (BIT) of the kinds of ops that this worker finished
+    sent   uint8: SENT_F, SENT_B: the receiver has the output, or a live worker can send it"""
 
     host: np.ndarray
     kinds: np.ndarray
@@ -38,7 +38,7 @@ class Progress:
 
     @classmethod
     def of(cls, done: Iterable[Done], first: np.ndarray, stages: int, dead: Collection[Worker]) -> Progress:
-        """The arrays of a list of done ops. first: `Problem.first`; dead: workers whose ops are lost."""
+        """The progress from a list of finished ops. first: `Problem.first`. dead: workers whose ops are lost."""
         begin = first.tolist()
         mine = [e for e in done if e.worker not in dead]
         columns = [(BIT[e.op], begin[e.microbatch[0]] + e.microbatch[1], e.stage, e.worker.pipeline) for e in mine]
@@ -58,9 +58,10 @@ class Progress:
         pipelines: np.ndarray,
         shape: tuple[int, int],
     ) -> Progress:
-        """The arrays of ops that live workers have done, as columns of one length: BIT of the kind, global id of the
-        micro-batch, stage, pipeline of the worker. Their outputs count as sent, since whoever made one can send it
-        again."""
+        """The progress from the finished ops of live workers, given as columns of equal length.
+
+        kinds: BIT of the kind. microbatches: global ids. pipelines: pipeline of the worker. shape: (N, P).
+        Their outputs count as sent, because the producers can send them again."""
         host, had = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
         host[microbatches, stages] = pipelines
         np.bitwise_or.at(had, (microbatches, stages), kinds.astype(np.uint8))
@@ -68,7 +69,7 @@ class Progress:
         return cls(host, had, sent.astype(np.uint8))
 
     def entries(self, keys: Sequence[MicroBatch]) -> Iterator[Done]:
-        """What live workers have done, one by one. keys: the micro-batches in the order of their global ids."""
+        """Yield the finished ops of live workers. keys: the micro-batches by global id."""
         for g, s in np.argwhere(self.host >= 0).tolist():
             for kind in KINDS:
                 if self.kinds[g, s] & BIT[kind]:

@@ -1,4 +1,4 @@
-"""Traces: a plan's ops with the times that they really took.
+"""Traces: a plan's ops with measured times.
 
     trace = Trace(problem, OpArrays.of(problem, ops), generation=3, status=("done", "cut", ...), phases={...})
     trace.save("traces/step-000020.json")
@@ -19,18 +19,18 @@ from .ops import Worker
 from .plans import Json, OpArrays, Plan, read_problem_and_ops
 
 STATUSES = ("done", "cut", "redone")
-"""done: ran to its end; cut: its worker died or left it; redone: repeats an op that was lost."""
+"""done: the op finished. cut: its worker died or aborted the op. redone: a repetition of a lost op."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace(Plan):
-    """A Plan whose times are measured.
+    """A Plan with measured times.
 
-    status   one of STATUSES for every op
-    phases   the instants of a recovery (detected, announced, unblocked, regrouped, planned, resumed), in `time_unit`,
-             from the same origin as the ops
-    died     who died in this step, of those that are dead by its end
-    generation   that of the membership at the end of the step"""
+    generation  generation of the membership at the end of the step
+    status      one of STATUSES for every op
+    phases      times of a recovery (detected, announced, unblocked, regrouped, planned, resumed), in `time_unit`, with
+                the same origin as the ops
+    died        the workers that died in this step and are dead at its end"""
 
     generation: int = 0
     status: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Trace(Plan):
             raise ValueError(f"status: one of {', '.join(STATUSES)} is needed for every op")
 
     def to_json(self) -> Json:
-        """The trace's file as JSON values."""
+        """The trace as JSON values, in the format of trace files."""
         out = super().to_json() | {"generation": self.generation, "phases": dict(self.phases)}
         out["died"] = [str(worker) for worker in self.died]
         for entry, status in zip(out["ops"], self.status, strict=True):
@@ -53,7 +53,7 @@ class Trace(Plan):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """A trace from the keys of its file; ValueError with one sentence if something is malformed."""
+        """The trace from the keys of its file. ValueError with one sentence if it is malformed."""
         problem, ops = read_problem_and_ops(data)
         return cls(
             problem,
@@ -68,7 +68,7 @@ class Trace(Plan):
 
 
 def load(path: str | Path) -> Plan:
-    """The Trace or Plan of a file; ValueError if it holds neither, OSError if it cannot be read."""
+    """The Trace or Plan in a JSON file. ValueError if the content is neither, OSError if the file cannot be read."""
     try:
         data = json.loads(Path(path).read_text())
     except json.JSONDecodeError as e:

@@ -1,8 +1,8 @@
-"""validate(plan) lists what is wrong with a plan, by the rules of docs/planner.md.
+"""Checks a plan against the rules of docs/planner.md.
 
     errors = validate(plan)          # [] if the plan is valid, else sentences
 
-It works on flat arrays: a million ops take a second.
+Works on flat arrays: a million ops take a second.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from .problem_keys import OP_SETS
 from .progress import SENT_B, SENT_F
 
 EPS = 1e-9
-"""Slack of a comparison of instants, in the plan's unit."""
+"""Tolerance when comparing times, in the plan's unit."""
 LENGTH = 1e-6
-"""How far an op may be from its duration."""
+"""Tolerance on an op's duration, and on a memory limit."""
 SHOWN = 20
-"""Most errors of one sort that are listed."""
+"""Most errors listed per kind of error."""
 
 Array = np.ndarray
 
 
 def validate(plan: Plan, period: float | None = None) -> list[str]:
-    """The mistakes of a plan, as sentences; of a whole step also those of its repetition every `period` (default: its
-    own)."""
+    """The errors of a plan, as sentences; [] if it is valid.
+
+    period: for a whole step, also check the plan repeated with this period. Default: the plan's own."""
     p, a = plan.problem, plan.arrays
     check = _Check(p, a)
     check.each_op()
@@ -47,7 +48,7 @@ def validate(plan: Plan, period: float | None = None) -> list[str]:
 
 
 def _repeated(a: OpArrays, period: float) -> OpArrays:
-    """The ops of two steps after each other: a mistake in a repetition shows between the first two."""
+    """The ops of two consecutive steps. Two are enough to show any error of the repetition."""
     kind, microbatch, stage, pipeline = (np.tile(c, 2) for c in (a.kind, a.microbatch, a.stage, a.pipeline))
     return OpArrays(
         kind,
@@ -60,8 +61,10 @@ def _repeated(a: OpArrays, period: float) -> OpArrays:
 
 
 class _Check:
-    """The ops as tables of shape (5, N, P), by kind: start and end (nan) and pipeline (-1 where there is no op); and
-    the mistakes found so far."""
+    """The checks, and the errors found so far.
+
+    start, end, place: tables (5, N, P), indexed by kind, micro-batch and stage. `place` is the pipeline. If there is no
+    op, start and end are nan and place is -1."""
 
     def __init__(self, p: Problem, a: OpArrays) -> None:
         self.p, self.a, self.errors = p, a, list[str]()
@@ -93,14 +96,14 @@ class _Check:
             self.errors.append(f"... and {len(where) - SHOWN} more like this")
 
     def _op(self, k: int) -> str:
-        """Op k in words."""
+        """Op k as text."""
         a = self.a
         mb = "" if a.kind[k] == O else f" of micro-batch {self._mb(int(a.microbatch[k]))}"
         return f"{KINDS[a.kind[k]]}{mb} on worker {Worker(int(a.pipeline[k]), int(a.stage[k]))}"
 
     def each_op(self) -> None:
-        """Every op is on a live worker, in its own pipeline if its worker is alive, as long as it takes, once it is
-        free."""
+        """Every op runs on a live worker, lasts its duration, and starts when the worker is free. With `failed_only` it
+        stays in its pipeline if its own worker is alive."""
         p, a = self.p, self.a
         D, P = p.pipelines, p.stages
         dead = np.zeros((D, P), dtype=bool)
@@ -131,7 +134,7 @@ class _Check:
             self._say(bad(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
 
     def each_microbatch(self) -> None:
-        """Every micro-batch has the right ops at every stage, all on one worker, in order."""
+        """Every micro-batch has the required ops at every stage, on one worker, in order."""
         p = self.p
         bits = np.zeros((p.total, p.stages), dtype=np.int64)
         for kind in range(4):
@@ -165,7 +168,7 @@ class _Check:
             )
 
     def messages(self) -> None:
-        """Every F and backward starts after its input has been made by the adjacent stage and has travelled."""
+        """Every F and backward starts after its input has arrived from the adjacent stage."""
         p = self.p
         there = np.stack([p.progress.sent & SENT_F, p.progress.sent & SENT_B]) > 0
         there[:, :, ~p.open] = True
@@ -187,8 +190,8 @@ class _Check:
                 )
 
     def optimizer(self) -> None:
-        """Every live worker has one O, after all gradients of its stage (with a barrier: of all stages) and the
-        all-reduce."""
+        """Every live worker has one O, after all gradients of its stage and the all-reduce. With a barrier, after those
+        of all stages."""
         p, a = self.p, self.a
         m = a.kind == O
         if p.optimizer == "none":
@@ -216,7 +219,7 @@ class _Check:
         self._say(steps[last_op], lambda k: f"{self._op(k)} is not the worker's last op")
 
     def workers(self, a: OpArrays, tag: str) -> None:
-        """Every worker runs one op at a time and holds no more micro-batches than allowed."""
+        """Every worker runs one op at a time and keeps its memory limit."""
         p = self.p
         worker = a.pipeline.astype(np.int64) * p.stages + a.stage
         longer = np.flatnonzero(a.end > a.start + EPS)
@@ -228,7 +231,7 @@ class _Check:
         self._memory(a, tag)
 
     def _memory(self, a: OpArrays, tag: str) -> None:
-        """No worker holds more micro-batches in flight than its limit."""
+        """No worker has more micro-batches in flight than its limit."""
         p, x = self.p, in_flight(self.p, a)
         over = np.flatnonzero((x.change > 0) & (x.level > p.limits[x.worker] + LENGTH))
 

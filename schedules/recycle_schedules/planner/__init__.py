@@ -1,9 +1,9 @@
-"""Makes plans.
+"""The planner.
 
 from recycle_schedules.planner import plan, plans
-best = plan(problem)                     # good, in milliseconds
-for candidate in plans(problem): ...     # ever better ones, for as long as the caller likes
-best = plan_layout(problem)              # of a problem with layers: the boundaries between stages, too
+best = plan(problem)                     # a good plan in milliseconds
+for candidate in plans(problem): ...     # better and better plans, until the caller stops
+best = plan_layout(problem)              # for a problem with `layers`: also chooses the stage boundaries
 """
 
 from .layouts import layout_plans, plan_layout, plan_rerouted

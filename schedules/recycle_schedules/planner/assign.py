@@ -1,9 +1,9 @@
-"""Which live worker takes each micro-batch at each stage.
+"""Assigns each micro-batch at each stage to a live worker.
 
     host = assign(instance)          # (n,) int64, complete
 
-Shares are as even as speeds and earlier duties allow; what a worker takes over is spread over its own micro-batches.
-Where links differ, near peers take more of what a dead worker leaves (rerouting.py).
+Shares are as even as speeds and existing work allow. A worker's re-routed micro-batches are spread evenly between its
+own. If links differ, near peers take more of a dead worker's micro-batches (rerouting.py).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from .rerouting import cheapest_flow, even_shares
 
 
 def assign(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
-    """The host of every node, (n,) int64: what is fixed stays, the rest goes where the stage ends earliest.
+    """The worker of every node, (n,) int64. Fixed nodes stay; the others go to the worker that ends the stage earliest.
 
-    turn: rotates who is asked first among equals. by_links: count the time of messages too, where links differ."""
+    turn: rotates the order of equal peers. by_links: if links differ, include message times."""
     P = x.stages
     host = x.host.reshape(-1, P).copy()
     for s in range(P):
         free = np.flatnonzero((host[:, s] < 0) & (x.todo.reshape(-1, P)[:, s] != 0))
         if len(free):
             host[:, s] = _fill(x, s, host, free, turn, by_links and not x.problem.graph.uniform)
-        host[host[:, s] < 0, s] = s  # finished: nothing runs, any worker will do
+        host[host[:, s] < 0, s] = s  # finished nodes run nothing, so any worker is valid
     return host.reshape(-1)
 
 
 def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, by_links: bool) -> np.ndarray:
-    """One stage's hosts (N,). Own pipeline first, up to its share; the others go round-robin to who has room, or along
-    the links. hosts (N, P): complete before stage s."""
+    """The hosts of one stage, (N,). Each pipeline keeps its own micro-batches up to its share. The others go to peers
+    with room, round-robin or by link times. hosts: (N, P), complete for the stages before s."""
     P, D = x.stages, x.problem.pipelines
     workers = np.arange(D) * P + s
     cost = x.duration[:3, workers].sum(axis=0)
@@ -47,7 +47,7 @@ def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, b
     out = host.copy()
     order = free[np.lexsort((x.pipeline[free], x.index[free]))]
     left: list[int] = []
-    for d in range(D):  # own ones stay, those that leave are spread evenly over the pipeline
+    for d in range(D):  # micro-batches that leave are spread evenly over the pipeline's indices
         own = order[x.pipeline[order] == d]
         stay = min(len(own), int(room[d]))
         if len(own):
@@ -71,16 +71,16 @@ def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, b
 def _along_links(
     x: Instance, s: int, hosts: np.ndarray, left: np.ndarray, load: np.ndarray, cost: np.ndarray, able: np.ndarray
 ) -> np.ndarray:
-    """Who of `able` takes each of `left`: pipelines, shape (left,)."""
+    """The pipeline in `able` that takes each micro-batch of `left`, shape (left,)."""
     P = x.stages
     todo = x.todo.reshape(-1, P)[:, s]
     before = hosts[left, s - 1] // P if s > 0 else np.zeros(len(left), dtype=np.int64)
-    after = np.full(len(left), -1)  # -1: not known yet
+    after = np.full(len(left), -1)  # -1: not assigned yet
     if s < P - 1:
         after = np.where(hosts[left, s + 1] >= 0, hosts[left, s + 1] // P, -1)
         own = x.pipeline[left]
         after = np.where((after < 0) & x.alive[own * P + s + 1], own, after)
-    ways = np.minimum(todo[left] & NEED_F, 1) + ((todo[left] & NEED_G) != 0)  # there, and back
+    ways = np.minimum(todo[left] & NEED_F, 1) + ((todo[left] & NEED_G) != 0)  # messages: forward and backward
     kinds, group, count = np.unique(
         np.stack([before, after, ways.astype(np.int64)], axis=1), axis=0, return_inverse=True, return_counts=True
     )
@@ -98,6 +98,6 @@ def _along_links(
 
 
 def _round_robin(room: list[int], turn: int) -> list[int]:
-    """The takers in turn, each `room[d]` times, evenly spread over the sequence."""
+    """A sequence with each index d `room[d]` times, evenly spread."""
     slots = [((2 * j + 1) / (2 * r), (d - turn) % len(room), d) for d, r in enumerate(room) if r for j in range(r)]
     return [d for _, _, d in sorted(slots)]

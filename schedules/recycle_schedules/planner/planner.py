@@ -1,9 +1,10 @@
 """plan(problem), the planner's public function.
 
-    best = plan(problem)                  # good, in milliseconds
-    best = plan(problem, seconds=1.0)     # keeps searching until it is provably optimal or the time is over
+    best = plan(problem)                  # a good plan in milliseconds
+    best = plan(problem, seconds=1.0)     # searches until the plan is provably optimal or the time is up
 
-A pure function: the same problem gives the same plan (with `seconds`, as far as the clock lets it search).
+`plan` is a pure function: the same problem gives the same plan. With `seconds` the result also depends on how far the
+search gets in that time.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from .search import search
 
 
 def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
-    """The best plan found; `plan.gap` says how far it may be from the optimum.
+    """The best plan found. `Plan.gap` bounds its distance from the optimum.
 
-    seconds: time to search beyond the first plan; it ends early at a provable optimum. May be called from any
-    thread; the compiled loops release the GIL."""
+    seconds: time to search after the first plan. The search ends early at a provable optimum.
+
+    Safe to call from any thread. The compiled loops release the GIL."""
     until = time.perf_counter() + seconds
     quick = plan_in_blocks(problem)
     if quick is not None and seconds == 0:
         return quick
-    for best in plans(problem):  # noqa: B007  (the last one is wanted)
+    for best in plans(problem):  # noqa: B007  (only the last one is used)
         if time.perf_counter() >= until:
             break
     found = best()
@@ -41,7 +43,7 @@ def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan of a schedule, made when it is called."""
+    """A schedule. A call builds its Plan."""
 
     instance: Instance
     schedule: PartialSchedule
@@ -52,8 +54,9 @@ class Candidate:
 
 
 def plans(problem: Problem) -> Iterator[Candidate]:
-    """The best plan so far, again and again, each time after more work; ends at a provable optimum. Call one for its
-    Plan."""
+    """Yield the best candidate so far after each slice of the search. Ends at a provable optimum.
+
+    Call a candidate to get its Plan."""
     x = Instance.of(problem)
     bound = lower_bound(problem)
     target = round(bound * x.ticks) + 1
@@ -62,8 +65,9 @@ def plans(problem: Problem) -> Iterator[Candidate]:
 
 
 def _ignoring_links(x: Instance) -> PartialSchedule | None:
-    """The initial schedule of the same problem without its links, at the times that it takes with them; None if the
-    problem has no links. As a candidate it makes sure that looking at links is never worse than ignoring them."""
+    """The initial schedule of the problem without its links, retimed with them. None if the problem has no links.
+
+    As a candidate it guarantees that planning with links is never worse than ignoring them."""
     if x.problem.graph.uniform:
         return None
     problem = x.problem.replace(links=None)
@@ -71,5 +75,5 @@ def _ignoring_links(x: Instance) -> PartialSchedule | None:
     return retimed(x, next(search(plain, round(lower_bound(problem) * plain.ticks) + 1)))
 
 
-if load(timeout=1.0):  # from the cache on disk; a first compile goes on in the background
-    plan(Problem(pipelines=2, stages=2, microbatches=2, optimizer="none"))  # a first call takes longest
+if load(timeout=1.0):  # from the disk cache; a first compilation continues in the background
+    plan(Problem(pipelines=2, stages=2, microbatches=2, optimizer="none"))  # warm up: the first call is the slowest

@@ -1,11 +1,16 @@
 """The policies of the list scheduler: tables for `compiled.portfolio.try_policies`.
 
     choice = Choices.of(instance)
-    table = choice.table(40)         # 40 policies, the most often useful first, then a fixed random sample
+    table = choice.table(40)         # 40 policies: the most often useful ones first, then a fixed random sample
 
-A policy decides who hosts re-routed micro-batches, which of several ready ops is next (by index; re-routed ones before,
-after or between the worker's own), whether I goes before F, how many micro-batches may be between F and I, when a W
-must run, from when on the last F have priority, and where B runs whole.
+A policy decides:
+- which workers host re-routed micro-batches;
+- which of several ready ops runs next: by index, with re-routed ones before, after or between the worker's own;
+- whether I runs before F;
+- how many micro-batches may be between F and I;
+- when a W must run;
+- from when on the last F have priority;
+- at which stages B runs whole.
 """
 
 from __future__ import annotations
@@ -22,25 +27,28 @@ from .instance import Instance
 
 NO_LIMIT = 1 << 30
 OWN, FOREIGN, HALF, LATE, EARLY, NEWEST = range(6)
-"""Rows of `keys`. Index by index: own before re-routed micro-batches, or the reverse; re-routed ones half an index,
-or one and a half, earlier or later; the newest first."""
+"""Rows of `Choices.keys`: how ready micro-batches are ordered.
+
+OWN, FOREIGN: by index; at equal indices the own (or the re-routed) micro-batch first.
+HALF: re-routed ones half an index earlier. LATE, EARLY: re-routed ones one and a half indices later or earlier.
+NEWEST: the highest index first."""
 TURNS = 3
 OPEN, DOUBLE, TIGHT = 0, 1, 2
-"""Rows of `windows`: no limit, 2 (P - s) - 1, P - s; then P - s + 1, + 2, + 3."""
+"""Rows of `Choices.windows`: no limit, 2 (P - s) - 1, P - s. The rows after TIGHT are P - s + 1, + 2, + 3."""
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What the columns of a policy table point to."""
+    """The tables that the columns of a policy table index. n: nodes; w: workers."""
 
-    hosts: np.ndarray  # (1 to 5, n) int64: ways to deal re-routed micro-batches to peers
-    keys: np.ndarray  # (6, n) int64
-    windows: np.ndarray  # (6, w) int64
-    fuses: np.ndarray  # (1 or 3, w) bool
+    hosts: np.ndarray  # (1 to 7, n) int64: worker of each node; each row deals re-routed micro-batches differently
+    keys: np.ndarray  # (6, n) int64: priority of each node, smallest first
+    windows: np.ndarray  # (6, w) int64: most micro-batches between F and I
+    fuses: np.ndarray  # (1 or 3, w) bool: whether the worker runs B whole
 
     @classmethod
     def of(cls, x: Instance, turns: int = TURNS) -> Choices:
-        """The choices for an instance. turns: how many ways to distribute re-routed micro-batches over peers."""
+        """The choices for an instance. turns: number of ways to distribute re-routed micro-batches over peers."""
         P, D = x.stages, x.problem.pipelines
         stage = np.tile(np.arange(P), D)
         first = assign(x, 0)
@@ -60,13 +68,15 @@ class Choices:
         return cls(np.array(hosts), np.array(keys), np.array(windows), np.array(fuses))
 
     def table(self, rows: int) -> np.ndarray:
-        """The first so many policies: (rows, 8) int64, columns as `compiled.portfolio.COLUMNS`; equal rows once."""
+        """The first `rows` policies without duplicates: (at most rows, 8) int64, columns as in
+        `compiled.portfolio.COLUMNS`."""
         return _table(rows, len(self.hosts), len(self.fuses))
 
 
 def at_home(x: Instance, shift: int) -> Instance:
-    """The instance in which every micro-batch that may stay in its pipeline does. shift: each stage moves on by so many
-    pipelines, for networks on which leaving the pipeline is faster."""
+    """The instance with every micro-batch fixed to its own pipeline if it may stay there.
+
+    shift: pipelines to move on by at each stage, for networks on which leaving the pipeline is faster."""
     P, D = x.stages, x.problem.pipelines
     stage = np.arange(P)
     there = (x.pipeline[:, None] + shift * stage) % D * P + stage

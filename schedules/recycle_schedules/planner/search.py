@@ -1,6 +1,6 @@
 """The search for a good schedule: a portfolio of list schedules, then local search from the best ones.
 
-for schedule in search(instance, target): ...     # ever better; the caller decides when to stop
+for schedule in search(instance, target): ...     # better and better; the caller decides when to stop
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from .partial_schedule import PartialSchedule, value
 from .policies import Choices
 
 SMALL = 6_000
-"""Ops up to which there is local search at once."""
+"""Most ops for which the first schedule already uses local search."""
 MOVED = 60_000
-"""Ops up to which local search goes on for as long as there is time."""
+"""Most ops for which local search continues while there is time."""
 
 
 def search(x: Instance, target: int, known: PartialSchedule | None = None) -> Iterator[PartialSchedule]:
-    """The best schedule so far, again and again, each time after at most about a fifth of a second of more work.
+    """Yield the best schedule so far after each slice of at most about 0.2 s of work.
 
-    target: a value (ticks) that ends the search, such as a lower bound. known: a schedule to be no worse than. For
-    large jobs only list schedules are tried, and the search ends with the last policy; else it does not end by
-    itself."""
+    target: value in ticks that ends the search, such as a lower bound.
+    known: a schedule; the results are never worse.
+
+    Large jobs try list schedules only, and end with the last policy. For others the caller ends the search, unless it
+    meets the target."""
     better = lambda s: s if known is None else min(s, known, key=lambda s: value(x, s))  # noqa: E731
     size = x.size
-    slow = 1 if LOOPS.compiled else 10  # plain Python gets through a tenth of it
+    slow = 1 if LOOPS.compiled else 10  # uncompiled loops try a tenth of the policies
     small = LOOPS.compiled and size < SMALL
     if small and not x.problem.remainder:
         best = better(initial(x, target))
@@ -38,7 +40,7 @@ def search(x: Instance, target: int, known: PartialSchedule | None = None) -> It
     tried = policies(x) // slow or 1
     if not small or x.problem.remainder:
         best = better(portfolio(x, choices, table[:tried], target, keep=1)[0])
-        if value(x, best) > target and small:  # only a short search: workers wait for it
+        if value(x, best) > target and small:  # a short search: workers are waiting
             best = improved(x, best, target, min(400, MOVED // size), 0)
         yield best
     schedules, some = [best], max(1, 1_500_000 // size // slow)

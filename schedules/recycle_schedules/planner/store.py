@@ -1,12 +1,12 @@
-"""Plans and action lists made ahead, for the deaths that may come next.
+"""Plans and action lists prepared for the possible next deaths.
 
     store = PlanStore(forwards=2)
-    for problem in store.ahead(present):         # while nothing else is to do
+    for problem in store.ahead(current):         # while idle
         store.plan(problem)
-    plan, lists, validation = store.plan(after)  # at once if that death was planned ahead, else made now
+    plan, lists, validation = store.plan(after)  # a lookup if that death was prepared, else planned now
 
-Pipelines that are alike may change names: a plan for one death is a plan for the same death in any other pipeline, so a
-uniform job needs about one plan for each stage. Not thread-safe: one thread at a time.
+Equal pipelines are interchangeable: a plan for one death also serves the same death in any other pipeline. A uniform
+job therefore needs about one plan per stage. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..plans import OpArrays, Plan
 from ..problem import Problem
 from .planner import plan as make_plan
 
-# Memberships and durations are other ones for as long as a job runs: where plans are small (some 100 KB for 12 workers)
-# the bytes alone let its coordinator grow by 15 KB a death, for 10,000 deaths and more.
 MOST_PLANS = 128
+"""Limit on stored plans. Memberships and durations keep changing while a job runs. If plans are small (about 100 KB for
+12 workers), the byte limit alone would let the coordinator grow by 15 KB per death for more than 10,000 deaths."""
 
 
 class Prepared(NamedTuple):
-    """A plan, every worker's list for a step, and for a validation pass."""
+    """A plan with every worker's action lists for a step and for a validation pass."""
 
     plan: Plan
     actions: Actions
@@ -38,16 +38,17 @@ class Prepared(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the arrays."""
+        """Bytes of all arrays."""
         columns = (getattr(self.plan.arrays, name) for name in OpArrays.__dataclass_fields__)
         return sum(column.nbytes for column in columns) + self.actions.size + self.validation.size
 
 
 class PlanStore:
-    """What has been planned, least recently used first out: MOST_PLANS at most.
+    """An LRU cache of plans with their action lists, by problem. Holds at most MOST_PLANS.
 
     forwards: micro-batches of each pipeline in a validation pass.
-    most_bytes: of all that is kept, but for the newest."""
+    most_bytes: byte limit of the cache. The newest plan stays even if it alone exceeds the limit.
+    planner: the function that plans a problem."""
 
     def __init__(
         self, forwards: int = 0, most_bytes: int = 1 << 29, planner: Callable[[Problem], Plan] = make_plan
@@ -60,8 +61,10 @@ class PlanStore:
         return len(self._made)
 
     def plan(self, problem: Problem) -> Prepared:
-        """The plan of a problem, from memory if an equal one (but for the names of its pipelines) was planned before;
-        else it is made and kept. What is left of a broken step is never kept."""
+        """The plan and action lists of a problem.
+
+        Reuses the plan of an equal problem, up to the order of its pipelines. Else plans and stores the problem. The
+        remainder of a broken step is never stored."""
         if problem.remainder:
             return self._make(problem)
         known, names = canonical(problem)
@@ -72,9 +75,11 @@ class PlanStore:
         return _renamed(self._made[known], problem, names)
 
     def ahead(self, problem: Problem) -> Iterator[Problem]:
-        """The problems of the next deaths that are not planned yet, those first that most deaths lead to: every single
-        worker, and every host with all its workers where hosts are known. It may end before all are kept: they push
-        out what other memberships led to, but neither one another nor the plan of this problem."""
+        """Yield the problems after each possible next death that have no stored plan yet, most likely ones first.
+
+        A death is that of one worker or, if hosts are known, of all workers of one host. The iterator stops when the
+        store has no room for more: new plans may evict those of other memberships, but neither each other nor the plan
+        of this problem."""
         room, size = self._most, 0
         for count, after in enumerate((canonical(problem)[0], *_afterwards(problem))):
             if room < size or count == MOST_PLANS:
@@ -98,8 +103,8 @@ class PlanStore:
 
 
 def canonical(problem: Problem) -> tuple[Problem, list[int]]:
-    """The problem with its pipelines in the order of their dead stages, and their names: pipeline k of it is pipeline
-    names[k]. The problem itself where pipelines differ in more than deaths."""
+    """The problem with its pipelines sorted by their dead stages, and `names`: its pipeline k is pipeline names[k] of
+    the argument. Returns the problem unchanged if pipelines differ in more than deaths."""
     stages = _dead_stages(problem)
     names = list(range(problem.pipelines))
     if _alike(problem):
@@ -110,7 +115,7 @@ def canonical(problem: Problem) -> tuple[Problem, list[int]]:
 
 
 def _alike(p: Problem) -> bool:
-    """Do pipelines differ in nothing but deaths?"""
+    """Whether pipelines differ only in their deaths."""
     return len(set(p.counts)) == 1 and not p.speeds and p.limits_alike and p.graph.uniform
 
 
@@ -125,13 +130,14 @@ def _afterwards(problem: Problem) -> Iterator[Problem]:
     for dead in _next_deaths(problem):
         try:
             after, _ = canonical(problem.replace(failed=[*problem.dead, *dead]))
-        except ValueError:  # nobody would be left at a stage
+        except ValueError:  # a stage would have no live worker
             continue
         yield after
 
 
 def _next_deaths(p: Problem) -> Iterable[tuple[Worker, ...]]:
-    """One death for each kind of pipeline and stage, those that stand for most workers first."""
+    """One death for each kind of pipeline and stage, sorted by the number of workers of that kind, largest first. Then
+    the loss of each host."""
     stages, alike = _dead_stages(p), _alike(p)
     kind = lambda w: (w.stage, stages[w.pipeline] if alike else w.pipeline)  # noqa: E731
     live = p.workers()
@@ -145,7 +151,7 @@ def _next_deaths(p: Problem) -> Iterable[tuple[Worker, ...]]:
 
 
 def _renamed(made: Prepared, problem: Problem, names: list[int]) -> Prepared:
-    """The same with pipeline k called names[k], as the plan of `problem`."""
+    """`made` as the plan of `problem`: its pipeline k becomes pipeline names[k]."""
     if names == sorted(names):
         return made
     name, a, each = np.array(names), made.plan.arrays, problem.counts[0]
