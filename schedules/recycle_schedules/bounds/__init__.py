@@ -1,7 +1,7 @@
-"""Says what no valid plan can beat.
+"""Lower bounds of `Plan.value`.
 
 from recycle_schedules.bounds import lower_bound
-lower_bound(problem)                     # of Plan.value, in the problem's unit
+lower_bound(problem)                     # in the problem's unit
 """
 
 from .bounds import lower_bound

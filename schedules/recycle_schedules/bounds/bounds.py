@@ -1,7 +1,7 @@
-"""A lower bound of `Plan.value`: lower_bound(problem), whatever the problem is of.
+"""lower_bound(problem), a lower bound of `Plan.value` for any problem.
 
-Of whole steps with given stages (`stage_bounds.py`), of all layouts of a problem with layers (`layout_bound.py`), of
-what is left of a broken step (`remainder_bound.py`).
+Whole steps with fixed stages: `stage_bounds.py`. All layouts of a problem with layers: `layout_bound.py`. The remainder
+of a broken step: `remainder_bound.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from .stage_bounds import stage_bound
 
 
 def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
-    """A value, in the problem's unit, that no valid plan's `value` is below; of no layout, if it gives layers.
+    """A lower bound of the `value` of every valid plan, in the problem's unit. If the problem gives layers, it covers
+    all layouts.
 
-    limits (P,): most micro-batches in flight at each stage of a whole step, instead of the problem's own limits."""
+    limits: for a whole step, (P,) most micro-batches in flight at each stage, instead of the problem's own limits."""
     if problem.layers is not None:
         return LayoutBounds(problem).best
     return remainder_bound(problem) if problem.remainder else stage_bound(problem, limits)

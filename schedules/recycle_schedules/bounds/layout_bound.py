@@ -2,23 +2,23 @@
 
     bounds = LayoutBounds(problem)
     bounds.best                   # no plan of any layout has a smaller value
-    bounds.layout(1.05)           # the most even layout with no term more than 5 % above that
+    bounds.layout(1.05)           # the most even layout with no term more than 5 % above `best`
     bounds.of((9, 9, 5, 9))       # the bound of one layout
 
-Why it is a bound. Those of a fixed layout (`stage_bounds.py`) are the maximum over the stages of terms, and the term of
-a stage knows of the other stages only how long a first micro-batch takes through all that is before it, and a round
-trip through all that is behind it. Both are sums over layers: whatever the layout, the layers before a stage are those
-below its first layer a, and those behind it the ones from its end b on. So the term of stage s is a function t(s, a, b)
-of its own two boundaries, and the least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L is found exactly,
-by dynamic programming. Where a term does depend on the rest of the layout it is made smaller:
+Why it is a bound. The bound of a fixed layout (`stage_bounds.py`) is a maximum over stages of terms. The term of a
+stage depends on the other stages only through two times: that of the first micro-batch through all earlier stages, and
+that of a round trip through all later stages. Both are sums over layers. In every layout, the layers before a stage are
+those below its first layer a, and the layers behind it are those from its end b on. So the term of stage s is a
+function t(s, a, b) of its own two boundaries. Dynamic programming finds the exact least maximum of t over all paths
+0 = b(0) < b(1) < ... < b(P) = L. If a term depends on the rest of the layout, a smaller term replaces it:
 
-- workers before or behind run at the speed of the fastest live worker of all those stages;
-- of the stages to which gradients go back only stage 0 counts. Its backward and O come after that: so there is one
-  such path problem for each length of stage 0;
-- over workers that differ in speed the micro-batches are not split exactly: if r(d) - 1 over the stage's workers add up
-  to less than N, then in every split some worker d gets at least r(d).
+- Workers before or behind run at the speed of the fastest live worker of all those stages.
+- Among the stages to which gradients return, only stage 0 counts. Its remaining backward and O follow, so there is one
+  path problem for each length of stage 0.
+- If workers differ in speed, the split of micro-batches is not exact: if the sum of r(d) - 1 over the stage's workers
+  is less than N, then in every split some worker d gets at least r(d).
 
-Terms above the bound of one known layout are not needed: only stages whose work alone is below it are looked at.
+Terms above the bound of one known layout are not needed, so stages whose work alone exceeds it are skipped.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from .layout_terms import LayoutTerms, rates
 
 Array = np.ndarray
 ABOVE = 1.1
-"""Terms are known up to so much above the bound of one layout: those who search look at layouts above it, too."""
+"""Terms are computed up to this multiple of the bound of one layout, because the search also visits layouts above
+it."""
 
 
 class LayoutBounds:
-    """The terms t(s, a, b) of a problem with layers and what follows from them. ValueError if there is no layout in
-    which all stages have room for their layers and one micro-batch."""
+    """The terms t(s, a, b) of a problem with layers, and the bounds and layouts that follow from them.
+
+    ValueError if in no layout all stages have room for their layers and one micro-batch."""
 
     def __init__(self, problem: Problem) -> None:
         p, model = problem, problem.model
@@ -61,10 +63,10 @@ class LayoutBounds:
         return found
 
     def layout(self, slack: float = 1.0, power: float = 2.0, tilt: float = 0.0) -> Layout:
-        """The layout with the least sum of the terms' powers among those whose terms are at most slack * best.
+        """The layout with the least sum of term ** power, among those with all terms at most slack * best.
 
-        tilt: how much more the last stage's term weighs than the first one's, as a share. The last stages begin late
-        and end early; with fewer layers there the pipeline is filled and drained sooner."""
+        tilt: additional weight of the last stage's term relative to the first one's, as a share. The last stages start
+        late and end early, so fewer layers there fill and drain the pipeline sooner."""
         level, least = max(self.best, 1e-300), math.inf
         found: Layout = ()
         cost = lambda t: np.where(t <= level * max(slack, 1 + 1e-12), (t / level) ** power, np.inf)  # noqa: E731
@@ -76,7 +78,7 @@ class LayoutBounds:
         return found
 
     def of(self, layout: Layout) -> float:
-        """The bound of one layout; inf far above `best` (ABOVE), or if it has no room."""
+        """The bound of one layout. inf if it is far above `best` (ABOVE) or does not fit into memory."""
         ends = np.cumsum(layout).tolist()
         terms = [self.terms[0][0], *self._after(layout[0])]
         return float(max(term[b, n - 1] if n <= term.shape[1] else math.inf
@@ -84,7 +86,7 @@ class LayoutBounds:
 
     @property
     def in_proportion(self) -> Layout:
-        """The layout with stages as long as their workers are able, whatever else counts."""
+        """The layout with the work of each stage in proportion to the throughput of its workers."""
         able = np.cumsum([1 / max(rate, 1e-300) for rate in self.rates])
         ends = np.searchsorted((self.work[1:] + self.work[:-1]) / 2, able / able[-1] * self.work[-1])
         P, found = self.problem.stages, [0]
@@ -95,7 +97,7 @@ class LayoutBounds:
     # ---- dynamic programming over the boundaries
 
     def _first_stages(self) -> list[tuple[int, float]]:
-        """(length, term) of what stage 0 can be, by term."""
+        """(length, term) of every possible stage 0, by term."""
         terms = self.terms[0][0]
         lengths = [n for n in range(1, terms.shape[1] + 1) if terms[n, n - 1] < math.inf]
         return sorted(((n, float(terms[n, n - 1])) for n in lengths), key=lambda entry: entry[1])
@@ -116,8 +118,8 @@ class LayoutBounds:
         return found
 
     def _least(self, both: np.ufunc, terms: list[Array]) -> list[Array]:
-        """(L + 1,) for each of some last stages, and one more: [k][a] is the least cost of those from the k-th on if
-        that begins at layer a."""
+        """The table of the dynamic program over the stages of `terms`: one (L + 1,) array per stage, and one for the
+        end. [k][a] is the least cost of stages k, k + 1, ... if stage k starts at layer a. both: combines two costs."""
         L = self.count
         end = np.full(L + 1, np.inf)
         end[L] = 0.0
@@ -130,7 +132,8 @@ class LayoutBounds:
         return found
 
     def _path(self, a: int, terms: list[Array], table: list[Array]) -> Layout:
-        """The lengths of some last stages at least sum, if the first of them begins at layer a."""
+        """The lengths of the stages of `terms` with the least sum, if the first of them starts at layer a. table: from
+        `_least`."""
         layout = []
         for term, after in zip(terms, table[1:], strict=True):
             lengths = np.arange(1, min(term.shape[1], self.count - a) + 1)
@@ -139,13 +142,14 @@ class LayoutBounds:
         return tuple(layout)
 
     def _by_work(self) -> Layout:
-        """A layout that is even by work, with room for one micro-batch in flight at every stage."""
+        """A layout with even work and room for one micro-batch in flight at every stage."""
         p, L = self.problem, self.count
         held = self.sums["bytes"] + self.sums["activation_bytes"]
         capacity = math.inf if p.capacity_bytes is None else p.capacity_bytes * (1 + 1e-12)
 
         def within(level: float) -> Layout | None:
-            """As many layers as each stage can have, from the first on; None if some are left over."""
+            """The layout that gives each stage, first to last, as many layers as `level` allows. None if layers are
+            left over."""
             a, layout = 0, []
             for s, rate in enumerate(self.rates):
                 allowed = self.work[a] + (level / rate if rate else math.inf)

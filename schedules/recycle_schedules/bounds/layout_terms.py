@@ -1,12 +1,12 @@
-"""What each stage adds to the lower bound of a layout, for every choice of its layers.
+"""The terms of the lower bound over layouts: one for each stage and each choice of its layers.
 
     terms = LayoutTerms(problem, most)
     alone, way = terms.of(s)      # by the stage's own boundaries
-    terms.returned(s, n)          # beside a stage 0 of n layers
+    terms.returned(s, n)          # if stage 0 has n layers
 
-Arrays are (L + 1, longest): [b, n - 1] belongs to the stage with the layers from b - n on; inf where that is none or
-is above `most`. The formulas are those of `stage_bounds.py` and `last_forward.py`, for all choices at once; where one
-depends on the rest of the layout it is made smaller (`layout_bound.py`).
+Arrays are (L + 1, longest). [b, n - 1] is the stage with the n layers before boundary b. It is inf if such a stage
+cannot exist or its term is above `most`. The formulas are those of `stage_bounds.py` and `last_forward.py`, for all
+choices at once. If a formula depends on the rest of the layout, a smaller value replaces it (`layout_bound.py`).
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from .last_forward import from_first_to_last, pipelines
 
 Array = np.ndarray
 Share = tuple[float, int]
-"""A worker's speed, and how many micro-batches it has."""
+"""A worker's speed and number of micro-batches."""
 Span = Callable[[float, int], Array]
 
 
 @dataclass(frozen=True)
 class _Choices:
-    """The layers that a stage can have, and what follows from them; arrays (L + 1, longest)."""
+    """The possible layers of a stage, and the durations and limits that follow; arrays (L + 1, longest)."""
 
-    fine: Array  # is that a stage with room for one micro-batch?
+    fine: Array  # whether the stage can exist and has room for one micro-batch
     F: Array
     early: Array  # the backward until the gradient is passed on
-    whole: Array
-    step: Array
+    whole: Array  # the whole backward
+    step: Array  # the optimizer step
     limit: Array  # most micro-batches in flight
-    fill: Array  # until the first micro-batch is there
-    back: Array  # from the end of I to the end of I of stage 0
-    beyond: Array  # round trip through the stages behind
+    fill: Array  # time until the first micro-batch arrives
+    back: Array  # time from the end of I to the end of I at stage 0
+    beyond: Array  # round trip through the later stages
 
 
 class LayoutTerms:
-    """The terms that are at most `most`, of a problem that gives layers."""
+    """The terms up to `most` of a problem with layers."""
 
     def __init__(self, problem: Problem, most: float) -> None:
         p = problem
@@ -60,7 +60,8 @@ class LayoutTerms:
         self._choices = [self._of_stage(s) for s in range(p.stages)]
 
     def of(self, s: int) -> tuple[Array, Array]:
-        """t(s, a, b) without, and with the way back to stage 0, where W and O of that are still missing."""
+        """Two terms t(s, a, b): of the stage alone, and with the trip back to stage 0. The second one still lacks W and
+        O of stage 0."""
         p, x, slow = self.problem, self._choices[s], min(self.speeds[s])
         reduce = _per_stage(p.allreduce, p.stages)[s] if p.optimizer != "none" else 0.0
         if p.total == 0:
@@ -77,11 +78,11 @@ class LayoutTerms:
         return np.where(fine, alone, np.inf), np.where(fine, way, np.inf)
 
     def after_stage_0(self, n: int) -> float:
-        """From the last gradient at stage 0 to the end of its W, if it has n layers."""
+        """Time from the last gradient at stage 0 to the end of its W, if it has n layers."""
         return float((self.backward - self.early)[n] / self.fast[0])
 
     def step_of_stage_0(self, n: int) -> float:
-        """All-reduce and optimizer step of a stage 0 with n layers."""
+        """Time of all-reduce and optimizer step at stage 0, if it has n layers."""
         p = self.problem
         if p.optimizer == "none":
             return 0.0
@@ -89,8 +90,8 @@ class LayoutTerms:
         return float(step) + _per_stage(p.allreduce, p.stages)[0]
 
     def returned(self, s: int, n: int) -> Array:
-        """From the begin to the end of the last W of a stage 0 with n layers, by `last_forward.py` of it and stage s;
-        -inf where that says nothing."""
+        """Bound from `last_forward.py` for stages 0 and s: time from the start of the step to the end of the last W at
+        stage 0, if that has n layers. -inf if it does not apply."""
         p, x = self.problem, self._choices[s]
         found = np.full(x.F.shape, -np.inf)
         up = np.maximum(x.back - self.early[n] / self.fast[:s].max(), 0.0)
@@ -125,7 +126,7 @@ class LayoutTerms:
         )  # fmt: skip
 
     def _limits(self, s: int, of: Callable[[Array], Array]) -> Array:
-        """Most micro-batches in flight; a rounding error allows one more."""
+        """Most micro-batches in flight. The tolerance for rounding errors may allow one more."""
         p, given = self.problem, stage_bounds._most_in_flight(self.problem, s)
         held, each = of(self.sums["bytes"]), of(self.sums["activation_bytes"])
         if p.capacity_bytes is None:
@@ -135,14 +136,15 @@ class LayoutTerms:
         return np.where(held > p.capacity_bytes * (1 + 1e-9), 0.0, np.minimum(fit, given))
 
     def _fullest(self, s: int, span: Span) -> Array:
-        """Least possible maximum of span(speed, n) over the splits of the micro-batches over a stage's live workers."""
+        """A lower bound of the maximum of span(speed, n) over all splits of the micro-batches over the stage's live
+        workers."""
         own, some = self.shares[s]
         least = np.minimum.reduce([span(v, n) for v, n in some])
         return np.maximum.reduce([least, *(span(v, n) for v, n in own)])
 
 
 def rates(p: Problem) -> list[float]:
-    """(P,): time of each stage's fullest worker, in units of a micro-batch's work."""
+    """(P,): time of each stage's busiest worker, in units of the work of one micro-batch."""
     return [_least_work(*_shares(p, s, v)) for s, v in enumerate(_speeds(p))]
 
 
@@ -155,14 +157,14 @@ def _shares(p: Problem, s: int, speeds: list[float]) -> tuple[list[Share], list[
 
 
 def _own(p: Problem, s: int, speeds: list[float]) -> list[Share]:
-    """What the live workers have for themselves, whatever the split."""
+    """The shares of the live workers' own pipelines, which are part of every split."""
     if p.reroute != "failed_only":
         return []
     return sorted({(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]})
 
 
 def _some(total: int, speeds: list[float]) -> list[Share]:
-    """Shares of which at least one is reached in every split: each worker's at the time of the best split."""
+    """Shares of which every split reaches at least one: each worker's share at the end time of the best split."""
     if len(set(speeds)) == 1:
         return [(speeds[0], -(-total // len(speeds)))]
     heap = [(1 / v, v, 1) for v in speeds]
@@ -175,7 +177,7 @@ def _some(total: int, speeds: list[float]) -> list[Share]:
 
 
 def _least_work(own: list[Share], some: list[Share]) -> float:
-    """Time on the fullest worker, in units of a micro-batch's work."""
+    """Time of the busiest worker, in units of the work of one micro-batch."""
     return max([min(n / v for v, n in some), *(n / v for v, n in own)])
 
 

@@ -1,10 +1,12 @@
-"""A lower bound for what is left of a broken step.
+"""A lower bound for the remainder of a broken step.
 
     remainder_bound(problem)
 
-The best of three: the longest chain of missing ops; each worker's own ops as one machine with heads and tails
-(preemption allowed, longest tail first: Carlier's bound); each stage's best split of the micro-batches that may still
-choose a worker.
+The maximum of three bounds:
+- the longest chain of missing ops;
+- the ops of each worker as a one-machine problem with heads and tails (preemption allowed, longest tail first:
+  Carlier's bound);
+- at each stage, the best split of the micro-batches that are not yet bound to a worker.
 """
 
 from __future__ import annotations
@@ -23,8 +25,7 @@ Array = np.ndarray
 
 
 def remainder_bound(p: Problem) -> float:
-    """The least time from now to the end of the step that is possible, optimizer steps included. Memory limits are left
-    out."""
+    """A lower bound of the time from now to the end of the step, optimizer steps included. Ignores memory limits."""
     open_ = [s for s in range(p.stages) if s not in p.finished]
     if not open_:
         return 0.0
@@ -35,8 +36,9 @@ def remainder_bound(p: Problem) -> float:
 
 
 class _Missing:
-    """The missing ops, arrays of shape (P, N), nan where an op is not missing: head (earliest start), length, and tail
-    (least time from its end to the end of the step)."""
+    """The missing ops as arrays (P, N), nan if an op is not missing.
+
+    head: earliest start. length: duration. tail: least time from its end to the end of the step."""
 
     def __init__(self, p: Problem, open_: list[int]) -> None:
         self.p, self.open = p, open_
@@ -80,8 +82,9 @@ class _Missing:
         self._heads_and_tails(there, lag)
 
     def _heads_and_tails(self, there: Array, lag: Array) -> None:
-        """Fill `jobs`: (head, length, tail) of F, I or B, and W. there (P, N): outputs that are delivered; lag (P - 1,
-        N): least times of messages."""
+        """Set `jobs`: (head, length, tail) of F, of I or B, and of W.
+
+        there (P, N): bits of the delivered outputs. lag (P - 1, N): least message times."""
         P = self.p.stages
         before = lambda a: np.nan_to_num(a, nan=-math.inf)  # noqa: E731  (an op that is not missing delays nothing)
         hF, hG = self.ready.copy(), self.ready.copy()
@@ -106,13 +109,13 @@ class _Missing:
         self.jobs = (hF, self.F, tF), (hG, self.G, tG), (hW, self.W, tW)
 
     def longest_chain(self) -> float:
-        """The longest head + length + tail of any missing op."""
+        """The largest head + length + tail of any missing op."""
         sums = [np.nan_to_num(h + x + t, nan=0.0).max(initial=0.0) for h, x, t in self.jobs]
         return float(max(sums))
 
     def stage_shares(self) -> float:
-        """The best end of any stage when the micro-batches that may choose are split over its workers, between the
-        earliest head and the least tail."""
+        """The latest end over all stages, each with the best split of its unbound micro-batches over its workers.
+        Starts at the stage's earliest head and adds its least tail."""
         best = 0.0
         F, g, rest = self.work
         for s in self.open:
@@ -139,7 +142,8 @@ class _Missing:
         return best
 
     def one_machine(self) -> float:
-        """The latest best end of any worker with the ops that only it may run (`compiled.one_machine`)."""
+        """The latest end over all workers, each with the best order of the ops that only it may run
+        (`compiled.one_machine`)."""
         bound = self.host >= 0
         missing = [bound & ~np.isnan(x) for _, x, _ in self.jobs]
         head, length, tail = (
@@ -157,7 +161,7 @@ class _Missing:
 
 
 def _tails(p: Problem, open_: list[int]) -> Array:
-    """(P,): least time from a stage's last gradient to the end of the step."""
+    """(P,): least time from the stage's last gradient to the end of the step."""
     tail = np.zeros(p.stages)
     if p.optimizer == "none":
         return tail

@@ -1,23 +1,27 @@
-"""Lower bounds of `Plan.value` for given boundaries between the stages.
+"""Lower bounds of `Plan.value` for whole steps with fixed stages.
 
-    stage_bound(problem)    # of the period of a staggered step, else of the makespan; no remainder
+    stage_bound(problem)    # of the period with a staggered optimizer, else of the makespan
     steady_bounds(problem)  # {"makespan": ..., "period": ...}
 
-These bounds look at one stage s and assume that all others never make it wait longer than one micro-batch's way:
+These bounds consider one stage s. They assume that other stages delay it only by the travel time of a micro-batch:
 
     makespan >= fill(s) + span(s) + all-reduce + O        (fill: the first micro-batch reaches s)
-    period   >= span(s) + all-reduce + O                  (staggered: nothing but the stage itself)
-    both     >= way(u, s) + span'(s) + W + all-reduce + O (way: the first micro-batch comes from stage u before s, and
-                                                           the last one's gradient goes back there)
+    period   >= span(s) + all-reduce + O                  (staggered: only the stage itself)
+    both     >= way(u, s) + span'(s) + W + all-reduce + O (way: the first micro-batch comes from an earlier stage u, and
+                                                           the last one's gradient returns to u)
 
-span(s) is the time of the fullest worker in the best split of the micro-batches over the stage's live workers. A
-worker that may hold L micro-batches idles in addition: until the first one's gradient is back it can do no more than L
-forwards and one backward, before the last forward's gradient is back no more than one forward and L backwards, and
-each micro-batch occupies its place for a full round trip. The two idle times add up where they cannot overlap: where
-the work is longer than both, or more than fits into both. span' ends with the last I: W of at most L micro-batches can
-be left then; and before the last F, which is a round trip earlier, the backward of all but L is done.
+span(s) is the time of the busiest worker in the best split of the micro-batches over the stage's live workers. A memory
+limit of L micro-batches adds idle time on a worker, for three reasons:
 
-`last_forward.py` looks at two stages, of which each delays the other.
+- Before the first gradient returns, it can run at most L forwards and one backward.
+- Before the gradient of the last forward returns, it can run at most one forward and L backwards.
+- Each micro-batch occupies a slot for a full round trip.
+
+The first two idle times add up if they cannot overlap: if the work takes longer than both periods, or exceeds what fits
+into both. span' ends with the last I. At that time at most L micro-batches can be waiting for W. Before the last F, a
+round trip earlier, the backward of all but L micro-batches is done.
+
+`last_forward.py` considers two stages that delay each other.
 """
 
 from __future__ import annotations
@@ -37,20 +41,20 @@ Array = np.ndarray
 
 
 def stage_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
-    """The one of `steady_bounds` that `Plan.value` is compared with."""
+    """The entry of `steady_bounds` that bounds `Plan.value`."""
     both = steady_bounds(problem, limits)
     return both["period"] if problem.optimizer == "staggered" else both["makespan"]
 
 
 @dataclass(frozen=True)
 class _Times:
-    """Least durations per stage: whole = one micro-batch's backward work, early = until its gradient is passed on."""
+    """Least durations of one micro-batch at each stage, (P,)."""
 
     forward: tuple[float, ...]
-    early: tuple[float, ...]
-    late: tuple[float, ...]  # the rest of `whole`
-    whole: tuple[float, ...]
-    longest: tuple[float, ...]  # the longest backward a worker may choose
+    early: tuple[float, ...]  # the backward until the gradient is passed on
+    late: tuple[float, ...]  # the rest of the backward
+    whole: tuple[float, ...]  # the backward
+    longest: tuple[float, ...]  # the longest backward that a worker may choose
 
     @classmethod
     def of(cls, p: Problem) -> _Times:
@@ -64,7 +68,9 @@ class _Times:
 
 
 def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str, float]:
-    """Lower bounds of a whole step's makespan and period, optimizer steps included. limits: as for `lower_bound`."""
+    """Lower bounds of the makespan and the period of a whole step, optimizer steps included.
+
+    limits: as for `lower_bound`."""
     t = _Times.of(p)
     P, N = p.stages, p.total
     given = p.speeds
@@ -87,7 +93,7 @@ def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str
             trip = fullest
         else:
             trip = _fullest(p, s, speeds[s], _until_last_gradient(t, s, L, p.i_release, beyond))
-        for u in reversed(range(s)):  # the first one comes through u, and the last one's gradient goes back there
+        for u in reversed(range(s)):  # the first micro-batch comes through u, and the last gradient returns there
             trip += fill_f[u] + fill_g[u] + 2 * hops[u]
             end = trip + t.late[u] / fast[u] + reduce[u]
             period = max(period, end + O[u] / fast[u])
@@ -102,12 +108,14 @@ def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str
 def _two_stages(
     p: Problem, t: _Times, limits: Sequence[float] | None, fast: Array, hops: Array, O: Array, reduce: Array
 ) -> tuple[float, float]:
-    """The latest end of the step at a stage v by any later stage u (`last_forward.py`): from the begin, and from v's
-    own first F. fast, O, reduce: (P,); hops: (P - 1,)."""
+    """Bounds from `last_forward.py`, as maxima over all pairs of a stage v and a later stage u: the time to the end of
+    v's optimizer step, from the start of the step (makespan), and from v's first F (period).
+
+    fast, O, reduce: (P,). hops: (P - 1,)."""
     F, early, whole = (np.array(each) for each in (t.forward, t.early, t.whole))
     L = np.array([_most_in_flight(p, s) for s in range(p.stages)] if limits is None else limits)
     to = lambda each: np.r_[0.0, np.cumsum(each)]  # noqa: E731
-    down, back, hop = to(F / fast), to(early / fast), to(hops)  # before stage 0, 1, ...
+    down, back, hop = to(F / fast), to(early / fast), to(hops)  # sums over the stages before stage 0, 1, ...
     beyond = down[-1] - down[1:] + back[-1] - back[1:] + 2 * (hop[-1] - hop)
     hop_up = hop - hop[:, None]  # [v, u]
     up = back[:-1] - back[1:, None] + hop_up
@@ -125,31 +133,31 @@ def _two_stages(
 
 
 Span = Callable[[float, int], float]
-"""Time that n micro-batches take on a worker of speed v: span(v, n)."""
+"""span(v, n): time of n micro-batches on a worker of speed v."""
 
 
 def _work(cost: float) -> Span:
-    """The span of work alone: `cost` for each micro-batch."""
+    """The span without idle time. cost: work of one micro-batch."""
     return lambda v, n: n * cost / v
 
 
 def _followed_by(span: Span, reduce: float, step: float) -> Span:
-    """A span with the stage's all-reduce and optimizer step after it."""
+    """A span followed by the stage's all-reduce and optimizer step."""
     return lambda v, n: span(v, n) + reduce + step / v
 
 
 def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
-    """The span of n micro-batches on a worker of speed v that holds at most L. beyond: the round trip of a micro-batch
-    through the later stages."""
+    """The span on a worker with at most L micro-batches in flight. beyond: round trip of a micro-batch through the
+    later stages."""
     F, early, late, whole, longest = t.forward[s], t.early[s], t.late[s], t.whole[s], t.longest[s]
     behind = _behind(L, i_release)
 
     def span(v: float, n: int) -> float:
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
         stay = trip + late / v
-        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # what fits into trip and stay
+        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # most work in trip and in stay
         front, back = max(0.0, trip - before), max(0.0, stay - after)
-        apart = work >= trip + stay or work > (before + after) * (1 + 1e-9)  # if they met, the work would not fit in
+        apart = work >= trip + stay or work > (before + after) * (1 + 1e-9)  # the two idle times cannot overlap
         idle = front + back if apart else max(front, back)
         return max(work + idle, n * (trip + (1 - i_release) * late / v) / min(L, n))
 
@@ -157,8 +165,8 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
 
 
 def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
-    """The span from the first F to the end of the last I of n micro-batches on a worker of speed v: W can be left only
-    of those that it holds then, at most L."""
+    """The span from the first F to the end of the last I. Only the micro-batches held then, at most L, can still lack
+    their W."""
     F, early, late, whole = t.forward[s], t.early[s], t.late[s], t.whole[s]
     behind = _behind(L, i_release)
 
@@ -172,13 +180,13 @@ def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: 
 
 
 def _behind(L: float, i_release: float) -> float:
-    """Most micro-batches that a worker holds between I and W."""
+    """Most micro-batches that a worker can hold between I and W."""
     return L / (1 - i_release) if i_release < 1 else math.inf
 
 
 def _least_latency(p: Problem, s: int) -> float:
-    """The shortest time of a message between stages s and s + 1; within a pipeline if no micro-batch has to leave its
-    own."""
+    """The shortest message time between stages s and s + 1. Only links within a pipeline count if no micro-batch leaves
+    its own pipeline."""
     stays = p.pipelines == 1 or (p.reroute == "failed_only" and len(p.live[s]) == len(p.live[s + 1]) == p.pipelines)
     return p.graph.least(s, within=stays)
 
@@ -189,7 +197,7 @@ def _most_in_flight(p: Problem, s: int) -> float:
 
 
 def _fullest(p: Problem, s: int, speeds: list[float], span: Span) -> float:
-    """Least possible maximum of span(speed, n) over all splits of the micro-batches over a stage's live workers."""
+    """The least maximum of span(speed, n) over all splits of the micro-batches over the stage's live workers."""
     own = 0.0
     if p.reroute == "failed_only":
         alone = {(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True)}
