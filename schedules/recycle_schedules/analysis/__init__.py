@@ -1,1 +1,1 @@
-"""Reads plans for people and tools: deaths that may come, key figures, the classic schedule, torch's notation."""
+"""Analysis of plans: possible next deaths, key figures, simulation, the 1F1B schedule, torch's CSV notation."""

@@ -1,7 +1,7 @@
-"""The figures of a step, planned or measured. Each has this one definition (docs/figures.md), in every command.
+"""The figures of a planned or measured step. All commands use these definitions (docs/figures.md).
 
-bubbles(plan).share, bubbles(plan).by_stage      # of a Plan or a Trace
-lost(trace), redone(trace)                       # ops; 0 for a plan
+bubbles(plan).share, bubbles(plan).by_stage      # for a Plan or a Trace
+lost(trace), redone(trace)                       # numbers of ops; 0 for a plan
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from ..plans import Plan
 from ..trace import Trace
 
 PARTS = {"F": "F", "I": "I", "W": "W", "B": "IW"}
-"""What counts as one lost or redone op: a backward in one piece counts as its two halves, since peers may split it."""
+"""The lost or redone ops that each kind counts as. A B counts as I and W, because peers may split it."""
 
 
 @dataclass(frozen=True)
 class Bubbles:
-    """share: of the live workers' time that goes by without an op. by_stage: of each stage's live workers alone."""
+    """The idle share of the live workers' time, in [0, 1].
+
+    share: over all live workers. by_stage: over the live workers of each stage."""
 
     share: float
     by_stage: tuple[float, ...]
 
     @classmethod
     def of(cls, busy: np.ndarray, lived: np.ndarray) -> Bubbles:
-        """busy, lived: float64 (D, P), the time that each worker spent in ops, and that it was there for."""
+        """The bubbles from two (D, P) float64 arrays. busy: time that each worker spent in ops. lived: time that it was
+        alive."""
         stages = tuple(_idle(b, a) for b, a in zip(busy.sum(0).tolist(), lived.sum(0).tolist(), strict=True))
         return cls(_idle(float(busy.sum()), float(lived.sum())), stages)
 
 
 def bubbles(plan: Plan) -> Bubbles:
-    """Over a plan's period, a trace's or a remainder's makespan. A worker that dies counts to its last op's end."""
+    """The bubbles of a plan over its period, or of a trace or a remainder over its makespan.
+
+    A worker that dies counts until the end of its last op."""
     p, a = plan.problem, plan.arrays
     length = plan.makespan if isinstance(plan, Trace) or plan.period is None else plan.period
     origin = 0.0 if p.remainder or not len(a) else float(a.start.min())
@@ -49,7 +54,12 @@ def bubbles_of(
     pipelines: int,
     length: float,
 ) -> Bubbles:
-    """Of ops as arrays (n,), times from the step's begin. live: the pipelines of every stage; length: the step's."""
+    """The bubbles of ops given as arrays (n,).
+
+    start, end  times since the start of the step
+    live        for every stage, the pipelines with a live worker
+    pipelines   number of pipelines
+    length      length of the step"""
     busy, lived = np.zeros((2, pipelines, len(live)))
     np.add.at(busy, (pipeline, stage), end - start)
     np.maximum.at(lived, (pipeline, stage), np.minimum(end, length))
@@ -59,12 +69,12 @@ def bubbles_of(
 
 
 def lost(plan: Plan) -> int:
-    """Ops that ended on a worker which died in the same step, so that live workers had to run them again."""
+    """Number of ops that finished on a worker that died in the same step, so that live workers had to repeat them."""
     return len(set(_again(plan)))
 
 
 def redone(plan: Plan) -> int:
-    """Runs of lost ops on live workers."""
+    """Number of repetitions of lost ops on live workers."""
     return len(_again(plan))
 
 

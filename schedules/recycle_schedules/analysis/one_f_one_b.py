@@ -1,4 +1,4 @@
-"""1F1B, the classic fault-free schedule, action for action that of torch.distributed.pipelining's Schedule1F1B.
+"""1F1B, the standard fault-free schedule. Its actions equal those of torch.distributed.pipelining's Schedule1F1B.
 
 plan = one_f_one_b(Problem(pipelines=1, stages=4, microbatches=6, backward="coupled"))
 """
@@ -17,14 +17,14 @@ from ..problem import Problem
 
 
 def one_f_one_b(problem: Problem) -> Plan:
-    """The 1F1B plan of every pipeline; ValueError if a worker is dead, the step is broken or backward is decoupled.
+    """The plan with 1F1B in every pipeline. Stage s holds at most P - s micro-batches. `memory_limit` is ignored.
 
-    Stage s holds P - s micro-batches at most, whatever `memory_limit` says."""
+    ValueError if a worker is dead, the problem is a remainder, or backward is decoupled."""
     if problem.dead or problem.remainder or problem.backward == "decoupled":
         raise ValueError("1F1B is a fault-free schedule with coupled backward")
     x = Instance.of(problem)
     P, g0 = problem.stages, 0
-    host = np.repeat(x.pipeline, P) * np.int64(P) + np.tile(np.arange(P), problem.total)  # everybody his own
+    host = np.repeat(x.pipeline, P) * np.int64(P) + np.tile(np.arange(P), problem.total)  # no re-routing
     sequences = []
     for m in problem.counts:
         for s in range(P):
@@ -41,8 +41,8 @@ def one_f_one_b(problem: Problem) -> Plan:
 
 
 def order(stages: int, stage: int, microbatches: int) -> list[tuple[int, int]]:
-    """(F or B, micro-batch) in the order in which one stage runs them: P - 1 - s forwards, then forwards and backwards
-    in turn, then the remaining backwards."""
+    """The (F or B, micro-batch) of one stage in execution order: P - 1 - s forwards, then alternating forwards and
+    backwards, then the remaining backwards."""
     ahead = min(stages - 1 - stage, microbatches)
     out = [(F, i) for i in range(ahead)]
     for i in range(microbatches - ahead):

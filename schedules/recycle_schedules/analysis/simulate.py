@@ -1,8 +1,8 @@
-"""How long a plan takes when times differ from those it was made for.
+"""Simulates a plan with durations or delays other than the planned ones.
 
     trace = simulate(plan, durations={"F": 1.1, "I": 1.0, "W": 0.9}, speed={"0,1": 0.8})
 
-Every worker keeps the plan's order; each op starts as soon as its worker and its inputs allow. Deterministic.
+Every worker keeps the plan's order. Each op starts as soon as its worker and its inputs allow. Deterministic.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from ..trace import Trace
 
 
 def simulate(plan: Plan, **changes: Any) -> Trace:
-    """The plan's ops, in its order, at the times that they take in the problem with `changes`: other values of
-    `durations`, `send`, `send_rerouted`, `links`, `allreduce`, `speed` or `busy_until`. ValueError for other keys."""
+    """The plan's ops in the same order, with the times that result from changed keys of its problem.
+
+    changes: `durations`, `send`, `send_rerouted`, `links`, `allreduce`, `speed` or `busy_until`. ValueError for other
+    keys."""
     allowed = {"durations", "send", "send_rerouted", "links", "allreduce", "speed", "busy_until"}
     if set(changes) - allowed:
         raise ValueError(f"{sorted(set(changes) - allowed)[0]}: only {', '.join(sorted(allowed))} can be simulated")

@@ -1,8 +1,8 @@
-"""Plans in the CSV notation of torch.distributed.pipelining: one row a stage, actions like 2F0, 2I0, 2W0, 2B0.
+"""Plans in the CSV notation of torch.distributed.pipelining: one row per stage, actions like 2F0, 2I0, 2W0, 2B0.
 
     Path("plan.csv").write_text(torch_csv(plan))     # read it with _PipelineScheduleRuntime._load_csv
 
-Only compute actions; torch adds the communication itself. A plan of several pipelines gives the rows of one of them.
+The CSV has compute actions only. torch adds the communication. From a plan of several pipelines it shows one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..plans import Plan
 
 
 def torch_csv(plan: Plan, pipeline: int = 0) -> str:
-    """The CSV of one pipeline; ValueError if its micro-batches leave it, which torch's notation cannot express."""
+    """The CSV of one pipeline. ValueError if it is re-routed, which torch's notation cannot express."""
     rows = []
     for stage in range(plan.problem.stages):
         ops = [op for op in plan.of(Worker(pipeline, stage)) if op.microbatch is not None]

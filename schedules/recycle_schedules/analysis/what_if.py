@@ -1,4 +1,4 @@
-"""What each possible next death would cost: one row for every live worker.
+"""The cost of each possible next death: one row per live worker.
 
 table = what_if(problem)
 for row in table.rows: row.worker, row.period, row.slowdown, row.peak, row.bytes, row.fits
@@ -22,12 +22,12 @@ from ..problem import Problem
 class Row:
     """The step after the death of `worker`.
 
-    period, slowdown   None where no schedule exists any more; slowdown is a share of the present period
-    peer, peak, limit  the fullest worker of the stage, micro-batches in flight on it, and its limit (inf: none)
-    bytes              peak in bytes, None if the size of a micro-batch is not known
-    fits               is there a plan that keeps to the limits?
-    moved, moved_slowdown, layout   where the problem gives layers: the period with the boundaries between stages moved,
-                       which all figures before are without, and the layers of each stage then; else None"""
+    period, slowdown   None if no schedule exists; the slowdown is a share of the current period
+    peer, peak, limit  the fullest worker of the stage, its most micro-batches in flight, and its limit (inf: none)
+    bytes              the peak in bytes, None if the size of a micro-batch is unknown
+    fits               whether a plan within the limits exists
+    moved, moved_slowdown, layout   if the problem has layers: period, slowdown and layers of each stage with the stage
+                       boundaries moved; else None. All figures above are without moving boundaries"""
 
     worker: Worker
     period: float | None
@@ -44,11 +44,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The present plan, a row for each live worker, the stage with the fewest live workers and how many it has."""
+    """The cost of the next death of each live worker."""
 
-    now: Plan
-    rows: list[Row]
-    thinnest: int
+    now: Plan  # the current plan
+    rows: list[Row]  # one per live worker
+    thinnest: int  # the stage with the fewest live workers
     left: int  # live workers of the thinnest stage
 
 
@@ -60,14 +60,15 @@ def what_if(
     capacity: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Table:
-    """A plan for every single next death, compared with the present one; with layers, a second one with the boundaries
-    between stages moved.
+    """Plan every single next death and compare it with the current plan. If the problem has layers, also plan it with
+    the stage boundaries moved.
 
     seconds            search time of each plan
-    microbatch_bytes   activations of one micro-batch in flight
-    capacity           bytes that a worker has for them: a limit of capacity / microbatch_bytes for the plans, too
-    progress           called with (rows done, rows in all)
-    ValueError if not one micro-batch fits into `capacity`."""
+    microbatch_bytes   bytes of activations of one micro-batch in flight
+    capacity           bytes on a worker for activations; limits plans to capacity / microbatch_bytes in flight
+    progress           called with (rows done, number of rows)
+
+    ValueError if one micro-batch does not fit into `capacity`."""
     if microbatch_bytes and capacity is not None:
         problem = _within(problem, int(capacity / microbatch_bytes))
     now = plan(problem, seconds=seconds) if problem.layers is None else plan_layout(problem, seconds=seconds)
@@ -88,7 +89,7 @@ def what_if(
 
 
 def _after(problem: Problem, now: Plan, seconds: float) -> tuple[Plan, Plan | None]:
-    """The plan with the boundaries of `now`; with layers, also the one with the boundaries moved."""
+    """The plan with the stage boundaries of `now`. If the problem has layers, also the plan with boundaries moved."""
     if now.layout is None:
         return plan(problem, seconds=seconds), None
     return plan(problem.with_layout(now.layout), seconds=seconds), plan_layout(problem, seconds=seconds)
@@ -107,7 +108,7 @@ def _row(after: Plan, moved: Plan | None, now: Plan, worker: Worker, size: float
 
 
 def _within(p: Problem, most: int) -> Problem:
-    """The problem with no worker's limit above `most`; ValueError if that is none."""
+    """The problem with every limit capped at `most`. ValueError if `most` is below 1."""
     if most < 1:
         raise ValueError("capacity: one micro-batch does not fit")
     limits = {f"{w.pipeline},{w.stage}": min(p.limit(w), most) for w in p.workers()}
@@ -120,7 +121,7 @@ def _within(p: Problem, most: int) -> Problem:
 
 
 def _alike(p: Problem, worker: Worker) -> object:
-    """A key: deaths with equal keys have plans that differ only in the names of pipelines."""
+    """A cache key: the plans of deaths with equal keys differ only in the names of pipelines."""
     special = {w.pipeline for w in (*p.dead, *p.speeds)}
     if worker.pipeline in special or not p.limits_alike or p.remainder or not p.graph.uniform:
         return worker

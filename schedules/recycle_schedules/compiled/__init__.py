@@ -1,11 +1,11 @@
-"""The planner's inner loops, as machine code where it is there.
+"""The planner's inner loops, compiled by numba.
 
     from recycle_schedules.compiled import LOOPS, load
-    LOOPS.improve(...)                       # machine code if it is there, else the same function in plain Python
-    load()                                   # wait until it is there
+    LOOPS.improve(...)                       # compiled if ready, else the same function in plain Python
+    load()                                   # wait for the compiled code
 
-`python -m recycle_schedules.compiled` makes the machine code and keeps it on disk. Every module of this folder but
-`loops` holds functions written for numba that are ordinary Python too.
+`python -m recycle_schedules.compiled` compiles the loops and caches them on disk. All modules of this folder except
+`loops` contain functions for numba that also run as plain Python.
 """
 
 from .loops import LOOPS, Loops, load

@@ -1,4 +1,4 @@
-"""Makes the machine code, or finds it on disk: python -m recycle_schedules.compiled."""
+"""Compiles the loops, or loads them from the disk cache: python -m recycle_schedules.compiled."""
 
 from . import load
 

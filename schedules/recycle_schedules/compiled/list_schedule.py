@@ -1,9 +1,9 @@
-"""List scheduling: the step in simulated time, in which a free worker takes the ready op with the least key.
+"""List scheduling: simulates the step, with each free worker running the ready op with the least key.
 
     codes, starts, peaks = simulate(...)
 
-Written for numba, but ordinary Python too. All times are whole ticks, and all events of one instant are handled before
-any worker chooses, so the result depends neither on rounding nor on the order of events.
+Written for numba, also runs as plain Python. Times are whole ticks, and workers choose only after all events of a tick.
+So the result depends neither on rounding nor on the order of events.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numba.extending import register_jitable
 from .timing import travel_time
 
 OP_F, OP_I, OP_W, OP_B = 0, 1, 2, 3
-"""Kinds of ops as in ops.KINDS; an op's code is node * 4 + kind."""
+"""Kinds of ops, as in ops.KINDS. An op's code is node * 4 + kind."""
 
 
 @register_jitable
 def push(heap, size, value):
-    """Add a value to a binary min-heap heap[:size]."""
+    """Add a value to the binary min-heap heap[:size]. The caller adds 1 to size."""
     i = size
     while i > 0:
         up = (i - 1) >> 1
@@ -32,7 +32,7 @@ def push(heap, size, value):
 
 @register_jitable
 def pop(heap, size):
-    """Remove and return the least value of heap[:size]; the caller subtracts 1 from size."""
+    """Remove and return the least value of heap[:size]. The caller subtracts 1 from size."""
     least, last = heap[0], heap[size - 1]
     size -= 1
     i = 0
@@ -53,7 +53,7 @@ def pop(heap, size):
 
 @register_jitable
 def push_event(times, codes, size, time, code):
-    """Add (time, code) to a heap of two parallel arrays, least time first."""
+    """Add (time, code) to a min-heap of two parallel arrays, by time. The caller adds 1 to size."""
     i = size
     while i > 0:
         up = (i - 1) >> 1
@@ -66,7 +66,7 @@ def push_event(times, codes, size, time, code):
 
 @register_jitable
 def pop_event(times, codes, size):
-    """Remove the least of heap[:size]; the caller reads it at [0] before and subtracts 1 from size."""
+    """Remove the first event. The caller reads it at index 0 before, and subtracts 1 from size."""
     size -= 1
     time, code = times[size], codes[size]
     i = 0
@@ -88,21 +88,23 @@ def simulate(
     stages, host, todo, sent, duration, cap, held, release, travel, i_release,
     key_f, key_g, g_first, window, patience, rush, fuse,
 ):  # fmt: skip
-    """The ops in the order in which they start: (codes int64, starts int64), ticks; and the most in flight on each
-    worker, (w,).
+    """Simulate a step with one policy.
 
-    host (n,) worker of each node; cap, held, release, duration as in Instance
-    key_f, key_g (n,)  who goes first among the ready F and among the ready I: least key
-    g_first        does a ready I go before a ready F?
-    window (w,)    most micro-batches between F and I (or B); the others in flight wait for their W
-    patience       pending W from which on a W goes before an F; a W always goes where nothing else can
-    rush           when no more F than this are left, F goes before I, and W before I where it makes room for an F
-    fuse (w,)      run B instead of I and W
+    Returns the ops in the order of their starts: codes (n_ops,) int64 and starts (n_ops,) int64, ticks. Also the most
+    micro-batches in flight on each worker, (w,).
+
+    host (n,)          worker of each node; cap, held, release, duration: as in Instance
+    key_f, key_g (n,)  priority among the ready F, and among the ready I; least key first
+    g_first            whether a ready I runs before a ready F
+    window (w,)        most micro-batches between F and I (or B); others in flight wait for their W
+    patience           number of pending W from which a W runs before an F; a W always runs if no other op can
+    rush               if at most this many F are left, F runs before I, and a W that makes room for an F before I
+    fuse (w,)          whether to run B instead of I and W
     """
     n, workers = len(host), len(cap)
-    # each worker's ready F, ready I and pending W lie in one segment of three shared arrays
+    # three shared arrays hold every worker's ready F, ready I and pending W, one segment per worker
     first = np.zeros(workers + 1, dtype=np.int64)
-    total = np.int64(0)  # of the small integers of `todo` plain Python would make a sum as small
+    total = np.int64(0)  # in plain Python, a sum of uint8 elements of `todo` would overflow
     for v in range(n):
         if todo[v]:
             first[host[v] + 1] += 1
@@ -120,7 +122,7 @@ def simulate(
     left = np.zeros(workers, dtype=np.int64)  # F still to start
     away = np.zeros(workers, dtype=np.int64)  # micro-batches between F and I
     idle = np.ones(workers, dtype=np.uint8)
-    wait_g = np.zeros(n, dtype=np.uint8)  # what the backward of a node still waits for: its F, the stage after it
+    wait_g = np.zeros(n, dtype=np.uint8)  # inputs that the backward of a node still lacks: its F, the next stage
     codes = np.empty(total, dtype=np.int64)
     starts = np.empty(total, dtype=np.int64)
     times = np.empty(workers + 2 * n + 2, dtype=np.int64)
@@ -129,7 +131,7 @@ def simulate(
     is_touched = np.zeros(workers, dtype=np.uint8)
     n_events = n_touched = n_ops = 0
 
-    for v in range(n):  # what is ready at time 0
+    for v in range(n):  # ops that are ready at time 0
         s, w = v % stages, host[v]
         left[w] += todo[v] & 1
         if todo[v] & 1 and (s == 0 or sent[v - 1] & 1):
@@ -164,7 +166,7 @@ def simulate(
                 idle[w] = 1
             else:
                 w, s = host[v], v % stages
-                arrived = what >= 4  # a tensor from another worker; else an op of w ended
+                arrived = what >= 4  # a tensor arrived from another worker; else an op of w ended
                 if not arrived:
                     idle[w] = 1
                     if what in (OP_W, OP_B):

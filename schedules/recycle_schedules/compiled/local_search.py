@@ -2,12 +2,12 @@
 
     best = improve(...)
 
-A step of the search takes a critical op (one that delays the end if it starts later). It moves it within its worker's
-sequence, or exchanges two micro-batches of a stage, or gives one to a peer, or splits a B (or joins an I and its W).
-Then all sequences are timed again, and the change is kept or undone. The energy is the value to be minimised plus the
-mean lateness of the workers against the target: of plans with equal values, the one with fewer late workers is better.
+A step of the search picks a critical op (one that delays the end if it starts later). It moves the op within its
+worker's sequence, swaps two micro-batches of a stage, moves one to a peer, splits a B, or joins an I and its W. Then it
+retimes all sequences and keeps or reverts the change. The energy is the objective plus the mean lateness of the workers
+against the target. So among plans with equal values, the one with fewer late workers wins.
 
-Written for numba, but ordinary Python too. Sequences lie in one array: worker w has
+Written for numba, also runs as plain Python. All sequences share one array: worker w has
 codes[first[w] : first[w] + length[w]].
 """
 
@@ -23,7 +23,7 @@ from .timing import earliest, latest
 
 @register_jitable
 def draw(state, n):
-    """A pseudo-random number in 0..n-1; advances `state`, (1,) int64."""
+    """A pseudo-random number in 0..n-1. Advances `state`, (1,) int64."""
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
     high = state[0] >> 12
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
@@ -32,7 +32,7 @@ def draw(state, n):
 
 @register_jitable
 def fits(codes, begin, end, flying, cap, i_release):
-    """Does the sequence codes[begin:end] keep to its worker's memory limit? `flying` micro-batches are held before."""
+    """Whether the sequence codes[begin:end] keeps its worker's memory limit. flying: micro-batches in flight before."""
     for k in range(begin, end):
         kind = codes[k] & 3
         if kind == 0:
@@ -46,7 +46,7 @@ def fits(codes, begin, end, flying, cap, i_release):
 
 @register_jitable
 def move(codes, i, j):
-    """Move the op at position i to position j; False, and nothing moved, if that passes another op of its node."""
+    """Move the op at position i to position j. False without a change if it would pass another op of its node."""
     x = codes[i]
     step = 1 if j > i else -1
     for k in range(i + step, j + step, step):
@@ -60,7 +60,7 @@ def move(codes, i, j):
 
 @register_jitable
 def positions(codes, begin, end, v, where):
-    """Fill where[kind] with the position of node v's op of that kind in codes[begin:end], -1 if there is none."""
+    """Set where[kind] to the position of node v's op of that kind in codes[begin:end], -1 if there is none."""
     where[:] = -1
     for k in range(begin, end):
         if codes[k] >> 2 == v:
@@ -69,7 +69,7 @@ def positions(codes, begin, end, v, where):
 
 @register_jitable
 def exchange(codes, first, length, host, u, v, at_u, at_v):
-    """Swap the places (and workers) of nodes u and v; False, and nothing changed, if they do not run the same kinds."""
+    """Swap the positions and workers of nodes u and v. False without a change if they have different kinds of ops."""
     a, b = host[u], host[v]
     positions(codes, first[a], first[a] + length[a], u, at_u)
     positions(codes, first[b], first[b] + length[b], v, at_v)
@@ -85,7 +85,7 @@ def exchange(codes, first, length, host, u, v, at_u, at_v):
 
 @register_jitable
 def give(codes, first, length, host, starts, v, w, at):
-    """Move node v to worker w and insert its ops there at their present start times."""
+    """Move node v to worker w and insert its ops there by their current start times."""
     a = host[v]
     positions(codes, first[a], first[a] + length[a], v, at)
     k = first[w]
@@ -112,7 +112,7 @@ def give(codes, first, length, host, starts, v, w, at):
 
 @register_jitable
 def refit(codes, first, length, w, i):
-    """Split the B at position i of worker w into I and W, or join the I there with its W."""
+    """Split the B at position i of worker w into I and W, or join the I at that position with its W."""
     end = first[w] + length[w]
     v = codes[i] >> 2
     if codes[i] & 3 == 3:
@@ -132,7 +132,7 @@ def refit(codes, first, length, w, i):
 
 @register_jitable
 def energy(stages, host, duration, first, length, codes, starts, lag, target, ends):
-    """(value, total lateness of the workers against the target); fills ends (P,): of each stage's last gradient.
+    """(value, total lateness of the workers against the target). Fills `ends` (P,) with each stage's last gradient.
 
     value = max over workers of the end of their stage + lag[w]."""
     workers = len(first)
@@ -154,21 +154,25 @@ def improve(
     stages, host, free, todo, sent, duration, cap, held, release, travel, i_release, mixed,
     lag, target, first, length, codes, starts, order, iterations, heat, weight, state,
 ):  # fmt: skip
-    """Search on from the given sequences; codes, length and host become those of the best plan found.
+    """Continue the search from the given sequences. Replaces codes, length and host by those of the best plan found.
 
-    free (n,)   may the node change its worker?
-    mixed (w,)  may the worker's B be split, its I and W be joined?
-    lag (w,)    what the value adds to the end of the worker's stage
-    target      stop at this value
-    heat        temperature at the beginning, in ticks; it falls to a fiftieth
-    state (1,)  of the random numbers
-    Returns (value, steps made); starts and order are room to work in."""
+    free (n,)      whether the node may change its worker
+    mixed (w,)     whether the worker may split B and join I and W
+    lag (w,)       offset from the end of the worker's stage to its value
+    target         value that ends the search
+    starts, order  work space
+    iterations     most steps
+    heat           initial temperature in ticks; it falls to a fiftieth
+    weight         weight of the total lateness in the energy
+    state (1,)     state of the random numbers
+
+    Returns (value, number of steps)."""
     n, workers = len(host), len(first)
     ends = np.zeros(stages, dtype=np.int64)
     placed = earliest(stages, host, todo, sent, duration, release, travel, first, length, codes, starts, order)
     value, late = energy(stages, host, duration, first, length, codes, starts, lag, target, ends)
     best_value, best_codes, best_host, best_length = value, codes.copy(), host.copy(), length.copy()
-    by_stage = np.zeros((stages, workers), dtype=np.int64)  # live workers that may hold something
+    by_stage = np.zeros((stages, workers), dtype=np.int64)  # live workers with room for a micro-batch
     peers = np.zeros(stages, dtype=np.int64)
     for w in range(workers):
         if lag[w] > -(1 << 60) and cap[w] >= 1:
@@ -210,7 +214,7 @@ def improve(
         other = w
         what = draw(state, 16)
         done = False
-        if what < 10:  # within the sequence: past the neighbour that delays it, mostly
+        if what < 10:  # move within the sequence, mostly past the neighbour that delays it
             far = 1 + (draw(state, 6) if draw(state, 3) == 0 else 0)
             j = max(i - far, begin) if draw(state, 4) else min(i + far, end - 1)
             if i != j:
@@ -218,7 +222,7 @@ def improve(
                 if done and not fits(codes, begin, end, held[w], cap[w], i_release):
                     move(codes, j, i)
                     done = False
-        elif what < 13 or not (free[v] or mixed[w]):  # two micro-batches of the stage change places
+        elif what < 13 or not (free[v] or mixed[w]):  # swap two micro-batches of the stage
             u = draw(state, n // stages) * stages + s
             if u != v and todo[u] and (host[u] == w or (free[u] and free[v])):
                 other = host[u]

@@ -1,7 +1,7 @@
-"""Fetches or makes the machine code in a thread; until it is there, LOOPS are the same functions in plain Python.
+"""Loads or compiles the loops in a thread. Until it finishes, LOOPS holds the same functions in plain Python.
 
-Machine code comes from the cache on disk (beside the source files, or where NUMBA_CACHE_DIR says) in a fraction of a
-second. The first use on a machine compiles it, which takes up to half a minute.
+Compiled code loads from the disk cache in a fraction of a second. The cache is in NUMBA_CACHE_DIR, by default beside
+the source files. The first use on a machine compiles the loops, which takes up to half a minute.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ SIGNATURES: dict[Function, str] = {
     "deadline i8[::1], starts i8[::1]",
     one_machine.one_machine: "begin i8[::1], head f8[::1], length f8[::1], tail f8[::1], order i8[::1], rank i8[::1]",
 }
-"""Names and types of all arguments: with types given, the code is made or fetched at once and never again."""
+"""Names and types of all arguments. With explicit types numba compiles or loads each function eagerly, exactly
+once."""
 
 
 class Loops:
-    """The inner loops as attributes; `compiled` says whether they are machine code."""
+    """The inner loops as attributes. compiled: whether they are machine code."""
 
     def __init__(self) -> None:
         self.compiled = False
@@ -52,9 +53,10 @@ _thread: list[threading.Thread] = []
 
 
 def load(timeout: float | None = None) -> bool:
-    """Is the machine code there? Waits for it, for at most `timeout` seconds (None: as long as it takes).
+    """Start loading the loops and wait for them. Returns whether they are compiled.
 
-    After that it goes on in its thread, and the loops change over when it is done. Any thread may call it."""
+    timeout: most seconds to wait, None for no limit. After a timeout the thread continues, and LOOPS switches to the
+    compiled functions when it finishes. Safe to call from any thread."""
     if not _thread:
         _thread.append(threading.Thread(target=_load, name="recycle-schedules-compile"))
         _thread[0].start()
@@ -65,7 +67,7 @@ def load(timeout: float | None = None) -> bool:
 def _load() -> None:
     made: dict[str, Function] = {}
     for function in SIGNATURES:
-        if not threading.main_thread().is_alive():  # the process wants to end: leave the rest to the next one
+        if not threading.main_thread().is_alive():  # the process is exiting; the next one compiles the rest
             return
         made[function.__name__] = _compile(function)
     LOOPS.__dict__.update(made, compiled=True)
@@ -77,7 +79,7 @@ def _compile(function: Function) -> Function:
 
 
 def interruptible(function: Function) -> Function:
-    """The function, but a Ctrl-C in machine code raises KeyboardInterrupt: numba makes a SystemError of it."""
+    """Wrap a compiled function so that Ctrl-C raises KeyboardInterrupt. numba would raise SystemError."""
 
     def call(*arguments: Any) -> Any:
         try:

@@ -1,9 +1,9 @@
-"""Jobs with heads and tails on one machine: what no order of a worker's ops can beat.
+"""One-machine scheduling with heads and tails: a lower bound for any order of a worker's ops.
 
 bound = LOOPS.one_machine(begin, head, length, tail, order, rank)
 
-Preemption allowed, longest tail first (Jackson's schedule): a lower bound without preemption. Source: J. Carlier, The
-one-machine sequencing problem (1982). Written for numba, ordinary Python too.
+Jackson's preemptive schedule, longest tail first, is a lower bound of every schedule without preemption. Source: J.
+Carlier, The one-machine sequencing problem (1982). Written for numba, also runs as plain Python.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from .list_schedule import pop, push
 
 
 def one_machine(begin, head, length, tail, order, rank):
-    """The latest completion of all machines, each with its best preemptive order.
+    """The latest completion time over all machines, each with its best preemptive order.
 
-    begin: machine k has the jobs begin[k] to begin[k + 1] - 1, sorted by head; head, length, tail: of each job;
-    order: all jobs by falling tail; rank: the place of each in it."""
+    begin               machine k has the jobs begin[k] to begin[k + 1] - 1, sorted by head
+    head, length, tail  of each job
+    order               all jobs by descending tail
+    rank                position of each job in `order`"""
     best = 0.0
     left = length.copy()
     heap = np.empty(len(head) + 1, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Many list schedules, the best one kept.
+"""Simulates a table of list-scheduling policies and keeps the best schedule.
 
     values, peaks, best, codes, starts = try_policies(...)
 
-Written for numba, but ordinary Python too.
+Written for numba, also runs as plain Python.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from .list_schedule import simulate
 from .timing import NEVER, latest, stage_times
 
 COLUMNS = ("host", "key_f", "key_g", "g_first", "window", "patience", "rush", "fuse")
-"""Columns of a policy table: rows of hosts, keys, keys, a flag, rows of windows, two numbers, rows of fuses."""
+"""Columns of a policy table. host, key_f, key_g, window and fuse are row indices into hosts, keys, windows and fuses.
+g_first is a flag. patience and rush are numbers."""
 
 FAR = 1 << 60
 
 
 @register_jitable
 def stage_value(stages, host, duration, codes, starts, lag, from_first):
-    """max over workers of the end of their stage's gradients + lag[w] (- their first start, with from_first)."""
+    """(value, ends (P,) of the stages' last gradients).
+
+    value: max over workers of the end of their stage's gradients + lag[w], minus their first start if `from_first`."""
     ends, first = stage_times(stages, host, duration, codes, starts)
     value = 0
     for w in range(len(lag)):
@@ -32,7 +35,7 @@ def stage_value(stages, host, duration, codes, starts, lag, from_first):
 
 @register_jitable
 def shift_late(stages, host, todo, sent, duration, travel, codes, starts, ends, workers):
-    """Start every op as late as the ends of the stages allow: that shortens the period of a repeated step."""
+    """Move every start as late as the ends of the stages allow, which shortens the period of a repeated step."""
     deadline = np.empty(workers, dtype=np.int64)
     for w in range(workers):
         deadline[w] = ends[w % stages]
@@ -44,11 +47,15 @@ def try_policies(
     stages, hosts, keys, windows, fuses, table, todo, sent, duration, cap, held, release, travel,
     i_release, lag, steady, target,
 ):  # fmt: skip
-    """Simulate every row of a policy table until one reaches the target.
+    """Simulate the rows of a policy table until one reaches the target.
 
-    hosts (h, n), keys (k, n), windows (x, w), fuses (f, w)   what the table's columns point to
-    lag (w,)   what a worker's value adds to the end of its stage; steady: the value counts from its first start
-    Returns (values (rows,): FAR if not tried, most in flight (rows, w), the best row, its codes and starts)."""
+    hosts (h, n), keys (k, n), windows (x, w), fuses (f, w)   the tables that the columns index
+    lag (w,)   offset from the end of a stage's gradients to the worker's value
+    steady     whether a worker's value counts from its first start
+    target     value in ticks that ends the loop
+
+    Returns values (rows,), FAR if not tried; most micro-batches in flight (rows, w); the best row; its codes and
+    starts."""
     rows, workers = len(table), len(cap)
     values = np.full(rows, FAR, dtype=np.int64)
     peaks = np.zeros((rows, workers))

@@ -1,9 +1,9 @@
-"""Times of ops whose order on every worker is given.
+"""Start times of ops with a fixed order on every worker.
 
-    placed = earliest(..., starts, order)      # each op as soon as its worker and its inputs allow
+    placed = earliest(..., starts, order)      # each op as early as its worker and its inputs allow
     latest(..., starts)                        # each op as late as the ends of the stages allow
 
-Written for numba, but ordinary Python too. Times are whole ticks; an op's code is node * 4 + kind.
+Written for numba, also runs as plain Python. Times are whole ticks. An op's code is node * 4 + kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEVER = 1 << 62
 
 @register_jitable
 def stage_times(stages, host, duration, codes, starts):
-    """(ends (P,): of each stage's last gradient, 0 where it has none; first starts (w,): NEVER where nothing runs)."""
+    """(P,) end of each stage's last gradient, 0 if it has none, and (w,) first start on each worker, NEVER if idle."""
     ends = np.zeros(stages, dtype=np.int64)
     first = np.full(duration.shape[1], NEVER, dtype=np.int64)
     for i in range(len(codes)):
@@ -30,9 +30,10 @@ def stage_times(stages, host, duration, codes, starts):
 
 @register_jitable
 def travel_time(travel, stages, u, w):
-    """Time of a message between workers u and w of adjacent stages, w the later one, in either direction.
+    """Message time between workers u and w of adjacent stages, in either direction. w is at the later stage.
 
-    travel: (w, D), by u and the pipeline of w; or (1, 2): within a pipeline and between two, whoever they are."""
+    travel: (w, D), indexed by u and the pipeline of w; or (1, 2) for all workers: within a pipeline, and between
+    two."""
     if len(travel) == 1:
         return travel[0, 0] if w - u == 1 else travel[0, 1]
     return travel[u, w // stages]
@@ -40,10 +41,10 @@ def travel_time(travel, stages, u, w):
 
 @register_jitable
 def earliest(stages, host, todo, sent, duration, release, travel, first, length, codes, starts, order):
-    """Semi-active times of the sequences codes[first[w] : first[w] + length[w]], one for each worker.
+    """Compute the earliest (semi-active) start times of the sequences codes[first[w] : first[w] + length[w]].
 
-    Fills starts (aligned with codes) and order (positions in codes, topological). Returns how many ops could be
-    placed: fewer than all if the sequences wait for each other in a circle."""
+    Fills `starts` (aligned with codes) and `order` (indices into codes, topological). Returns the number of ops placed,
+    which is less than all if the sequences have a cyclic dependency."""
     workers = len(first)
     total = length.sum()
     end_f = np.full(len(host), -1, dtype=np.int64)
@@ -101,11 +102,11 @@ def earliest(stages, host, todo, sent, duration, release, travel, first, length,
 
 @register_jitable
 def latest(stages, host, todo, sent, duration, travel, codes, order, placed, deadline, starts):
-    """Latest starts with which every op of worker w ends by deadline[w] and the order of `earliest` is kept.
+    """Compute the latest start times in the order of `earliest` such that every op of worker w ends by deadline[w].
 
-    codes, order, placed as given to, filled in and returned by `earliest`; fills starts (aligned with codes)."""
-    must = deadline.copy()  # when the worker's next op in this backward pass has to be over
-    due_f = np.full(len(host), NEVER, dtype=np.int64)  # when the output of F has to be made
+    codes, order and placed come from `earliest`. Fills `starts` (aligned with codes)."""
+    must = deadline.copy()  # latest end of the worker's next op in this backward pass
+    due_f = np.full(len(host), NEVER, dtype=np.int64)  # latest end of F
     due_g = np.full(len(host), NEVER, dtype=np.int64)
     for i in range(placed - 1, -1, -1):
         k = order[i]

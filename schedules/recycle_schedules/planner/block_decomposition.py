@@ -1,11 +1,11 @@
-"""Plans of large jobs: blocks of pipelines planned each by itself, blocks that are alike only once.
+"""Plans of large jobs: blocks of pipelines are planned separately, and equal blocks only once.
 
-    plan = plan_in_blocks(problem)      # None if the problem is small or has no blocks
+    plan = plan_in_blocks(problem)      # None if the problem is too small or cannot be divided
 
-Pipelines are divided into blocks of BLOCK. One without a death is as many copies of one planned pipeline. One with
-deaths re-routes within itself; if it would be much slower than the whole job needs to be (two deaths at one stage,
-say), it is joined with others first. A further death changes one block, and the schedules of the others are still in
-the cache. The work does not grow with the number of pipelines; the arrays of all ops are made when they are first read.
+Pipelines are divided into blocks of BLOCK. A block without deaths consists of copies of one planned pipeline. A block
+with deaths re-routes within the block. If that would make it much slower than the job (for example, two deaths at one
+stage), it is first merged with other blocks. Another death changes one block, and the schedules of the others come from
+a cache. The work does not grow with the number of pipelines. The arrays of all ops are built on first access.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .partial_schedule import PartialSchedule, times
 from .policies import Choices
 
 BLOCK = 20
-"""Pipelines in a block: one death in it costs 1/19 more work for its peers, one in the whole job 1/(D - 1)."""
+"""Pipelines per block. A death costs each peer 1/19 more work within a block, and 1/(D - 1) in the whole job."""
 LARGE = 500_000
-"""Least number of ops of a job that is planned in blocks."""
+"""Least number of ops for planning in blocks."""
 SLOWER = 1.06
-"""How far a block's lower bound may be above the job's."""
+"""Largest ratio of a block's lower bound to the job's."""
 
 Block = tuple[int, ...]
-"""Its pipelines."""
+"""The pipelines of a block."""
 
 
 def plan_in_blocks(problem: Problem) -> Plan | None:
-    """The plan of a large whole step; None if it is small, a remainder, or if its workers differ in speed."""
+    """The plan of a large whole step. None for small jobs, remainders, and workers with different speeds."""
     p = problem
     if p.remainder or p.speeds or p.pipelines < 2 * BLOCK or 3 * p.stages * p.total < LARGE:
         return None
@@ -49,8 +49,8 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
 
 
 def divide(p: Problem, bound: float) -> list[Block]:
-    """The blocks: those with deaths, and for each number of micro-batches all other pipelines
-    with equal links, which are copies."""
+    """The blocks: first those with deaths, then groups of equal pipelines without deaths (equal number of micro-batches
+    and equal links). bound: lower bound of the job."""
     hit = {w.pipeline for w in p.dead}
     blocks: list[Block] = []
     for zone in _by_zone(p):
@@ -74,7 +74,7 @@ def divide(p: Problem, bound: float) -> list[Block]:
 
 
 def _by_zone(p: Problem) -> list[list[int]]:
-    """The pipelines, those whose stages are in the same zones together."""
+    """The pipelines, grouped by the zones of their stages."""
     links = p.graph.links
     if links is None:
         return [list(range(p.pipelines))]
@@ -96,11 +96,11 @@ _bound = lru_cache(maxsize=256)(lower_bound)
 
 
 def _part(p: Problem, block: tuple[int, ...]) -> Problem:
-    """The problem of a block: its pipelines renumbered from 0. A block without deaths is planned as one pipeline."""
+    """The problem of a block, with pipelines renumbered from 0. For a block without deaths, only one pipeline."""
     if not any(w.pipeline in block for w in p.dead):
         block = block[:1]
     number = {d: k for k, d in enumerate(block)}
-    if p.memory is not None:  # what a stage holds follows from all its peers
+    if p.memory is not None:  # the memory of a stage depends on all its peers
         p = p.without_bytes
     memory = p.memory_limit
     if isinstance(memory, dict) and "per_worker" in memory:
@@ -123,9 +123,9 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
 
 @lru_cache(maxsize=64)
 def _planned(part: Problem) -> tuple[Instance, PartialSchedule, np.ndarray]:
-    """A block as an instance, its schedule by one policy, and the ends of its stages (P,) in ticks.
+    """The instance of a block, its schedule from one policy, and the ends of its stages, (P,) in ticks.
 
-    All ops start as early as possible, so that a stage begins at about the same time in all blocks."""
+    All ops start as early as possible, so that a stage starts at about the same time in all blocks."""
     x = Instance.of(part)
     choices = Choices.of(x, turns=1)
     row = 0 if (x.cap < part.total).any() else 1
@@ -154,22 +154,22 @@ class _BlockPlan(Plan):
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """(P,) ticks: end of each stage's last gradient over all blocks."""
+        """(P,) ticks: end of each stage's last gradient in all blocks."""
         return np.max([ends for *_, ends in self._parts], axis=0)
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:
-        """Starts of each part's ops; of a repeated step as late as the ends of the job's stages allow."""
+        """Start times of each part's ops. In a repeated step, as late as the ends of the job's stages allow."""
         return [_late(x, schedule, self._ends) if steady(x) else schedule.starts for _, x, schedule, _ in self._parts]
 
     @cached_property
     def period(self) -> float | None:  # type: ignore[override]
-        """As of any plan, but without the arrays of all ops."""
+        """`Plan.period`, computed without building the arrays of all ops."""
         p = self.problem
         if p.optimizer != "staggered":
             return self.makespan
         ends = self._steps + np.array(p.per_stage("O"))
-        longest = max(p.per_stage("O"))  # of an idle worker
+        longest = max(p.per_stage("O"))  # period of an idle worker
         for (_, x, schedule, _), starts in zip(self._parts, self._starts, strict=True):
             first = times(x, PartialSchedule(schedule.codes, starts, schedule.host))[1]
             works = first < NEVER
@@ -179,13 +179,13 @@ class _BlockPlan(Plan):
 
     @property
     def _steps(self) -> np.ndarray:
-        """(P,) when the optimizer steps of each stage begin."""
+        """(P,): start of each stage's optimizer steps."""
         ready = self._ends / self._parts[0][1].ticks + np.array(self.problem.per_stage("allreduce"))
         return np.full(len(ready), ready.max()) if self.problem.optimizer == "barrier" else ready
 
     @cached_property
     def arrays(self) -> OpArrays:  # type: ignore[override]
-        """All ops: every part as often as its block has copies of it."""
+        """All ops: each part repeated for every copy in its block."""
         p, P = self.problem, self.problem.stages
         copies = [len(block) // x.problem.pipelines for block, x, *_ in self._parts]
         size = sum(len(part[2].codes) * copy for part, copy in zip(self._parts, copies, strict=True))
@@ -222,7 +222,7 @@ class _BlockPlan(Plan):
 
 
 def _late(x: Instance, schedule: PartialSchedule, ends: np.ndarray) -> np.ndarray:
-    """Starts as late as the given ends of the stages (P,) allow, aligned with the schedule's codes."""
+    """Latest start times that keep the ends of the stages, aligned with the schedule's codes. ends: (P,), ticks."""
     starts = np.empty_like(schedule.starts)
     LOOPS.latest(
         x.stages, schedule.host, x.todo, x.sent, x.duration, x.travel, schedule.codes,

@@ -1,8 +1,8 @@
-"""Candidate schedules: those of a table of list-scheduling policies, and what local search makes of one.
+"""Candidate schedules, from list scheduling and from local search.
 
 schedules = portfolio(instance, choices, table, target)          # the best list schedules, best first
 schedule = improved(instance, schedule, target, 400, seed=0)     # one run of local search
-schedule = retimed(instance, schedule)                           # the same order, other times
+schedule = retimed(instance, schedule)                           # the same order with this instance's times
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .sequences import Sequences
 
 
 def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[PartialSchedule]:
-    """The schedules of the `keep` best policies of a table, best first; only the best one if it reaches the target."""
+    """The schedules of the `keep` best policies of a table, best first. Only the best one if it reaches the target."""
     values, _, best, codes, starts = simulated(x, choices, table, target)
     schedules = [PartialSchedule(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
@@ -29,9 +29,9 @@ def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, kee
 
 
 def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
-    """(values, peaks, best, codes, starts) of a table of policies, as `compiled.portfolio.try_policies` returns them.
+    """(values, peaks, best, codes, starts) of a policy table, from `compiled.portfolio.try_policies`.
 
-    late: start the ops of a repeated step as late as its stages' ends allow, which shortens the period."""
+    late: in a repeated step, start ops as late as the ends of the stages allow, which shortens the period."""
     return LOOPS.try_policies(
         x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
         x.travel, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
@@ -48,12 +48,14 @@ def improved(
     lean: float = 0.5,
     weight: float = 1.0,
 ) -> PartialSchedule:
-    """The best schedule that one run of local search finds, at least as good as the given one.
+    """The best schedule from one run of local search, never worse than the given one.
 
-    target       a value in ticks that ends the run
-    heat         temperature at the beginning, in mean op durations
-    lean         in [0, 1]: for a repeated step, where in their slack the workers' windows lie (0: as early as possible)
-    weight       of the mean lateness in the energy"""
+    target       value in ticks that ends the run
+    iterations   most steps of the run
+    seed         seed of the random numbers
+    heat         initial temperature, in mean op durations
+    lean         in [0, 1], for a repeated step: position of the workers' first starts within their slack; 0 is earliest
+    weight       weight of the mean lateness in the energy"""
     P, W = x.stages, len(x.cap)
     free = (x.host < 0) & (x.todo > 0)
     mixed = np.tile([x.problem.backward == "mixed" and not whole for whole in x.problem.coupled], x.problem.pipelines)
@@ -69,29 +71,31 @@ def improved(
         iterations, heat * mean + 1.0, weight / W, np.array([seed * 7919 + 12345], dtype=np.int64),
     )  # fmt: skip
     better = _timed(x, q, release)
-    return min(better, schedule, key=lambda d: value(x, d))  # among equals the new one, so that searches move on
+    return min(better, schedule, key=lambda d: value(x, d))  # the new one wins ties, so that the search moves
 
 
 def retimed(x: Instance, schedule: PartialSchedule) -> PartialSchedule:
-    """The same ops on the same workers in the same order, at the best times that this instance allows."""
+    """The schedule with the same ops, workers and order, at the best times for this instance."""
     return _timed(x, Sequences.of(x, schedule), x.release)
 
 
 def _timed(x: Instance, q: Sequences, release: np.ndarray) -> PartialSchedule:
-    """Every op as early as possible; of a repeated step the first ones as late as the ends of the stages allow, for a
-    shorter period."""
+    """The schedule with every op as early as possible. In a repeated step, as late as the ends of the stages allow,
+    which shortens the period."""
     early = q.earliest(x, release)
     return q.latest(x, times(x, early)[0][np.arange(len(x.cap)) % x.stages]) if steady(x) else early
 
 
 def steady(x: Instance) -> bool:
-    """Is the period of the repeated step minimised, rather than the makespan?"""
+    """Whether the objective is the period of the repeated step, not the makespan."""
     return x.problem.optimizer == "staggered" and not x.problem.remainder
 
 
 def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
-    """(w,): what a worker's end of step is after the end of its stage's gradients; of a repeated step, given its
-    release, its period. Dead workers and finished stages: hugely negative."""
+    """(w,): offset from the end of a stage's gradients to the worker's contribution to the objective.
+
+    That is the time until its optimizer step ends, minus `release` for a repeated step if it is given. Dead workers and
+    finished stages have a very large negative offset."""
     lag = x.tail - release if steady(x) and release is not None else x.tail
     out = np.full_like(lag, -(1 << 61))
     out[x.stepping] = lag[x.stepping]
@@ -99,7 +103,7 @@ def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
 
 
 def windows(x: Instance, schedule: PartialSchedule, lean: float) -> np.ndarray:
-    """(w,): first starts that a repeated step may be planned with, without making its period longer."""
+    """(w,): first starts that do not lengthen the period of a repeated step. lean: as in `improved`."""
     last, first = times(x, schedule)
     ends = last[np.arange(len(x.cap)) % x.stages] + x.tail
     period = int((ends - first)[x.alive & (first < NEVER)].max(initial=0))

@@ -1,15 +1,15 @@
-"""The initial schedule of a whole step, in milliseconds; with more memory it is never worse than with less.
+"""The initial schedule of a whole step, in milliseconds. More memory never makes it worse.
 
     schedule = initial(instance, target)
 
 List scheduling and short local search are not monotone: with more memory, or one more worker, they may find a worse
-plan. So the same cheap attempt is made with all that the problem allows and with canonical lower limits: every number
-k, and every 1F1B limit P - s + k, that is nowhere above the problem's limits (k up to 16; beyond, round ones). The
-attempts for a canonical limit are among those for every higher limit, so a plan with the higher limit is no worse. A
-chain of ever lower limits ends where the bound shows that they cannot lead to anything better.
+plan. So the search repeats the same cheap attempt with the problem's limits and with canonical lower limits. Canonical
+limits are every number k, and every 1F1B limit P - s + k, not above the problem's limits at any stage (k up to 16;
+above that, round numbers). The attempts for a canonical limit are a subset of those for every higher limit, so the plan
+for the higher limit is no worse. A chain of decreasing limits ends when the bound rules out any improvement.
 
-For other limits, one less everywhere and one less at each stage are tried; where micro-batches may go anywhere, one
-worker less at each stage. For those the promise holds mostly, not always (docs/planner.md).
+Other limits try one less everywhere, and one less at each stage. If micro-batches may go anywhere, one worker less at
+each stage is tried too. For those, monotonicity holds mostly, but not always (docs/planner.md).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .partial_schedule import PartialSchedule, value
 from .policies import Choices
 
 FEWER = 6
-"""Most live sets with one worker less that are tried."""
+"""Most live sets with one worker less to try."""
 RUNS = ((0.5, 0.5, 1.0), (0.5, 0.0, 8.0), (0.2, 1.0, 1.0), (0.2, 0.5, 8.0)) * 6
-"""heat, lean and weight of the runs of local search in an attempt, as many as help."""
+"""heat, lean and weight of the runs of local search in an attempt."""
 PATIENCE = 2
-"""Runs of local search without success that end an attempt."""
+"""Number of runs without improvement that ends an attempt."""
 
 Rows = tuple[np.ndarray, np.ndarray]
-"""What a table of policies came to: values (rows,), most micro-batches in flight (rows, w)."""
+"""The results of a policy table: values (rows,), most micro-batches in flight (rows, w)."""
 
 
 def initial(x: Instance, target: int) -> PartialSchedule:
-    """The best schedule of all attempts; they end early at `target` (ticks)."""
+    """The best schedule of all attempts. target: value in ticks that ends the search early."""
     best = _Best(x, target)
     everybody = _LiveSet(x, best)
     everybody.attempts()
@@ -51,12 +51,12 @@ def initial(x: Instance, target: int) -> PartialSchedule:
 
 
 def policies(x: Instance) -> int:
-    """How many policies an attempt simulates."""
+    """Number of policies that an attempt simulates."""
     return max(2, min(12, 480_000 // x.size), min(64, 9_000 // x.size))
 
 
 class _Best:
-    """The best schedule so far and its value in ticks; `target` is the value at which the attempts may end."""
+    """The best schedule so far and its value in ticks. target: the value at which the search may end."""
 
     schedule: PartialSchedule
 
@@ -70,14 +70,15 @@ class _Best:
 
 
 class _LiveSet:
-    """The attempts with one set of live workers. Where every message takes the same time and micro-batches may go
-    anywhere, the workers of a stage are interchangeable: then they are renumbered, live ones first, so that the
-    result does not depend on who is dead."""
+    """The attempts with one set of live workers.
+
+    If every message takes the same time and micro-batches may go anywhere, the workers of a stage are interchangeable.
+    Then they are renumbered, live ones first, so that the result does not depend on which workers are dead."""
 
     def __init__(self, x: Instance, best: _Best) -> None:
         self.problem, self.best = x.problem, best
         self.alike = x.problem.reroute == "any" and x.anywhere_alike
-        self.names = np.arange(len(x.cap))  # (w,): who is called w here
+        self.names = np.arange(len(x.cap))  # (w,): original number of worker w
         if self.alike:
             stage = self.names % x.stages
             order = np.lexsort((self.names, -x.cap, x.duration[:3].sum(axis=0), ~x.alive, stage))
@@ -93,7 +94,7 @@ class _LiveSet:
         self._bounds: dict[tuple[float, ...], int] = {}
 
     def attempts(self) -> None:
-        """Attempts with the problem's own limits and with lower ones."""
+        """Run the attempts with the problem's limits and with lower ones."""
         top = self.attempt(self.x.cap)
         if top is not None and self.best.value > self.best.target:
             for chain in (*_canonical(self.x), *_one_less(self.x)):
@@ -102,10 +103,10 @@ class _LiveSet:
                     above = above and self.attempt(cap, above)
 
     def attempt(self, cap: np.ndarray, above: Rows | None = None) -> Rows | None:
-        """Try the policies with these limits, and local search from the best one. None if the bound rules out anything
-        better.
+        """Try the policies with the limits `cap`, then local search from the best one. None if the bound rules out any
+        improvement.
 
-        above: the result with higher limits; policies that stayed within the lower ones are not simulated again."""
+        above: the results with higher limits. Policies that kept the lower limits there are not simulated again."""
         again = np.ones(len(self.table), dtype=bool) if above is None else (above[1] > cap + 1e-6).any(axis=1)
         if above is not None and not again.any():
             return above
@@ -130,7 +131,7 @@ class _LiveSet:
         return values, peaks
 
     def _refine(self, schedule: PartialSchedule, peaks: np.ndarray) -> None:
-        """Local search with the schedule's own peaks as limits, so that the result depends on nothing else."""
+        """Local search with the schedule's own peaks as limits, so that the result depends on the schedule only."""
         most = np.tile(peaks.reshape(-1, self.x.stages).max(axis=0), self.problem.pipelines)
         x = replace(self.x, cap=np.minimum(self.x.cap, most))
         goal = self.bound(x.cap)
@@ -146,14 +147,14 @@ class _LiveSet:
         self.best.take(PartialSchedule(schedule.codes, schedule.starts, self.names[schedule.host]))
 
     def bound(self, cap: np.ndarray) -> int:
-        """The lower bound with these limits (w,), in ticks."""
+        """The lower bound in ticks with the limits `cap` (w,)."""
         most = tuple(np.where(self.x.alive, cap, 0).reshape(-1, self.x.stages).max(axis=0).tolist())
         if most not in self._bounds:
             self._bounds[most] = round(lower_bound(self.problem, most) * self.x.ticks) + 1
         return self._bounds[most]
 
     def one_fewer(self) -> list[Problem]:
-        """The problems with one live worker less, one for each kind of worker, by their lower bounds, least first."""
+        """The problems with one live worker less, one per kind of worker, sorted by lower bound."""
         x = self.x
         kinds: set[tuple[float, ...]] = set()
         found: list[tuple[float, int, Problem]] = []
@@ -164,14 +165,14 @@ class _LiveSet:
                 lost = Worker(*divmod(int(self.names[w]), x.stages))
                 try:
                     fewer = self.problem.replace(failed=[*self.problem.dead, lost])
-                except ValueError:  # nobody else at the stage may hold anything
+                except ValueError:  # the stage's other workers have no room for a micro-batch
                     continue
                 found.append((lower_bound(fewer, [np.inf] * x.stages), len(found), fewer))
         return [fewer for *_, fewer in sorted(found, key=lambda entry: entry[:2])]
 
 
 def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
-    """Two chains of limits (w,), highest first: equal numbers, and 1F1B + k. Limits below 1 stay as they are."""
+    """Two chains of limits (w,), highest first: equal numbers, and 1F1B + k. Limits below 1 stay unchanged."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         most = int(min((x.cap - shape)[roomy].min(), x.problem.total))
@@ -180,7 +181,8 @@ def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
 
 
 def _one_less(x: Instance) -> Iterator[list[np.ndarray]]:
-    """For limits that are not canonical: chains of one, with one less everywhere and with one less at each stage."""
+    """For limits that are not canonical: chains of one element, with one less everywhere and with one less at each
+    stage."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         room = (x.cap - shape)[roomy]
@@ -193,11 +195,12 @@ def _one_less(x: Instance) -> Iterator[list[np.ndarray]]:
 
 
 def _round(k: float) -> bool:
-    """Is k one of the canonical numbers: up to 16 all, up to 32 every second, up to 64 every fourth, and so on?"""
+    """Whether k is canonical: every number up to 16, every second one up to 32, every fourth one up to 64, and so
+    on."""
     return k % (1 << max(0, int(k).bit_length() - 4)) == 0
 
 
 def _shapes(x: Instance) -> tuple[np.ndarray, np.ndarray]:
-    """What k is added to in each of the two chains, (w,): 0, and P - s."""
+    """The bases of the two chains, (w,) each: 0, and P - s. A chain adds k to its base."""
     stage = np.arange(len(x.cap)) % x.stages
     return np.zeros(len(stage)), (x.stages - stage).astype(float)

@@ -1,7 +1,7 @@
 """A Problem as flat integer arrays, the input of the compiled loops.
 
     x = Instance.of(problem)
-    x.ticks                       # ticks in one time unit: all times in the loops are whole ticks, so ties are exact
+    x.ticks                       # ticks per time unit; all times in the loops are whole ticks, so ties are exact
 
 Node n = g * P + s is micro-batch g at stage s; worker w = d * P + s.
 """
@@ -21,27 +21,27 @@ from ..problem import Problem
 from ..progress import BACKWARD, FORWARD, WEIGHTS
 
 NEED_F, NEED_G, NEED_W = 1, 2, 4
-"""Bits of `todo`: forward, backward for the input (or both in one), backward for the weights (or both in one)."""
+"""Bits of `Instance.todo`: F; I or B; W or B."""
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """The arrays of a problem: n = N * P nodes, w = D * P workers (dead ones have entries that nothing reads)."""
+    """The arrays of a problem: n = N * P nodes, w = D * P workers. Entries of dead workers are unused."""
 
     problem: Problem
     ticks: int
-    pipeline: np.ndarray  # (N,) int32: of micro-batch g
-    index: np.ndarray  # (N,) int32: within its pipeline
+    pipeline: np.ndarray  # (N,) int32: pipeline of micro-batch g
+    index: np.ndarray  # (N,) int32: index within its pipeline
     alive: np.ndarray  # (w,) bool
     duration: np.ndarray  # (5, w) int64: F, I, W, B, O
     cap: np.ndarray  # (w,) float64: most micro-batches in flight
-    held: np.ndarray  # (w,) float64: in flight at time 0
-    release: np.ndarray  # (w,) int64: nothing starts before
+    held: np.ndarray  # (w,) float64: micro-batches in flight at time 0
+    release: np.ndarray  # (w,) int64: earliest start of any op
     allreduce: np.ndarray  # (P,) int64
-    travel: np.ndarray  # (1, 2) or (w, D) int64: times of messages, as `compiled.timing.travel_time` reads them
+    travel: np.ndarray  # (1, 2) or (w, D) int64: message times, in the format of `compiled.timing.travel_time`
     todo: np.ndarray  # (n,) uint8: NEED_* bits; 0 for finished stages
-    sent: np.ndarray  # (n,) uint8: bit 1: the output of F, bit 2: of I or B is there from time 0
-    host: np.ndarray  # (n,) int64: the worker that must run it, -1 where there is a choice
+    sent: np.ndarray  # (n,) uint8: bit 1: the output of F is available from time 0; bit 2: that of I or B
+    host: np.ndarray  # (n,) int64: the worker that must run the node, -1 if there is a choice
 
     @property
     def stages(self) -> int:
@@ -49,24 +49,24 @@ class Instance:
 
     @property
     def anywhere_alike(self) -> bool:
-        """Does every message take the same time?"""
+        """Whether every message takes the same time."""
         return self.problem.graph.uniform and self.travel[0, 0] == self.travel[0, 1]
 
     @property
     def size(self) -> int:
-        """The number of ops to schedule, roughly (three for each open node); at least 1."""
+        """Approximate number of ops to schedule: three per open node, at least 1."""
         return 3 * int((self.todo > 0).sum()) or 1
 
     @cached_property
     def stepping(self) -> np.ndarray:
-        """Live workers of stages that are not finished."""
+        """Indices of the live workers of unfinished stages."""
         w = np.flatnonzero(self.alive)
         return w[~np.isin(w % self.stages, list(self.problem.finished))]
 
     @cached_property
     def tail(self) -> np.ndarray:
-        """(w,) int64: time from the end of the stage's last gradient to the end of the worker's optimizer step, if no
-        other stage makes it wait. With a barrier all wait for the longest O."""
+        """(w,) int64: time from the end of the stage's last gradient to the end of the worker's optimizer step, without
+        waiting for other stages. With a barrier, every worker's O counts as the longest O."""
         step = np.where(self.alive, self.duration[4], 0)
         if self.problem.optimizer == "none":
             return np.zeros_like(step)
@@ -76,11 +76,11 @@ class Instance:
 
     @classmethod
     def of(cls, problem: Problem) -> Instance:
-        """The arrays of a problem. Waiting times are rounded up to whole ticks, durations to the nearest."""
+        """The arrays of a problem. Delays are rounded up to whole ticks, durations to the nearest tick."""
         p = problem
         D, P, N = p.pipelines, p.stages, p.total
         ticks = ticks_per_unit(p)
-        up = lambda t: np.ceil(np.multiply(t, ticks) - 1e-6).astype(np.int64)  # noqa: E731  (waiting times never get shorter)
+        up = lambda t: np.ceil(np.multiply(t, ticks) - 1e-6).astype(np.int64)  # noqa: E731  (rounding never shortens a delay)
         alive = np.ones(D * P, dtype=bool)
         alive[[w.pipeline * P + w.stage for w in p.dead]] = False
         speed = np.ones(D * P)
@@ -115,8 +115,10 @@ class Instance:
 
 
 def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
-    """Times of messages in ticks, rounded up: (1, 2), within a pipeline and between two, if the graph is uniform; else
-    (w, D), from worker w to the next stage's worker of a pipeline."""
+    """Message times in ticks, rounded up.
+
+    (1, 2) if the graph is uniform: within a pipeline, and between two. Else (w, D): from worker w to each pipeline's
+    worker of the next stage."""
     if graph.uniform:
         return np.array([[up(graph.near), up(graph.far)]], dtype=np.int64)
     p = graph.problem
@@ -126,7 +128,7 @@ def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
 
 
 def ticks_per_unit(p: Problem) -> int:
-    """A power of ten that gives the longest time at least nine digits, and at least 10**7."""
+    """A power of ten, at least 10**7, with which the longest time has at least nine digits."""
     times = [t for kind in "FIWBO" for t in p.per_stage(kind)] + [p.graph.slowest, *p.per_stage("allreduce")]
     longest = max(times, default=0.0) or 1.0
     return 10 ** max(7, 8 - math.floor(math.log10(longest)))

@@ -1,21 +1,21 @@
-"""plan_layout(problem), for problems that give layers: the boundaries between stages are part of the plan.
+"""plan_layout(problem), for problems with layers: the plan also chooses the stage boundaries.
 
     best = plan_layout(problem)               # best.layout, best.problem with the durations of its stages
     best = plan_layout(problem, seconds=1.0)  # keeps searching
-    plan_rerouted(problem).value              # with the boundaries of the job with nobody dead, for comparison
+    plan_rerouted(problem).value              # for comparison: with the boundaries of the fault-free job
 
-What makes a layout good is what the planner makes of it: loads that are equal leave nothing to fill the pipeline with,
-and memory limits and re-routing weigh differently at every stage. So:
+Only a plan shows how good a layout is. Equal loads leave no slack to fill the pipeline, and memory limits and
+re-routing weigh differently at every stage. So the search has three parts:
 
-1. The bounds (`bounds/layout_bound.py`) name the most even layouts, for several ideas of even.
-2. *Climbing*: layouts that differ from the best one by a layer that goes from one stage to another are planned, those
-   with the least bound first. A layout whose bound is not below the best plan is never planned.
-3. *Refining*: local search goes on from the plans of the best layouts in turn. Another layout can keep the order of ops
-   of a plan: each plan that became better is timed with all neighbouring layouts, which is a thousand times cheaper
-   than planning them.
+1. The bounds (`bounds/layout_bound.py`) propose the most even layouts, for several measures of evenness.
+2. *Climbing* plans the neighbours of the best layout, those with the least bound first. A neighbour moves one layer
+   from one stage to another. A layout with a bound not below the best plan is never planned.
+3. *Refining* continues local search on the plans of the best layouts in turn. A neighbouring layout can keep a plan's
+   order of ops. So each improved plan is retimed with all neighbouring layouts, which is a thousand times cheaper than
+   planning them.
 
-How much of that is done before the first result depends on the size of the job, so that it takes well below a second
-for any; large jobs are planned for a few even layouts only.
+The amount of work before the first result depends on the size of the job, so that it always takes well below a second.
+Large jobs are planned for a few even layouts only.
 """
 
 from __future__ import annotations
@@ -41,21 +41,25 @@ from .planner import plan, plans
 from .search import MOVED
 
 EVEN = ((1.0, 2.0, 0.1), (1.0, 2.0, 0.5), (1.03, 8.0, 0.3), (1.03, 1.0, 0.1))
-"""Ideas of even: slack, power and tilt of `LayoutBounds.layout`."""
+"""Measures of evenness: slack, power and tilt of `LayoutBounds.layout`."""
 ARMS = 6
-"""Layouts that are refined in turn."""
+"""Number of layouts refined in turn."""
 RUNS = ((0.2, 1.0), (0.5, 8.0), (0.2, 1.0), (0.1, 8.0))
 LEAN = (0.5, 0.0, 1.0)
-"""heat and weight, and lean, of runs of local search (`candidates.improved`)."""
+"""RUNS: heat and weight of runs of local search (`candidates.improved`). LEAN: their lean."""
 
 
 def plan_layout(problem: Problem, *, seconds: float = 0.0) -> Plan:
-    """The best plan found over all layouts; its `layout` says how many layers each stage has, its `problem` has the
-    durations and memory limits that follow, and its `gap` is to a bound that no layout can beat.
+    """The best plan found over all layouts.
 
-    problem: one with `layers` (ValueError if not, or if the layers do not fit into `capacity_bytes`)
-    seconds: time to search beyond the first result; it ends early at a provable optimum. A pure function otherwise. May
-    be called from any thread; the compiled loops release the GIL."""
+    Its `layout` is the number of layers of each stage. Its `problem` has the resulting durations and memory limits. Its
+    `gap` is relative to a bound over all layouts.
+
+    problem: must have `layers`.
+    seconds: time to search after the first result. The search ends early at a provable optimum.
+
+    ValueError if the problem has no layers, or if they do not fit into `capacity_bytes`. A pure function if `seconds`
+    is 0. Safe to call from any thread. The compiled loops release the GIL."""
     until = time.perf_counter() + seconds
     for best in layout_plans(problem):  # noqa: B007  (the last one is wanted)
         if time.perf_counter() >= until:
@@ -64,17 +68,19 @@ def plan_layout(problem: Problem, *, seconds: float = 0.0) -> Plan:
 
 
 def plan_rerouted(problem: Problem, *, seconds: float = 0.0) -> Plan:
-    """What re-routing alone makes of the deaths: the best plan found of the layout that the job has with nobody dead.
+    """The best plan found by re-routing alone, with the layout of the fault-free job.
 
-    As `plan_layout` otherwise, except that the bound is of this layout alone."""
+    Arguments and errors as for `plan_layout`. The lower bound covers this layout only."""
     layout = plan_layout(problem.replace(failed=())).layout
     assert layout is not None
     return _of_layout(plan(problem.with_layout(layout), seconds=seconds), layout)
 
 
 def layout_plans(problem: Problem) -> Iterator[Callable[[], Plan]]:
-    """The best plan so far, again and again, each time after more work; ends at a provable optimum, or with a large
-    job's last layout. Call one for its Plan."""
+    """Yield the best result so far after each slice of the search. Ends at a provable optimum, or for a large job after
+    its last layout.
+
+    Call a result to get its Plan."""
     search = _Search(problem)
     for _ in range(search.steps_at_once):
         if not search.step():
@@ -86,7 +92,7 @@ def layout_plans(problem: Problem) -> Iterator[Callable[[], Plan]]:
 
 @dataclass
 class _Arm:
-    """A layout and the best plan of it so far; value in the problem's unit."""
+    """A layout and its best plan so far. value: in the problem's unit."""
 
     layout: Layout
     problem: Problem
@@ -94,11 +100,11 @@ class _Arm:
     instance: Instance | None = None
     goal: int = 0  # ticks: its own lower bound
     schedule: PartialSchedule | None = None
-    whole: Plan | None = None  # of a job that is planned in blocks
+    whole: Plan | None = None  # the plan of a job planned in blocks
 
 
 class _Search:
-    """The arms, and the steps that make them better."""
+    """The state of the search: the arms, and the steps that improve them."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.bounds = problem, LayoutBounds(problem)
@@ -113,11 +119,11 @@ class _Search:
 
     @property
     def steps_at_once(self) -> int:
-        """So many steps are made before there is a result."""
+        """Number of steps before the first result."""
         return max(1, min(40, int(800 / math.sqrt(self.size))))
 
     def step(self) -> bool:
-        """Plan or refine one layout; False if there is nothing left to do."""
+        """Plan or refine one layout. False if the search is complete."""
         if self.best.value <= self.target:
             return False
         even = next((layout for layout in self.first if layout not in self.planned), None)
@@ -139,7 +145,7 @@ class _Search:
         return _of_layout(found, arm.layout)
 
     def _even(self) -> Iterator[Layout]:
-        """Layouts to begin with."""
+        """The layouts to plan first."""
         yield self.bounds.layout()
         if self.bounds.of(self.bounds.in_proportion) < math.inf:
             yield self.bounds.in_proportion
@@ -148,7 +154,7 @@ class _Search:
     # ---- steps
 
     def plan(self, layout: Layout) -> _Arm:
-        """Plan a layout from nothing."""
+        """Plan a layout from scratch and add its arm."""
         self.planned.add(layout)
         problem = self.problem.with_layout(layout)
         whole = plan_in_blocks(problem)
@@ -162,7 +168,7 @@ class _Search:
         return arm
 
     def climb(self) -> bool:
-        """Plan the neighbour of the best layout with the least bound; False if none can be better."""
+        """Plan the neighbour of the best layout with the least bound. False if no neighbour can be better."""
         found = [
             (bound, sum(s * n for s, n in enumerate(layout)), layout)
             for layout in (self.best.layout, *_neighbours(self.best.layout))
@@ -174,7 +180,7 @@ class _Search:
         return True
 
     def refine(self) -> bool:
-        """Local search from one of the best layouts' plans; False for jobs too large for it."""
+        """Run local search on the plan of one of the best layouts. False if the job is too large."""
         if self.size >= MOVED or not LOOPS.compiled:
             return False
         arms = sorted(self.arms.values(), key=lambda arm: arm.value)[:ARMS]
@@ -192,7 +198,7 @@ class _Search:
         return True
 
     def _carry_over(self, arm: _Arm) -> None:
-        """The order of a plan with the neighbouring layouts."""
+        """Retime the arm's order of ops with the neighbouring layouts."""
         assert arm.schedule is not None
         for layout in _neighbours(arm.layout):
             if self.bounds.of(layout) >= self.best.value:
@@ -213,13 +219,14 @@ class _Search:
 
 
 def _of_layout(found: Plan, layout: Layout) -> Plan:
-    """The plan, which nobody else has seen, with its layout: whatever kind of Plan it is."""
+    """Set the layout of a plan. Modifies the plan in place, so that subclasses keep their type; no other code holds it
+    yet."""
     found.__dict__["layout"] = layout
     return found
 
 
 def _neighbours(layout: Layout) -> Iterator[Layout]:
-    """A layer from one stage to another: all boundaries between the two move by one."""
+    """All layouts that move one layer from one stage to another."""
     for a, n in enumerate(layout):
         for b in range(len(layout)):
             if a != b and n > 1:
@@ -230,12 +237,12 @@ def _neighbours(layout: Layout) -> Iterator[Layout]:
 
 
 def _fits(x: Instance, schedule: PartialSchedule) -> bool:
-    """Does the order keep to the memory limits? Those of another layout may be lower."""
+    """Whether the order of ops keeps this instance's memory limits, which may be lower than those of its own layout."""
     if np.isinf(x.cap).all():
         return True
     share = x.problem.i_release
     kind, worker = schedule.codes & 3, schedule.host[schedule.codes >> 2]
     change = np.array([1.0, -share, share - 1.0, -1.0])[kind]
     order = np.argsort(worker, kind="stable")
-    level = np.cumsum(change[order])  # every worker ends with what it began with, so this is each worker's own level
+    level = np.cumsum(change[order])  # each worker's changes sum to 0, so workers do not mix
     return bool((level <= x.cap[worker[order]] + 1e-6).all())

@@ -1,7 +1,7 @@
-"""A schedule without its optimizer steps, as the planner works on it: ops as codes, times in ticks.
+"""The planner's working form of a schedule: ops as codes, times in ticks, without optimizer steps.
 
 schedule = PartialSchedule(codes, starts, host)
-value(instance, schedule)                 # what is minimised, in ticks
+value(instance, schedule)                 # the objective, in ticks
 finish(instance, schedule, bound)         # the Plan
 """
 
@@ -20,8 +20,11 @@ from .instance import Instance
 
 @dataclass(frozen=True, eq=False)
 class PartialSchedule:
-    """codes (n_ops,) int64: node * 4 + kind, in a topological order; starts (n_ops,) int64, ticks; host (n,): each
-    node's worker."""
+    """The ops of a step except O.
+
+    codes (n_ops,)   int64: node * 4 + kind, in a topological order
+    starts (n_ops,)  int64: start times in ticks
+    host (n,)        worker of each node"""
 
     codes: np.ndarray
     starts: np.ndarray
@@ -29,7 +32,7 @@ class PartialSchedule:
 
 
 def value(x: Instance, schedule: PartialSchedule) -> int:
-    """What the planner minimises, in ticks: the period of a staggered whole step, else the end of the last op."""
+    """The planner's objective in ticks: the period of a staggered whole step, else the end of the last op."""
     last, first = times(x, schedule)
     w = x.stepping
     step = steps_from(x, last)[w % x.stages]
@@ -41,12 +44,12 @@ def value(x: Instance, schedule: PartialSchedule) -> int:
 
 
 def times(x: Instance, schedule: PartialSchedule) -> tuple[np.ndarray, np.ndarray]:
-    """End of each stage's last gradient (P,), 0 where it has none; first start on each worker (w,), NEVER if idle."""
+    """(P,) end of each stage's last gradient, 0 if it has none, and (w,) first start on each worker, NEVER if idle."""
     return LOOPS.stage_times(x.stages, schedule.host, x.duration, schedule.codes, schedule.starts)
 
 
 def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
-    """(P,): when each stage may step, given the ends of the stages' last gradients."""
+    """(P,): the earliest optimizer step of each stage. last (P,): ends of the stages' last gradients."""
     if x.problem.optimizer == "none":
         return last
     ready = last + x.allreduce
@@ -57,7 +60,7 @@ def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
 
 
 def finish(x: Instance, schedule: PartialSchedule, bound: float) -> Plan:
-    """The Plan of a schedule: times in the problem's unit, optimizer steps added. bound: its `lower_bound`."""
+    """The Plan of a schedule, with times in the problem's unit and optimizer steps. bound: its `lower_bound`."""
     P = x.stages
     codes, starts, host = schedule.codes, schedule.starts, schedule.host
     ready = steps_from(x, times(x, schedule)[0])

@@ -1,10 +1,10 @@
-"""Who takes over micro-batches that have lost their worker, where some peers are nearer than others.
+"""Assigns micro-batches without a live worker to peers at different distances.
 
     taken = cheapest_flow(count, message, load, cost)     # how many of each group each peer takes
 
-A minimum-cost flow (networkx's network simplex) from groups of micro-batches to peers: taking the k-th further
-micro-batch costs a peer the time at which it is done with it, `load + k * cost`, and the micro-batch its messages to
-and from there. So peers are filled evenly, and nearer ones first, by as much as the way to the others takes.
+A minimum-cost flow (networkx's network simplex) from groups of micro-batches to peers. The k-th additional micro-batch
+of a peer costs its end time, `load + k * cost`, plus the time of its messages to and from the peer. So peers fill
+evenly, and a nearer peer takes more, up to the difference in message times.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 
 
 def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """(groups, peers) int64: how many micro-batches of each group each peer takes; the rows sum to `count`.
+    """(groups, peers) int64: how many micro-batches of each group each peer takes. Rows sum to `count`.
 
-    count (groups,)            how many micro-batches a group has
-    message (groups, peers)    time of all messages of one of them if it runs there, whole ticks as all times here
-    load (peers,)              when a peer is done with what it has already
-    cost (peers,)              how long a micro-batch keeps it busy
-    Peers that differ in nothing share evenly; earlier ones take what cannot be shared."""
+    count (groups,)            micro-batches in the group
+    message (groups, peers)    time of all messages of one micro-batch if the peer runs it, ticks
+    load (peers,)              end of the peer's existing work, ticks
+    cost (peers,)              work of one micro-batch on the peer, ticks
+
+    Identical peers share evenly, the remainder goes to the first ones."""
     groups, peers = message.shape
     alike: dict[tuple[int, ...], list[int]] = {}
     for p in range(peers):
@@ -31,7 +32,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
     graph.add_node("done", demand=int(count.sum()))
     for g in range(groups):
         graph.add_node(("group", g), demand=-int(count[g]))
-    last = _even_end(load, cost, int(count.sum())) + int(message.max())  # nobody is done later than this
+    last = _even_end(load, cost, int(count.sum())) + int(message.max())  # no peer ends later
     for kind, ((begin, step, *ways), members) in enumerate(alike.items()):
         most = int(count.sum()) if step == 0 else max(0, int(last - min(ways) - begin) // int(step))
         for k in range(1, min(most, int(count.sum())) + 1):
@@ -50,9 +51,9 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
 
 
 def even_shares(load: list[int], cost: list[int], n: int, turn: int) -> list[int]:
-    """How many of n micro-batches each worker takes, so that the last one is done as early as possible.
+    """How many of n micro-batches each worker takes, so that the last one ends as early as possible.
 
-    turn: rotates who is asked first among equals."""
+    turn: rotates the order of equal workers."""
     k = len(load)
     heap = [(load[i] + cost[i], (i - turn) % k, i) for i in range(k)]
     heapq.heapify(heap)
@@ -65,6 +66,6 @@ def even_shares(load: list[int], cost: list[int], n: int, turn: int) -> list[int
 
 
 def _even_end(load: np.ndarray, cost: np.ndarray, n: int) -> int:
-    """When the last of n micro-batches is done in even shares."""
+    """End time of the last of n micro-batches with even shares."""
     share = np.array(even_shares(load.tolist(), cost.tolist(), n, 0))
     return int((load + share * cost)[share > 0].max(initial=0))

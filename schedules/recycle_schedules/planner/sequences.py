@@ -1,4 +1,4 @@
-"""A schedule as one sequence of ops for each worker: what local search changes and what retiming keeps.
+"""A schedule as one op sequence per worker. Local search changes the sequences, retiming keeps them.
 
 q = Sequences.of(instance, schedule, room)
 q.earliest(instance)               # every op as early as possible
@@ -18,18 +18,18 @@ from .partial_schedule import PartialSchedule
 
 @dataclass(eq=False)
 class Sequences:
-    """Worker w runs codes[first[w] : first[w] + length[w]] in this order. Entries between the sequences are free."""
+    """Worker w runs codes[first[w] : first[w] + length[w]] in this order. Entries between sequences are unused."""
 
-    host: np.ndarray
+    host: np.ndarray  # (n,): worker of each node
     first: np.ndarray  # (w,) int64
     length: np.ndarray  # (w,) int64
     codes: np.ndarray  # int64
     starts: np.ndarray  # int64, aligned with codes
-    order: np.ndarray  # int64: positions in codes, topological
+    order: np.ndarray  # int64: indices into codes, in topological order
 
     @classmethod
     def of(cls, x: Instance, schedule: PartialSchedule, room: np.ndarray | int = 0) -> Sequences:
-        """The sequences of a schedule. room (w,): how many more ops a worker's sequence may grow by."""
+        """The sequences of a schedule. room (w,): number of ops by which each sequence may grow."""
         worker = schedule.host[schedule.codes >> 2]
         length = np.bincount(worker, minlength=len(x.cap)).astype(np.int64)
         size = length + room
@@ -41,8 +41,8 @@ class Sequences:
         return cls(schedule.host.copy(), first, length, codes, np.empty_like(codes), np.empty_like(codes))
 
     def earliest(self, x: Instance, release: np.ndarray | None = None) -> PartialSchedule:
-        """Every op as early as its worker and its inputs allow. release (w,): when workers are free, if not the
-        instance's."""
+        """The schedule with every op as early as its worker and its inputs allow. release (w,): when workers become
+        free, default the instance's."""
         placed = LOOPS.earliest(
             x.stages, self.host, x.todo, x.sent, x.duration, x.release if release is None else release, x.travel,
             self.first, self.length, self.codes, self.starts, self.order,
@@ -52,7 +52,8 @@ class Sequences:
         return PartialSchedule(self.codes[at], self.starts[at], self.host)
 
     def latest(self, x: Instance, deadline: np.ndarray) -> PartialSchedule:
-        """Every op as late as possible so that worker w ends by deadline[w]. Call `earliest` first, for the order."""
+        """The schedule with every op as late as possible, such that worker w ends by deadline[w]. Call `earliest`
+        first: it computes the order."""
         placed = int(self.length.sum())
         LOOPS.latest(
             x.stages, self.host, x.todo, x.sent, x.duration, x.travel, self.codes, self.order, placed,
