@@ -2,9 +2,9 @@
 
     from recycle_kernels import rms_norm, rope_qkv, swiglu, head_loss, weight_grad, adamw
 
-One file a kernel: the formula, the public function, its reference in plain torch, the autograd Function, the kernels.
-The package knows torch and Triton only. `launches` makes every launch of a stage once, `compile` does so for GPUs that
-are not here.
+One file per kernel: formula, public function, reference in plain torch, autograd Function, Triton kernels. The package
+imports torch and Triton only. `launches` launches every kernel of a stage once. `compile` compiles these launches for
+GPUs that are not present.
 """
 
 from .adamw import (

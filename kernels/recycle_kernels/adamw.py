@@ -1,13 +1,13 @@
-"""AdamW for a whole stage in one launch, with what a commit needs: the norm, the clip scale, the undo copy.
+"""AdamW for a whole stage in one launch, with gradient norms, clip scale and undo copy for the commit.
 
-    chunks = make_chunks(sizes, decayed, device)                       # once: where the parameters lie
-    squares = squared_norms(grad, chunks)                              # float64 [parameters], the vote
+    chunks = make_chunks(sizes, decayed, device)                       # once: the layout of the parameters
+    squares = squared_norms(grad, chunks)                              # float64 [parameters], for the commit vote
     adamw(state, grad, chunks, AdamW(lr=1e-3), step=1, scale=0.5, undo=undo)
-    roll_back(state, undo)                                             # post-validation said no
+    roll_back(state, undo)                                             # if post-validation fails
 
-All tensors are flat, contiguous, of equal length: a stage's parameters one after another. Each program takes a chunk
-that lies in one parameter, so that matrices decay and norm weights do not without a mask. `state` is (param, exp_avg,
-exp_avg_sq), float32; grad is float32 or bfloat16.
+All tensors are flat, contiguous and of equal length: the stage's parameters, concatenated. Each program processes a
+chunk of a single parameter, so weight decay on matrices but not on norm weights needs no mask. `state` is (param,
+exp_avg, exp_avg_sq), float32. grad is float32 or bfloat16.
 
 Formula (Loshchilov and Hutter 2019, arXiv:1711.05101, in torch.optim.AdamW's order), g = grad * scale:
 
@@ -16,8 +16,8 @@ Formula (Loshchilov and Hutter 2019, arXiv:1711.05101, in torch.optim.AdamW's or
     v  = beta2 v + (1 - beta2) g^2
     p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-AdamW cannot be inverted bit by bit, hence `undo`: three tensors that receive the state as it was, in the same pass (40
-bytes an element instead of 28). Division and square root are correctly rounded. The norms are summed in float64, in a
+AdamW cannot be inverted exactly. So the same pass can copy the previous state into the three tensors of `undo` (40
+bytes per element instead of 28). Division and square root are correctly rounded. Norms are summed in float64, in a
 fixed order.
 """
 
@@ -48,16 +48,16 @@ class AdamW(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """Where the parameters lie in the flat tensors, cut into chunks of at most BLOCK elements."""
+    """The layout of the parameters in the flat tensors, in chunks of at most BLOCK elements."""
 
-    starts: Tensor  # int64 [chunks + 1], the last is the number of elements
-    decayed: Tensor  # float32 [chunks]: 1.0 where weight decay applies
-    counts: list[int]  # chunks of each parameter
-    aligned: bool  # all starts are multiples of 4: elements are loaded four at a time
+    starts: Tensor  # int64 [chunks + 1]; the last one is the number of elements
+    decayed: Tensor  # float32 [chunks]: 1.0 if weight decay applies
+    counts: list[int]  # chunks per parameter
+    aligned: bool  # whether all starts are multiples of 4, so that loads take four elements at a time
 
 
 def make_chunks(sizes: Sequence[int], decayed: Sequence[bool], device: torch.device | str) -> Chunks:
-    """The chunks of parameters of `sizes` elements, one after another; `decayed` says which take weight decay."""
+    """The chunks of concatenated parameters. sizes: elements of each. decayed: whether each has weight decay."""
     firsts = np.cumsum([0, *sizes])
     pieces = [np.arange(first, first + size, BLOCK) for first, size in zip(firsts, sizes, strict=False)]
     counts = [len(piece) for piece in pieces]
@@ -69,7 +69,9 @@ def make_chunks(sizes: Sequence[int], decayed: Sequence[bool], device: torch.dev
 def adamw(
     state: State, grad: Tensor, chunks: Chunks, hyper: AdamW, step: int, scale: float = 1.0, undo: State | None = None
 ) -> None:
-    """One step in place; `step` counts from 1."""
+    """One AdamW step in place.
+
+    step: counts from 1. scale: factor on grad. undo: receives the state before the step."""
     decay, correction = hyper.lr * hyper.weight_decay, (1 - hyper.beta2**step) ** 0.5
     _adamw_kernel[(len(chunks.decayed),)](
         *state, grad, *(undo or (None, None, None)), chunks.starts, chunks.decayed, scale, decay,
@@ -81,7 +83,7 @@ def adamw(
 def adamw_reference(
     state: State, grad: Tensor, chunks: Chunks, hyper: AdamW, step: int, scale: float = 1.0, undo: State | None = None
 ) -> None:
-    """The same in plain torch."""
+    """`adamw` in plain torch."""
     for copy, live in zip(undo or (), state, strict=False):
         copy.copy_(live)
     param, mean, square = state
@@ -95,26 +97,26 @@ def adamw_reference(
 
 
 def roll_back(state: State, undo: State) -> None:
-    """The state before the last `adamw(..., undo=undo)`, bit by bit."""
+    """Restore the state before the last `adamw(..., undo=undo)`, bit for bit."""
     for live, copy in zip(state, undo, strict=True):
         live.copy_(copy)
 
 
 def squared_norms(grad: Tensor, chunks: Chunks) -> Tensor:
-    """The sum of squares of each parameter's part of grad, float64; not finite exactly if some element is not."""
+    """[parameters] float64: sum of squares of each parameter's gradient. Non-finite if and only if an element is."""
     partial = torch.empty(len(chunks.decayed), dtype=torch.float64, device=grad.device)
     _norm_kernel[(len(partial),)](grad, partial, chunks.starts, **_launch(chunks))
     return torch.stack([part.sum() for part in partial.split(chunks.counts)])
 
 
 def squared_norms_reference(grad: Tensor, chunks: Chunks) -> Tensor:
-    """The same in plain torch."""
+    """`squared_norms` in plain torch."""
     chunk_sizes = chunks.starts.diff().split(chunks.counts)
     return torch.stack([part.double().square().sum() for part in grad.split([int(n.sum()) for n in chunk_sizes])])
 
 
 def _launch(chunks: Chunks) -> dict[str, int]:
-    """Elements loaded one at a time take an address each: twice the threads share those registers."""
+    """Launch options. Unaligned loads need one address per element, so twice the threads share these registers."""
     return {"BLOCK": BLOCK, "ALIGN": 4 if chunks.aligned else 1, "num_warps": 4 if chunks.aligned else 8}
 
 
@@ -153,6 +155,6 @@ def _norm_kernel(grad, partial, starts, ALIGN: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _places(starts, chunk, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
-    """(elements of the chunk, mask)."""
+    """(indices of the chunk's elements, mask)."""
     at = tl.multiple_of(tl.load(starts + chunk), ALIGN) + tl.arange(0, BLOCK)
     return at, at < tl.multiple_of(tl.load(starts + chunk + 1), ALIGN)

@@ -1,10 +1,9 @@
-"""How a row is cut into blocks: pure functions of the shape, so that every peer launches the same program.
+"""Tile sizes of the row kernels: pure functions of the shape, so that all peers launch the same program.
 
     block, rows, warps = row_tile(width=4096)
 
-Kernels over rows are bound by memory: any block that keeps enough bytes in flight is as good as another, so theirs
-follow from the width alone and there is nothing to tune or to agree on. The one matrix kernel, `weight_grad`, has
-a table of tiles.
+Row kernels are memory-bound: any block with enough bytes in flight is equally fast. So the tile follows from the width
+alone, without tuning or agreement between peers. The only matrix kernel, `weight_grad`, has a table of tiles.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ def power_of_two(n: int) -> int:
 
 
 def row_tile(width: int) -> RowTile:
-    """A tile of whole rows, 4096 elements or one row, 16 elements a thread.
+    """A tile of whole rows: 4096 elements, or one row if that is longer, with 16 elements per thread.
 
-    Raises ValueError when a row is wider than MAX_WIDTH.
-    """
+    ValueError if the width is above MAX_WIDTH."""
     if width > MAX_WIDTH:
         raise ValueError(f"a row of {width} elements does not fit one program; the width may be at most {MAX_WIDTH}")
     block = power_of_two(width)

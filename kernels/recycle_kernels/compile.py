@@ -1,11 +1,11 @@
-"""Compiles every launch of a stage for GPUs that are not here, and reads what the assembler made of it.
+"""Compiles every kernel launch of a stage for GPUs that are not present, and prints registers, spills, shared memory.
 
-    python -m recycle_kernels.compile                   # sm_80, sm_90, sm_100: a table; exit code 1 if a kernel spills
+    python -m recycle_kernels.compile                   # sm_80, sm_90, sm_100; exit code 1 if a kernel does not fit
     python -m recycle_kernels.compile --arch 90
 
-The launches are those of `launches.py`, made on tensors without memory under a driver that says it has the target: the
-same specialisation (alignment, divisibility, constants) as a real launch, without a list of signatures beside the code
-that would go stale. Registers and spills come from the cuobjdump that Triton brings.
+Runs the launches of `launches.py` on meta tensors, with a driver that reports the target architecture. So kernels get
+the same specialisation (alignment, divisibility, constants) as in a real launch, and there is no separate list of
+signatures to maintain. Registers and spills come from the cuobjdump in Triton's package.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from .launches import StageShape, launches
 SHAPE = StageShape(
     batch=2, sequence=2048, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, parameters=1 << 24
 )
-SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory a program may use
+SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # most bytes of shared memory per program
 
 
 @dataclass(frozen=True)
 class Binary:
     """One compiled specialisation."""
 
-    kernel: str  # file and function: weight_grad._kernel
-    arch: int
-    registers: int  # a thread
-    spills: int  # bytes of stack a thread
-    shared: int  # bytes a program
+    kernel: str  # file and function, like weight_grad._kernel
+    arch: int  # compute capability: 80, 90, 100
+    registers: int  # per thread
+    spills: int  # bytes of stack and local memory per thread
+    shared: int  # bytes per program
     warps: int
     signature: str  # argument types
-    ptx: str  # what the assembler was given
+    ptx: str  # the assembler's input
 
     @property
     def fits(self) -> bool:
-        """Nothing spills, and a program's shared memory is there."""
+        """Whether no register spills and the shared memory is within the limit."""
         return self.spills == 0 and self.shared <= SHARED_LIMIT[self.arch]
 
 
 def compile_stage(arch: int, shape: StageShape = SHAPE) -> list[Binary]:
-    """Every distinct kernel that a stage of this shape launches, compiled for `arch` (80, 90, 100)."""
+    """Every distinct kernel of a stage of this shape, compiled for `arch` (80, 90, 100)."""
     with _pretend(arch) as kernels:
         for call in launches(shape, torch.device("meta")).values():
             call()
@@ -65,7 +65,7 @@ def compile_stage(arch: int, shape: StageShape = SHAPE) -> list[Binary]:
 
 @contextmanager
 def _pretend(arch: int) -> Iterator[dict[str, tuple[str, Any]]]:
-    """Within, launches compile for `arch` and do not run; yields {hash: (name, compiled kernel)}."""
+    """Within the context, launches compile for `arch` but do not run. Yields {hash: (name, compiled kernel)}."""
     kernels: dict[str, tuple[str, Any]] = {}
     run = JITFunction.run
 
@@ -85,7 +85,7 @@ def _pretend(arch: int) -> Iterator[dict[str, tuple[str, Any]]]:
 
 
 class _AbsentGPU(DriverBase):
-    """A driver that knows its target and has no device. The device number is the architecture: Triton caches by it."""
+    """A driver with a target but no device. The device number is the architecture, because Triton caches by it."""
 
     def __init__(self, arch: int):
         self.arch = arch
@@ -128,7 +128,7 @@ def _binary(name: str, arch: int, kernel: Any) -> Binary:
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """REG, STACK, LOCAL and the like, as the cuobjdump in Triton's package tells them."""
+    """REG, STACK, LOCAL and other resources, from the cuobjdump in Triton's package."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

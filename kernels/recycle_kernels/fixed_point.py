@@ -1,16 +1,22 @@
-"""Sums that do not depend on their order: gradients in fixed point, for `numerics.reproducible`.
+"""Order-independent sums: gradients in fixed point, for `numerics.reproducible`.
 
     q = torch.zeros(rows, columns, dtype=torch.int64); bad = torch.zeros(2, dtype=torch.float64)
     quantise_add(q, grad, exponents, limit, bad)     # q += rint(grad * 2^exponents), in any order, on any peer
     dequantise(q, exponents, total)                  # total = q * 2^-exponents, after the integer all-reduce
 
-Floating-point addition is not associative, integer addition is: whichever peer ran a micro-batch, and in whatever
-order the parts arrive, the int64 sum has the same bits. An addend is rounded once, half to even, to a multiple of
-2^-exponent. `bad[0]` becomes 1 (and the element counts as 0) when an addend is NaN, infinite, or of `limit` steps and
-more, `bad[1]` when it is NaN or infinite. Who adds up chooses the format: exponents that all peers agree on, int32
-(rows,), -126 <= exponent <= 126, one for every row of equal length that the tensor consists of; int64 or int32 for q;
-and a limit, a power of two, such that q holds as many addends as there will be. `first`: the sum was empty, q is
-written and not read. Tensors are contiguous and of equal size; grad is float32 or bfloat16, bad (2,) of any dtype.
+Integer addition is associative, floating-point addition is not. So the int64 sum has the same bits on any assignment of
+micro-batches to peers and in any order of arrival. Each addend is rounded once, half to even, to a multiple (a step) of
+2^-exponent.
+
+    q          int64 or int32, the sum
+    grad       float32 or bfloat16, the addend
+    exponents  int32 (rows,), -126 to 126, equal on all peers; the tensor consists of that many rows of equal length
+    limit      power of two, in steps, small enough that q cannot overflow with the expected number of addends
+    bad        (2,) of any dtype. bad[0] becomes 1 if an element is NaN, infinite, or not below `limit` steps; that
+               element counts as 0. bad[1] becomes 1 if an element is NaN or infinite
+    first      the sum is empty: q is written without being read
+
+Tensors are contiguous and of equal size.
 """
 
 from __future__ import annotations
@@ -21,12 +27,12 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-_ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it pushes the fraction of a float64 below 2^51 out of the mantissa
-_WHOLE = tl.constexpr(2.0**51)  # a float32 above 2^23 is whole anyway
+_ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it rounds a float64 below 2^51 to an integer: no mantissa bits are left
+_WHOLE = tl.constexpr(2.0**51)  # above it no rounding is needed: a float32 above 2^23 is an integer
 
 
 def quantise_add(q: Tensor, grad: Tensor, exponents: Tensor, limit: float, bad: Tensor, first: bool = False) -> None:
-    """q (int64 or int32) += rint(grad * 2^exponents); bad[0] becomes 1 when an element is not below `limit` steps."""
+    """q += rint(grad * 2^exponents). Sets `bad` for elements that do not fit (module docstring)."""
     n = grad.numel()
     _quantise_kernel[(triton.cdiv(n, BLOCK),)](
         q, grad, exponents, bad, n, n // len(exponents), limit, FIRST=first, BLOCK=BLOCK, num_warps=4
@@ -36,7 +42,7 @@ def quantise_add(q: Tensor, grad: Tensor, exponents: Tensor, limit: float, bad: 
 def quantise_add_reference(
     q: Tensor, grad: Tensor, exponents: Tensor, limit: float, bad: Tensor, first: bool = False
 ) -> None:
-    """The same in plain torch, equal in every bit."""
+    """`quantise_add` in plain torch, with the same bits."""
     steps = _rows(grad.double(), exponents) * _powers(exponents)
     fits = steps.abs() < limit  # false for NaN
     q.copy_((0 if first else q) + torch.where(fits, steps.round(), 0.0).to(q.dtype).view_as(q))
@@ -51,7 +57,7 @@ def dequantise(q: Tensor, exponents: Tensor, out: Tensor) -> None:
 
 
 def dequantise_reference(q: Tensor, exponents: Tensor, out: Tensor) -> None:
-    """The same in plain torch, equal in every bit."""
+    """`dequantise` in plain torch, with the same bits."""
     out.copy_((_rows(q.float(), exponents) * _powers(-exponents).float()).view_as(out))
 
 
@@ -65,7 +71,7 @@ def _powers(exponents: Tensor) -> Tensor:
 
 @triton.jit
 def to_steps(grad, scale, limit):
-    """(int64 steps, whether each fits, whether each is finite) of a float32 block."""
+    """(int64 steps, whether each is below the limit, whether each is finite) for a float32 block."""
     steps = grad.to(tl.float64) * scale
     fits, finite = tl.abs(steps) < limit, tl.abs(grad) < float("inf")
     steps = tl.where(fits, steps, 0.0)
@@ -74,15 +80,15 @@ def to_steps(grad, scale, limit):
 
 @triton.jit
 def raise_flags(bad, fits, finite, mask):
-    """bad[0] = 1 unless all fit, bad[1] = 1 unless all are finite; every program writes the same value, so their order
-    does not matter."""
+    """bad[0] = 1 unless all elements fit, bad[1] = 1 unless all are finite. All programs write the same value, so their
+    order does not matter."""
     tl.store(bad, 1, mask=tl.max((mask & (fits == 0)).to(tl.int32)) > 0)
     tl.store(bad + 1, 1, mask=tl.max((mask & (finite == 0)).to(tl.int32)) > 0)
 
 
 @triton.jit
 def power(exponent):
-    """2^exponent as float32, exact: made of its bits."""
+    """2^exponent as float32, built from its bits and therefore exact."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 

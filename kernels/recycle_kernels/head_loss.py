@@ -1,9 +1,9 @@
-"""Head projection and cross-entropy in one: the logits of a micro-batch never exist as a whole.
+"""Fused head projection and cross-entropy, without materialising all logits of a micro-batch.
 
     loss = head_loss(x, weight, targets)                 # x [N, H], weight [V, H], targets [N] int64 -> float32 scalar
-    loss = head_loss(x, weight, targets, defer=defer)    # the weight's gradient waits: backward calls defer(later),
-    later(add)                                           # and W is add(dl, x, parts) for each of `parts` chunks
-    loss = cross_entropy(logits, targets)                # for logits that exist anyway: [N, V]
+    loss = head_loss(x, weight, targets, defer=defer)    # deferred weight gradient: backward calls defer(later)
+    later(add)                                           # and W calls add(dl, x, parts) for each of `parts` chunks
+    loss = cross_entropy(logits, targets)                # for existing logits [N, V]
 
 Formula, for row n with logits l = x_n W^T (rounded to x's dtype, as torch does) and target t:
 
@@ -11,13 +11,13 @@ Formula, for row n with logits l = x_n W^T (rounded to x's dtype, as torch does)
     dl     = (exp(l - lse) - onehot(t)) / N
     dx     = dl W                            dW   = dl^T x
 
-The rows are taken a chunk at a time: project, turn the logits into dl in place, multiply, forget (the idea of
-Liger-Kernel's fused linear cross-entropy, Hsu et al. 2024, arXiv:2410.10989). A backward that only scales what forward
-left: dx is computed with the loss because the logits are there. dW in B is computed there too (3 products of N V H in
-all); deferred, W projects once more from (x, targets, lse) instead of keeping anything of size V (4 products), so
-what waits for W is x, targets and lse. `add` sums dl^T x wherever the caller keeps the gradient (`weight_grad`).
+Rows are processed in chunks: project, convert the logits to dl in place, multiply, discard. This is the method of
+Liger-Kernel's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989). Forward also computes dx, because the
+logits exist then, and backward only scales it. For B, forward computes dW as well (3 products of N V H in total). For a
+deferred W, the projection is repeated from (x, targets, lse), so that no tensor of size V has to be kept (4 products).
+`add` accumulates dl^T x into the caller's gradient (`weight_grad`).
 
-A chunk holds at most CHUNK_BYTES of logits and depends on the shape alone, so peers add in the same order.
+A chunk has at most CHUNK_BYTES of logits. Chunks depend on the shape only, so all peers sum in the same order.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from torch import Tensor
 from .blocks import power_of_two
 from .weight_grad import weight_grad
 
-Add = Callable[[Tensor, Tensor, int], None]  # dl [n, V], x [n, H], parts: one of the chunks that dW is the sum of
+Add = Callable[[Tensor, Tensor, int], None]  # (dl [n, V], x [n, H], parts): add the dW of one of `parts` chunks
 Defer = Callable[[Callable[[Add], None]], None]
 
-CHUNK_BYTES = 512 << 20  # every chunk reads and writes dW (8 V H bytes): few of them, yet small beside a large dW
+CHUNK_BYTES = 512 << 20  # every chunk reads and writes dW (8 V H bytes): few chunks, each small beside a large dW
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
-    """The mean negative log-likelihood of targets, a float32 scalar. `defer` takes dW.
+    """The mean negative log-likelihood of the targets, a float32 scalar.
 
-    The products have x's dtype, under autocast the autocast dtype, as those of torch's linear layer.
-    """
+    defer: if given, backward passes it the function that computes dW later.
+
+    Products use x's dtype, or the autocast dtype under autocast, like torch's linear layer."""
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or defer is not None):
@@ -51,17 +52,17 @@ def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = 
 
 
 def head_loss_reference(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The same in plain torch, differentiable; it holds all logits."""
+    """`head_loss` in plain torch, differentiable. Materialises all logits."""
     return cross_entropy_reference(x @ weight.to(x.dtype).T, targets)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean negative log-likelihood of logits [N, V], a float32 scalar; no float32 copy of the logits is made."""
+    """The mean negative log-likelihood for logits [N, V], a float32 scalar. Makes no float32 copy of the logits."""
     return _CrossEntropy.apply(logits, targets)
 
 
 def cross_entropy_reference(logits: Tensor, targets: Tensor) -> Tensor:
-    """The same in plain torch, differentiable."""
+    """`cross_entropy` in plain torch, differentiable."""
     return torch.nn.functional.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets)
 
 
@@ -81,7 +82,7 @@ class _HeadLoss(torch.autograd.Function):
         if defer is not None:
             defer(lambda add: _add_products(add, x, weight, targets, lse, dloss))
         dx = None if dx is None else (dx * dloss).to(x.dtype)
-        if dw is not None:  # rounded as it is multiplied: no second float32 tensor of V H elements
+        if dw is not None:  # multiply and round in one op: no second float32 tensor of V H elements
             dw = torch.mul(dw, dloss, out=torch.empty_like(dw, dtype=weight.dtype))
         return dx, dw, None, None
 
@@ -101,7 +102,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _add_products(add: Add, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor) -> None:
-    """W: dloss * dW, from a second projection and forward's lse [N]."""
+    """Compute W: pass the chunks of dloss * dW to `add`, from a second projection and forward's lse [N]."""
     x, weight = x.contiguous(), weight.to(x.dtype)
     chunks = _chunks(x, weight)
     for rows in chunks:
@@ -111,7 +112,7 @@ def _add_products(add: Add, x: Tensor, weight: Tensor, targets: Tensor, lse: Ten
 
 
 def _forward(x: Tensor, weight: Tensor, targets: Tensor, want_x: bool, want_weight: bool):
-    """(loss, lse, dx or None, dW or None), the gradients for dloss = 1."""
+    """(loss, lse, dx or None, dW or None), with the gradients for dloss = 1."""
     x, weight = x.contiguous(), weight.to(x.dtype)
     nll, lse = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
     dx = torch.empty_like(x) if want_x else None
@@ -162,8 +163,8 @@ def _launch(vocabulary: int) -> dict[str, int]:
 def _loss_kernel(logits, targets, nll, lse, vocabulary, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocabulary
-    # every lane keeps a running maximum and sum (Milakov and Gimelshein 2018, arXiv:1805.02867), one reduction ends it
-    peak = tl.full([BLOCK], -3.0e38, tl.float32)  # finite: -inf - -inf is no number
+    # each lane keeps a running maximum and sum (Milakov and Gimelshein 2018, arXiv:1805.02867), reduced at the end
+    peak = tl.full([BLOCK], -3.0e38, tl.float32)  # finite, because -inf - -inf is NaN
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocabulary, BLOCK):
         column = start + tl.arange(0, BLOCK)

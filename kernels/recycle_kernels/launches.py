@@ -1,9 +1,9 @@
-"""Every launch of a stage, each made once, at the stage's shapes.
+"""Every kernel launch of a stage, once each, at the stage's shapes.
 
     for call in launches(StageShape(...), device).values(): call()
 
-For `compile.py`, which makes them on tensors without memory to compile for GPUs that are not here. A trainer needs no
-such list: it warms up by a micro-batch of zeros through its own stage.
+`compile.py` runs them on meta tensors to compile for GPUs that are not present. The trainer does not use the list: it
+warms up by running a micro-batch of zeros through its own stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .weight_grad import weight_grad, weight_grad_fixed
 
 @dataclass(frozen=True)
 class StageShape:
-    """What a stage multiplies: one micro-batch of `batch` samples."""
+    """The shapes of a stage for one micro-batch of `batch` samples."""
 
     batch: int
     sequence: int
@@ -34,9 +34,9 @@ class StageShape:
     heads: int
     kv_heads: int
     ffn: int
-    vocabulary: int = 0  # 0: this stage has no head
-    parameters: int = 1 << 20  # of the stage; the optimizer's launch
-    dtype: torch.dtype = torch.bfloat16  # of the matrices; the residual stream is float32
+    vocabulary: int = 0  # 0: the stage has no head
+    parameters: int = 1 << 20  # number of parameters, for the optimizer's launch
+    dtype: torch.dtype = torch.bfloat16  # dtype of the matrices; the residual stream is float32
 
     @property
     def tokens(self) -> int:
@@ -54,7 +54,7 @@ class StageShape:
 
 
 def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], None]]:
-    """Every launch of a stage by name. Zeros, so that indices are valid; on `meta` nothing is allocated."""
+    """The launches of a stage, by name. Inputs are zeros, so indices are valid. On `meta` they allocate nothing."""
 
     def zeros(*size: int, dtype: torch.dtype = shape.dtype, grad: bool = False) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=device, requires_grad=grad)

@@ -1,9 +1,9 @@
-"""RMSNorm, with the residual addition before it in the same pass.
+"""RMSNorm, optionally fused with the preceding residual addition.
 
     y    = rms_norm(x, weight, eps)                     # [..., H]
-    y, h = add_rms_norm(x, residual, weight, eps)       # h = x + residual goes on as the residual stream
+    y, h = add_rms_norm(x, residual, weight, eps)       # h = x + residual is the new residual stream
 
-Formula (Zhang and Sennrich 2019, arXiv:1910.07467), row by row, in float32 whatever the dtypes:
+Formula (Zhang and Sennrich 2019, arXiv:1910.07467), for each row, computed in float32 for any dtype:
 
     h    = x + residual
     rstd = 1 / sqrt(mean(h^2) + eps)
@@ -13,8 +13,8 @@ Formula (Zhang and Sennrich 2019, arXiv:1910.07467), row by row, in float32 what
     dw   = sum over rows of dy * n
 
 dx and the gradient of the residual are both dh. Shapes: x, residual, y, h [..., H]; weight [H]; H at most 16384.
-y has x's dtype unless `dtype` says otherwise, h the wider of x's and the residual's. The weight gradient is summed in
-float32 over fixed groups of rows, then over the groups: no atomics, the same bits every time.
+y has x's dtype unless `dtype` is given. h has the wider dtype of x and the residual. The weight gradient is summed in
+float32 over fixed groups of rows, then over the groups. Without atomics the result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from torch import Tensor
 
 from .blocks import row_tile
 
-GROUPS = 256  # partial sums of the weight gradient: about two programs on each multiprocessor
-FUSED_WIDTH = 8192  # wider rows get two passes: both gradients at once would not fit the registers
+GROUPS = 256  # partial sums of the weight gradient: about two programs per multiprocessor
+FUSED_WIDTH = 8192  # wider rows take two passes, because both gradients do not fit into the registers
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None) -> Tensor:
-    """y [..., H]. `dtype` is y's."""
+    """y [..., H] with dtype `dtype`, default x's. ValueError if H is above 16384."""
     return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype)
 
 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, h) [..., H], h = x + residual. `dtype` is y's."""
+    """(y, h) [..., H] with h = x + residual. y has dtype `dtype`, default x's. ValueError if H is above 16384."""
     return _RMSNorm.apply(x, weight, eps, residual, dtype or x.dtype)
 
 
 def rms_norm_keeping(
     x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, x) [..., H]: the gradient of the residual stream x is added where that of y is made, and rounded once, as
-    `add_rms_norm` does. So a layer that begins a stage has the bits of one that does not."""
+    """(y, x) [..., H]. Backward adds the gradients through y and through the residual stream x and rounds once, like
+    `add_rms_norm`. So the first layer of a stage has the same bits as a layer inside a stage."""
     return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype, True)
 
 
@@ -88,7 +88,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dtype: torch.dtype):
-    """(y, h, rstd); h is x itself when there is no residual."""
+    """(y, h, rstd). h is x itself if there is no residual."""
     x, width = x.contiguous(), x.shape[-1]
     rows = x.numel() // width
     y = torch.empty_like(x, dtype=dtype)
@@ -103,7 +103,7 @@ def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dty
 
 
 def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, want_weight: bool):
-    """(dx, dresidual, partial): None for what there is none of; without a weight, only the partial weight gradients."""
+    """(dx, dresidual, partial weight gradients), with None for unneeded ones. If weight is None, only `partial`."""
     width, rows = h.shape[-1], rstd.numel()
     if weight is not None and want_weight and width > FUSED_WIDTH:
         dx, dresidual, _ = _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, False)
@@ -134,7 +134,7 @@ def _forward_kernel(x, residual, weight, y, h, rstd, rows, width, eps, ROWS: tl.
         value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         kept = value.to(h.dtype.element_ty)
         tl.store(h + at, kept, mask=mask)
-        value = kept.to(tl.float32)  # backward normalises what the residual stream keeps, so forward does too
+        value = kept.to(tl.float32)  # backward only has the rounded h, so forward normalises that
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / width + eps)
     tl.store(rstd + row, scale, mask=row < rows)
     w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
@@ -151,7 +151,7 @@ def _backward_kernel(
     if weight is not None:
         w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in tl.range(tiles, num_stages=2):  # the next tile's loads are in flight
+    for tile in tl.range(tiles, num_stages=2):  # prefetch the next tile
         row = (group * tiles + tile) * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         at = row.to(tl.int64)[:, None] * width + column[None, :]

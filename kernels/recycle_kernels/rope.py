@@ -1,8 +1,8 @@
-"""Rotary position embedding of queries and keys in one launch.
+"""Rotary position embedding (RoPE) of queries and keys in one launch.
 
     cos, sin = rope_table(sequence, head_dim, theta)              # [T, D/2] each, float32
     q, k, v = rope_qkv(qkv, heads, kv_heads, cos, sin)            # qkv [B, T, heads + 2 kv_heads, D], one projection
-    x = rope(x, cos, sin)                                         # [B, T, any heads, D], all of them turned
+    x = rope(x, cos, sin)                                         # [B, T, any heads, D]; rotates all heads
 
 Formula (Su et al. 2021, arXiv:2104.09864, in the half-split form of GPT-NeoX and Llama). For position t and pair i,
 with angle a = t * theta^(-2i/D) and x = [x1 | x2] the two halves of a head:
@@ -10,10 +10,10 @@ with angle a = t * theta^(-2i/D) and x = [x1 | x2] the two halves of a head:
     x1' = x1 cos a - x2 sin a
     x2' = x2 cos a + x1 sin a
 
-A rotation: backward is the same kernel with -sin, and saves nothing but the table. `rope_qkv` also takes the packed
-projection apart, and its backward puts it together again (v is only copied): autograd would fill three zeroed
-gradients of the whole projection and add them up. Inputs may have any strides as long as the last is 1, results are
-contiguous and have the inputs' dtype; the arithmetic is float32. cos and sin may be [T, D/2] or [T, 1, D/2].
+This is a rotation, so backward is the same kernel with -sin, and forward saves only the table. `rope_qkv` also splits
+the packed projection, and its backward packs the gradient again (v is copied). Autograd would instead fill and add
+three zeroed gradients of the whole projection. The last stride of the inputs must be 1, the others are free. Results
+are contiguous and have the inputs' dtype. The arithmetic is float32. cos and sin may be [T, D/2] or [T, 1, D/2].
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def rope_table(
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, T, heads, D] turned by its positions; row t of the table belongs to position t."""
+    """x [B, T, heads, D] rotated by its positions. Row t of the table is for position t."""
     return _Rope.apply(x, cos, sin)
 
 
 def rope_qkv(qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(q turned, k turned, v) [B, T, heads or kv_heads, D] of a packed projection [B, T, heads + 2 kv_heads, D]."""
+    """(rotated q, rotated k, v) [B, T, heads or kv_heads, D] from a packed [B, T, heads + 2 kv_heads, D]."""
     return _RopeQKV.apply(qkv, [heads, kv_heads, kv_heads], cos, sin)
 
 
@@ -94,7 +94,7 @@ def _empty(x: Tensor) -> Tensor:
 
 
 def _turn(sources, targets, cos: Tensor, sin: Tensor, back: bool):
-    """Fills targets with the sources turned (the third, v, copied); [B, T, heads, D] each, last stride 1."""
+    """Fill targets with the rotated sources; the third source, v, is copied. [B, T, heads, D] each, last stride 1."""
     sources = [x if x.stride(-1) == 1 else x.contiguous() for x in sources]
     batch, sequence, _, dim = sources[0].shape
     if len(sources) == 1:
@@ -140,7 +140,7 @@ def _turn_heads(
     x, x_head, out, out_head, c, s, i,
     HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    head = tl.arange(0, BLOCK).to(tl.int64)[:, None]  # heads of [B, heads, T, D] lie far apart
+    head = tl.arange(0, BLOCK).to(tl.int64)[:, None]  # int64: heads of [B, heads, T, D] are far apart
     mask = (head < HEADS) & (i < HALF)[None, :]
     source, target = x + head * x_head + i[None, :], out + head * out_head + i[None, :]
     x1 = tl.load(source, mask=mask, other=0.0).to(tl.float32)

@@ -1,16 +1,16 @@
 """SwiGLU: the gated activation of the feed-forward block.
 
     y = swiglu(gate, up)        # [..., F] each
-    y = swiglu(packed)          # [..., 2F]: gate | up, the result of one projection; its gradient comes packed too
+    y = swiglu(packed)          # [..., 2F]: gate | up from one projection; the gradient is packed too
 
-Formula (Shazeer 2020, arXiv:2002.05202), with s = sigmoid(gate), in float32 whatever the dtypes:
+Formula (Shazeer 2020, arXiv:2002.05202), with s = sigmoid(gate), computed in float32 for any dtype:
 
     y     = gate * s * up
     dup   = dy * gate * s
     dgate = dy * up * s * (1 + gate * (1 - s))
 
-Forward saves its inputs only; backward computes the sigmoid again instead of storing it. Rows may have any stride,
-elements within a row are adjacent. The result has gate's dtype.
+Forward saves only its inputs. Backward recomputes the sigmoid. Rows may have any stride, elements within a row are
+adjacent. The result has gate's dtype.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # elements a program, 16 a thread: two 16-byte loads in flight per operand
+BLOCK = 2048  # elements per program; 16 per thread keep two 16-byte loads per operand in flight
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """y [..., F] of gate and up [..., F], or of both packed in one [..., 2F]."""
+    """y [..., F] from gate and up [..., F], or from both packed as [..., 2F]."""
     return _Packed.apply(gate) if up is None else _SwiGLU.apply(gate, up)
 
 
 def swiglu_reference(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """The same in plain torch, differentiable."""
+    """`swiglu` in plain torch, differentiable."""
     if up is None:
         gate, up = gate.chunk(2, dim=-1)
     wide = gate if gate.dtype == torch.float64 else gate.float()
@@ -74,7 +74,7 @@ def _forward(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _backward(dy: Tensor, gate: Tensor, up: Tensor, dgate: Tensor, dup: Tensor) -> None:
-    """Fills dgate and dup."""
+    """Fill dgate and dup."""
     rows, width, (dy, gate, up, dgate, dup) = _rows(dy, gate, up, dgate, dup)
     _backward_kernel[(rows * triton.cdiv(width, BLOCK),)](
         dy, gate, up, dgate, dup, width, *(x.stride(-2) for x in (dy, gate, up, dgate, dup)), BLOCK=BLOCK, num_warps=4
@@ -82,7 +82,7 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, dgate: Tensor, dup: Tensor) 
 
 
 def _rows(*tensors: Tensor) -> tuple[int, int, list[Tensor]]:
-    """(rows, width, the tensors as [rows, width] with adjacent elements); one long row when all are contiguous."""
+    """(rows, width, the tensors as [rows, width] with adjacent elements). One long row if all are contiguous."""
     if all(x.is_contiguous() for x in tensors):
         return 1, tensors[0].numel(), [x.view(1, -1) for x in tensors]
     width = tensors[0].shape[-1]

@@ -1,18 +1,18 @@
-"""The weight gradient of a linear layer, accumulated where the product is made: the heart of a deferred W.
+"""The weight gradient of a linear layer, accumulated in the epilogue of the matrix product. The core of a deferred W.
 
     weight_grad(buffer, dy, x)                              # buffer [O, K] float32 += dy^T x
-    weight_grad(buffer, dy, x, first=True)                  # buffer = dy^T x: it need not be zeroed, nor is it read
+    weight_grad(buffer, dy, x, first=True)                  # buffer = dy^T x; the old values are not read
     weight_grad_fixed(q, dy, x, exponents, limit, bad)      # q [O, K] int64 += rint(dy^T x * 2^exponents), [O] or [1]
 
-dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row; the product is summed in
-float32 (float32 operands are multiplied as such, not as tf32) and added to the buffer in the epilogue, so the gradient
-of a micro-batch is neither rounded to bfloat16 nor written and read once more. Each tile of the buffer belongs to one
-program, which sums over T in one fixed order: no atomics, no split of T, the same bits every time for the same `Tile`.
-The fixed-point form (see fixed_point.py) makes the sum over micro-batches independent of their order as well.
+dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row. The product is summed in
+float32 (float32 operands do not use tf32) and added to the buffer in the epilogue. So the gradient of a micro-batch is
+not rounded to bfloat16, and takes no extra write and read. One program computes each tile of the buffer and sums over T
+in a fixed order, without atomics or split-K. So the same `Tile` gives the same bits every time. The fixed-point variant
+(fixed_point.py) also makes the sum over micro-batches independent of their order.
 
-Another tile adds in another order. So it is a table, `tile_of(...)`, a pure function of shape, dtype and architecture:
-peers with the same GPU launch the same program without asking each other, and none measures anything at its start.
-`tile=` is for benchmarks, which tell whether the table should change.
+A different tile sums in a different order. So tiles come from a table, `tile_of(...)`, a pure function of shape, dtype
+and architecture. Peers with the same GPU launch the same program without communication or measurements at startup.
+`tile=` is for benchmarks that check the table.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from triton.runtime import driver
 
 from .fixed_point import power, raise_flags, to_steps
 
-# rounds in which a tile is added to the buffer, 64 or more elements a thread: fewer spill, or keep a second program out
+# Rounds to add a tile to the buffer, with 64 or more elements per thread. With fewer rounds, registers spill or
+# only one program fits a multiprocessor.
 ROUNDS, ROUNDS_FIXED = 2, 8
 
 
 class Tile(NamedTuple):
-    """What one program computes: an [out, inner] tile of the buffer, `tokens` rows of dy and x at a time."""
+    """The work of one program: an [out, inner] tile of the buffer, with `tokens` rows of dy and x per iteration."""
 
     out: int
     inner: int
     tokens: int
     group: int = 8  # rows of tiles that run together and share x in the L2 cache
     warps: int = 4
-    stages: int = 3  # loads in flight
+    stages: int = 3  # pipelined loads
 
 
 def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, *, first: bool = False, tile: Tile | None = None) -> None:
-    """buffer [O, K] (float32, contiguous) += dy^T x; `first`: =."""
+    """buffer [O, K] (float32, contiguous) += dy [T, O]^T x [T, K]. first: overwrite instead of add."""
     _launch(buffer, dy, x, None, None, 1.0, first, tile)
 
 
@@ -58,8 +59,9 @@ def weight_grad_fixed(
     first: bool = False,
     tile: Tile | None = None,
 ) -> None:
-    """q [O, K] (int64 or int32, contiguous) += rint(dy^T x * 2^exponents); exponents int32 [O], or [1] for all rows;
-    `first`: =. For the rest see fixed_point.py."""
+    """q [O, K] (int64 or int32, contiguous) += rint(dy^T x * 2^exponents).
+
+    exponents: int32 [O], or [1] for all rows. first: overwrite instead of add. limit, bad: see fixed_point.py."""
     _launch(q, dy, x, bad, exponents, limit, first, tile)
 
 
@@ -70,14 +72,14 @@ def weight_grad_reference(buffer: Tensor, dy: Tensor, x: Tensor) -> None:
 
 
 def tile_of(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
-    """The largest tile that still gives every multiprocessor of a large GPU (about 130) work. `arch`: 80, 90, 100."""
-    if dtype == torch.float32:  # no tensor cores: registers are the limit
+    """The largest tile that still occupies every multiprocessor of a large GPU (about 130). arch: 80, 90, 100."""
+    if dtype == torch.float32:  # no tensor cores, so registers are the limit
         return Tile(64, 64, 16)
     if out * inner < 130 * 128 * 128:
         return Tile(64, 64, 64)
-    if out * inner < 130 * 128 * 256 or inner % 16:  # then x is loaded an element at a time: registers for addresses
+    if out * inner < 130 * 128 * 256 or inner % 16:  # unaligned x needs registers for addresses
         return Tile(128, 128, 64, warps=8)
-    if arch < 90:  # operands pass through registers, and 64 tokens of them would not fit beside the product
+    if arch < 90:  # operands pass through registers, and 64 tokens do not fit beside the product
         return Tile(128, 256, 32, warps=8, stages=4)
     return Tile(128, 256, 64, warps=8)
 
@@ -97,7 +99,7 @@ def _launch(
     inner = x.shape[1]
     arch = 0 if x.device.type == "cpu" else driver.active.get_current_target().arch  # cpu: the interpreter
     tile = tile or tile_of(out, inner, x.dtype, arch)
-    a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements; fewer than 64 take fewer rounds
+    a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements; below 64, fewer rounds
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
         buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0),
         exponents, 0 if exponents is None or len(exponents) == 1 else 1, limit,
@@ -138,7 +140,7 @@ def _add(
     buffer, product, bad, scale, limit, out, inner, out_at, inner_at,
     FIRST: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the product to its place, PARTS blocks of columns in turn: all at once does not fit the registers."""
+    """Add the product to the buffer in PARTS blocks of columns, because all at once does not fit into registers."""
     if PARTS > 1:
         half: tl.constexpr = INNER // 2
         left, right = tl.split(tl.permute(tl.reshape(product, (OUT, 2, half)), (0, 2, 1)))
