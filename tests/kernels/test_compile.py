@@ -1,4 +1,4 @@
-"""Every kernel of a stage, compiled for GPUs that are not here: it compiles, nothing spills, tensor cores are used."""
+"""Every kernel of a stage compiles for GPUs that are not present, without spills, and uses tensor cores."""
 
 import os
 import re
@@ -27,23 +27,23 @@ KERNELS = {
     "swiglu._forward_kernel",
     "weight_grad._kernel",
 }
-# widths that are no power of two, tiles that are not full, one head, float32
+# widths that are not powers of two, partial tiles, one head, float32
 ODD = replace(SHAPE, batch=1, sequence=100, width=1000, heads=5, kv_heads=1, ffn=1111, vocabulary=50257)
 ODD = replace(ODD, parameters=12345, dtype=torch.float32)
-# the largest products with rows, of either operand, that 16 bytes do not divide
+# the largest products with rows, in either operand, that are not multiples of 16 bytes
 ODD_HALF = replace(ODD, width=1040, ffn=4111, dtype=torch.bfloat16)
-WIDE = replace(SHAPE, width=16384, heads=128, ffn=512, vocabulary=0)  # the widest rows there are
+WIDE = replace(SHAPE, width=16384, heads=128, ffn=512, vocabulary=0)  # the widest supported rows
 MATRIX = {80: "mma.sync.aligned.m16n8k16", 90: "wgmma.mma_async", 100: "tcgen05.mma"}  # tensor-core instructions
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """A compile cache that lasts for the test run: nothing is taken from an earlier one, nothing stays."""
+    """A compile cache for this test run only."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
 
 
 def misfits(binaries):
-    """Names what does not fit, so that a failure reads as a list."""
+    """The kernels that do not fit, as text for the assertion message."""
     return [(b.kernel, b.spills, b.shared, b.signature) for b in binaries if not b.fits]
 
 
@@ -76,13 +76,13 @@ def test_every_kernel_of_a_large_stage_fits_the_registers(arch, shape, kernels):
 @pytest.mark.parametrize(
     "shape", [ODD, ODD_HALF, pytest.param(WIDE, marks=pytest.mark.slow)], ids=["odd", "odd-half", "wide"]
 )
-def test_odd_and_wide_stages_fit_too(shape):
+def test_odd_and_wide_stages_fit(shape):
     assert misfits(compile_stage(90, shape)) == []
 
 
-def test_the_gate_sees_a_spill(monkeypatch):
+def test_a_spill_is_detected(monkeypatch):
     from importlib import import_module
 
     module = import_module("recycle_kernels.weight_grad")
-    monkeypatch.setattr(module, "ROUNDS", 1)  # the whole tile at once
+    monkeypatch.setattr(module, "ROUNDS", 1)  # adds the whole tile at once, which spills
     assert "weight_grad._kernel" in [name for name, *_ in misfits(compile_stage(90, replace(SHAPE, vocabulary=0)))]

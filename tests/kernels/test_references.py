@@ -1,4 +1,4 @@
-"""The torch references: right by finite differences and by torch's own functions. They judge the kernels."""
+"""The torch references of the kernel tests, checked by finite differences and torch's own functions."""
 
 import torch
 from recycle_kernels import (
@@ -35,7 +35,7 @@ def test_gradients_agree_with_finite_differences():
     assert gradcheck(lambda x: cross_entropy_reference(x, targets), (randn(3, 6),))
 
 
-def test_they_are_torchs_own_functions():
+def test_references_equal_torchs_own_functions():
     x, weight = randn(7, 16), randn(16)
     assert torch.allclose(rms_norm_reference(x, weight), F.rms_norm(x, (16,), weight, 1e-5), rtol=1e-12)
     assert torch.equal(swiglu_reference(x), F.silu(x[:, :8]) * x[:, 8:])
@@ -48,7 +48,7 @@ def test_rope_is_a_multiplication_by_a_complex_phase():
     assert torch.allclose(rope_reference(x, *table), torch.cat([pairs.real, pairs.imag], -1), atol=1e-12)
 
 
-def test_positions_enter_attention_as_differences():
+def test_attention_depends_only_on_position_differences():
     q, k = (randn(1, 1, 1, 8).expand(1, 20, 1, 8) for _ in range(2))
     table = [t.double() for t in rope_table(20, 8)]
     scores = rope_reference(q, *table)[0, :, 0] @ rope_reference(k, *table)[0, :, 0].T

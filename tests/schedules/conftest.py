@@ -1,4 +1,4 @@
-"""What all planner tests share: compiled loops, and the judge, an independent validator beside the repository."""
+"""Shared by all planner tests: compiled loops, and the judge, an independent validator stored beside the repository."""
 
 import importlib.util
 import sys
@@ -14,13 +14,13 @@ from recycle_schedules.compiled import load
 
 @pytest.fixture(scope="session", autouse=True)
 def machine_code():
-    """Until it is there plans are others: equal problems of a test would have different ones on a busy machine."""
+    """Wait for the compiled loops. Without them plans differ, so results would depend on the load of the machine."""
     load()
 
 
 @pytest.fixture(scope="session")
 def judge():
-    """The independent judge's module; skipped where it is not there."""
+    """The judge's module. Skips the test if it is missing."""
     path = SHARED / "tools" / "validate_schedule.py"
     if not path.exists():
         pytest.skip("the judge is not beside the repository")

@@ -1,4 +1,4 @@
-"""The golden problems beside the repository: golden() is empty where they are not there."""
+"""The golden problems, stored beside the repository. golden() is empty if they are missing."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: problems, and remainders cut out of their plans."""
+"""Hypothesis strategies: problems, and remainders of their plans."""
 
 from hypothesis import strategies as st
 from recycle_schedules import Plan, Problem, Worker
@@ -8,7 +8,7 @@ TIMES = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 0.0137, 7.3])
 
 @st.composite
 def problems(draw, most_pipelines=4, most_stages=4, most_microbatches=5, dead=True, **fixed):
-    """Any whole step: shape, deaths (one worker of a stage lives), durations, memory, latencies, speeds."""
+    """Any whole step: shape, deaths (at least one worker per stage lives), durations, memory, latencies, speeds."""
     D = draw(st.integers(1, most_pipelines))
     P = draw(st.integers(1, most_stages))
     counts = st.integers(0, most_microbatches)
@@ -57,7 +57,7 @@ def linked(draw, **fixed):
 
 @st.composite
 def layered(draw, most_layers=4, **fixed):
-    """Any whole step of a model that is given layer by layer, up to `most_layers` more of them than stages."""
+    """Any whole step of a model given as layers, with up to `most_layers` more layers than stages."""
     p = draw(problems(**fixed))
     count = p.stages + draw(st.integers(0, most_layers))
     numbers = st.lists(TIMES | st.just(0.0), min_size=count, max_size=count)
@@ -99,11 +99,10 @@ def memory(draw, D, P):
 
 @st.composite
 def remainders(draw, plan: Plan):
-    """What is left of a plan (of a whole step, or of a remainder) at some instant when some workers die, and which
-    tensors the live ones hold.
+    """The remainder of a plan (of a whole step, or of a remainder) after some workers die at some time.
 
-    A tensor survives where its sender lives (it keeps what it sent); what a dead worker sent survives at random.
-    Returns (problem, holders)."""
+    A tensor survives if its sender lives, because senders keep what they sent. Tensors of dead workers survive at
+    random. Returns (problem, holders): the live workers that hold each tensor."""
     p = plan.problem
     now = draw(st.floats(0, max(plan.makespan, 0.1)))
     alive = {s: draw(st.integers(0, len(p.live[s]) - 1)) for s in range(p.stages)}
@@ -133,7 +132,7 @@ def remainders(draw, plan: Plan):
         {"op": o.kind, "microbatch": list(o.microbatch), "stage": o.stage, "worker": list(o.worker), "delivered": d}
         for o, d in done
     ]
-    moved = {(o.microbatch, o.stage): o.worker for o, _ in done}  # what is done again elsewhere counts there alone
+    moved = {(o.microbatch, o.stage): o.worker for o, _ in done}  # a repeated op counts only on its new worker
     for e in p.done or ():
         if moved.get((e.microbatch, e.stage), e.worker) == e.worker:
             delivered = e.delivered and (e.worker not in dying or draw(st.booleans()))

@@ -1,4 +1,4 @@
-"""Action lists cannot deadlock, deliver every tensor in time, and keep the plan's order."""
+"""Action lists do not deadlock, deliver every tensor in time, and keep the plan's order."""
 
 from collections import defaultdict, deque
 
@@ -12,11 +12,11 @@ relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(He
 
 
 def run(lists, holders, stages, done=()):
-    """Execute all lists with one strictly ordered channel for all messages of a worker, as if its GPU had a single
-    stream for them: a message travels when it is the oldest one at both ends. SEND and RECV are posted and do not wait;
-    an op waits for its inputs.
+    """Execute all lists, with one strictly ordered channel for all messages of a worker, as on a GPU with one stream
+    for messages. A message is transferred when it is the oldest one at both ends. SEND and RECV are posted without
+    waiting. An op waits for its inputs.
 
-    Returns the ops that ran, by worker. Fails if somebody is stuck or if an input never arrived."""
+    Returns the ops that ran, by worker. Fails if a worker is stuck or an input never arrives."""
     has = defaultdict(set)
     for tensor, workers in holders.items():
         for w in workers:
@@ -112,7 +112,7 @@ def test_every_worker_reduces_once_between_its_last_gradient_and_its_optimizer_s
         assert not {"W", "B"} & set(kinds[kinds.index("REDUCE") :])
 
 
-def test_sends_follow_their_producer_and_receives_stand_an_op_ahead():
+def test_sends_follow_their_producer_and_receives_come_one_op_early():
     todo = actions(plan(Problem(pipelines=1, stages=2, microbatches=4, backward="coupled")))[Worker(0, 1)]
     compute = [a for a in todo if a.peer is None]
     for k, action in enumerate(todo):
@@ -133,7 +133,7 @@ def test_a_tensor_that_its_consumer_holds_is_not_sent():
     assert not [a for a in lists[Worker(0, 1)] if a.kind == "RECV_F" and a.microbatch == (0, 0)]
 
 
-def test_a_tensor_that_a_peer_holds_is_sent_again_first_of_all():
+def test_a_tensor_held_by_a_live_worker_is_sent_again_first():
     problem = Problem(
         pipelines=2, stages=2, microbatches=1, failed=[(0, 1)],
         done=[{"op": "F", "microbatch": [0, 0], "stage": 0, "worker": [0, 0]}],
@@ -141,11 +141,11 @@ def test_a_tensor_that_a_peer_holds_is_sent_again_first_of_all():
     assert actions(plan(problem))[Worker(0, 0)][0] == Action("SEND_F", 0, (0, 0), Worker(1, 1))
 
 
-def test_actions_travel_as_text():
+def test_action_lists_round_trip_through_bytes():
     lists = actions(plan(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)])))
     for worker, todo in lists.items():
         assert unpack(lists.packed(worker)) == todo != []
-    assert unpack(lists.packed(Worker(0, 1))) == [], "the dead have nothing to do"
+    assert unpack(lists.packed(Worker(0, 1))) == [], "dead workers have no actions"
     with pytest.raises(ValueError):
         unpack(b"no table")
 

@@ -1,4 +1,4 @@
-"""The stage graph: who is near whom, and what a message takes."""
+"""The stage graph: distances between workers, and message times."""
 
 import networkx as nx
 import pytest
@@ -17,21 +17,21 @@ DEAD = Problem(
 )  # fmt: skip
 
 
-def test_a_message_takes_the_time_of_its_link_for_the_bytes_of_its_boundary():
+def test_message_times_follow_from_the_link_and_the_bytes_at_the_boundary():
     graph = DEAD.graph
     assert graph.time(0, 0, 2) == pytest.approx(0.1 + 10 / 100)
     assert graph.time(1, 0, 2) == pytest.approx(0.1 + 20 / 100)
     assert graph.time(1, 0, 1) == 1 and graph.time(1, 0, 3) == 5
 
 
-def test_without_links_only_leaving_the_pipeline_matters():
+def test_without_links_only_leaving_the_pipeline_changes_the_message_time():
     graph = Problem(pipelines=2, stages=2, microbatches=1, send=0.1, send_rerouted=0.4).graph
     assert graph.time(0, 0, 0) == 0.1 and graph.time(0, 0, 1) == 0.4
 
 
 def test_peers_come_nearest_first():
     assert DEAD.graph.peers(Worker(0, 1)) == [Worker(2, 1), Worker(1, 1), Worker(3, 1)]
-    assert DEAD.graph.distance(Worker(0, 1), Worker(1, 1)) == 4, "there and on, and both ways back"
+    assert DEAD.graph.distance(Worker(0, 1), Worker(1, 1)) == 4, "two messages forward, two backward"
 
 
 def test_neighbours_are_the_live_workers_of_the_stages_before_and_after_nearest_first():

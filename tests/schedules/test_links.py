@@ -1,4 +1,4 @@
-"""Links: which two hosts have which, and one clear sentence for every mistake."""
+"""Links: the link between two hosts, and one clear sentence for every mistake."""
 
 import json
 
@@ -15,18 +15,18 @@ def links(**keys):
     return Links.of(TWO_HOSTS | keys, pipelines=2, stages=2)
 
 
-def test_a_message_takes_the_latency_and_its_bytes_by_the_bandwidth():
+def test_a_message_takes_latency_plus_bytes_over_bandwidth():
     assert Link(latency=0.5, bandwidth=10).time(20) == 2.5
-    assert Link(latency=0.5).time(1e12) == 0.5, "no bandwidth given: infinite"
+    assert Link(latency=0.5).time(1e12) == 0.5, "the default bandwidth is infinite"
 
 
 def test_a_link_is_within_a_host_between_hosts_or_between_zones_unless_it_was_measured():
     far = {"between_zones": {"latency": 3}}
     assert links().between("a", "a").latency == 1
     assert links().between("a", "b").latency == 2
-    assert links(**far).between("a", "b").latency == 2, "hosts without a zone are in the same one"
+    assert links(**far).between("a", "b").latency == 2, "hosts without a zone share one"
     assert links(zones={"a": "west"}, **far).between("a", "b").latency == 3
-    assert links(zones={"a": "west"}).between("a", "b").latency == 2, "zones without a link of their own"
+    assert links(zones={"a": "west"}).between("a", "b").latency == 2, "between_zones defaults to between_hosts"
     assert links(measured=[["b", "a", {"latency": 9}]]).between("a", "b").latency == 9
 
 

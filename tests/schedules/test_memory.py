@@ -1,4 +1,4 @@
-"""Limits in bytes: what fits, what follows from who lives, and what a plan's file says of it."""
+"""Memory limits in bytes: what fits, how limits depend on the live workers, and the limits in plan files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stage(**changes: float) -> StageMemory:
     return replace(plain, **changes)
 
 
-def test_the_fullest_moment_counts():
+def test_the_peak_is_that_of_the_fullest_phase():
     assert stage().peak(peers=2, ran=4, in_flight=3) == {
         "weights": 40, "optimizer state": 120, "sums": 80, "replay log": 4, "reduction": 120,
     }  # fmt: skip
@@ -32,16 +32,16 @@ def test_the_fullest_moment_counts():
     assert stage(staggered=True).peak(peers=2, ran=4, in_flight=9)["reduced gradient"] == 40
 
 
-def test_shards_and_what_is_received_follow_who_lives():
+def test_shards_and_received_bytes_depend_on_the_number_of_live_peers():
     assert [stage(copies=2).share(n) for n in (1, 2, 4, 8)] == [1, 1, 0.5, 0.25]
     assert stage(copies=2).always(8, 0)["optimizer state"] == 30
     ahead = stage(copies=2, arriving=40, gradient=0)
-    assert [ahead.moments(n, 0)["update"]["update"] for n in (2, 4, 8)] == [10, 20, 30], "what it does not hold comes"
+    assert [ahead.moments(n, 0)["update"]["update"] for n in (2, 4, 8)] == [10, 20, 30], "receives the missing blocks"
     assert stage().aside(1) == 80 + 40 and stage().aside(4) == 80 + 60
 
 
 @given(st.integers(0, 1000), st.integers(1, 8), st.integers(0, 30), st.sampled_from([0, 2]), st.booleans())
-def test_what_fits_is_the_most_whose_peak_does(capacity, peers, ran, copies, staggered):
+def test_in_flight_is_the_largest_number_whose_peak_fits(capacity, peers, ran, copies, staggered):
     of = stage(copies=copies, staggered=staggered)
     n = of.in_flight(capacity, peers, ran)
     peak = lambda k: sum(of.peak(peers, ran, k).values())  # noqa: E731
@@ -51,14 +51,14 @@ def test_what_fits_is_the_most_whose_peak_does(capacity, peers, ran, copies, sta
 
 
 def job(capacity: object, failed: object = (), least: int = 0, **changes: float) -> Problem:
-    """Three pipelines of three stages; a stage holds 360 bytes and 1 for every micro-batch that it runs."""
+    """Three pipelines of three stages. The permanent memory of a stage is 240 bytes, and 1 per micro-batch it runs."""
     of = stage(received=0, payload=0, restored=0, gradient=0, update=0, **changes)
     memory = {"capacity": capacity, "stages": [asdict(of)] * 3, "least": least}
     return Problem(pipelines=3, stages=3, microbatches=6, failed=failed, memory=memory)
 
 
-def test_a_death_leaves_its_peers_less_room():
-    room = 40 + 120 + 80 + 5 + 6  # always, an op, and what six micro-batches leave in the log
+def test_a_death_leaves_less_room_on_its_peers():
+    room = 40 + 120 + 80 + 5 + 6  # permanent memory, one op, six micro-batches in the replay log
     whole, after = job(room + 33), job(room + 33, failed=[(1, 2)])
     assert [whole.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
     assert [after.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
@@ -68,15 +68,15 @@ def test_a_death_leaves_its_peers_less_room():
 
 
 def choosing(capacity: float, failed: object = (), **changes: object) -> Problem:
-    """As `job`, and stages may recompute: then a micro-batch in flight takes 2 bytes instead of 10, or 20 where its W
-    waits."""
+    """Like `job`, but stages may recompute. A micro-batch in flight then takes 2 bytes instead of 10 (20 while waiting
+    for its W)."""
     of = stage(received=0, payload=0, restored=0, gradient=0, update=0, waiting=20)
     again = replace(of, flight=2, whole_op=5)
     memory = {"capacity": capacity, "stages": [asdict(of)] * 3, "recomputed": [asdict(again)] * 3}
     return Problem(pipelines=3, stages=3, microbatches=6, failed=failed, memory=memory, **changes)
 
 
-def test_stages_without_room_run_whole_backwards_and_then_recompute():
+def test_stages_short_of_memory_run_whole_backwards_and_then_recompute():
     room = 40 + 120 + 80 + 5 + 6
     ways = lambda problem: [(way.whole, way.recompute) for way in problem.ways]  # noqa: E731
     split, whole, again = (False, False), (True, False), (True, True)
@@ -84,13 +84,13 @@ def test_stages_without_room_run_whole_backwards_and_then_recompute():
     assert ways(choosing(room + 30)) == [whole, whole, split]
     assert ways(choosing(room + 20)) == [again, whole, split]
     assert ways(choosing(room + 20, backward="coupled")) == [again, whole, whole]
-    assert ways(choosing(room + 20, backward="decoupled")) == [split, split, split], "it would gain nothing"
+    assert ways(choosing(room + 20, backward="decoupled")) == [split, split, split], "recomputation would save nothing"
     nothing = choosing(room + 20)
     nothing = nothing.replace(memory=nothing.memory | {"capacity": 0, "least": 1})
-    assert ways(nothing) == [again, again, again], "one is tried, in the way that takes least"
+    assert ways(nothing) == [again, again, again], "one micro-batch is allowed, in the smallest mode"
 
 
-def test_a_death_may_make_its_peers_recompute_and_their_ops_take_an_f_longer():
+def test_a_death_may_make_its_peers_recompute_which_lengthens_their_backward_by_an_f():
     room = 40 + 120 + 80 + 6 + 30
     before, after = choosing(room), choosing(room, failed=[(1, 0)])
     assert before.recomputes == (False, False, False) and after.recomputes == (True, False, False)
@@ -104,19 +104,19 @@ def test_a_death_may_make_its_peers_recompute_and_their_ops_take_an_f_longer():
     assert read.problem.per_stage("B") == after.per_stage("B")
 
 
-def test_whoever_judges_plans_needs_no_key_of_the_bytes(judge):
+def test_plan_files_are_judged_without_the_memory_key(judge):
     data = plan(choosing(40 + 120 + 80 + 6 + 30, failed=[(1, 0)])).to_json()
     assert data["whole"] == [0, 1] and judge.validate(data["problem"], data["ops"])["errors"] == []
 
 
-def test_a_worker_may_have_less_than_the_others():
+def test_a_worker_may_have_a_smaller_capacity_than_the_others():
     problem = job({"default": None, "1,0": 275})
     assert problem.limit(Worker(1, 0)) == 2 and problem.limit(Worker(0, 0)) == float("inf")
     assert peaks(plan(problem))[Worker(1, 0)] <= 2
     assert what_if(problem).now.value == plan(problem).value
 
 
-def test_without_room_for_one_micro_batch_there_is_no_problem_unless_it_is_to_be_tried():
+def test_a_problem_without_room_for_one_micro_batch_is_rejected_unless_least_is_one():
     with pytest.raises(ValueError, match=r"^memory: worker 0.0 may hold less than one micro-batch"):
         job(255)
     assert job(255, least=1).limit(Worker(0, 0)) == 1
@@ -139,7 +139,7 @@ def test_a_mistake_gets_one_sentence(memory, sentence):
         Problem(pipelines=2, stages=3, microbatches=2, memory=memory)
 
 
-def test_a_plans_file_has_the_limits_that_anybody_can_judge():
+def test_a_plan_file_has_the_resulting_limits_instead_of_the_memory_key():
     made = plan(job(280, failed=[(1, 2)]))
     file = json.loads(json.dumps(made.to_json()))
     assert "memory" not in file["problem"]
@@ -148,7 +148,7 @@ def test_a_plans_file_has_the_limits_that_anybody_can_judge():
     assert all(read.problem.limit(w) == made.problem.limit(w) for w in made.problem.workers())
 
 
-def test_plans_ahead_have_the_limits_of_their_deaths():
+def test_prepared_plans_keep_the_limits_after_their_death():
     store = PlanStore()
     now = job(285)
     store.plan(now)

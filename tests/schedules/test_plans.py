@@ -1,11 +1,11 @@
-"""Plans and traces as files."""
+"""Plan and trace files."""
 
 from recycle_schedules import OpArrays, Plan, Problem, Trace, load, plan
 
 WORKED = Problem(pipelines=3, stages=4, microbatches=6, memory_limit={"base": "1f1b", "extra": 2})
 
 
-def test_plans_and_traces_survive_their_files(tmp_path):
+def test_plans_and_traces_round_trip_through_files(tmp_path):
     best = plan(WORKED)
     best.save(tmp_path / "plan.json")
     again = load(tmp_path / "plan.json")

@@ -1,4 +1,4 @@
-"""Problems: what their keys mean, and one clear sentence for every mistake."""
+"""Problems: their keys, and one clear sentence for every mistake."""
 
 import json
 
@@ -55,6 +55,6 @@ def test_workers_are_written_pipeline_dot_stage():
         Worker.parse("1.2.3")
 
 
-def test_memory_may_be_the_one_1f1b_needs_and_some_more():
+def test_a_memory_limit_may_be_that_of_1f1b_plus_a_constant():
     problem = Problem.from_json(SHAPE | {"memory_limit": {"base": "1f1b", "extra": 2}})
     assert [problem.limit(Worker(0, s)) for s in range(4)] == [6, 5, 4, 3]

@@ -1,4 +1,4 @@
-"""The validator agrees with the judge on valid plans and on corrupted ones."""
+"""The validator agrees with the judge on valid and on corrupted plans."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_any_remainder_gets_a_plan_that_both_accept(judge, data):
 
 @settings(relaxed, max_examples=120)
 @given(st.data())
-def test_both_find_the_same_plans_wrong(judge, data):
+def test_both_reject_the_same_plans(judge, data):
     problem = data.draw(problems(most_microbatches=3))
     schedule = plan(problem)
     if data.draw(st.booleans()):

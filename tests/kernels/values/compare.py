@@ -1,4 +1,4 @@
-"""How kernel values are compared: with the float64 reference, by the norm of the difference."""
+"""Comparison of kernel values with the float64 reference, by the norm of the difference."""
 
 import torch
 
@@ -10,13 +10,13 @@ def randn(*shape, dtype=torch.float32, scale=1.0, grad=False):
 
 
 def error(value, exact):
-    """|value - exact| / |exact|, in float64; NaN stays NaN, so no comparison accepts it."""
+    """|value - exact| / |exact| in float64. NaN stays NaN and fails every comparison."""
     value, exact = value.detach().double(), exact.detach().double()
     return ((value - exact).norm() / exact.norm()).item()
 
 
 def tolerance(dtype):
-    """Rounding of the dtype, with room for a short sum."""
+    """Relative tolerance: the rounding error of the dtype, with room for a short sum."""
     return 1e-6 if dtype == torch.float32 else 1e-2
 
 
@@ -30,7 +30,7 @@ def close(values, exact, dtype=torch.float32):
 
 
 def double(*tensors):
-    """Float64 leaves with the same values."""
+    """Float64 leaf tensors with the same values."""
     return [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
 
 

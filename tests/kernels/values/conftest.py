@@ -1,9 +1,10 @@
-"""Kernel values: on a GPU where there is one, else in Triton's interpreter on the CPU, in a process of its own.
+"""Tests of kernel values: on a GPU if there is one, else in Triton's interpreter on the CPU, in a separate process.
 
     TRITON_INTERPRET=1 pytest tests/kernels/values
 
-Triton decides at the first import whether it interprets, so a run of all tests leaves this folder to
-`test_in_the_interpreter.py`. The interpreter gets bfloat16 products and roundings wrong: float32 only there.
+Triton enables its interpreter at the first import. So without a GPU, a run of all tests skips this folder, and
+`test_in_the_interpreter.py` runs it. The interpreter's bfloat16 products and roundings are wrong, so it tests float32
+only.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""AdamW in one launch: values, undo; the norms that it is clipped by."""
+"""AdamW in one launch: values, undo copy, and the norms for clipping."""
 
 import pytest
 import torch
@@ -60,14 +60,14 @@ def test_keeping_an_undo_copy_does_not_change_the_step(chunks):
     assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])  # squares that float32 cannot hold
-def test_the_norms_hold_their_precision_at_any_magnitude(scale, chunks):
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])  # the squares overflow or underflow in float32
+def test_norms_are_precise_at_any_magnitude(scale, chunks):
     grad = randn(N, scale=scale)
     assert error(squared_norms(grad, chunks), squared_norms_reference(grad, chunks)) < 1e-14
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_a_norm_is_not_finite_exactly_when_an_element_is_not(poison, chunks):
+def test_a_norm_is_non_finite_if_and_only_if_an_element_is(poison, chunks):
     grad = randn(N)
     assert squared_norms(grad, chunks).isfinite().all()
     grad[2115] = poison

@@ -1,4 +1,4 @@
-"""Fixed-point sums: bits, rounding, the flag."""
+"""Fixed-point sums: bits, rounding, flags."""
 
 import torch
 from compare import DEVICE
@@ -68,4 +68,4 @@ def test_small_gradients_keep_more_bits_than_float32_sums():
         quantise_add(q, grad, e, LIMIT, bad)
     q -= 1 << 45
     assert torch.allclose(restored(dequantise, q, e), 8 * grad, rtol=1e-4)
-    assert torch.equal(sum([grad] * 8, one) - one, torch.zeros_like(one))  # in float32 they are lost
+    assert torch.equal(sum([grad] * 8, one) - one, torch.zeros_like(one))  # float32 sums lose them

@@ -16,26 +16,26 @@ def problem(tokens, vocabulary, width, dtype=torch.float32, scale=1.0):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """128 rows a chunk, the least there is."""
+    """Chunks of 128 rows, the minimum."""
     monkeypatch.setattr(import_module("recycle_kernels.head_loss"), "CHUNK_BYTES", 1)
 
 
 @pytest.mark.parametrize(("tokens", "vocabulary", "scale"), [(1, 2, 0.1), (300, 130, 1e-3), (5, 9000, 4.0)])
 def test_loss_and_gradients_agree_with_float64(tokens, vocabulary, scale, dtype, small_chunks):
     if dtype == torch.bfloat16:
-        scale = min(scale, 0.5)  # it would round logits of 100 to steps of 0.5
+        scale = min(scale, 0.5)  # bfloat16 would round logits of 100 to steps of 0.5
     x, weight, targets = problem(tokens, vocabulary, 48, dtype, scale)
     inputs, dloss = double(x, weight), [torch.tensor(0.3, device=DEVICE)]
     loss, exact = head_loss(x, weight, targets), head_loss_reference(*inputs, targets)
     assert loss.dtype == torch.float32
     assert abs((loss - exact).item()) < (1e-6 if dtype == torch.float32 else 1e-2) * max(1.0, exact.item())
     for value, reference in zip(grads(loss, [x, weight], dloss), grads(exact, inputs, dloss), strict=True):
-        assert error(value, reference) < (1e-5 if dtype == torch.float32 else 2e-2)  # of logits rounded to the dtype
+        assert error(value, reference) < (1e-5 if dtype == torch.float32 else 2e-2)  # logits are rounded to the dtype
 
 
-def test_the_weight_gradient_can_wait_and_has_the_same_bits(dtype, small_chunks):
+def test_a_deferred_weight_gradient_has_the_same_bits(dtype, small_chunks):
     x, weight, targets = problem(200, 130, 48, dtype)
-    quarter = [torch.tensor(0.25, device=DEVICE)]  # a power of two: scaling before or after rounding is the same
+    quarter = [torch.tensor(0.25, device=DEVICE)]  # power of two: scaling commutes with rounding
     dx, dw = grads(head_loss(x, weight, targets), [x, weight], quarter)
     queue = []
     loss = head_loss(x, weight, targets, defer=queue.append)
@@ -53,7 +53,7 @@ def test_the_weight_gradient_can_wait_and_has_the_same_bits(dtype, small_chunks)
 
 
 class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that any torch operation returns."""
+    """Records the size in bytes of the largest tensor that any torch op returns."""
 
     bytes = 0
 
@@ -64,14 +64,14 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_no_tensor_ever_holds_all_logits(small_chunks):
+def test_no_tensor_holds_all_logits(small_chunks):
     x, weight, targets = problem(256, 150, 16)
     with Largest() as largest:
         head_loss(x, weight, targets).backward()
     assert largest.bytes == 128 * 150 * 4
     with Largest() as largest:
         head_loss_reference(x, weight, targets).backward()
-    assert largest.bytes == 256 * 150 * 4  # the measure sees them where they are
+    assert largest.bytes == 256 * 150 * 4  # control: the measurement sees all logits here
 
 
 def test_evaluation_computes_no_gradient():
@@ -82,7 +82,7 @@ def test_evaluation_computes_no_gradient():
     assert close(loss, head_loss_reference(*double(x, weight), targets))
 
 
-def test_autocast_lowers_the_products_and_nothing_else():
+def test_autocast_lowers_only_the_precision_of_the_products():
     x, weight, targets = problem(20, 60, 16)
     with torch.autocast(DEVICE, torch.bfloat16):
         loss = head_loss(x, weight, targets)
@@ -93,7 +93,7 @@ def test_autocast_lowers_the_products_and_nothing_else():
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
-def test_cross_entropy_holds_its_precision_far_from_zero(offset):
+def test_cross_entropy_is_precise_for_logits_far_from_zero(offset):
     logits = (randn(6, 9000) + offset).requires_grad_()
     targets = torch.randint(9000, (6,), device=DEVICE)
     (exact_logits,) = double(logits)
@@ -103,7 +103,7 @@ def test_cross_entropy_holds_its_precision_far_from_zero(offset):
     assert error(*grads(loss, [logits], one), *grads(exact, [exact_logits], one)) < (1e-5 if offset == 0 else 2e-3)
 
 
-def test_not_a_number_reaches_the_loss():
+def test_nan_propagates_to_the_loss():
     logits = randn(2, 50)
     logits[1, 7] = float("nan")
     assert cross_entropy(logits, torch.zeros(2, dtype=torch.int64, device=DEVICE)).isnan()

@@ -1,4 +1,4 @@
-"""The trainer's own stage with `model.kernels=triton`: what the references compute, and its promises of exactness."""
+"""The trainer's stage with `model.kernels=triton`: same results as the references, and the exactness guarantees."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def build(kernels="triton", reproducible=False, stages=1, stage=0, precision="fp
 
 
 def micro_batch(stage, g, split=True, step=0):
-    """F, then I and W or B: (what F returned, what I returned)."""
+    """Run F, then I and W, or B. Returns (output of F, output of I or B)."""
     tokens = (torch.arange(8, device=DEVICE) * (g + 3) % 19).view(2, 4)
     random = torch.Generator().manual_seed(g)
     x, dy = (torch.randn(2, 4, 32, generator=random).to(DEVICE) for _ in range(2))
@@ -74,13 +74,13 @@ def test_a_stage_trains_as_with_the_references(reproducible, stage, stages):
         reference.step(theirs, step, 0.5)
         ours.gradients.clear(), exact.gradients.clear()
     for name, tensor in optimizer.state().items():
-        if name.startswith("model."):  # one step moves a weight by lr / 10 of its size; Adam's sign may flip at 0
+        if name.startswith("model."):  # a step moves a weight by lr / 10 of its size; Adam's sign may flip at 0
             assert error(tensor, reference.state()[name]) < 1e-3, name
     assert torch.equal(ours.gradients.exponents, exact.gradients.exponents)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_input_then_weights_gives_the_bits_of_both_at_once(recompute):
+def test_i_then_w_gives_the_same_bits_as_b(recompute):
     sums = []
     for split in (True, False):
         stage, _ = build(recompute=recompute)
@@ -90,8 +90,8 @@ def test_input_then_weights_gives_the_bits_of_both_at_once(recompute):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputing_changes_no_bit(precision):
-    """The residual is added before the layer then, and not by its first norm."""
+def test_recomputation_changes_no_bit(precision):
+    """With recomputation, the residual is added before the layer instead of in its first norm."""
     if precision == "bf16" and DEVICE == "cpu":
         pytest.skip("Triton's interpreter cuts what becomes bfloat16 off, where a GPU and torch round it")
     sums = []
@@ -102,7 +102,7 @@ def test_recomputing_changes_no_bit(precision):
     assert all(map(torch.equal, *sums))
 
 
-def test_reproducible_sums_have_the_same_bits_in_any_order_on_any_peer_whether_w_is_apart_or_not():
+def test_reproducible_sums_have_the_same_bits_in_any_order_on_any_peer_with_split_or_whole_backward():
     one, other, peer, idle = (build(reproducible=True)[0] for _ in range(4))
     micro_batch(one, 0), micro_batch(one, 1)
     micro_batch(other, 1, split=False), micro_batch(other, 0, split=False)
@@ -113,7 +113,7 @@ def test_reproducible_sums_have_the_same_bits_in_any_order_on_any_peer_whether_w
     assert torch.equal(rest, idle.gradients.payload()[0]) and rest.any()
 
 
-def test_a_speculative_step_is_the_step_and_can_be_taken_back_in_every_bit():
+def test_a_speculative_step_equals_the_step_and_rolls_back_bit_for_bit():
     stage, optimizer = build(reproducible=True)
     _, expected = build(reproducible=True)
     micro_batch(stage, 0)
@@ -141,7 +141,7 @@ def test_warming_up_leaves_no_trace(reproducible):
     assert not any(tensor.any() for tensor in stage.gradients.payload())
 
 
-def test_equal_addends_give_equal_fixed_point_sums_on_either_backend():
+def test_equal_addends_give_equal_fixed_point_sums_on_both_backends():
     device, layout = torch.device(DEVICE), Layout({"embedding.weight": (9, 5), "norm.weight": (5,)})
     sums = []
     for kernels in ("triton", "reference"):

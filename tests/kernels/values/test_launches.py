@@ -1,4 +1,4 @@
-"""The list of launches that is compiled: every one of them runs."""
+"""Every launch in the list for `recycle_kernels.compile` runs."""
 
 import torch
 from compare import DEVICE

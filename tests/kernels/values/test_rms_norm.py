@@ -17,7 +17,7 @@ def test_any_shape_and_magnitude_agrees_with_float64(rows, width, exponent):
     dy = randn(rows, width)
     assert close(y, exact)
     (dx, dw), (exact_dx, exact_dw) = grads(y, [x, weight], [dy]), grads(exact, exact_inputs, [dy])
-    # sums that can cancel (in a row of one element dx does): their errors are of the size of the terms
+    # These sums can cancel (dx does in a row of one element), so compare the error with the size of the terms.
     scale = torch.rsqrt(x.detach().double().square().mean(-1, keepdim=True) + 1e-5)
     assert (dx - exact_dx).norm() < 1e-6 * (dy * weight * scale).norm()
     assert (dw - exact_dw).norm() < 1e-6 * (dy * x * scale).abs().sum(0).norm()
@@ -38,8 +38,8 @@ def test_the_residual_stream_carries_its_gradient_through(width, dtype):
 
 
 @pytest.mark.parametrize("width", [96, 5000])
-def test_without_a_branch_the_residual_stream_has_the_bits_of_an_empty_one(width):
-    """As at the beginning of a stage: a cut changes no bit."""
+def test_a_missing_residual_branch_has_the_same_bits_as_a_zero_one(width):
+    """The first layer of a stage has no branch. So a stage boundary changes no bit."""
     x, weight, upstream = randn(70, width, grad=True), randn(width, grad=True), [randn(70, width), randn(70, width)]
     kept = rms_norm_keeping(x, weight)
     added = add_rms_norm(torch.zeros_like(x), x, weight)
@@ -47,7 +47,7 @@ def test_without_a_branch_the_residual_stream_has_the_bits_of_an_empty_one(width
     assert all(map(torch.equal, grads(kept, [x, weight], upstream), grads(added, [x, weight], upstream)))
 
 
-def test_an_unused_norm_passes_the_residual_gradient_on():
+def test_an_unused_norm_passes_the_residual_gradient_through():
     x, residual, weight = randn(5, 32, grad=True), randn(5, 32, grad=True), randn(32, grad=True)
     _, h = add_rms_norm(x, residual, weight)
     upstream = randn(5, 32)
@@ -66,6 +66,6 @@ def test_strided_and_broadcast_tensors_give_the_values_of_dense_ones():
     assert close(grads(y, [x], [ones]), grads(rms_norm_reference(exact_x, weight.double()), [exact_x], [ones]))
 
 
-def test_a_row_too_wide_for_one_program_is_refused_in_words():
+def test_a_row_too_wide_for_one_program_raises_value_error():
     with pytest.raises(ValueError, match="at most 16384"):
         rms_norm(randn(1, 20000), randn(20000))

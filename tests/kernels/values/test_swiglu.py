@@ -1,4 +1,4 @@
-"""SwiGLU: values and gradients, packed and apart."""
+"""SwiGLU: values and gradients, with packed and separate inputs."""
 
 import torch
 from compare import close, double, grads, randn

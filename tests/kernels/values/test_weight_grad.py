@@ -9,8 +9,8 @@ from recycle_kernels import Tile, dequantise, weight_grad, weight_grad_fixed, we
 from recycle_kernels.weight_grad import tile_of
 
 E = torch.tensor([40], dtype=torch.int32, device=DEVICE)  # one exponent for all rows
-LIMIT = 2.0**60  # steps of an addend: four of them fit
-HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter multiplies bfloat16 wrongly
+LIMIT = 2.0**60  # in steps; the sum of four such addends fits into int64
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter's bfloat16 products are wrong
 TABLE = {tile_of(size, size, torch.bfloat16, arch) for size in (1024, 1920, 4096) for arch in (80, 90)}
 
 
@@ -26,12 +26,12 @@ def test_any_shape_and_magnitude_agrees_with_float64(tokens, out, inner, exponen
     dy, x = randn(tokens, out, scale=10.0**exponent), randn(tokens, inner)
     buffer = randn(out, inner, scale=10.0**exponent)
     exact = exact_product(buffer, dy, x)
-    terms = exact_product(buffer.abs(), dy.abs(), x.abs())  # a sum of few elements can cancel
+    terms = exact_product(buffer.abs(), dy.abs(), x.abs())  # a sum can cancel, so compare with the size of its terms
     weight_grad(buffer, dy, x)
     assert (buffer - exact).norm() < 1e-6 * terms.norm()
 
 
-def test_the_first_product_of_a_sum_does_not_look_at_what_was_there(dtype):
+def test_the_first_product_overwrites_the_buffer_without_reading_it(dtype):
     dy, x, bad = randn(40, 130, dtype=dtype), randn(40, 70, dtype=dtype), torch.zeros(2, device=DEVICE)
     poisoned, zeroed = torch.full((130, 70), float("nan"), device=DEVICE), torch.zeros(130, 70, device=DEVICE)
     weight_grad(poisoned, dy, x, first=True)
@@ -50,7 +50,7 @@ def test_operands_of_any_dtype_are_summed_in_float32(dtype):
     assert error(buffer, exact) < 1e-6
 
 
-def test_slices_and_transposes_are_taken_as_they_are(dtype):
+def test_slices_and_transposes_are_accepted(dtype):
     packed, flipped = randn(64, 200, dtype=dtype), randn(70, 64, dtype=dtype)
     dy, x = packed[:, 40:170], flipped.T
     strided, dense = torch.zeros(130, 70, device=DEVICE), torch.zeros(130, 70, device=DEVICE)
@@ -81,7 +81,7 @@ def test_a_chosen_tile_is_used():
 
 
 @pytest.mark.parametrize("tile", sorted(TABLE), ids=str)
-def test_every_tile_of_the_table_adds_the_same_product(tile):
+def test_every_tile_of_the_table_gives_the_right_product(tile):
     dy, x, buffer = randn(100, 304, dtype=HALF), randn(100, 528, dtype=HALF), randn(304, 528)
     q, total = torch.zeros_like(buffer, dtype=torch.int64), torch.empty_like(buffer)
     bad = torch.zeros(2, device=DEVICE)
@@ -118,11 +118,11 @@ def test_a_product_that_does_not_fit_raises_the_flag():
     dy[3, 5] = float("inf")
     weight_grad_fixed(q, dy, x, E, LIMIT, bad)
     assert bad.tolist() == [1, 1]
-    assert not q[5].any()  # what does not fit counts as nothing
+    assert not q[5].any()  # an addend that does not fit counts as 0
     assert q[6].all()
 
 
-def test_rows_of_the_product_have_exponents_of_their_own_and_fit_into_half_of_the_memory():
+def test_rows_have_their_own_exponents_and_the_sum_may_be_int32():
     dy, x = randn(30, 130, scale=1e-3), randn(30, 70)
     dy *= torch.logspace(-3, 2, 130, device=DEVICE)
     exact = exact_product(torch.zeros(130, 70, device=DEVICE), dy, x)

@@ -12,8 +12,8 @@ from recycle_schedules.analysis.one_f_one_b import one_f_one_b
 
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 12))
 @settings(max_examples=30, deadline=None)
-def test_bubbles_of_1f1b_are_those_of_the_formula(stages: int, microbatches: int) -> None:
-    """(P - 1) / (M + P - 1), with B as long as two F or not."""
+def test_bubbles_of_1f1b_match_the_formula(stages: int, microbatches: int) -> None:
+    """(P - 1) / (M + P - 1)."""
     made = one_f_one_b(Problem(2, stages, microbatches, backward="coupled", optimizer="none"))
     assert bubbles(made).share == pytest.approx((stages - 1) / (microbatches + stages - 1))
     assert bubbles(made).by_stage == pytest.approx([bubbles(made).share] * stages)
@@ -39,7 +39,7 @@ def test_a_worker_that_dies_counts_until_its_last_op() -> None:
     assert bubbles(trace(*died, *went_on)).share == pytest.approx(1 - (1.5 + 2.0) / (2.0 + 4.0))
 
 
-def test_a_backward_counts_as_its_two_halves_however_it_is_run_again() -> None:
+def test_a_lost_backward_counts_as_two_ops_whether_repeated_whole_or_split() -> None:
     died = [(op("F", (1, 0), 1, 0.0, 1.0), "done"), (op("B", (1, 0), 1, 1.0, 3.0), "done")]
     again = [(op("F", (1, 0), 0, 4.0, 5.0), "redone")]
     whole = trace(*died, *again, (op("B", (1, 0), 0, 5.0, 7.0), "redone"))

@@ -1,4 +1,4 @@
-"""1F1B is that of torch.distributed.pipelining, action for action."""
+"""1F1B has the same actions as in torch.distributed.pipelining."""
 
 from unittest.mock import MagicMock
 
@@ -11,7 +11,7 @@ schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
 def what_torch_runs(stages, stage, microbatches):
-    """The forwards and backwards that Schedule1F1B really calls on a stage, without processes or tensors."""
+    """The forwards and backwards that Schedule1F1B calls on a stage, recorded without processes or tensors."""
     ran = []
 
     stage_ = MagicMock(stage_index=stage)
@@ -34,10 +34,10 @@ def test_1f1b_equals_torchs(stages, microbatches):
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 6), (8, 8)])
-def test_1f1b_equals_the_order_that_torch_writes_down(stages, microbatches):
-    """torch's written order numbers the last stage's micro-batches from 1: that stage is left out here."""
+def test_1f1b_equals_torchs_pipeline_order(stages, microbatches):
+    """torch's pipeline order numbers the last stage's micro-batches from 1, so the test skips that stage."""
 
-    class Shape:  # what Schedule1F1B reads of itself to lay out its order
+    class Shape:  # the attributes that _get_pipeline_order reads
         _num_stages, _n_microbatches = stages, microbatches
 
     theirs = schedules.Schedule1F1B._get_pipeline_order(Shape())
@@ -48,12 +48,12 @@ def test_1f1b_equals_the_order_that_torch_writes_down(stages, microbatches):
         assert mine == compute
 
 
-def test_1f1b_takes_three_slots_for_each_microbatch_and_stage_but_one():
+def test_1f1b_takes_three_slots_times_microbatches_plus_stages_minus_one():
     plan = one_f_one_b(Problem(pipelines=2, stages=4, microbatches=6, backward="coupled", optimizer="none"))
     assert plan.makespan == 3 * (6 + 4 - 1)
     assert validate(plan) == []
 
 
-def test_1f1b_is_refused_for_broken_pipelines():
+def test_1f1b_is_rejected_for_broken_pipelines():
     with pytest.raises(ValueError, match="fault-free"):
         one_f_one_b(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 0)]))

@@ -1,4 +1,4 @@
-"""Plans in torch's notation."""
+"""Plans in torch's CSV notation."""
 
 import pytest
 from recycle_schedules import Problem, plan

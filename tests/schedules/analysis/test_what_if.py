@@ -1,4 +1,4 @@
-"""What each possible next death would cost."""
+"""The cost of each possible next death."""
 
 from recycle_schedules import Problem, Worker
 from recycle_schedules.analysis.what_if import what_if
@@ -16,20 +16,20 @@ def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage():
         assert row.peak <= row.limit and row.peer.stage == row.worker.stage
 
 
-def test_what_if_sees_that_a_worker_has_no_peer_near_it():
-    """W(2, 1) is alone on its host; the others have a peer on theirs."""
+def test_the_death_of_a_worker_without_a_near_peer_costs_more():
+    """W(2, 1) has no peer on its host, the others have one."""
     links = {"hosts": [["a", "a"], ["a", "a"], ["b", "b"]], "between_hosts": {"latency": 5}}
     table = what_if(Problem(pipelines=3, stages=2, microbatches=4, links=links))
     hurt = {row.worker: row.period for row in table.rows}
     assert hurt[Worker(2, 1)] > hurt[Worker(0, 1)]
 
 
-def test_what_if_says_where_nobody_would_be_left():
+def test_what_if_has_no_period_if_the_stage_would_have_no_live_worker():
     table = what_if(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)]))
     gone = [row for row in table.rows if row.period is None]
     assert [row.worker for row in gone] == [Worker(1, 1)] and not gone[0].fits
 
 
-def test_what_if_plans_within_the_bytes_that_are_there():
+def test_what_if_plans_keep_the_capacity():
     table = what_if(WORKED, microbatch_bytes=1e9, capacity=4e9)
     assert all(row.peak <= 4 and row.bytes <= 4e9 for row in table.rows)

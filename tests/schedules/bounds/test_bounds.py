@@ -1,4 +1,4 @@
-"""No plan beats a bound, and no bound is weaker than the judge's."""
+"""No plan beats the bound, and the bound is at least the judge's."""
 
 from itertools import combinations, product
 
@@ -23,7 +23,7 @@ def test_the_bound_is_the_judges_or_better_and_never_above_a_plan(judge, problem
     assert found.value >= lower_bound(problem) - 1e-6
 
 
-def test_waiting_at_both_ends_adds_up_where_the_work_does_not_fit_between():
+def test_idle_times_at_both_ends_add_up_if_the_work_does_not_fit_between():
     problem = Problem(pipelines=2, stages=2, microbatches=4, backward="decoupled", memory_limit=[2, None], send=1.0)
     assert plan(problem).value == lower_bound(problem) == 17
 
@@ -40,13 +40,13 @@ OPTIMA = [
     ((5, 3, 5, 3), 7, 2, 111), ((4, 5, 5, 4), 8, 2, 125), ((5, 5, 5, 4), 7, 2, 115), ((2, 3, 3, 2), 7, 2, 64),
     ((5, 5, 4, 3), 8, 2, 120),
 ]  # fmt: skip
-"""F = I = W of the stages, micro-batches, k of the limit 1F1B + k, and the least period of one pipeline: proven by a
-constraint solver (OR-Tools CP-SAT)."""
+"""F = I = W of each stage, micro-batches, k of the limit 1F1B + k, and the least period of one pipeline. The periods
+were proven optimal by a constraint solver (OR-Tools CP-SAT)."""
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "extra", "optimum"), OPTIMA)
 def test_the_bound_meets_proven_optima_of_uneven_stages_with_little_memory(stages, microbatches, extra, optimum):
-    """One stage at a time says up to 5 % less: two stages together cannot both do their best."""
+    """The bounds of a single stage are up to 5 % lower, because two stages cannot both reach their best."""
     assert lower_bound(pipeline(stages, microbatches, memory_limit={"base": "1f1b", "extra": extra})) == optimum
 
 
@@ -58,7 +58,7 @@ def test_the_bound_meets_proven_optima_of_uneven_stages_with_little_memory(stage
     optimizer=st.sampled_from(["staggered", "none"]),
     send=st.sampled_from([0.0, 1.0]),
 )
-def test_no_order_of_all_there_are_beats_the_bound(stages, limits, shape, optimizer, send):
+def test_no_possible_order_beats_the_bound(stages, limits, shape, optimizer, send):
     P, M = shape
     stages, limits = (stages * 2)[:P], (limits * 2)[:P]
     problem = pipeline(stages, M, memory_limit=limits, optimizer=optimizer, send=send, backward="decoupled")
@@ -68,14 +68,14 @@ def test_no_order_of_all_there_are_beats_the_bound(stages, limits, shape, optimi
 
 
 def pipeline(stages, microbatches, **keys):
-    """A single pipeline whose stages have F = I = W."""
+    """One pipeline whose stages have F = I = W."""
     durations = {kind: list(stages) for kind in "FIW"}
     return Problem(pipelines=1, stages=len(stages), microbatches=microbatches, durations=durations, **keys)
 
 
 def sequences(n, limit):
-    """Every order of n F, I and W on a worker with at most `limit` micro-batches in flight. Micro-batches are alike, so
-    the k-th F, I and W may be taken to be of micro-batch k."""
+    """Every order of n F, I and W on a worker with at most `limit` micro-batches in flight. Micro-batches are
+    identical, so the k-th F, I and W belong to micro-batch k."""
     places = range(3 * n)
     for F in combinations(places, n):
         for I in combinations([k for k in places if k not in F], n):
@@ -86,14 +86,15 @@ def sequences(n, limit):
 
 
 def length(stages, orders, send, optimizer):
-    """The longest chain of ops from a stage's first op to its last one; from the very first op without an optimizer."""
+    """The length of the longest chain of ops from a stage's first op to its last one. Without an optimizer, from the
+    first op of all."""
     starts = range(len(stages)) if optimizer == "staggered" else [0]
     return max(chains(stages, orders, send, first)[first if optimizer == "staggered" else -1] for first in starts)
 
 
 def chains(stages, orders, send, first):
-    """When each stage ends, and the last of all, if every op begins as soon as it can and counts from a stage's first
-    op; -inf before that."""
+    """The end of each stage, and of the last one, if every op starts as early as possible. Time 0 is the start of stage
+    `first`; ops that do not depend on it have end -inf."""
     P, end = len(stages), {}
     at, counts = [0] * P, [dict.fromkeys("FIW", 0) for _ in range(P)]
     free = [-float("inf")] * P

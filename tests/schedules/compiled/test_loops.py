@@ -1,4 +1,4 @@
-"""Until the machine code is there, plans are made by the same loops in plain Python."""
+"""Until the loops are compiled, the planner runs the same loops in plain Python."""
 
 from contextlib import contextmanager
 
@@ -11,12 +11,12 @@ from recycle_schedules.compiled import LOOPS, Loops, load
 from recycle_schedules.compiled.loops import interruptible
 from recycle_schedules.validate import validate
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an integer that has outgrown its type, say
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # for example an integer overflow
 
 
 @contextmanager
 def plain_python(*, patient):
-    """`patient`: it searches for as long as machine code would."""
+    """Run the loops in plain Python. patient: search as long as with compiled loops."""
     load()
     with pytest.MonkeyPatch.context() as patch:
         for name, function in vars(Loops()).items():
@@ -27,14 +27,14 @@ def plain_python(*, patient):
 
 @pytest.mark.parametrize("shape", [(3, 4, 6), (4, 8, 16), (16, 8, 16)])
 @pytest.mark.parametrize("keys", [{}, {"failed": [(1, 3)]}, {"failed": [(1, 3)], "memory_limit": 6}], ids=str)
-def test_a_first_plan_does_not_wait_for_the_compiler_however_large_it_is(shape, keys):
+def test_the_first_plan_does_not_wait_for_the_compiler_at_any_size(shape, keys):
     with plain_python(patient=False):
         assert validate(plan(Problem(*shape, **keys))) == []
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_plain_python_makes_the_plan_that_the_machine_code_makes(data):
+def test_plain_python_and_compiled_loops_make_the_same_plan(data):
     problem = data.draw(problems(most_pipelines=3, most_stages=3, most_microbatches=2))
     if data.draw(st.booleans()):
         problem, _ = data.draw(remainders(plan(problem)))
@@ -44,8 +44,8 @@ def test_plain_python_makes_the_plan_that_the_machine_code_makes(data):
 
 
 @pytest.mark.parametrize(("cause", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (ValueError, SystemError)])
-def test_a_ctrl_c_in_machine_code_is_one_and_nothing_else_is(cause, seen):
-    def as_numba_says_it():
+def test_only_ctrl_c_in_compiled_code_raises_keyboard_interrupt(cause, seen):
+    def as_numba_raises_it():
         try:
             try:
                 raise cause
@@ -55,4 +55,4 @@ def test_a_ctrl_c_in_machine_code_is_one_and_nothing_else_is(cause, seen):
             raise SystemError("the function returned a result with an exception set") from error
 
     with pytest.raises(seen):
-        interruptible(as_numba_says_it)()
+        interruptible(as_numba_raises_it)()

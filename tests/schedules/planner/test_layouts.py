@@ -1,4 +1,4 @@
-"""The boundaries between stages: what plan_layout finds is a plan of its layout, and no layout beats the bound."""
+"""Stage boundaries: plan_layout returns a valid plan of its layout, and no layout beats the bound."""
 
 import time
 from itertools import combinations, pairwise
@@ -15,14 +15,14 @@ ONE_MORE = {"base": "1f1b", "extra": 2}
 
 
 def equal(pipelines, stages, microbatches, dead, memory=None, layers=8):
-    """Equal layers, F = I = W = 1 for so many of them."""
+    """Equal layers, `layers` of them per stage, which together have F = I = W = 1."""
     each = [1 / layers] * (layers * stages)
     return Problem(pipelines=pipelines, stages=stages, microbatches=microbatches, failed=dead, memory_limit=memory,
                    layers={"F": each, "I": each, "W": each})  # fmt: skip
 
 
 def layouts(problem):
-    """All layouts in which every stage has room."""
+    """The problems of all layouts in which every stage has room."""
     L, P = problem.model.count, problem.stages
     for cuts in combinations(range(1, L), P - 1):
         ends = (0, *cuts, L)
@@ -34,7 +34,7 @@ def layouts(problem):
 
 @relaxed
 @given(layered(most_pipelines=3, most_microbatches=4))
-def test_the_plan_is_one_of_its_layout_and_the_judge_accepts_it(judge, problem):
+def test_the_plan_fits_its_layout_and_the_judge_accepts_it(judge, problem):
     try:
         found = plan_layout(problem)
     except ValueError as error:
@@ -89,14 +89,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("shape", "dead", "free", "limited"), CASES)
-def test_known_jobs_are_as_good_as_a_first_look_and_near_the_bound_over_all_layouts(shape, dead, free, limited):
-    """The figures of the first look at moved boundaries; at most 5 % above the bound, with and without a limit."""
+def test_known_jobs_stay_at_recorded_periods_and_within_5_percent_of_the_bound(shape, dead, free, limited):
+    """free, limited: recorded periods without and with a memory limit."""
     for memory, most in ((None, free), (ONE_MORE, limited)):
         found = plan_layout(equal(*shape, dead, memory))
         assert found.value <= most + 1e-9 and found.gap <= 0.05
 
 
-def test_moved_boundaries_spread_the_load_of_a_dead_worker_over_everybody():
+def test_moved_boundaries_spread_the_load_of_a_dead_worker_over_all_stages():
     job = equal(3, 4, 6, [(1, 2)])
     assert plan(job.with_layout((8, 8, 8, 8))).value == 27
     assert plan_layout(job).value <= 21
@@ -107,14 +107,14 @@ def test_the_bound_is_the_least_one_of_all_integer_layouts():
     assert lower_bound(job) == pytest.approx(min(map(lower_bound, layouts(job))))
 
 
-def test_a_big_head_gets_fewer_layers_beside_it():
+def test_the_stage_with_a_big_head_gets_fewer_layers():
     layers = {"F": [1.0] * 12 + [4.0], "I": [1.0] * 12 + [4.0], "W": [1.0] * 12 + [4.0]}
     found = plan_layout(Problem(pipelines=2, stages=4, microbatches=8, layers=layers))
     assert found.layout[-1] == 1 and found.value <= 1.05 * found.lower_bound
 
 
-def test_layers_go_where_memory_is():
-    """Without a capacity the cheap layers lie together; with one no stage may have them all."""
+def test_layers_move_to_stages_with_memory():
+    """Without a capacity the cheap layers share one stage. The capacity forbids that."""
     layers = {"F": [3, 3, 1, 1, 1], "I": [3, 3, 1, 1, 1], "W": [3, 3, 1, 1, 1], "bytes": [1, 1, 4, 4, 4]}
     job = Problem(pipelines=2, stages=3, microbatches=4, layers=layers)
     assert plan_layout(job).layout == (1, 1, 3)
@@ -124,10 +124,10 @@ def test_layers_go_where_memory_is():
 @pytest.mark.parametrize("memory", [None, ONE_MORE])
 def test_4096_workers_are_planned_in_about_a_second(memory):
     job = equal(64, 64, 128, [(1, 3)], memory)
-    plan_layout(equal(3, 4, 6, []))  # the loops are compiled
+    plan_layout(equal(3, 4, 6, []))  # warm up
     began = time.process_time()
     found = plan_layout(job)
-    assert time.process_time() - began < 1.5  # CPU seconds, of a busy machine too
+    assert time.process_time() - began < 1.5  # CPU seconds, so that other load does not count
     assert found.gap < 0.05
 
 
@@ -136,7 +136,7 @@ def test_more_seconds_are_not_worse():
     assert plan_layout(job, seconds=0.3).value <= plan_layout(job).value
 
 
-def test_the_plans_file_says_which_layers_a_stage_has(tmp_path):
+def test_the_plan_file_has_the_layers_of_each_stage(tmp_path):
     found = plan_layout(equal(2, 2, 3, [], layers=2))
     found.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
@@ -165,7 +165,7 @@ def test_mistakes_get_one_sentence(keys, sentence):
     assert str(caught.value).startswith(sentence)
 
 
-def test_layers_that_fit_nowhere_and_layouts_that_are_none_are_said():
+def test_layers_that_do_not_fit_and_invalid_layouts_are_rejected():
     job = Problem(pipelines=2, stages=2, microbatches=2, layers=GOOD | {"bytes": [5, 5, 5]})
     with pytest.raises(ValueError, match="capacity_bytes: in no layout"):
         plan_layout(job.replace(capacity_bytes=6))

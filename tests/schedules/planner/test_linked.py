@@ -1,4 +1,4 @@
-"""Plans on hosts with links of different speed."""
+"""Plans for hosts with links of different speed."""
 
 import networkx as nx
 import pytest
@@ -26,7 +26,7 @@ def two_hosts(latency, **keys):
 
 
 def takers(best):
-    """Who ran how many of the dead worker's micro-batches."""
+    """The number of the dead worker's micro-batches that each worker ran."""
     found = {}
     for op in best.ops:
         if op.kind == "F" and op.stage == 2 and op.microbatch[0] == 0:
@@ -34,15 +34,15 @@ def takers(best):
     return found
 
 
-def test_where_the_other_host_is_far_all_is_re_routed_on_the_near_one():
+def test_if_the_other_host_is_far_all_micro_batches_stay_on_the_near_host():
     assert takers(plan(two_hosts(10.0))) == {Worker(1, 2): 6}
 
 
-def test_where_the_other_host_is_as_near_its_workers_share():
+def test_if_the_other_host_is_equally_near_all_peers_share():
     assert len(takers(plan(two_hosts(0.0)))) == 3
 
 
-def test_the_flow_that_re_routes_is_networkxs(monkeypatch):
+def test_rerouting_uses_networkx_network_simplex(monkeypatch):
     asked = []
     simplex = nx.network_simplex
     monkeypatch.setattr(nx, "network_simplex", lambda graph: asked.append(graph) or simplex(graph))
@@ -50,7 +50,7 @@ def test_the_flow_that_re_routes_is_networkxs(monkeypatch):
     assert asked and all(isinstance(graph, nx.MultiDiGraph) for graph in asked)
 
 
-def test_a_slow_link_within_a_pipeline_makes_its_plan_longer():
+def test_a_slow_link_within_a_pipeline_lengthens_its_plan():
     links = {"hosts": [["a", "b"]], "between_hosts": {"latency": 0.5, "bandwidth": 4}, "bytes": 2}
     step = Problem(pipelines=1, stages=2, microbatches=1, backward="coupled", links=links)
     assert plan(step).makespan == 1 + 1 + 1 + 2 + 1 + 2, "F, message, F, B, message, B"
@@ -58,7 +58,7 @@ def test_a_slow_link_within_a_pipeline_makes_its_plan_longer():
 
 @relaxed
 @given(linked())
-def test_any_links_get_a_valid_plan_that_no_bound_forbids(problem):
+def test_problems_with_links_get_valid_plans_above_the_bound(problem):
     best = plan(problem)
     assert validate(best) == []
     assert best.value >= best.lower_bound - 1e-6
@@ -75,30 +75,30 @@ def test_any_remainder_with_links_gets_a_valid_plan(data):
 
 @relaxed
 @given(linked())
-def test_looking_at_links_is_never_worse_than_ignoring_them(problem):
-    """Both at the times that links really take."""
+def test_planning_with_links_is_never_worse_than_ignoring_them(problem):
+    """Both plans are timed with the links."""
     ignoring = simulate(plan(problem.replace(links=None)), links=problem.links)
-    assert validate(ignoring) == [], "the validator counts messages by links"
+    assert validate(ignoring) == [], "the validator uses the message times of the links"
     assert plan(problem).value <= ignoring.value * (1 + 1e-6)
 
 
 @relaxed
 @given(st.data())
-def test_looking_at_links_is_never_worse_in_a_remainder_either(data):
+def test_planning_with_links_is_never_worse_in_a_remainder_either(data):
     left, _ = data.draw(remainders(plan(data.draw(linked()))))
     ignoring = simulate(plan(left.replace(links=None)), links=left.links)
     assert plan(left).value <= ignoring.value * (1 + 1e-6)
 
 
-def test_ignoring_links_would_cost_much_where_they_differ_much():
+def test_ignoring_links_is_costly_if_they_differ_much():
     problem = two_hosts(10.0)
     assert simulate(plan(problem.replace(links=None)), links=problem.links).value > 2 * plan(problem).value
 
 
 @relaxed
 @given(problems(send=0.25, send_rerouted=0.75))
-def test_links_that_say_what_send_says_give_plans_that_the_judge_accepts(judge, problem):
-    """One host for each pipeline: within it `send`, between two `send_rerouted`."""
+def test_links_equivalent_to_send_give_plans_that_the_judge_accepts(judge, problem):
+    """One host per pipeline: `send` within a host, `send_rerouted` between hosts."""
     hosts = [[f"host {d}"] * problem.stages for d in range(problem.pipelines)]
     links = {"hosts": hosts, "within_host": {"latency": 0.25}, "between_hosts": {"latency": 0.75}}
     best = plan(problem.replace(send=0.0, send_rerouted=None, links=links))
@@ -107,7 +107,7 @@ def test_links_that_say_what_send_says_give_plans_that_the_judge_accepts(judge, 
     assert best.value >= unlinked.lower_bound - 1e-6
 
 
-def test_a_large_job_is_planned_in_blocks_of_pipelines_of_the_same_zone():
+def test_the_blocks_of_a_large_job_hold_pipelines_of_the_same_zone():
     zones = {f"host {d}": "west" if d % 2 else "east" for d in range(50)}
     links = {
         "hosts": [[f"host {d}"] * 16 for d in range(50)], "zones": zones,
@@ -119,4 +119,4 @@ def test_a_large_job_is_planned_in_blocks_of_pipelines_of_the_same_zone():
     a = best.arrays
     home = a.microbatch // 220
     moved = (a.microbatch >= 0) & (home != a.pipeline)
-    assert moved.any() and not ((home - a.pipeline)[moved] % 2).any(), "nothing leaves its zone"
+    assert moved.any() and not ((home - a.pipeline)[moved] % 2).any(), "no micro-batch leaves its zone"

@@ -1,4 +1,4 @@
-"""What the planner promises: optima, and plans that only get better when there is more to work with."""
+"""The planner's guarantees: known optima, and plans that never get worse with more memory."""
 
 import time
 
@@ -20,7 +20,7 @@ def machine_code():
 
 
 HARDLY = 1.10
-"""Beyond the worst exception seen in some hundreds of random pairs (docs/planner.md)."""
+"""Ratio above the worst exception in some hundreds of random pairs (docs/planner.md)."""
 
 
 def worked(**keys):
@@ -84,8 +84,9 @@ def test_golden_cases(case, judge):
     assert best.value <= case["best"] * 1.01 + 1e-6
 
 
-def test_a_death_at_a_late_stage_costs_the_way_there_and_back():
-    """With little memory the last gradient leaves the fullest worker just before the end, and goes all the way back."""
+def test_the_plan_for_a_death_at_a_late_stage_is_near_the_bound():
+    """With little memory the last gradient leaves the fullest worker just before the end, and then travels back through
+    all earlier stages."""
     problem = Problem(pipelines=6, stages=16, microbatches=64, failed=[(1, 14)], memory_limit=extra(2))
     assert plan(problem).gap < 0.01
 
@@ -101,7 +102,7 @@ def test_an_idle_workers_optimizer_step_counts():
 @relaxed
 @given(st.data())
 def test_a_remainder_loses_no_op_and_repeats_none_of_a_survivor(data):
-    """Nor does the remainder of that, when others die on the way."""
+    """Also if more workers die while the remainder runs."""
     rest = plan(data.draw(problems()))
     for _ in range(2):
         left, _ = data.draw(remainders(rest))
@@ -123,7 +124,8 @@ def check_remainder(left, rest):
 
 @st.composite
 def more_memory(draw, problem):
-    """(problem, with more memory): the first with a number or 1F1B + k, the second with any limits nowhere below."""
+    """(problem, the same with more memory). The first has a number or 1F1B + k as limit, the second any limits that are
+    nowhere lower."""
     k = draw(st.integers(1, 6))
     low, next_ = draw(st.sampled_from([(k, k + 1), (extra(k - 1), extra(k))]))
     tight = problem.replace(memory_limit=low)

@@ -1,4 +1,4 @@
-"""Who takes over what: a minimum-cost flow."""
+"""Re-routing as a minimum-cost flow."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ def flow(count, message, load, cost):
 
 
 def price(taken, message, load, cost):
-    """What a flow costs: messages, and the k-th further micro-batch of a peer when it is done with it."""
+    """The cost of a flow: all messages, and the end time of each additional micro-batch of a peer."""
     ways = sum(n * m for row, ways in zip(taken, message, strict=True) for n, m in zip(row, ways, strict=True))
     totals = [sum(column) for column in zip(*taken, strict=True)]
     return ways + sum(
@@ -21,30 +21,30 @@ def price(taken, message, load, cost):
     )
 
 
-def test_peers_that_are_equally_near_share_evenly():
+def test_equally_near_peers_share_evenly():
     assert flow([6], [[0, 0, 0]], [0, 0, 0], [3, 3, 3]) == [[2, 2, 2]]
 
 
-def test_who_is_busy_or_slow_takes_less():
+def test_busy_or_slow_peers_take_less():
     assert flow([4], [[0, 0]], [6, 0], [3, 3]) == [[1, 3]]
     assert flow([3], [[0, 0]], [0, 0], [6, 3]) == [[1, 2]]
 
 
-def test_a_nearer_peer_takes_as_much_more_as_the_way_to_the_others_takes():
+def test_a_nearer_peer_takes_more_up_to_the_difference_in_message_times():
     assert flow([6], [[0, 1]], [0, 0], [3, 3]) == [[3, 3]]
     assert flow([6], [[0, 7]], [0, 0], [3, 3]) == [[4, 2]]
     assert flow([6], [[0, 100]], [0, 0], [3, 3]) == [[6, 0]]
 
 
-def test_two_dead_pipelines_each_stay_on_their_host():
-    """A greedy choice, one micro-batch at a time, could give the first group what only the second one is near to."""
+def test_the_micro_batches_of_two_dead_workers_each_stay_on_their_host():
+    """A greedy choice could give the first group the only peer that is near the second group."""
     assert flow([2, 2], [[0, 4], [4, 0]], [0, 0], [3, 3]) == [[2, 0], [0, 2]]
     assert flow([2, 2], [[0, 1], [0, 9]], [0, 0], [3, 3]) == [[0, 2], [2, 0]]
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_no_other_way_to_share_costs_less(data):
+def test_no_other_assignment_costs_less(data):
     groups, peers = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     row = st.lists(st.integers(0, 9), min_size=peers, max_size=peers)
     count = data.draw(st.lists(st.integers(1, 3), min_size=groups, max_size=groups))

@@ -1,4 +1,4 @@
-"""Plans made ahead for the next deaths."""
+"""Plans prepared for the next deaths."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +13,7 @@ WORKED = Problem(pipelines=3, stages=4, microbatches=6, memory_limit={"base": "1
 
 
 class Counting:
-    """The planner, and how often it was asked."""
+    """The planner, with a count of its calls."""
 
     def __init__(self):
         self.asked = 0
@@ -31,7 +31,7 @@ def filled(problem, **keys):
     return store, planner
 
 
-def test_of_pipelines_that_are_alike_one_plan_for_each_stage_answers_every_single_death():
+def test_with_equal_pipelines_one_plan_per_stage_covers_every_single_death():
     store, planner = filled(WORKED)
     assert planner.asked == len(store) == WORKED.stages
     for worker in WORKED.workers():
@@ -44,8 +44,8 @@ def test_of_pipelines_that_are_alike_one_plan_for_each_stage_answers_every_singl
 
 @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(problems(), st.data())
-def test_what_the_store_answers_is_a_plan_of_the_problem_and_its_lists(problem, data):
-    """Whatever was planned before, for the same deaths in pipelines of other names."""
+def test_the_store_returns_a_valid_plan_of_the_problem_and_its_action_lists(problem, data):
+    """Also if the store has a plan for the same deaths in other pipelines."""
     store = PlanStore(forwards=1)
     order = data.draw(st.permutations(range(problem.pipelines)))
     store.plan(problem.replace(failed=[(order[w.pipeline], w.stage) for w in problem.dead], memory_limit=None))
@@ -56,7 +56,7 @@ def test_what_the_store_answers_is_a_plan_of_the_problem_and_its_lists(problem, 
     assert dict(found.validation) == dict(actions(found.plan, forwards=1))
 
 
-def test_workers_that_differ_are_planned_each_by_itself():
+def test_workers_that_differ_are_planned_separately():
     _, planner = filled(WORKED.replace(speed={"0,1": 0.5}))
     assert planner.asked == 12
 
@@ -71,18 +71,18 @@ def test_a_host_may_die_with_all_its_workers():
 
 def test_deaths_that_leave_a_stage_without_a_worker_are_not_planned():
     _, planner = filled(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)]))
-    assert planner.asked == 2, "W(0, 0) or W(1, 0); nobody can replace W(1, 1)"
+    assert planner.asked == 2, "W(0, 0) or W(1, 0); W(1, 1) has no live peer"
 
 
-def test_no_more_is_kept_than_there_is_room_for():
+def test_the_store_keeps_its_byte_limit():
     one = PlanStore().plan(WORKED).size
     store, planner = filled(WORKED, most_bytes=int(2.5 * one))
-    assert planner.asked == len(store) == 2, "planning ahead ends where it would push out what it has made"
+    assert planner.asked == len(store) == 2, "preparation stops before it would evict its own plans"
     store.plan(WORKED.replace(failed=[(0, 3)]))
     assert len(store) == 2
 
 
-def test_the_next_deaths_of_this_membership_push_out_those_of_the_one_before():
+def test_the_next_deaths_of_this_membership_evict_those_of_the_previous_one():
     one = PlanStore().plan(WORKED).size
     store, planner = filled(WORKED, most_bytes=int(4.5 * one))
     now = WORKED.replace(failed=[(0, 3)])
@@ -92,11 +92,11 @@ def test_the_next_deaths_of_this_membership_push_out_those_of_the_one_before():
         store.plan(after)
     assert planner.asked == asked + 3 and len(store) == 4
     store.plan(now)
-    assert planner.asked == asked + 3, "the plan that is in use is kept"
-    assert not list(store.ahead(now)), "nothing is planned twice"
+    assert planner.asked == asked + 3, "the current plan is kept"
+    assert not list(store.ahead(now)), "stored plans are not planned again"
 
 
-def test_what_is_kept_grows_with_no_number_of_memberships(monkeypatch):
+def test_the_number_of_plans_is_limited_for_any_number_of_memberships(monkeypatch):
     monkeypatch.setattr(store_module, "MOST_PLANS", 6)
     store, planner = filled(WORKED)
     for slow in range(2, 12):
@@ -107,19 +107,19 @@ def test_what_is_kept_grows_with_no_number_of_memberships(monkeypatch):
     assert (len(store), planner.asked) == (6, 18)
 
 
-def test_other_durations_are_another_problem():
+def test_changed_durations_make_a_different_problem():
     store, planner = filled(WORKED)
     store.plan(WORKED.replace(failed=[(1, 2)], durations={"F": 2}))
     assert planner.asked == 5
 
 
-def test_what_is_left_of_a_broken_step_is_planned_and_forgotten():
+def test_remainders_are_planned_but_not_stored():
     store = PlanStore()
     assert store.plan(WORKED.replace(failed=[Worker(1, 2)], done=[])).plan.period is None
     assert len(store) == 0
 
 
 @pytest.mark.parametrize("failed", [[(1, 2)], [(0, 1), (2, 0)]])
-def test_pipelines_change_names_and_nothing_else(failed):
+def test_the_canonical_problem_only_renames_pipelines(failed):
     problem, names = canonical(WORKED.replace(failed=failed))
     assert sorted((names[w.pipeline], w.stage) for w in problem.dead) == failed
