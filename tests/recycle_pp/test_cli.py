@@ -1,5 +1,6 @@
 """The command `recycle`, run as its module: an environment may have been installed before the command existed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -119,27 +120,45 @@ def test_one_worker_needs_no_torchrun(tmp_path):
     assert "torchrun" not in done.stdout
 
 
+ENDINGS = {
+    "Ctrl-C": (os.killpg, signal.SIGINT, True, 130),  # to the whole foreground, as a terminal does
+    "SIGTERM": (os.kill, signal.SIGTERM, True, 143),  # to the command alone, as a scheduler does
+    "SIGTERM at the start": (os.kill, signal.SIGTERM, False, 143),
+}
+
+
 @pytest.mark.torchrun
-def test_ctrl_c_ends_train_with_130_and_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_signal_ends_train_with_its_code_a_checkpoint_and_no_process_left(how, tmp_path):
+    send, number, after_a_step, code = ENDINGS[how]
     folder = RunFolder(tmp_path / "run")
     with open(tmp_path / "out", "w") as out:
         process = subprocess.Popen(
             [*RECYCLE, "train", *TINY, "run.steps=100000"],
             cwd=tmp_path, env=ENVIRONMENT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-    said = (tmp_path / "out").read_text
+    said, started = (tmp_path / "out").read_text, psutil.Process(process.pid)
+    family = []
+
+    def far_enough():
+        family[:] = started.children(recursive=True)
+        return folder.metrics.exists() and folder.lines(folder.metrics) if after_a_step else family
+
     try:
         deadline = time.monotonic() + 100
-        while not (folder.metrics.exists() and folder.lines(folder.metrics)):
+        while not far_enough():
             assert process.poll() is None and time.monotonic() < deadline, said()
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        assert process.wait(60) == 130, said()
+        send(process.pid, number)
+        assert process.wait(60) == code, said()
+        left = psutil.wait_procs(family, timeout=10)[1]
+        assert not left, (left, said())
     finally:
-        if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+        if process.poll() is None:
             process.kill()
             process.wait()
     assert "Traceback" not in said()
-    assert any(folder.checkpoints.glob("step-*/about.json")), said()
+    assert any(folder.checkpoints.glob("step-*/about.json")) or not after_a_step, said()
