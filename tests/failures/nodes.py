@@ -81,12 +81,18 @@ class NodesJob(contextlib.AbstractContextManager):
     """The pipelines of a case on as many machines; everything of it is gone when the block is left."""
 
     def __init__(
-        self, case: Case, folder: Path, zygote: Zygote | None, coordinator: str, run: Path | None = None
+        self,
+        case: Case,
+        folder: Path,
+        zygote: Zygote | None,
+        coordinator: str,
+        run: Path | None = None,
+        environments: Mapping[int, dict[str, str]] | None = None,
     ) -> None:
         self.case, self.run = case, RunFolder(run or folder / "run")
         self.network = Network()
         self.nodes: list[Node] = []
-        self._folder, self._zygote = folder, zygote
+        self._folder, self._zygote, self._environments = folder, zygote, environments or {}
         self._coordinator = [f"coordinator={coordinator}"]
         self._begun = time.monotonic()
         self._world = WORKERS[case.shape]
@@ -108,7 +114,7 @@ class NodesJob(contextlib.AbstractContextManager):
         arguments = [*QUICK, *self.case.arguments, *self._coordinator, *where_to]
         if self._zygote is not None:
             part = Part(number * workers, workers, nodes * workers, machine.holder)
-            return self._zygote.run(arguments, TOKEN, part)
+            return self._zygote.run(arguments, TOKEN | self._environments.get(number, {}), part)
         where = [f"--nnodes={nodes}", f"--node-rank={number}", f"--nproc-per-node={workers}"]
         where += [f"--master-addr={master}", "--master-port=29500", "--rdzv-backend=static"]
         return self.torchrun(machine, where, arguments)
@@ -187,11 +193,13 @@ def start(
     coordinator: str = "embedded",
     far: Mapping[int, float] | None = None,
     run: Path | None = None,
+    environments: Mapping[int, dict[str, str]] | None = None,
 ) -> NodesJob:
     """Starts it, forked from `zygote`, or by torchrun where there is none; an etcd gets a machine of its own.
 
-    far: by node, seconds that its packets take one way. run: the run folder, by default in `folder`."""
-    job = NodesJob(case, folder, zygote, coordinator, run)
+    far: by node, seconds that its packets take one way. run: the run folder, by default in `folder`.
+    environments: variables by node, for those forked from a zygote."""
+    job = NodesJob(case, folder, zygote, coordinator, run, environments)
     try:
         job.start(coordinator, far or {})
     except BaseException:

@@ -13,6 +13,7 @@ RECYCLE_SABOTAGE='{"start": 1}'          # the model of stage 1 cannot be made
 RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker to start has another platform
 RECYCLE_SABOTAGE='{"compile": 2.5}'    # so many seconds in C++, with Python's lock, before a worker is ready
 RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps that far to and fro, everywhere
+RECYCLE_SABOTAGE='{"jump": -3600, "when": "/tmp/flag"}'     # time.time() jumps that far, once that file is there
 
 RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
     forward: sleep (nobody holds Python's lock), lock (it does, and waits), spin (it does, and computes),
@@ -199,6 +200,8 @@ def failing(cls, name):
 
 
 def jumping_time():
+    if "jump" in sabotage():
+        return _time() + sabotage()["jump"] * os.path.exists(sabotage()["when"])
     return _time() + sabotage().get("clock", 0) * (int(time.monotonic() * 20) % 3 - 1)
 
 

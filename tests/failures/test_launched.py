@@ -4,6 +4,7 @@ import json
 import random
 import time
 
+import psutil
 import pytest
 
 from .launched import COMMON, Launched
@@ -113,6 +114,20 @@ def test_the_first_node_is_lost_where_the_optimizers_state_is_sharded(expected, 
         job.wait_for_step(10)
         job.kill(0)
         survives(job, [1, 2], expected)
+
+
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=slow)])
+def test_an_agent_that_is_stopped_holds_up_no_step_and_ends_with_0_when_it_continues(node, expected, tmp_path):
+    with Launched(tmp_path, arguments=ARGUMENTS) as job:
+        job.wait_for_step(10)
+        agent = psutil.Process(job.agents[node].pid)
+        agent.suspend()
+        job.wait_for_event("finished", seconds=400)
+        assert agent.status() == psutil.STATUS_STOPPED
+        assert not job.events("death_detected") and not job.events("coordinator_elected"), job.explain()
+        assert job.longest_gap() < GAP_SECONDS, job.explain()
+        agent.resume()
+        survives(job, NODES, expected)
 
 
 @slow  # tests/recycle_pp/test_counting.py loses a worker under one agent, test_exactness.py compares the bits
