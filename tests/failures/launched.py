@@ -36,6 +36,8 @@ COMMON = ("control=cluster", "control.heartbeat=0.2", "control.suspicion=10", "m
 class Launched(contextlib.AbstractContextManager):
     """nodes: agents; workers: processes of each. Node n has the ranks from n * workers on, a pipeline of that depth."""
 
+    launcher: tuple[str, ...] = ()  # a command that runs each agent
+
     def __init__(
         self, folder: Path, nodes: int = 3, workers: int = 2, arguments: Sequence[str] = (), run: Path | None = None
     ) -> None:
@@ -48,7 +50,7 @@ class Launched(contextlib.AbstractContextManager):
         self.agents = [self._start(node, nodes, workers) for node in range(nodes)]
 
     def _start(self, node: int, nodes: int, workers: int) -> subprocess.Popen[bytes]:
-        command = [str(Path(sys.executable).with_name("torchrun")), f"--nproc-per-node={workers}"]
+        command = [*self.launcher, str(Path(sys.executable).with_name("torchrun")), f"--nproc-per-node={workers}"]
         if nodes > 1:
             command += [f"--nnodes={nodes}", f"--node-rank={node}", "--master-addr=127.0.0.1"]
             command += [f"--master-port={self._port}"]

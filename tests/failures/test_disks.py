@@ -1,7 +1,10 @@
 """File systems that stop answering, fill up or turn read-only under a job that torchrun has started."""
 
+import contextlib
 import json
+import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,12 @@ MISSING = Disk.missing()
 needs_disk = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SHAPE = ("parallel.pipelines=2", "parallel.stages=1", "parallel.microbatches=4")
 QUICK = ("control.suspicion=3", "run.validate_every=0", *SHAPE)
+
+
+class SmallShm(Launched):
+    """Its agents have a /dev/shm of 64 KiB, in a mount namespace of their own."""
+
+    launcher = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"')
 
 
 @pytest.fixture
@@ -79,3 +88,20 @@ def test_a_read_only_run_folder_is_one_sentence_and_no_worker_starts(disk, tmp_p
         sentence = f"recycle_pp: run.dir={job.run.path} cannot be written: Read-only file system"
         assert job.output(0).splitlines().count(sentence) == 1, job.output(0)
         assert "exitcode  : 2" in job.output(0), job.output(0)
+
+
+@needs_disk
+def test_a_full_dev_shm_costs_nothing(tmp_path, expected):
+    """It is full from a moment in the middle of the job on, also as a worker starts."""
+    arguments = [*QUICK, "run.steps=120"]
+    with SmallShm(tmp_path, nodes=1, workers=2, arguments=arguments) as job:
+        job.wait_for_step(20)
+        shm = Path(f"/proc/{job.worker('0.0').pid}/root/dev/shm")
+        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 64 << 10, "a /dev/shm of its own"
+        with (shm / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+        job.worker("1.0").kill()
+        assert job.wait([0], 200) == [0], job.explain()
+        check_exact(job, expected(120))
+        assert len(job.events("rejoined")) == 1, job.explain()
