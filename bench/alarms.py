@@ -1,16 +1,18 @@
-"""Whether slow workers are found, and only they.
+"""Does the job find slow workers, and only slow workers?
 
-    python bench/alarms.py quiet [--runs 10] [--load 2]     # `make train`'s command beside a load: who is called slow?
-    python bench/alarms.py slow [CASE...]                   # slow for five reasons: after how many steps is it known?
+    python bench/alarms.py quiet [--runs 10] [--load 2]     # `make train`'s command beside a load: false alarms
+    python bench/alarms.py slow [CASE...]                   # five ways to be slow: steps until it is noticed
 
-`quiet`: twelve workers, one of them killed and brought back, on all cores, and `load` processes that only burn CPU time
-beside them. Every sentence that calls a worker slow is an alarm, and there must be none.
+`quiet`: twelve workers on all cores, one of them killed and brought back. `load` processes burn CPU time beside them.
+Every sentence that calls a worker slow is an alarm, and there must be none.
 
-`slow`: a worker becomes slow and later normal again; steps until either is said. By `+slow_at` (which ends with the
-process: it is killed, and comes back normal), as cpulimit does it (stopped three quarters of the time), as a
-container's limit does it: a control group that grants a quarter of the processor time that it had before (needs root),
-and by a process that spins on the core that it is pinned to (needs a core a worker and one for all the rest: on two
-cores the peer waits nearly as long, for the processes that the spinning one displaces, and nobody is called slow).
+`slow`: a worker becomes slow, and later normal again. The figures are the steps until each is reported. The cases:
+
+- `+slow_at`. It ends with the process: the worker is killed, and comes back normal.
+- Stopped three quarters of the time, as cpulimit does it.
+- A control group with a quarter of the processor time that it had before, as a container's limit (needs root).
+- A process that spins on the core to which the worker is pinned. It needs a core a worker, and one for the rest. On two
+  cores no worker is called slow: the spinning process displaces others, and the peer waits nearly as long.
 """
 
 from __future__ import annotations

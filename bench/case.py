@@ -1,8 +1,9 @@
-"""A case of a benchmark: one thing to do, several ways; what each takes, and whether they agree.
+"""A case of a benchmark: one task, several ways to do it; the time of each, and whether they agree.
 
     row = measure(Case("product", 2.0 * n**3, "flops", {"ours": f, "eager": g, "liger": h}), machine())
 
-On a GPU the median of many runs with the L2 cache flushed between them; without one each way runs once, for its values.
+On a GPU: the median of many runs, with the L2 cache flushed between them. Without one each way runs once, for its
+values.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Is bf16 behind fp32 by chance? Several seeds, and for each what another beginning within bf16's rounding does.
+"""Is bf16 behind fp32 by chance? Several seeds, and for each a run of fp32 from initial weights within bf16's rounding.
 
     python bench/chance.py [--seeds 5] [--steps 300] [model.layers=4 ...]
 
 Training is chaotic: initial weights that differ by bf16's rounding (2^-9 of each) lead to another loss a few hundred
-steps later. How far apart such runs of fp32 end (`nudged`) is the scale by which to judge a precision. One process, the
-trainer that tests compare with (`testing/reference_trainer.py`: the same operations, bit for bit those of a job).
-val_loss: of held-out text at the end. Prints for every seed fp32's val_loss and how far above it the others are, then
-the mean and the standard error of these distances.
+steps later. The distance between such runs of fp32 (`nudged`) is the scale for judging a precision.
+
+One process runs the trainer that tests compare with (`testing/reference_trainer.py`: the same operations, with the bits
+of a job). val_loss is the loss on held-out text at the end. For every seed it prints fp32's val_loss and the distance
+of the others above it, then the mean and the standard error of these distances.
 """
 
 from __future__ import annotations

@@ -1,14 +1,21 @@
-"""What a step and a death cost the coordinator itself, by the size of the job: no network, no workers, one process.
+"""CPU cost of a step and of a death on the coordinator, by the size of the job: no network, no workers, one process.
 
     python bench/coordinator.py                      # 3x4x6 to 64x16x128 (1024 workers)
     python bench/coordinator.py --sizes 128x32x128
 
-A step waits for the commit, and all votes arrive at once: `vote` decodes them and the records that go before them, and
-decides; `log` records the step afterwards. Then a worker dies in the middle of a step of the planner's own schedule:
-`announce` tells everybody, `hear` decodes all reports, `adopt` works out and plans what is left and writes everybody's
-list, `follow` does the same for the steps after that, in a thread, while training goes on. Milliseconds, the least of
-three; `MB` is what adopt and follow send altogether. Results in bench/out/coordinator.json. `bench/loop.py` has the
-coordinator at work in its event loop, with a large run folder.
+A step waits for the commit, and all votes arrive at once. Then a worker dies in the middle of a step of the planner's
+own schedule. Milliseconds, the least of three:
+
+    vote        decodes the votes and the records before them, and decides
+    log         records the step afterwards
+    announce    sends the new generation to every worker
+    hear        decodes all reports
+    adopt       finds and plans the rest of the step, and writes every worker's list
+    follow      does the same for later steps, in a thread, while training continues
+    MB          sent by adopt and follow together
+
+Results in bench/out/coordinator.json. `bench/loop.py` has the coordinator at work in its event loop, with a large run
+folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long it takes to find a sample: from its number to its window, and to its tokens.
+"""Time to find a sample by its number: its window, and its tokens.
 
     python bench/data.py train.bin --samples 10000000
 
 Prints microseconds of CPU time a sample, for one source and for three with weights, in order and at random places of a
-run; and checks that each epoch holds every window once.
+run. It checks that each epoch holds every window once.
 """
 
 from __future__ import annotations

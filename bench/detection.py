@@ -1,4 +1,4 @@
-"""How soon the death of a worker is known: by its lifeline, and by its pidfd, as everybody else does it.
+"""Time until the death of a worker is detected: by its lifeline, and by its pidfd, as other programs do it.
 
     python bench/detection.py [--deaths 20] [--megabytes 300]
 

@@ -1,9 +1,9 @@
-"""What the start of a large model costs a worker: the dry run of a 70B Llama of transformers, without its weights.
+"""Cost of the start of a large model on a worker: the dry run of a 70B Llama of transformers, without its weights.
 
     python bench/dry_run.py [--sequence 4096]
 
-CPU seconds of the run on fake tensors (every worker does it once, at its start) and the process's memory at its peak,
-with torch and transformers in it.
+Prints CPU seconds of the run on fake tensors, which every worker does once at its start, and the peak memory of the
+process, with torch and transformers in it.
 """
 
 from __future__ import annotations

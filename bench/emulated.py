@@ -1,14 +1,14 @@
 """Does a step take as long as its plan says? Emulated compute, real processes, real messages, one worker dead or none.
 
     python bench/emulated.py [--steps 12] [--slot 0.02] [schedule.memory_extra=0 ...]
-    chrt --rr 1 python bench/emulated.py          # on a machine that does other work too (needs the right to)
+    chrt --rr 1 python bench/emulated.py          # on a machine with other work, too (needs the right to)
 
 Twelve workers (3 x 4, 6 micro-batches a pipeline) sleep for every op: F = I = W = one slot, O = three. Each job runs
-`--steps` steps with everybody, then loses W(1,2), then as many steps without it. The measured step is the median from
-commit to commit; the plan is what the planner gives for these durations, with messages and sums that take no time.
+`--steps` steps with all workers, then loses W(1,2), then runs as many steps without it. The measured step is the median
+from commit to commit. The plan is the planner's for these durations, with free messages and sums.
 
-The last line is what ReCycle promises: with memory for it and a staggered optimizer, a step without W(1,2) takes as
-long as a step of 1F1B with everybody.
+The last line is the promise of ReCycle: with memory for it and a staggered optimizer, a step without W(1,2) takes as
+long as a step of 1F1B with all workers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""CPU-seconds of a training step without failures: recycle_pp, torch's Schedule1F1B, and one process.
+"""CPU seconds of a training step without failures: recycle_pp, torch's Schedule1F1B, and one process.
 
     python bench/faultfree.py [--steps 8] [--rounds 2] [model=bench17m ...]
 
-Four stages, two pipelines (8 processes of one thread) against one process; the same model, samples, optimizer and
-clipping. On a machine with fewer cores than workers wall time says nothing about bubbles, so CPU time is compared:
-user + system of all processes, median over the steps. The contenders take turns, so that all see the same machine, and
-their losses must agree, so that all do the same work.
+Four stages, two pipelines (8 processes of one thread) against one process, with the same model, samples, optimizer and
+clipping. With fewer cores than workers, wall time says nothing about bubbles. So the figure is CPU time: user + system
+of all processes, median over the steps. The contenders alternate, so all see the same machine. Their losses must agree,
+so all do the same work.
 """
 
 from __future__ import annotations

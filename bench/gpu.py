@@ -1,14 +1,17 @@
-"""The first minutes on a GPU: everything that must hold there, the most fragile first.
+"""The first minutes on a GPU: every requirement, the most fragile first.
 
     python bench/gpu.py --list                            # the items, their limits, what must be brought along
-    python bench/gpu.py --minutes 8 --nccl NCCL_SOURCE    # runs what fits into the time; the next call continues
+    python bench/gpu.py --minutes 8 --nccl NCCL_SOURCE    # runs all that fits into the time; the next call continues
     python bench/gpu.py --minutes 5 --cpu                 # no GPU: every item at a tiny size, to see that it runs
 
-Each item is a command with a time limit of its own (`gpu_items.py`). After each one the results go to --out as JSON,
-and the table is printed. A call starts no item that cannot finish within --minutes; a later call with the same --out
-continues after the last finished item. Nothing is fetched from a network: the first item checks the packages that must
-be there, and NCCL 2.30 or newer, with which two workers may share the card, is built from --nccl, its source tree.
---again NAME repeats an item. Exit code 0: all items so far have passed; 1: one has failed; 2: bad arguments.
+Each item is a command with its own time limit (`gpu_items.py`). After each one the results go to --out as JSON, and the
+table is printed. A call starts no item that cannot finish within --minutes. A later call with the same --out continues
+after the last finished item. --again NAME repeats an item.
+
+Nothing is downloaded. The first item checks the required packages. NCCL 2.30 or newer, with which two workers may share
+the card, is built from its source tree, --nccl.
+
+Exit code 0: all items so far have passed; 1: one has failed; 2: bad arguments.
 """
 
 from __future__ import annotations

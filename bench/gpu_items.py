@@ -1,10 +1,10 @@
-"""What `gpu.py` runs, in order: the most fragile first, and nothing before what it needs.
+"""The items of `gpu.py`, in order: the most fragile first, and each after the items that it needs.
 
     for item in items(cpu=False, nccl=Path("nccl-2.30.7"), out=Path("out")):
         command, environment = item.command(results)       # results: by name, of the items in `item.needs`
         wrong = item.judge(result, results)                # a sentence, or ""
 
-Judgements are written here, beside the commands; a command only measures.
+Judgements are here, beside the commands; a command only measures.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python bench/gpu_job.py --backend nccl --shape 2x1 --steps 20 --fail-at 5:1.0@vote
     python bench/gpu_job.py --plain --steps 300                 # an ordinary training loop in one process
 
-gpt124m in bf16 on Python's own sources, G = 8 micro-batches of one sample, whatever the shape. The last line is JSON:
-sha256 of the final weights, mean loss of the last tenth of the steps, deaths, seconds a step.
+gpt124m in bf16 on Python's own sources, G = 8 micro-batches of one sample in any shape. The last line is JSON: sha256
+of the final weights, mean loss of the last tenth of the steps, deaths, seconds a step.
 """
 
 from __future__ import annotations

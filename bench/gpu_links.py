@@ -1,11 +1,11 @@
-"""The trainer's links over NCCL, without a trainer: what `gpu.py` tries before whole jobs.
+"""The trainer's links over NCCL, without a trainer: `gpu.py` tries them before whole jobs.
 
     python bench/gpu_links.py alone                   # one rank
     python bench/gpu_links.py pair                    # two ranks, which may share a GPU
-    python bench/gpu_links.py rebuilds --times 200    # what a rebuild leaves behind
+    python bench/gpu_links.py rebuilds --times 200    # memory and handles left after rebuilds
     python bench/gpu_links.py pair --cpu              # over Gloo
 
-The last line is the result as JSON; an assertion that fails ends with exit code 1.
+The last line is the result as JSON. A failed assertion ends with exit code 1.
 """
 
 from __future__ import annotations

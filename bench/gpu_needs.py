@@ -1,6 +1,6 @@
-"""What `gpu.py` needs on the machine, and the build of NCCL.
+"""Requirements of `gpu.py` on the machine, and the build of NCCL.
 
-python bench/gpu_needs.py                          # versions as JSON; exit code 1 names what is missing
+python bench/gpu_needs.py                          # versions as JSON; exit code 1 names the missing ones
 python bench/gpu_needs.py --build SOURCE LIBRARY   # a source tree of NCCL, or a built library, to LIBRARY
 """
 

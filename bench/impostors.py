@@ -1,9 +1,9 @@
-"""Supervisors and workers that say what real ones say and compute nothing, for benches of the coordinator.
+"""Supervisors and workers that send the messages of real ones and compute nothing, for benches of the coordinator.
 
     process = multiprocessing.get_context("spawn").Process(target=impersonate, args=(settings, port, theirs))
-    ours.send([5])                      # the worker of rank 5 dies, and is started again when it is asked for
+    ours.send([5])                      # the worker of rank 5 dies, and restarts on request
 
-All of a job's ranks live in one process and one event loop, and speak over real connections to `HOST`:port.
+All ranks of a job are in one process and one event loop. They use real connections to `HOST`:port.
 """
 
 from __future__ import annotations

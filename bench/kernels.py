@@ -5,12 +5,17 @@
     python bench/kernels.py --only weight_grad head_loss
     TRITON_INTERPRET=1 python bench/kernels.py            # no GPU: every candidate once, tiny, values only
 
-One run measures the machine first: the rate of a large copy and of a large bfloat16 product. Then per kernel the median
-milliseconds of each candidate (the L2 cache is flushed between runs), ours as a share of that rate (bytes that must
-move, or flops that must be done, in our time), our speed over the best other, and the relative difference of our
-values from eager's. `weight_grad` also tries every tile and names the fastest: what the table of the kernel should say.
+One run measures the machine first: the rate of a large copy and of a large bfloat16 product. Then it prints for each
+kernel:
 
-(A little longer than other files: a function for each kernel, with its rivals.)
+- the median milliseconds of each candidate, with the L2 cache flushed between runs;
+- ours as a share of that rate: bytes that must move, or flops that must be done, in our time;
+- our speed over the best other candidate;
+- the relative difference of our values from eager's.
+
+`weight_grad` also tries every tile and names the fastest, for the table of the kernel.
+
+(Longer than other files: a function for each kernel, with its rivals.)
 """
 
 from __future__ import annotations

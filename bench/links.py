@@ -1,12 +1,11 @@
-"""What a message, a sum and a new generation cost by the trainer's links over TCP and over Gloo's groups, and by the
-process group "recycle".
+"""Cost of a message, a sum and a new generation: the trainer's links over TCP, Gloo's groups, the group "recycle".
 
     OMP_NUM_THREADS=1 python bench/links.py [--rounds 15]
 
-Processes on loopback; every round measures all three, one after the other, so that what else the machine does meets
-them alike. Medians over the rounds: milliseconds (wall, the slowest process) and milliseconds of CPU of all processes
-together; then the median of the ratios to TCP in the same round. "new generation": the same members abort, rebuild and
-sum one number, as after a death.
+Processes on loopback. Every round measures all three, one after the other, so other load meets them alike. Printed are
+medians over the rounds: milliseconds (wall, the slowest process), milliseconds of CPU of all processes together, and
+the ratios to TCP in the same round. "new generation": the same members abort, rebuild and sum one number, as after a
+death.
 """
 
 from __future__ import annotations

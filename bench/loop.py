@@ -1,15 +1,18 @@
-"""How long the coordinator's event loop stands still at most, with a large checkpoint and a long history in its folder.
+"""Longest block of the coordinator's event loop, with a large checkpoint and a long history in its folder.
 
     python bench/loop.py                          # 16x8x64: 128 workers; 10 GB, 100,000 steps
     python bench/loop.py --size 3x4x6 --gigabytes 1 --history 1000
 
-The coordinator is the real one, on a real server; its supervisors and workers are impostors in another process, who
-say what real ones say and compute nothing. They start, do some steps, one dies and returns; then all of a stage die, so
-that the newest checkpoint is read, byte for byte, while the others are heard; and at last the coordinator is lost, and
-another one takes over, with all that lies in the folder. `still` is the longest that one callback of the loop took,
-without the time for which its thread could run and others had the processors (schedstat; `wall` is with it), `cpu` what
-of it was spent computing: the rest is a wait that must not be, or one for the interpreter's lock. The longest five are
-named. Results in bench/out/loop.json.
+The coordinator is the real one, on a real server. Its supervisors and workers are impostors in another process, which
+send the messages of real ones and compute nothing.
+
+1. They start and do some steps. One dies and returns.
+2. All workers of a stage die. The newest checkpoint is read, byte for byte, while the coordinator serves the others.
+3. The coordinator is lost, and another one takes over with the whole folder.
+
+`still` is the longest callback of the loop, without the time in which its thread could run and others had the
+processors (schedstat). `wall` includes that time. `cpu` is the part spent computing. The rest is a wait that must not
+be, or one for the interpreter's lock. The longest five are named. Results in bench/out/loop.json.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""What workers take, send and compute, planned against measured: real jobs of two stages.
+"""Memory, messages and CPU time of workers, planned against measured: real jobs of two stages.
 
     python bench/memory.py [--pipelines 2 4] [--copies 0 2 3] [--steps 3] [--rounds 3] [numerics=bf16 ...]
-    python bench/memory.py --shapes 80GB                # no job: the tables of docs/memory.md, by `plan --memory`
+    python bench/memory.py --shapes 80GB                # no job: the tables of docs/measured.md, by `plan --memory`
 
-planned: `model.memory` at the fullest moment, of the stage's worker that saves the checkpoint. allocated: most bytes of
-tensors, each with pages of its own. rss: the kernel's own peak, with `parallel.memory`, against planned and the process
-itself (`PROCESS`). sent: a step's bytes, against `sent_bytes`; less: how many times less than unsharded. cpu: seconds
-of a step, median over workers, steps (the first one left out) and rounds, and how many times that of unsharded jobs,
-which take turns with it. The fullest worker counts; 0 copies are unsharded.
+The fullest worker counts; 0 copies are unsharded.
+
+    planned      `model.memory` at the fullest moment, for the worker of the stage that saves the checkpoint
+    allocated    peak bytes of tensors, each on pages of its own
+    rss          the kernel's peak, with `parallel.memory`, against planned plus the process itself (`PROCESS`)
+    sent         bytes of a step, against `sent_bytes`
+    less         how many times less than unsharded
+    cpu          seconds of a step: median over workers, steps (without the first) and rounds; then the ratio to
+                 unsharded jobs, which alternate with it
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""In every process of a job of `bench/memory.py`: what a worker takes, sends and computes, in a file after each step.
+"""In every process of a job of `bench/memory.py`: writes memory, bytes sent and CPU time to a file after each step.
 
-`rss` is the kernel's own peak (VmHWM). With RECYCLE_PROBE=allocator every tensor of 64 KiB or more has pages of its
-own, which go back when it is freed (mallopt, M_MMAP_THRESHOLD): `allocated`, the peak without the pages of files and
-without what was there before the stage was built, is then what is allocated, and nothing that glibc keeps for later.
+`rss` is the kernel's peak (VmHWM). With RECYCLE_PROBE=allocator every tensor of 64 KiB or more has pages of its own,
+which are released when it is freed (mallopt, M_MMAP_THRESHOLD). Then `allocated` counts allocations alone, without
+blocks that glibc keeps. It is the peak without the pages of files, and without the level before the stage was built.
 """
 
 from __future__ import annotations

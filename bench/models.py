@@ -1,13 +1,16 @@
-"""What generality costs: a Llama of transformers through the general path, on the project's own Transformer, in torch.
+"""Cost of generality: a Llama of transformers through the general path, on the project's own Transformer, in torch.
 
     python bench/models.py [--layers 4] [--width 256] [--sequence 128] [--steps 5]
 
-Two stages, four micro-batches a step, one thread, random weights of the same shapes, fp32 and bf16. `general` is
-`model=hf`, `own` the project's Transformer, `torch` the stages of the same transformers module under
-`torch.distributed.pipelining.Schedule1F1B` (two processes; F, I and W cannot be told apart there, and in bf16 its AdamW
-steps the rounded weights: no masters). Medians in milliseconds of CPU time: F, I and W of a micro-batch on the last
-stage, a step of both stages with the optimizer. Memory: MiB at the peak of a step, above what was there before the
-model.
+Two stages, four micro-batches a step, one thread, random weights of the same shapes, fp32 and bf16.
+
+    general    `model=hf`
+    own        the project's Transformer
+    torch      the stages of the same transformers module under `torch.distributed.pipelining.Schedule1F1B`: two
+               processes, without separate F, I and W. In bf16 its AdamW steps the rounded weights, without masters
+
+Medians in milliseconds of CPU time: F, I and W of a micro-batch on the last stage, and a step of both stages with the
+optimizer. Memory: MiB at the peak of a step, above the level before the model.
 """
 
 from __future__ import annotations

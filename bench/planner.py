@@ -1,15 +1,14 @@
-"""How good and how fast the planner is.
+"""Quality and speed of the planner.
 
     python bench/planner.py                      # golden problems: value, best known, bound, gap, time
     python bench/planner.py --scale              # time to plan and gap from 3x4x6 to 4096 workers
-    python bench/planner.py --links              # hosts and links: time to plan, and what ignoring them would cost
+    python bench/planner.py --links              # hosts and links: time to plan, and the cost of ignoring them
     python bench/planner.py --layers             # layers that move: against re-routing, and own layouts of pipelines
     python bench/planner.py --ahead              # the plans for every next death, made ahead and looked up
     python bench/planner.py --golden DIR --seconds 0.8
 
-Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, ...).
-Every plan is checked by the validator.
-Times are of this process: wall seconds, and CPU seconds, which a busy machine does not stretch.
+Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, ...). The validator
+checks every plan. Times are of this process: wall seconds, and CPU seconds, which a busy machine does not stretch.
 """
 
 from __future__ import annotations

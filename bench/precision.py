@@ -2,10 +2,13 @@
 
     python bench/precision.py [--steps 300] [--picture docs/pictures/bf16.svg] [model.layers=4 ...]
 
-Four jobs that differ in `numerics` alone: the same initial values, the same samples in the same order. Loss is the mean
-of the last 50 steps, val_loss that of held-out text at the end. Message: bytes that a stage gives the next one for a
-micro-batch; log: most bytes that a worker kept for replay until a commit (metrics.jsonl); sums: bytes that a worker
-gives the all-reduce of a step.
+Four jobs that differ in `numerics` alone: the same initial values, the same samples in the same order.
+
+    loss        mean of the last 50 steps
+    val_loss    loss on held-out text at the end
+    message     bytes from a stage to the next one for a micro-batch
+    log         peak bytes that a worker kept for replay until a commit (metrics.jsonl)
+    sums        bytes from a worker into the all-reduce of a step
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""How long a job stands still when a worker is killed, phase by phase, and what the hit step costs.
+"""Stall of a job when a worker is killed, phase by phase, and the cost of the broken step.
 
     python bench/recovery.py [--deaths 20] [--launcher torchrun|fork] [--compute sleep|real] [--seed 1]
     python bench/recovery.py --mtbf 5 [--seconds 120]
 
-Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train; again and again a random one gets SIGKILL from outside at
-a random instant of a step, is started again by its supervisor and rejoins. `sleep` emulates compute (20 ms an op), so
-that twelve processes on few cores are as free to react as the hosts of twelve GPUs; `real` trains a small model.
+Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train. Again and again a random one gets SIGKILL from outside at
+a random instant of a step. Its supervisor restarts it, and it rejoins. `sleep` emulates compute (20 ms an op), so
+twelve processes on few cores can react like the hosts of twelve GPUs. `real` trains a small model.
 
-Milliseconds from the kill; `stall` is until the last survivor that had to wait has started its next op. `excess` is how
-much longer the hit step took than the median step without a death, in steps; a worker is missing for a part of that
-step, so it cannot be 0.
+Milliseconds from the kill. `stall` ends when the last survivor that had to wait has started its next op. `excess` is
+the time of the broken step over the median step without a death, in steps. It cannot be 0, because a worker is missing
+for a part of that step.
 
-With --mtbf workers are killed at random, one every so many seconds on average, whether or not the last one is back. The
-table says how long until a killed worker takes part again, part by part, and `live work`: the steps that were done,
-in those that all workers would have done in that time, divided by the share of workers that lived. 1 is a job in which
-a death costs nothing but what the dead one would have done meanwhile.
+With --mtbf workers are killed at random, on average one in that many seconds, whether or not the last one is back. The
+table has the time until a killed worker takes part again, part by part. `live work` is the number of committed steps,
+over the steps of all workers in that time, divided by the share of live workers. 1 means that a death costs only the
+dead worker's own work.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""How long the groups of a generation take to break and to rebuild, by number of workers.
+"""Time to abort and rebuild the groups of a generation, by number of workers.
 
     python bench/regroup.py [--workers 8 12 16] [--times 20]
 
-Each round one worker counts as dead (none is killed: the number of processes stays), all others abort, rebuild without
-it, and do a first all-reduce and a first message each way round the ring. "death": connections are kept, as after a
-death; "anew": all are made again, as when a worker joins (this process fans the addresses out in the coordinator's
-place). Milliseconds: the slowest worker's, medians over the rounds; `all` is from the announcement to the last message.
+In each round one worker counts as dead. It is not killed, so the number of processes stays. All others abort, rebuild
+without it, and do a first all-reduce and a first message each way round the ring.
+
+    death    connections are kept, as after a death
+    anew     all connections are made again, as when a worker joins; this process distributes the addresses
+    all      from the announcement to the last message
+
+Milliseconds: the slowest worker's, medians over the rounds.
 """
 
 from __future__ import annotations

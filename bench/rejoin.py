@@ -1,12 +1,16 @@
-"""What a large state costs the worker that donates it, and how long a joiner takes to have it.
+"""Cost of a large state for its donor, and time until a joiner has it.
 
     python bench/rejoin.py [--gigabytes 4] [--op 0.02] [--ops 24]
 
-Two processes on this machine. The donor "trains": ops that sleep, a real AdamW step of its whole state at the end of a
-step, and a joiner fed by `recycle_pp.state.rejoin` meanwhile. Printed: the time from the commit that a joiner was asked
-for until it is a peer; the longest that the donor's optimizer waited for its own donation; how much memory the donation
-took beside the state and the gradients; and whether the joiner ended with the donor's bits. Bound: the state's bytes
-through one loopback connection, at the rate that this run reaches.
+Two processes on this machine. The donor "trains": ops that sleep, and a real AdamW step of its whole state at the end
+of a step. Meanwhile `recycle_pp.state.rejoin` feeds a joiner. Printed are:
+
+- the time from the commit at which a joiner was requested until it is a peer;
+- the longest wait of the donor's optimizer for its own donation;
+- the memory of the donation beside the state and the gradients;
+- whether the joiner ended with the donor's bits.
+
+The bound is the state's bytes through one loopback connection, at the rate of this run.
 """
 
 from __future__ import annotations

@@ -4,10 +4,13 @@
     TRITON_INTERPRET=1 python bench/stage.py              # no GPU: everything once, tiny, to see that it runs
 
 A middle and a last stage of a 4096-wide Llama (vocabulary 128256), micro-batches of one sample of 4096 tokens,
-bfloat16. Medians in milliseconds, tokens/s through F + I + W, MFU (6 flops a weight and token, causal attention at half
-of 12 L H T, over --peak; what W projects once more does not count), peak memory of F, I and W. `split`: by how much I
-and then W take longer than B. `synced`: by how much F, I and W take longer if the host waits for the GPU after each op,
-as the trainer does. All rows run the same Stage that the trainer runs, warmed up as the trainer does.
+bfloat16. All rows run the same Stage as the trainer, warmed up in the same way. Medians in milliseconds, tokens/s
+through F + I + W, and peak memory of F, I and W.
+
+    MFU       6 flops a weight and token, causal attention at half of 12 L H T, over --peak; the second projection in W
+              does not count
+    split     how much longer I and then W take than B
+    synced    how much longer F, I and W take if the host waits for the GPU after each op, as the trainer does
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python bench/sums.py [--addends 4 16 64] [--steps 20] [model=small ...]
 
-Real gradients of a small Transformer after some training steps: those of one step are the addends, the step before gave
-the exponents. `rounded to bf16` is what a bf16 product leaves of each addend before anybody sums it.
+Real gradients of a small Transformer after some training steps. Those of one step are the addends; the step before gave
+the exponents. `rounded to bf16` rounds each addend to a bf16 product before the sum.
 """
 
 from __future__ import annotations

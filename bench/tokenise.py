@@ -1,11 +1,12 @@
-"""A large text is tokenised, once at once and once killed again and again: are the bytes the same, how fast is it?
+"""A large text is tokenised in one go, and once more with kills: are the bytes the same, and how fast is it?
 
     python bench/tokenise.py [--gigabytes 1] [--bpe 16000] [--keep train.bin]
 
-Python sources found on this machine, over and over, as one .jsonl. Tokenised as bytes, or with --bpe by a byte-level
-BPE of so many tokens, trained on the spot. The second time the process gets SIGINT, SIGKILL, SIGINT and SIGKILL after a
-fifth of the work each, and the same command goes on. Both files must be equal. Seconds by the clock, and of the
-processor; `bench/data.py` then looks samples up in what --keep has kept.
+Python sources of this machine, repeated, as one .jsonl. Tokenised as bytes, or with --bpe by a byte-level BPE of so
+many tokens, trained on the spot. The second time the process gets SIGINT, SIGKILL, SIGINT and SIGKILL, each after a
+fifth of the work, and the same command continues. Both files must be equal.
+
+Prints wall and CPU seconds. `bench/data.py` then finds samples in the file of --keep.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Plain DistributedDataParallel that goes on when a worker is killed.
+"""Plain DistributedDataParallel that continues when a worker is killed.
 
-    python examples/ddp_survives.py                          # 4 workers, 40 steps, nobody dies
+    python examples/ddp_survives.py                          # 4 workers, 40 steps, no death
     python examples/ddp_survives.py --kill 2@10              # rank 2 gets SIGKILL in step 10
 
 Nothing of the trainer is used, only the backend "recycle": a process group that is aborted and rebuilt without its dead
 member. The rest is here, in three parts that any program needs:
 
-1. somebody sees the death and says who is left: the launcher below, through a store that it hosts itself. (torchrun
-will
-   not do: it ends all workers when one dies);
-2. a thread of every worker that hears of it aborts the group, so that whoever waits for the dead raises;
-3. the training loop catches that, rebuilds the group, and takes the state of whoever is furthest: a death in the midst
+1. The launcher below detects the death and announces the survivors, through a store that it hosts itself. torchrun does
+   not work here: it ends all workers when one dies.
+2. A thread of every worker receives the announcement and aborts the group. So a worker that waits for the dead one gets
+   an exception.
+3. The training loop catches it, rebuilds the group, and takes the state of the furthest worker. A death in the middle
    of a step may leave some workers one step ahead.
 
-The global batch of a step is drawn by the step's number and cut by rank, so the losses are those of a run in which
-nobody died, to float tolerance.
+The global batch of a step is drawn by the step's number and cut by rank. So the losses are those of a run without
+deaths, to float tolerance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PATIENCE = timedelta(seconds=600)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kill", metavar="RANK@STEP", help="SIGKILL for this rank in the midst of this step")
+    parser.add_argument("--kill", metavar="RANK@STEP", help="SIGKILL for this rank in the middle of this step")
     kill = parser.parse_args().kill
     victim = tuple(map(int, kill.split("@"))) if kill else None
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -49,13 +49,13 @@ def main() -> None:
     for process in alive.values():
         process.start()
     generation = 0
-    while alive:  # part 1: who has died?
+    while alive:  # part 1: detect deaths
         multiprocessing.connection.wait([process.sentinel for process in alive.values()])
         ended = [rank for rank, process in alive.items() if not process.is_alive()]
         codes = [alive.pop(rank).exitcode for rank in ended]
         if any(codes) and alive:
             generation += 1
-            print(f"rank {ended} died; {sorted(alive)} go on", flush=True)
+            print(f"rank {ended} died; {sorted(alive)} continue", flush=True)
             store.set(f"members/{generation}", ",".join(map(str, sorted(alive))))
 
 
@@ -67,7 +67,7 @@ def worker(name: int, port: int, victim: tuple[int, int] | None) -> None:
     announced: dict[int, list[int]] = {}
     changed = threading.Condition()
 
-    def listen() -> None:  # part 2, with a connection of its own, as it blocks in it
+    def listen() -> None:  # part 2, on its own connection, because it blocks
         news = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
         for generation in range(1, WORKERS):
             members = [int(rank) for rank in news.get(f"members/{generation}").decode().split(",")]
@@ -96,13 +96,13 @@ def worker(name: int, port: int, victim: tuple[int, int] | None) -> None:
                     step = adopt_the_furthest(model, optimizer, step)
                     replica = DistributedDataParallel(model)
                     break
-                except RuntimeError:  # another death, in the midst of this
+                except RuntimeError:  # another death during the rebuild
                     continue
         else:
             step += 1
             if dist.get_rank() == 0:
                 print(f"step {step} loss {loss:.6f} workers {dist.get_world_size()}", flush=True)
-    os._exit(0)  # no destructor of a group waits for a peer that has ended
+    os._exit(0)  # no destructor of a group may wait for a peer that has ended
 
 
 def one_step(replica, optimizer, step: int, in_the_midst) -> float:
@@ -122,7 +122,7 @@ def one_step(replica, optimizer, step: int, in_the_midst) -> float:
 
 
 def adopt_the_furthest(model, optimizer, step: int) -> int:
-    """Everybody takes over the state of the member with the most steps; returns how many it has done."""
+    """Load the state of the member with the most steps; returns its number of steps."""
     steps = [None] * dist.get_world_size()
     dist.all_gather_object(steps, step)
     state = [model.state_dict(), optimizer.state_dict()]

@@ -3,11 +3,13 @@
     modal secret create recycle RECYCLE_TOKEN=$(openssl rand -hex 32)
     modal run examples/modal_containers.py
 
-NOT TRIED: nobody has run this file on Modal. Only what it starts in a container (`node.sh`) is tested. It assumes i6pn,
-the private IPv6 network between containers of one region. Containers find each other through a `modal.Dict`, and have
-names in /etc/hosts, as `control.address` must be a name or IPv4. They share no file system here (a Volume shows what
-others wrote only after commit and reload), so no checkpoint will be complete, and a container that returns finds no job
-to join: deaths are survived as long as a worker of each stage lives, and no longer.
+NOT TRIED: this file has never run on Modal. Only the script that it starts in a container (`node.sh`) is tested. It
+assumes i6pn, the private IPv6 network between containers of one region. Containers find each other through a
+`modal.Dict`. They have names in /etc/hosts, because `control.address` must be a name or IPv4.
+
+The containers share no file system, because a Volume shows the files of others only after commit and reload. So no
+checkpoint is complete, and a returning container finds no job to join. The job survives deaths as long as a worker of
+each stage lives.
 """
 
 import os
@@ -41,7 +43,7 @@ def container(rank: int, addresses: modal.Dict) -> None:
 
 
 def environment(rank: int) -> dict[str, str]:
-    """What node.sh wants to know."""
+    """Environment of node.sh."""
     return {"NODES": f"{NODES}", "NODE_RANK": f"{rank}", "WORKERS": "1", "MASTER": "node0", "RUN_DIR": "/tmp/run"}
 
 

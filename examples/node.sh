@@ -1,10 +1,10 @@
 #!/bin/sh
-# One node of a job on several: starts it together with the others, goes on with it, or joins it while it runs.
+# One node of a job on several: starts the job together with the others, resumes it, or joins it while it runs.
 # The same line on every node, and again on a node that comes back:
 #
 #   NODES=3 NODE_RANK=0 WORKERS=4 MASTER=host0 RUN_DIR=/shared/runs/mine RECYCLE_TOKEN=... sh node.sh model=gpt124m
 #
-# NODES      how many nodes the job has, a pipeline each      NODE_RANK  of this one, from 0
+# NODES      number of nodes of the job, a pipeline each      NODE_RANK  of this node, from 0
 # WORKERS    processes on each node, a stage each (one a GPU) MASTER     host name or address of node 0
 # RUN_DIR    on a file system that all nodes share            RECYCLE_TOKEN  the job's secret, the same on all nodes
 set -eu

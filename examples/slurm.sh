@@ -28,8 +28,8 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 sh -c 'NODE_RANK=$SLURM_NODEID exec
 state=$(python -m recycle_pp.status "$RUN_DIR" --json | sed -n 's/.*"state": "\([a-z]*\)".*/\1/p') || true
 case "$state" in
 finished) exit 0 ;;
-stopped) # by a signal: go on in another allocation. By itself: its last line says why, and starting again changes nothing
+stopped) # by a signal: continue in another allocation. Else its last line has the reason; a restart changes nothing
     grep -Eq '"code": *1(30|43)' "$RUN_DIR/heartbeat.json" || exit 1 ;;
-"") exit 2 ;; # it never began
+"") exit 2 ;; # it never started
 esac
 scontrol requeue "$SLURM_JOB_ID"
