@@ -36,7 +36,7 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 TRAIN = ["+fail_at=20:1.2", "+rejoin_at=40:1.2"]  # `make train`
 FOUR = ["parallel=2x2", "model=small", "run.steps=100000", "run.validate_every=0", "checkpoint.minutes=0"]
 TWO = ["parallel.pipelines=2", "parallel.stages=1", *FOUR[1:]]
-SLOW, BEGIN, KILLED = "1.0", 25, 45  # who becomes slow, after how many steps; when it is killed where that is the end
+SLOW, BEGIN, KILLED = "1.0", 25, 45  # slow worker; step of the onset; step of its kill, if any
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def quiet(runs: int, load: int) -> int:
 
 
 def slow(cases: list[str]) -> int:
-    """How many were found too late, and of others that are called slow."""
+    """The number of slow workers found too late, and of others called slow."""
     bad = 0
     print(f"{'reason':<28}{'found after':>12}{'end after':>11}   steps; others called slow")
     for number, (name, workers, arguments, throttle) in enumerate(CASES):
@@ -116,7 +116,7 @@ def launched(workers: int, arguments: list[str]) -> Iterator[tuple[subprocess.Po
 
 
 def steps(run: RunFolder) -> int:
-    """That are done."""
+    """Number of committed steps."""
     return max((line["step"] + 1 for line in run.lines(run.metrics)), default=0)
 
 
@@ -125,7 +125,7 @@ def has_done(run: RunFolder, count: int) -> bool:
 
 
 def wait(run: RunFolder, event: str, after: int) -> int:
-    """Until the slow worker has that event after so many steps; how many were done then."""
+    """Wait for that event of the slow worker in step `after` or later; return its step."""
     found: list[int] = []
 
     def look() -> bool:
@@ -160,7 +160,7 @@ def spinning(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @contextmanager
 def limited(pid: int) -> Iterator[None]:
-    """It runs a quarter of the time, as under `cpulimit`."""
+    """The worker runs a quarter of the time, as under `cpulimit`."""
     over = threading.Event()
 
     def beat() -> None:
@@ -182,7 +182,7 @@ def limited(pid: int) -> Iterator[None]:
 
 @contextmanager
 def granted(pid: int) -> Iterator[None]:
-    """It gets a quarter of the processor time that it has had."""
+    """The worker gets a quarter of its processor time so far."""
     before, begun = cpu_seconds(pid), time.monotonic()
     time.sleep(3.0)
     share = (cpu_seconds(pid) - before) / (time.monotonic() - begun) / 4
@@ -209,7 +209,7 @@ def nothing(_pid: int) -> Iterator[None]:
 
 @contextmanager
 def crowded(pid: int) -> Iterator[None]:
-    """It shares its core with a process that spins."""
+    """The worker shares its core with a process that spins."""
     core = max(os.sched_getaffinity(0))
     everywhere = os.sched_getaffinity(pid)
     for thread in os.listdir(f"/proc/{pid}/task"):

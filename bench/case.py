@@ -23,7 +23,7 @@ DEVICE = "cuda" if GPU else "cpu"
 
 @dataclass
 class Case:
-    """One thing to do, several ways. `ours` and `eager` are always there; a call returns what is compared."""
+    """One task, several ways. `ours` and `eager` are always present; a call returns the results to compare."""
 
     name: str
     amount: float  # bytes that must move, or flops
@@ -39,7 +39,7 @@ def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
     for who, call in case.calls.items():
         try:
             peaks[who], row[who] = timed(call)
-        except Exception as reason:  # another package's function may not take this shape or version: say so, go on
+        except Exception as reason:  # another package's function may not take this shape or version
             if who.startswith("ours"):
                 raise
             row[who] = f"({type(reason).__name__}: {str(reason)[:60]})"
@@ -73,7 +73,7 @@ def listed(x: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def timed(call: Callable[[], Any]) -> tuple[int, float]:
-    """(MiB at the peak above what was there, median milliseconds); one plain run without a GPU."""
+    """(MiB at the peak above the level before, median milliseconds); one plain run without a GPU."""
     if not GPU:
         began = time.perf_counter()
         call()

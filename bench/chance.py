@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def trained(settings: Settings, nudged: bool) -> float:
-    """Its val_loss at the end."""
+    """The val_loss at the end of a run."""
     model, batches = whole(settings), Batches(settings)
     parameters = list(model.parameters())
     if nudged:

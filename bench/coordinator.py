@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]:
-    """Seconds from the last vote's arrival to the commit, and of the records that follow; of a step like most."""
+    """Seconds from the last vote's arrival to the commit, and of the records after it, in an ordinary step."""
     job, _ = under_way(pipelines, stages, microbatches)
     settings = Settings(parallel=Parallel(pipelines=pipelines, stages=stages, microbatches=microbatches))
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
 
 
 def measured(worker: Worker, step: int, problem: Problem) -> Measured:
-    """As a worker says it that has run its pipeline's micro-batches, a second each."""
+    """Report of a worker that has run its pipeline's micro-batches, a second each."""
     done = [(kind, worker.pipeline, i) for i in range(problem.counts[worker.pipeline]) for kind in "FIW"]
     spans = [[*op, float(at), at + 1.0] for at, op in enumerate(done)]
     return Measured(step, pack(spans), samples=[], logged_bytes=0, lr=1e-4, cpu=float(step))
@@ -113,7 +113,7 @@ def vote(worker: Worker, step: int, job: Job) -> Vote:
 
 
 def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict[Worker, Participant]]:
-    """A job whose workers have all got the plan of its steps."""
+    """A job whose workers have all received the plan of its steps."""
     problem = Problem(
         pipelines=pipelines, stages=stages, microbatches=microbatches, durations=dict.fromkeys("FIWO", 1.0)
     )
@@ -176,7 +176,7 @@ def deliver(member: Participant, message: Message) -> None:
 
 
 def work(steady: Plan, members: dict[Worker, Participant], now: float) -> dict[Worker, float]:
-    """Everybody has done what the plan has begun until `now`; how long each is busy with its last op."""
+    """Ops that the plan begins before `now`, as done; and how long each worker is busy with its last op."""
     busy = dict.fromkeys(members, 0.0)
     order = steady.running_order()
     a = steady.arrays.take(order)
@@ -196,7 +196,7 @@ def columns(a: Any) -> tuple[Any, ...]:
 
 
 def encoded(out: Iterable[Send]) -> int:
-    """Bytes; who gets the very same message gets the same frame."""
+    """Encoded messages in bytes; receivers of the same message share a frame."""
     size, said, frame = 0, None, b""
     for _, message in out:
         if message is not said:

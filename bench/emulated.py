@@ -39,7 +39,7 @@ JOBS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12, help="that count, with everybody and without W(1,2) each")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps, with all workers and without W(1,2)")
     parser.add_argument("--slot", type=float, default=0.02, help="seconds")
     parser.add_argument("overrides", nargs="*", default=[])
     arguments = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measure(zygote: Zygote, overrides: list[str], steps: int, slot: float) -> list[dict[str, Any]]:
-    """Two rows: with everybody, and without W(1,2)."""
+    """Two rows: with all workers, and without W(1,2)."""
     death = SETTLE + steps
     overrides = [
         *("parallel=3x4", "emulate=sleep", "model=tiny", "run.validate_every=0", f"run.steps={2 * death}"),

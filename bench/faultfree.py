@@ -46,7 +46,7 @@ PATIENCE = 600  # seconds for one run
 
 
 class Step(NamedTuple):
-    """Of one process, or summed over processes: CPU-seconds, and its part of the mean loss."""
+    """CPU seconds and share of the mean loss, of one process or summed over processes."""
 
     seconds: float
     loss: float
@@ -103,7 +103,7 @@ def report(settings: Settings, samples: dict[str, list[float]], losses: dict[str
 
 
 def ours(overrides: list[str]) -> list[Step]:
-    """From the clocks of the workers, which the votes carry, and of the coordinator."""
+    """CPU seconds by the clocks of the workers, which the votes carry, and of the coordinator."""
     with Zygote() as zygote, zygote.run(overrides) as job:
         if job.wait(PATIENCE):
             raise SystemExit(job.output)

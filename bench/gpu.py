@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_all(todo: Sequence[Item], state: dict[str, Row], out: Path, deadline: float) -> None:
-    """Runs the items that have no row in `state` yet, until `deadline` (time.monotonic()); adds their rows."""
+    """Run the items without a row in `state`, until `deadline` (time.monotonic()), and add their rows."""
     for item in todo:
         if item.name in state:
             continue
@@ -82,7 +82,7 @@ def run_all(todo: Sequence[Item], state: dict[str, Row], out: Path, deadline: fl
 
 
 def run(item: Item, seconds: float, results: Mapping[str, Mapping[str, Any]]) -> Row:
-    """Runs the item's command in a process group of its own, which has ended when this returns. Its last line on stdout
+    """Run the item's command in its own process group, which has ended when this returns. Its last line on stdout
     is its result, JSON."""
     began = time.monotonic()
     command, environment = item.command(results)
@@ -112,7 +112,7 @@ def run(item: Item, seconds: float, results: Mapping[str, Mapping[str, Any]]) ->
 
 
 def table(todo: Sequence[Item], state: Mapping[str, Row]) -> str:
-    """A line for each item: its status, its time, its figures or the last line of what it printed."""
+    """A line for each item: its status, its time, its figures or the last line of its output."""
     lines = []
     for item in todo:
         row = state.get(item.name, {"status": "-", "seconds": 0.0, "result": {}, "log": ""})

@@ -95,7 +95,7 @@ def job(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kill_at_random(run: RunFolder, kills: int, steps: int, process: subprocess.Popen[Any]) -> None:
-    """SIGKILL, at a random instant, for a worker whose peers are all back; until the last tenth of the steps."""
+    """Send SIGKILL at random instants to workers whose peers are all back, until the last tenth of the steps."""
     chance, live, everybody, back = random.Random(7), Live(run), 0, time.monotonic()
     while kills and process.poll() is None:
         time.sleep(0.02)

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def play(members: list[Worker], scenario: Any) -> dict[str, Any]:
-    """Runs the scenario in a process for each member; the report of the first one."""
+    """Run the scenario in a process for each member; return the report of the first one."""
     with Rehearsal(members, scenario) as rehearsal:
         return dict(sorted(rehearsal.reports(len(members), timeout=200.0))[0][1])
 
@@ -108,7 +108,7 @@ def sums(node: Node) -> None:
 
 
 def abort_in_a_sum(node: Node) -> None:
-    """One peer never comes to the sum: the other is unblocked by an abort, and both build the next generation."""
+    """One peer never joins the sum: an abort unblocks the other, and both build the next generation."""
     device = connect(node)
     node.links.rebuild(0, node.members, node.me)
     node.links.follow(0)
@@ -152,7 +152,7 @@ def rebuilds(node: Node) -> None:
 
 
 def connect(node: Node) -> torch.device:
-    """Replaces the node's links by those of a job with parallel.backend=nccl."""
+    """Replace the node's links by those of a job with parallel.backend=nccl."""
     cpu = bool(os.environ["GPU_LINKS_CPU"])
     device = torch.device("cpu") if cpu else torch.device("cuda", 0)
     if not cpu:

@@ -92,7 +92,7 @@ def size(*tensors: Tensor) -> int:
 def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], kept: int) -> Iterator[Case]:
     """Forward and backward of differentiable functions; `kept`: bytes that backward must read beside the gradients.
 
-    Every candidate has inputs and upstream gradients of its own: Liger-Kernel's backward writes into what it gets.
+    Every candidate has its own inputs and upstream gradients: Liger-Kernel's backward writes into them.
     """
     if GPU:
         functions["compiled"] = compiled(functions["eager"])
@@ -106,7 +106,7 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
         except Exception:
             if who in ("ours", "eager"):
                 raise
-            continue  # `measure` calls it again and says why it fails
+            continue  # `measure` calls it again and reports why it fails
         ys = ys or outputs  # ours come first
         torch.manual_seed(1)
         upstream = [torch.randn_like(y) for y in outputs]
@@ -118,7 +118,7 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
 
 
 def compiled(function: Callable) -> Callable:
-    """Compiled for the shapes of one case. Dynamo tells functions apart by their code, and ours have it in common."""
+    """A function compiled for the shapes of one case. Dynamo tells functions apart by their code, which ours share."""
     torch.compiler.reset()
     return torch.compile(function, dynamic=False)
 

@@ -77,7 +77,7 @@ def summary(samples: dict[tuple[str, str], list[tuple[float, float]]], case: str
 
 
 def worker(node: Node) -> None:
-    """Runs the case that it is told by the face that it is told; reports (wall, CPU) seconds for one operation."""
+    """Run the requested case over the requested links; report (wall, CPU) seconds for one operation."""
     faces = {"tcp": ByLinks(node, "tcp"), "gloo": ByLinks(node, "gloo"), "group": ByGroup(node)}
     while True:
         face, case = node.hear()
@@ -145,7 +145,7 @@ class ByLinks:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """A new generation with the same members, and its first sum: what a death costs."""
+        """A new generation with the same members, and its first sum: the cost of a death."""
         import torch
 
         self.generation += 1

@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def prepare(run: RunFolder, steps: int, gigabytes: float) -> None:
-    """A run that has done so many steps, with a checkpoint at its end."""
+    """A run folder with so many steps, and a checkpoint at its end."""
     line = {"time": time.time(), "generation": 0, "loss": 2.0, "grad_norm": 1.0, "cpu_seconds": 0.5, "live_workers": 1}
     with run.metrics.open("w") as file:
         file.writelines(json.dumps({"step": step, **line}) + "\n" for step in range(steps))
@@ -107,7 +107,7 @@ def prepare(run: RunFolder, steps: int, gigabytes: float) -> None:
 
 
 class Alone:
-    """The agreement of a supervisor that nobody else competes with."""
+    """The agreement of a supervisor without competitors."""
 
     def __init__(self) -> None:
         self.places: Mapping[int, Place] = {}
@@ -127,7 +127,7 @@ Still = tuple[float, float, float, str]  # seconds: still, of these computing, o
 
 
 class Stopwatch:
-    """Of every callback of the loop: how long it took."""
+    """Time of every callback of the loop."""
 
     def __init__(self) -> None:
         self.longest: dict[str, list[Still]] = {phase: [] for phase in PHASES}

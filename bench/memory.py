@@ -47,7 +47,7 @@ JOB = [
 LARGE = ["parallel.microbatches=32", "parallel.microbatch_size=1", "numerics=bf16", "numerics.reproducible=true"]
 SHAPES = {"llama8b": [(4, 4), (8, 4), (8, 8)], "llama70b": [(4, 8), (8, 8), (8, 16), (16, 16)]}
 HEAD = "{:>3}{:>8}{:>7}  {:>9}{:>11}{:>7}  {:>9}{:>9}{:>7}  {:>9}{:>9}{:>7}{:>7}{:>8}{:>7}"
-Records = dict[str, list[dict[str, float]]]  # by worker, what it says after each step
+Records = dict[str, list[dict[str, float]]]  # by worker, its report after each step
 
 
 def main() -> None:
@@ -81,9 +81,9 @@ def main() -> None:
 
 
 def shapes(capacity: float, overrides: list[str]) -> None:
-    """Markdown: for each shape the fullest stage with nobody dead, and what each worker of it holds."""
+    """Markdown: for each shape the fullest stage with all workers alive, and the bytes of its workers."""
     parts = ("weights", "optimizer state", "sums", "replay log")
-    print(f"| model | D x P | copies | {' | '.join(parts)} | one micro-batch | in flight | nobody dead | one | two |")
+    print(f"| model | D x P | copies | {' | '.join(parts)} | one micro-batch | in flight | all alive | one | two |")
     print("|" + "---|" * (len(parts) + 8))
     for model, sizes in SHAPES.items():
         for (pipelines, stages), copies in itertools.product(sizes, (0, 2, 3)):
@@ -106,7 +106,7 @@ def slower(outcome: Outcome, whole: Outcome) -> str:
 
 
 def measure(zygote: Zygote, jobs: list[list[str]], rounds: int) -> list[dict[str, Any]]:
-    """A row for each job and stage; the first job is what the others are compared with."""
+    """A row for each job and stage; the others are compared with the first job."""
     alone = [run(zygote, words, "allocator") for words in jobs]
     usual = [[run(zygote, words, "rss") for words in jobs] for _ in range(rounds)]  # in turns: others use the machine
     rows: list[dict[str, Any]] = []

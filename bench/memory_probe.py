@@ -37,7 +37,7 @@ def _probed_stage(settings: Any, stage: int, *arguments: Any) -> Any:
     global _before
     if os.environ.get("RECYCLE_PROBE") == "allocator":
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     _before = resident("RssAnon")
     return _stage(settings, stage, *arguments)
 

@@ -146,7 +146,7 @@ def under_1f1b(rank: int, settings: Settings, port: int) -> dict[str, float]:
 
 
 class Half(nn.Module):
-    """The layers of one stage of a transformers Llama, called as its own forward calls them."""
+    """The layers of one stage of a transformers Llama, called as in its own forward."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def timed(times: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Memory:
-    """What a process holds at the peak above what it holds now."""
+    """Memory of a process at its peak, above its memory now."""
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now (proc(5))
@@ -197,7 +197,7 @@ class Memory:
 
 
 def children(target: Callable[..., dict[str, float]], arguments: list[tuple[Any, ...]]) -> list[dict[str, float]]:
-    """What `target` gives in a process of its own for each of `arguments`, all at once."""
+    """Results of `target` for each of `arguments`, each in its own process, all at once."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in arguments]
     processes = [

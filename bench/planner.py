@@ -147,7 +147,7 @@ def ahead() -> list[dict[str, Any]]:
 
 
 def linked() -> list[dict[str, Any]]:
-    """Jobs with two pipelines on each host and half of the hosts in another zone, which is five times as far."""
+    """Jobs with two pipelines on each host and half of the hosts in another zone, five times as far."""
     heads = (("job", 14), ("dead", 4), ("latency", 7), ("plan", 9), ("without", 9), ("value", 8), ("ignoring", 8))
     print(*(f"{name:>{width}}" for name, width in (*heads, ("gap", 6))))
     rows = []
@@ -197,7 +197,7 @@ MOVED: list[tuple[str, tuple[int, int, int], list[tuple[int, int]], dict[str, An
 
 def layered() -> list[dict[str, Any]]:
     """Jobs whose layers may move: the plan of the fault-free layout with re-routing alone, the plan with the boundaries
-    moved, the bound over all layouts, and what layouts that differ between pipelines could come to at best."""
+    moved, the bound over all layouts, and the best case of layouts that differ between pipelines."""
     heads = [("job", 10), ("dead", 4), ("memory", 6)]
     heads += [(name, 9) for name in ("1F1B", "re-routed", "moved", "own", "bound")]
     print(f"{'':20}", *(f"{name:>{width}}" for name, width in (*heads, ("gap", 6), ("cpu", 7))), " layers")
@@ -241,7 +241,7 @@ def layered_problem(
 
 def own_layouts(problem: Problem) -> float | None:
     """The period of pipelines that divide all layers over their own live workers and re-route nothing, if their shares
-    of the micro-batches are the best and no pipeline ever waits for another's gradients: so at best. None where a
+    of the micro-batches are the best and no pipeline ever waits for another's gradients: a best case. None if a
     pipeline has lost two workers, workers differ in speed, memory is in bytes, or the job is large."""
     D, P, N = problem.pipelines, problem.stages, problem.total
     hit = len({w.pipeline for w in problem.dead})

@@ -39,7 +39,7 @@ from recycle_pp.chaos import Live
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Zygote
 
-Kills = list[tuple[float, str]]  # when, who
+Kills = list[tuple[float, str]]  # time, worker
 WORKERS = 12
 STEADY = 30  # steps before the first death
 WARM_SECONDS = 20.0
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def strike(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
-    """Kills a worker at a random instant of a step, waits until it is back and two whole steps have passed; when."""
+    """Kill a worker at a random instant of a step; wait until it is back and two whole steps are done. Returns times."""
     kills = []
     for number in range(deaths):
         back = _count(run, "rejoined")
@@ -93,10 +93,10 @@ def strike(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
 
 
 def strike_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:
-    """Kills members at random instants, none of them the last of its stage. Returns (kills, from, to): time.time()."""
+    """Kill members at random instants, never the last of a stage. Returns (kills, from, to): time.time()."""
     live, kills = Live(run), []
     _until(lambda: _steps(run) > STEADY, 600)
-    time.sleep(WARM_SECONDS)  # until all who stand by have imported what they need
+    time.sleep(WARM_SECONDS)  # until all standby processes have finished their imports
     begun = time.time()
     due, end = begun + rng.expovariate(1 / arguments.mtbf), begun + arguments.seconds
     while due < end:

@@ -56,7 +56,7 @@ class Vectors:
         self.ops: Any = torch_operations
 
     def publish(self) -> None:
-        """What is computed with is `flat` itself."""
+        """The weights used in compute are `flat` itself."""
 
 
 def main() -> None:
@@ -109,7 +109,7 @@ class Donor:
         self._lock = self.optimizer._lock
 
     def step(self, op: float, ops: int) -> float:
-        """Seconds that it took."""
+        """Seconds of the step."""
         begun = time.monotonic()
         for _ in range(ops):
             time.sleep(op)

@@ -94,7 +94,7 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
     memory = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
 
     def run(parts: str, wait: bool) -> None:
-        """Some micro-batches in a row. wait: for the GPU, after each op."""
+        """Run some micro-batches in a row. wait: wait for the GPU after each op."""
         calls = {
             "F": lambda: stage.forward(0, 0, batch, taken),
             "B": lambda: stage.backward(0, grads),

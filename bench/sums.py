@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def trained(settings: Settings, steps: int) -> tuple[Stage, Addends, Addends]:
-    """A stage that has trained so many steps, and the addends of its last two."""
+    """A stage after so many steps, and the addends of its last two."""
     stage, batches = Stage(settings, 0, CPU), Batches(settings)
     optimizer = StageOptimizer(settings, stage)
     before: Addends = []

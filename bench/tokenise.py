@@ -69,7 +69,7 @@ def row(name: str, size: int, work: object) -> None:
 
 
 def used() -> float:
-    """Processor seconds of all children that have ended."""
+    """CPU seconds of all children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -104,7 +104,7 @@ def interrupted(corpus: Path, tokenizer: str, out: Path, size: int) -> list[floa
 
 
 def write(path: Path, size: int) -> tuple[Path, int]:
-    """The corpus, and how many documents it has."""
+    """The corpus, and its number of documents."""
     texts = [path.read_text(errors="replace") for path in sources()]
     with path.open("w") as file:
         for count in itertools.count(1):
@@ -122,7 +122,7 @@ def sources() -> Iterator[Path]:
 
 
 def trained(path: Path, tokens: int) -> Path:
-    """A tokenizer.json."""
+    """The path of a trained tokenizer.json."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
