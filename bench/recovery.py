@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def strike(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
-    """Kill a worker at a random instant of a step; wait until it is back and two whole steps are done. Returns times."""
+    """Kill a worker at a random instant of a step; wait until it is back and two more steps are done. Returns times."""
     kills = []
     for number in range(deaths):
         back = _count(run, "rejoined")
