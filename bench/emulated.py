@@ -53,7 +53,7 @@ def main() -> None:
                 rows.append({"schedule": schedule, "optimizer": optimizer, **row})
                 show(rows[-1])
     over = rows[-1]["median"] / rows[0]["median"] - 1
-    print(f"{DEAD} dead, any memory, staggered, against 1F1B with everybody: {over:+z.1%}")
+    print(f"{DEAD} dead, any memory, staggered, against 1F1B with all workers: {over:+z.1%}")
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     (out / "emulated.json").write_text(json.dumps(rows, indent=1))
