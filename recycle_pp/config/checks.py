@@ -1,11 +1,12 @@
-"""What makes a configuration impossible, each in one sentence that names the key and what is allowed.
+"""Checks that a configuration can run. Each failed check is one sentence that names the key and the allowed values.
 
-    validate(settings, world=12)   # ValueError, or nothing
+    validate(settings, world=12)   # raises ValueError
 
-Types and unknown keys are caught before (`settings.load`); here are ranges, shapes that must fit each other,
-data that must be there and workers that must exist. Reads no data, imports no torch: it runs before any worker starts.
+`settings.load` has already rejected unknown keys and wrong types. These checks cover ranges, shapes that must fit each
+other, missing data and workers that do not exist. They read no data and import no torch, because they run before any
+worker starts.
 
-(A little longer than other files: one check after the other, each a sentence for the user.)
+(Longer than most files: a list of independent checks.)
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ _AT_LEAST = (
 )
 _ABOVE_ZERO: tuple[str, ...] = ("model.rope_theta", "model.norm_eps", "optimizer.lr", "optimizer.eps", "optimizer.clip")
 _ABOVE_ZERO += ("control.heartbeat", "control.suspicion", "control.lease")
-MOST_INT32_TERMS = 64  # micro-batches of a step with numerics.sums=int32: see int32_bits
+MOST_INT32_TERMS = 64  # largest number of micro-batches in a step with numerics.sums=int32, see int32_bits
 MOST_WORKERS = 1_000_000
 _SHARES = ("model.dropout", "data.validation_share", "optimizer.beta1", "optimizer.beta2")  # 0 <= x < 1
 
 
 def validate(settings: Settings, world: int | None = None) -> None:
-    """Raises ValueError, one sentence that names the key and what is allowed, if `settings` cannot run.
+    """Raises ValueError, one sentence that names the key and the allowed values, if `settings` cannot run.
 
-    world: number of processes that were launched (None: not known, not checked).
+    world: number of launched processes; None skips the check of the shape against it.
     """
     _validate_values(settings)
     _validate_optimizer(settings)
@@ -78,7 +79,7 @@ def validate(settings: Settings, world: int | None = None) -> None:
 
 
 def _validate_model(model: Model) -> None:
-    """Which keys go with which kind; whether the model can be built, and cut, the workers find out."""
+    """Checks which keys each kind allows. Whether the model can be built and cut is left to the workers."""
     kind, layers = model.kind, model.layers
     if kind == "custom":
         for key in ("build", "loss"):
@@ -125,9 +126,9 @@ def _validate_folder(model: Model) -> None:
 
 
 def check_ranges(settings: Settings) -> None:
-    """ValueError if a number or a choice is outside its range, whatever the other keys say.
+    """ValueError if a number or a choice is outside its range, independently of the other keys.
 
-    The readers of a run's config.yaml need no more: the run may have started on another machine, with other files.
+    Sufficient for reading a run's config.yaml: the run may have started on another machine, with other files.
     """
     _check_choices(settings)
     _check_numbers(settings)
@@ -136,7 +137,7 @@ def check_ranges(settings: Settings) -> None:
 def _validate_values(settings: Settings) -> None:
     _check_choices(settings)
     if settings.model.recompute == "auto" and settings.parallel.memory is None:
-        raise ValueError("model.recompute=auto needs parallel.memory: what a worker has decides")
+        raise ValueError("model.recompute=auto needs parallel.memory: the memory of a worker decides")
     _validate_model(settings.model)
     _check_numbers(settings)
     if settings.control.suspicion <= settings.control.heartbeat:
@@ -161,7 +162,7 @@ def _validate_values(settings: Settings) -> None:
 
 
 def _values(settings: Settings) -> dict[str, Any]:
-    """By key, without the faults."""
+    """All values by key, without the faults."""
     groups = {name: group for name, group in asdict(settings).items() if isinstance(group, dict)}
     return {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
 
@@ -198,7 +199,7 @@ def _check_numbers(settings: Settings) -> None:
 
 
 def _validate_sums(settings: Settings) -> None:
-    """What `numerics.fixed_point` needs, which imports torch."""
+    """The requirements of `numerics.fixed_point`, which cannot be imported here because it imports torch."""
     if settings.numerics.sums != "int32":
         return
     if not settings.numerics.reproducible:
@@ -212,7 +213,7 @@ def _validate_sums(settings: Settings) -> None:
 
 
 def _validate_sharded(settings: Settings) -> None:
-    """What does not go with state that no worker has whole."""
+    """Rejects settings that need whole optimizer state on each worker."""
     parallel = settings.parallel
     if not parallel.copies:
         if settings.control.mismatch != "stop":
@@ -237,7 +238,7 @@ def _validate_memory(settings: Settings) -> None:
 
 
 def int32_bits(terms: int) -> int:
-    """What `numerics.fixed_point.INT32.kept` says, without torch."""
+    """The value of `numerics.fixed_point.INT32.kept`, computed without torch."""
     return 22 - (terms - 1).bit_length()
 
 
@@ -293,7 +294,7 @@ def _validate_transformer(model: Model, stages: int) -> None:
 
 
 def _validate_sources(settings: Settings) -> None:
-    """Keys that must fit each other; what the files hold is checked by `recycle_pp.data`."""
+    """Checks that the keys fit each other; `recycle_pp.data` checks the content of the files."""
     data = settings.data
     sources = data.path if isinstance(data.path, list) else [data.path]
     if not sources:
@@ -319,7 +320,7 @@ def _validate_sources(settings: Settings) -> None:
 
 
 def _validate_bytes(settings: Settings) -> None:
-    """A pretrained folder that brings its tokenizer was not trained on bytes."""
+    """ValueError for bytes as data of a pretrained folder that has its own tokenizer."""
     model, data = settings.model, settings.data
     sources = data.path if isinstance(data.path, list) else [data.path]
     pretrained = (
@@ -336,7 +337,7 @@ def _validate_bytes(settings: Settings) -> None:
 
 
 def _validate_data(settings: Settings) -> None:
-    """Of one path without a tokenizer: what its size tells before anything is read."""
+    """With a single path and no tokenizer: checks sizes before anything is read."""
     data, vocabulary = settings.data, settings.model.vocabulary
     if isinstance(data.path, list) or data.tokenizer is not None or data.validation_path is not None:
         return
@@ -353,7 +354,7 @@ def _validate_data(settings: Settings) -> None:
     size = sum(path.stat().st_size for path in files)
     if size == 0:
         raise ValueError(f"data.path must hold data; {data.path!r} is empty")
-    if place.suffix == ".bin":  # at least so many
+    if place.suffix == ".bin":  # lower bound of the number of tokens
         size //= 4 if data.dtype == "uint32" or (data.dtype == "auto" and vocabulary > 1 << 16) else 2
     held_out = int(size * data.validation_share)
     sample = settings.model.sequence + 1

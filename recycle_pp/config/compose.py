@@ -1,11 +1,11 @@
-"""From a command line to Settings: the files under `configs/`, put together by Hydra.
+"""Builds Settings from a command line and the files under `configs/`, with Hydra.
 
     settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # ValueError: one sentence for the user
     print(help_text())
 
-`group=name` takes another file of a group, `group.key=value` sets one key, `--config-dir DIR` adds a folder to look for
-files in. `parallel=DxP` needs no file: it sets the numbers of pipelines and stages. Unknown keys are refused, also
-behind Hydra's `+` and `++`.
+`group=name` selects another file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder of files.
+`parallel=DxP` sets the numbers of pipelines and stages and needs no file. Unknown keys are rejected, also those with
+Hydra's `+` or `++`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .llama import llama_sizes
 from .settings import FAULTS, Settings, load
 
 _PLAIN = ("data.path", "data.validation_path", "data.tokenizer", "run.dir", "run.on_event", "model.path")
-_MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys of several groups
+_MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys in several groups
 
 _HELP = """\
-recycle_pp: data x pipeline parallel training that goes on when workers die.
+recycle_pp: data x pipeline parallel training that continues when workers die.
 
 usage: torchrun --nproc-per-node=WORKERS -m recycle_pp.train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...
        WORKERS = parallel.pipelines * parallel.stages; a single worker (parallel=1x1) needs no torchrun
-   or: recycle train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...   (one machine; starts torchrun itself)
+   or: recycle train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...   (one machine; runs torchrun for you)
 
 examples:
   torchrun --nproc-per-node=12 -m recycle_pp.train +fail_at=20:1.2 +rejoin_at=40:1.2
@@ -38,22 +38,22 @@ examples:
   torchrun --nproc-per-node=4 -m recycle_pp.train parallel=2x2 run.dir=runs/mine run.resume=true
   python -m recycle_pp.train parallel=1x1 model=tiny data.path=book.txt
 
-faults (steps count from 0; one, or a list in brackets):
-  +fail_at=STEP:D.S[@MOMENT]   SIGKILL worker W(D,S) in that step, in the moment
+faults (steps count from 0; one fault, or a list in brackets):
+  +fail_at=STEP:D.S[@MOMENT]   kill worker W(D,S) with SIGKILL in that step, at that moment:
                                {moments}
-  +hang_at=STEP:D.S[@MOMENT]   stop it without a word
-  +slow_at=STEP:D.S@FACTOR     make its ops FACTOR times as long
-  +rejoin_at=STEP:D.S          start a worker again that fail_at or hang_at took
+  +hang_at=STEP:D.S[@MOMENT]   suspend it with SIGSTOP
+  +slow_at=STEP:D.S@FACTOR     multiply the duration of its ops by FACTOR
+  +rejoin_at=STEP:D.S          restart a worker that fail_at or hang_at stopped
 
-nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) brings a node into a
+nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) adds a node to a
        running job
 
-files: --config-dir DIR looks for further files of a group in DIR/GROUP/NAME.yaml
+files: --config-dir DIR adds files of a group, DIR/GROUP/NAME.yaml
 """
 
 
 def compose(arguments: list[str]) -> Settings:
-    """The configuration of a command line without the program's name; ValueError: one sentence for the user."""
+    """The configuration of a command line, without the program's name. ValueError: one sentence for the user."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -75,11 +75,12 @@ def compose(arguments: list[str]) -> Settings:
     settings: Settings = load(config)  # type: ignore[arg-type]
     settings.run.dir = (
         str(Path(settings.run.dir).expanduser()) if settings.run.dir else ""
-    )  # no shell does it after a =
+    )  # the shell does not expand ~ after =
     data = settings.data
     data.path, data.validation_path = _expanded(data.path), _expanded(data.validation_path)
     if data.tokenizer and data.tokenizer != "bytes":
-        data.tokenizer = str(Path(data.tokenizer).expanduser().absolute())  # an export wants it, from anywhere
+        # absolute, because an export uses it from another folder
+        data.tokenizer = str(Path(data.tokenizer).expanduser().absolute())
     if settings.model.path:
         settings.model.path = str(Path(settings.model.path).expanduser().absolute())
     if settings.model.kind == "llama":
@@ -93,7 +94,7 @@ def compose(arguments: list[str]) -> Settings:
 
 
 def _vocabulary(folder: str | None) -> int:
-    """What the folder's config.json says; 0 if it cannot be read, which `checks` has a sentence for."""
+    """The vocabulary size in the folder's config.json; 0 if it cannot be read, which `checks` reports."""
     try:
         config = json.loads((Path(folder or "") / "config.json").read_text())
         return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
@@ -102,7 +103,7 @@ def _vocabulary(folder: str | None) -> int:
 
 
 def shape(text: str) -> tuple[int, int] | None:
-    """(pipelines, stages) of the setting "parallel=5x3"; None for any other setting."""
+    """(pipelines, stages) of a setting like "parallel=5x3"; None for other settings."""
     match = re.fullmatch(r"\+*parallel=([1-9]\d*)x([1-9]\d*)", text)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -114,7 +115,7 @@ def _expanded(path: str | list[str] | None) -> str | list[str] | None:
 
 
 def config_dir() -> Path:
-    """`configs/` of the checkout, or its copy in an installed package."""
+    """`configs/` of the checkout, or its copy in the installed package."""
     package = Path(__file__).resolve().parents[1]
     return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
 
@@ -141,7 +142,7 @@ def help_text() -> str:
 
 
 def _config_dirs(arguments: list[str]) -> tuple[list[str], list[Path]]:
-    """(the settings, the folders of `--config-dir DIR`); any other option is a mistake."""
+    """(the settings, the folders of `--config-dir DIR`). ValueError for any other option."""
     rest, folders, queue = [], [], list(arguments)
     while queue:
         text = queue.pop(0)
@@ -158,13 +159,13 @@ def _config_dirs(arguments: list[str]) -> tuple[list[str], list[Path]]:
 
 
 def _layout_first(texts: list[str]) -> list[str]:
-    """The last `parallel=NAME` before all other settings, as Hydra treats the choice of a file."""
+    """Moves the last `parallel=NAME` before all other settings, because Hydra applies files before keys."""
     layouts = [text for text in texts if text.lstrip("+").startswith("parallel=")]
     return [*layouts[-1:], *(text for text in texts if text not in layouts)]
 
 
 def _overrides(text: str, folders: list[Path]) -> list[str]:
-    """A setting for Hydra. `parallel=DxP` becomes two, unless a file has that name."""
+    """The overrides for Hydra of one setting. `parallel=DxP` becomes two, unless a file has that name."""
     numbers, name = shape(text), text.partition("=")[2]
     if numbers and not any((folder / "parallel" / f"{name}.yaml").is_file() for folder in (config_dir(), *folders)):
         return [f"++parallel.pipelines={numbers[0]}", f"++parallel.stages={numbers[1]}"]
@@ -172,7 +173,10 @@ def _overrides(text: str, folders: list[Path]) -> list[str]:
 
 
 def _override(text: str) -> str:
-    """Keys are forced in with `++`, so that `load` says what is unknown and `fail_at=` works like `+fail_at=`."""
+    """A setting as an override for Hydra.
+
+    `++` forces keys in, so that `load` reports unknown keys and `fail_at=` works like `+fail_at=`.
+    """
     key, equals, value = text.partition("=")
     bare = key.lstrip("+")
     if key.startswith("~"):
@@ -188,7 +192,7 @@ def _override(text: str) -> str:
             )
         return f"{bare}={value}"
     if bare in _PLAIN and value != "null" and value[:1] not in ("'", '"') and not re.fullmatch(r"\[.*\]", value):
-        value = "'" + value.replace("'", "\\'") + "'"  # Hydra has its own meaning for ~ = ( [ {
+        value = "'" + value.replace("'", "\\'") + "'"  # Hydra's grammar reserves ~ = ( [ {
     return f"++{bare}={value}"
 
 
@@ -208,7 +212,7 @@ def _refuse_repeated_faults(overrides: list[str]) -> None:
 
 
 def _sentence(error: Exception, overrides: list[str]) -> str:
-    """Hydra's messages have several lines and speak of Hydra's own options."""
+    """An error of Hydra as one sentence; its own messages have several lines and mention Hydra's options."""
     text = str(error)
     if match := re.search(r"Could not find '([^/']+)/([^']*)'", text):
         names = re.findall(r"^\t(\S+)$", text.partition("Config search path")[0], re.MULTILINE)
@@ -239,9 +243,9 @@ def _unreadable(overrides: list[str]) -> str:
 
 
 def _comments(cls: type) -> dict[str, str]:
-    """The comments on each field in the source of a dataclass, behind it and below it, as one line."""
+    """The comments after and below each field in the source of a dataclass, joined to one line."""
     assert inspect.getmodule(cls) is settings_module
-    source = inspect.getsource(cls).partition("\n    @")[0]  # the fields come first
+    source = inspect.getsource(cls).partition("\n    @")[0]  # methods come after the fields
     parts = re.split(r"^    (\w+):", source, flags=re.MULTILINE)[1:]
     return {name: " ".join(re.findall(r"#\s*(.*)", text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 

@@ -1,9 +1,9 @@
-"""Injected faults: what `+fail_at`, `+hang_at`, `+slow_at` and `+rejoin_at` ask for.
+"""Injected faults: `+fail_at`, `+hang_at`, `+slow_at` and `+rejoin_at`.
 
     faults(settings)   # [Fault("kill", 20, Worker(1, 2), "forward", 1.0), ...], by step
 
-A fault is written `STEP:D.S`, worker W(D,S) in step STEP (from 0); it may name a moment of the step, `20:1.2@backward`.
-`slow_at` takes a factor instead: `20:1.2@2.5` makes every op of that worker take 2.5 times as long from then on.
+`STEP:D.S` names worker W(D,S) in step STEP (from 0). `20:1.2@backward` also names a moment of the step.
+`slow_at` takes a factor instead: `20:1.2@2.5` multiplies the duration of each op of that worker by 2.5 from then on.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from recycle_schedules import Worker
 from .settings import FAULTS, Settings
 
 MOMENTS = (
-    # in the middle of a step
+    # within a step
     "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer",
-    # at its end, or at the next one's that has it
+    # at the end of the step, or of the next step that has this moment
     "commit", "checkpoint", "validation",
-    # as others die or return: the first time from that step on
+    # during recovery or a join: the first occurrence at or after that step
     "regroup", "adopt", "donate", "join",
-    # of sharded optimizer state: as weights are sent after a commit, and as missing copies are made
+    # with sharded optimizer state: sending of weights after a commit, and replication of missing copies
     "spread", "heal",
 )  # fmt: skip
 
@@ -34,12 +34,12 @@ class Fault(NamedTuple):
     kind: str  # kill | hang | slow | rejoin
     step: int
     worker: Worker
-    moment: str = "forward"  # where in the step a kill or a hang strikes, see MOMENTS
-    factor: float = 1.0  # of a slow worker
+    moment: str = "forward"  # when in the step a kill or a hang happens, see MOMENTS
+    factor: float = 1.0  # for slow: multiplies the duration of ops
 
 
 def faults(settings: Settings) -> list[Fault]:
-    """All faults of the run by step; ValueError names the first that cannot be, and what can."""
+    """All faults of the run, by step. ValueError names the first invalid fault and the allowed values."""
     found = [_parse(key, text, settings) for key in FAULTS for text in getattr(settings, key)]
     found.sort(key=lambda fault: fault.step)
     for index, fault in enumerate(found):

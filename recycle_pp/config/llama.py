@@ -1,9 +1,9 @@
-"""What a config.json of the Llama family says, as the keys of `model`: for the project's own Transformer.
+"""Keys of `model` for this project's Transformer, from a config.json of the Llama family.
 
     llama_sizes(Path("SmolLM2-135M"))       # {"layers": 30, "width": 576, "tied": True, ...}
 
-Llama, Mistral, Qwen2, Qwen3, and what has their model_type (SmolLM, TinyLlama, Yi, ...). ValueError, one sentence that
-says what the own Transformer lacks, for anything else: `model=hf` trains it.
+Supports Llama, Mistral, Qwen2, Qwen3 and models with their model_type (SmolLM, TinyLlama, Yi, ...). For any other
+model, ValueError states in one sentence the missing feature; `model=hf` trains such models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
-    """sequence: tokens of a sample; a window of attention that is not shorter does nothing."""
+    """The keys of `model`. sequence: tokens per sample; a sliding window of at least that many tokens has no effect."""
     try:
         c = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -60,14 +60,14 @@ def _sizes(c: dict[str, Any], rope: dict[str, Any], scaling: str) -> dict[str, A
 
 
 def _window(c: dict[str, Any]) -> int:
-    """Tokens that attention looks back in some layer; 0: all."""
+    """Size of the sliding attention window in tokens; 0: no window."""
     if c["model_type"] != "mistral" and not c.get("use_sliding_window", False):
         return 0
     return c.get("sliding_window") or 0
 
 
 def _scaling(kind: str, rope: dict[str, Any]) -> list[float] | None:
-    """[factor], or what Llama 3.1 has: [factor, low_freq_factor, high_freq_factor, original positions]."""
+    """[factor], or for Llama 3.1: [factor, low_freq_factor, high_freq_factor, original positions]."""
     if kind == "default":
         return None
     keys = ["factor"]

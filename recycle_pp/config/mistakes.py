@@ -1,5 +1,5 @@
-"""What only the user can mend, found while the job runs: it ends with this sentence, rather than one worker after the
-other.
+"""An error that only the user can correct, found while the job runs. The job ends with its sentence and does not
+restart the worker.
 
     raise UserMistake("data.path: text.bin holds token 700; model.vocabulary must be at least 701, it is 256")
 """
@@ -8,4 +8,4 @@ from __future__ import annotations
 
 
 class UserMistake(ValueError):
-    """What is asked for cannot be done, whoever tries. The text is one sentence that says what, and what is allowed."""
+    """A request that no worker can fulfil. The text is one sentence: the problem, and the allowed values."""

@@ -1,12 +1,12 @@
-"""What one node of a job was started with: the settings that all nodes must share, and those that are its own.
+"""The settings with which one node of a job was started: those that all nodes must share, and its own.
 
     node = NodeSettings.of(settings, arguments)
     node.shared                                      # {"run.steps": "60", ...}: sent to the coordinator
     first_difference(node.shared, other.shared)      # ("run.steps", "60", "100"); None if they agree
 
 Every node composes its own settings, but all workers run with those of rank 0. A node with other settings was therefore
-started by mistake. Two keys may differ: `control.address` (a host may have several addresses) and `control.interface`
-(network interfaces have other names on other machines).
+started by mistake. Two keys may differ: `control.address`, because a host may have several addresses, and
+`control.interface`, because interface names differ between machines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ABSENT = "no key (another version of recycle_pp)"
 @dataclass(frozen=True)
 class NodeSettings:
     """
-    shared     every key that must be the same on all nodes, with its value as a user writes it
+    shared     every key that must be equal on all nodes, with its value as a user writes it
     interface  control.interface of this node
     """
 
@@ -35,8 +35,11 @@ class NodeSettings:
 
     @classmethod
     def of(cls, settings: Settings, arguments: Sequence[str]) -> NodeSettings:
-        """settings: as composed from `arguments`, before a resume or a measurement changes them. run.dir is compared as
-        the command line gives it, because its default contains the time."""
+        """The settings of this node.
+
+        settings   as composed from `arguments`, before a resume or a measurement changes them
+        arguments  the command line; run.dir is compared as given there, because its default contains the time
+        """
         shared = {key: _text(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
         given = [text.partition("=")[2] for text in arguments if text.lstrip("+").startswith("run.dir=")]
         shared["run.dir"] = given[-1] if given else _DATED
@@ -44,7 +47,7 @@ class NodeSettings:
 
 
 def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """The first key in which two nodes differ, and its value in `a` and in `b`; None if they agree."""
+    """The first key in which two nodes differ, with its value in `a` and in `b`; None if they agree."""
     for key in {**a, **b}:
         one, other = a.get(key, _ABSENT), b.get(key, _ABSENT)
         if one != other:

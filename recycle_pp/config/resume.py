@@ -1,13 +1,14 @@
-"""The configuration of a run that goes on: its folder's own, but for what the command line says.
+"""The configuration of a resumed run: that of its folder, except for keys on the command line.
 
-    settings, said = take_up(arguments, before)     # before: config.yaml; ValueError where a run may not change so
-    said                                            # ["optimizer.lr 0.001 -> 0.003"]: what is other than it was
+    settings, said = take_up(arguments, before)     # before: config.yaml; ValueError: a change that is not allowed
+    said                                            # ["optimizer.lr 0.001 -> 0.003"]: the changes
 
-A group that the command line chooses (`optimizer=staggered`) replaces the folder's whole group; `parallel=2x3` sets the
-pipelines and stages alone. A step keeps its number of micro-batches: under another number of pipelines
-parallel.microbatches follows, unless the command line sets it. Faults, run.resume and control.address belong to a
-start, not to the run. Keys that the folder's configuration lacks have their defaults; those
-that are gone since then are named and left out.
+- A group on the command line (`optimizer=staggered`) replaces the whole group. `parallel=2x3` sets only the numbers of
+  pipelines and stages.
+- A step keeps its number of micro-batches. With another number of pipelines parallel.microbatches is adapted, unless
+  the command line sets it.
+- Faults, run.resume and control.address belong to one start and are not taken from the folder.
+- Keys that the folder's configuration lacks get their defaults. Keys that no longer exist are reported and ignored.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     arguments: the command line; before: the keys of the run's config.yaml.
 
     Raises:
-        ValueError: a value of config.yaml has the wrong type or range, or the run may not change so.
+        ValueError: a value of config.yaml has the wrong type or range, or a change is not allowed.
     """
     keys, defaults = flat(asdict(Settings())), flat(asdict(compose([])))
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
     said = [f"{key} is no key any more: left out" for key in flat(before) if key not in keys]
     if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
-        old["numerics.precision"] = "bf16-autocast"  # what the name meant before there were other sums than int64
+        # in that version bf16 meant autocast, and int64 was the only kind of sum
+        old["numerics.precision"] = "bf16-autocast"
     if "run.validate_samples" not in old:
-        old.pop("run.validate_microbatches", None)  # had a default of its own before there were samples
+        old.pop("run.validate_microbatches", None)  # in that version its default was not null
     now = flat(asdict(compose(list(arguments))))
     asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
     _check_file(before, asked, now["run.dir"])
@@ -55,7 +57,7 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
 
 
 def _check_file(before: Mapping[str, Any], asked: set[str], folder: str) -> None:
-    """ValueError that names config.yaml if a value that the run keeps has the wrong type or range."""
+    """ValueError that names config.yaml if a value kept from it has the wrong type or range."""
     kept = {
         group: {key: value for key, value in keys.items() if f"{group}.{key}" not in asked}
         if isinstance(keys, Mapping)
@@ -71,11 +73,10 @@ def _check_file(before: Mapping[str, Any], asked: set[str], folder: str) -> None
 
 
 def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
-    """The micro-batches of each pipeline that keep the run's number of micro-batches a step; ValueError if it cannot be
-    shared evenly."""
+    """Micro-batches per pipeline that keep the number per step; ValueError if they do not divide evenly."""
     before, each = (old.get(f"parallel.{key}", getattr(Parallel(), key)) for key in ("pipelines", "microbatches"))
     if not all(isinstance(number, int) for number in (before, each, pipelines)) or pipelines < 1:
-        return each  # refused later, as a wrong type or range
+        return each  # rejected later, as a wrong type or range
     total = before * each
     if total % pipelines:
         allowed = ", ".join(str(number) for number in range(1, total + 1) if total % number == 0)
@@ -87,13 +88,13 @@ def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
 
 
 def _measured_before(old: Mapping[str, Any], stages: int) -> Any:
-    """The boundaries that the run has; "auto" if they are those of another number of stages."""
+    """The boundaries of the run; "auto" if they belong to another number of stages."""
     split = old.get("model.split", "auto")
     return "auto" if isinstance(split, list) and len(split) != stages else split
 
 
 def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
-    """ValueError where the run would compute something else. old: flat."""
+    """ValueError if a change would alter the computation. old: flat."""
     now, default, where = (
         flat(asdict(settings)),
         flat(asdict(Settings())),
@@ -106,7 +107,7 @@ def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
             raise ValueError(f"{key} must stay {was} {where}, not {value}".replace("None", "null"))
     pipelines, microbatches = old.get("parallel.pipelines"), old.get("parallel.microbatches")
     if not isinstance(pipelines, int) or not isinstance(microbatches, int):
-        return  # of a version that named them otherwise
+        return  # written by a version with other names for these keys
     if pipelines * microbatches != settings.parallel.pipelines * settings.parallel.microbatches:
         raise ValueError(
             f"parallel.pipelines * parallel.microbatches must stay {pipelines * microbatches} {where}, "
@@ -115,7 +116,7 @@ def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """{"run": {"steps": 3}} as {"run.steps": 3}."""
+    """{"run.steps": 3} for {"run": {"steps": 3}}."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         found |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
@@ -134,18 +135,18 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(arguments: Sequence[str], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
-    """The keys that the command line sets, by themselves or with a group."""
+    """The keys that the command line sets, directly or through a group."""
     found: set[str] = set()
     for name in _keys(arguments):
         if "." in name:
             found.add(name)
-        else:  # a group: all of it, and what its file sets elsewhere
+        else:  # a group: all of its keys, and keys of other groups that its file sets
             found |= {key for key in now if key.startswith(f"{name}.") or now[key] != defaults[key]}
     return found
 
 
 def _keys(arguments: Sequence[str]) -> set[str]:
-    """The names before the equals signs; `parallel=DxP` stands for two keys."""
+    """The names before the equals signs. `parallel=DxP` counts as its two keys."""
     found: set[str] = set()
     for text in arguments:
         if shape(text):
