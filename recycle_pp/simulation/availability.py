@@ -1,13 +1,14 @@
-"""Which machines are there when: read from a file, or drawn at random.
+"""The machines that are up at each time: read from a file, or drawn at random.
 
     there = read("spot-trace.csv", seed=1)                  # counts, or machines by name; ValueError for a bad file
     there = draw(machines=24, seconds=30 * DAY, mtbf=2 * HOUR, repair=20 * MINUTE, seed=1)
     for change in there.changes: change.at, change.machine, change.up
 
-Two kinds of files, each a CSV with a header whose first column is a time in hours, minutes or seconds:
+A file is a CSV with a header. Its first column is a time in hours, minutes or seconds. There are two kinds:
 
-    hour,gpus_alive           how many are there from then on; who dies is drawn by the seed
-    hour,machine,up           this one is up (1) or down (0) from then on; whoever is not named before is up
+    hour,gpus_alive           number of machines from then on; the seed decides which machines die
+    hour,machine,up           this machine is up (1) or down (0) from then on; before its first row it is up
+
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ UNITS = {"hour": HOUR, "minute": MINUTE, "second": 1.0}
 
 
 class Change(NamedTuple):
-    """From `at` (seconds from the begin) on the machine is up, or down."""
+    """From `at` (seconds from the start) on the machine is up, or down."""
 
     at: float
     machine: int
@@ -35,10 +36,10 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Availability:
-    """Machines are numbers from 0; all but those in `absent` are there at the begin."""
+    """Machines are numbered from 0. All but those in `absent` are up at the start."""
 
     machines: int
-    seconds: float  # how long it goes on
+    seconds: float  # length of the trace
     changes: tuple[Change, ...]  # by time
     absent: frozenset[int] = frozenset()
 
@@ -47,7 +48,7 @@ class Availability:
         return sum(not change.up for change in self.changes)
 
     def counts(self) -> Iterator[tuple[float, float, int]]:
-        """(from, to, how many are up) of every stretch of time without a change."""
+        """(start, end, machines that are up) of each interval between changes, times in seconds."""
         live, since = self.machines - len(self.absent), 0.0
         for at, changes in itertools.groupby(self.changes, key=lambda change: change.at):
             if at > since:
@@ -58,7 +59,7 @@ class Availability:
 
     @property
     def mean(self) -> float:
-        """How many machines are up, on average."""
+        """Mean number of machines that are up."""
         return sum((end - begin) * live for begin, end, live in self.counts()) / self.seconds
 
 
@@ -66,8 +67,14 @@ class Availability:
 
 
 def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Availability:
-    """The availability in a CSV file of one of the two kinds. machines: how many there are; by default the most that
-    the file ever has. ValueError with one sentence for a file of another kind, OSError if it cannot be read."""
+    """The availability in a CSV file of either kind.
+
+    machines: number of machines; None: the largest number in the file.
+
+    Raises:
+        ValueError: one sentence: the file is of another kind.
+        OSError: the file cannot be read.
+    """
     with Path(path).open(newline="") as file:
         rows = [row for row in csv.reader(file) if row]
     try:
@@ -131,12 +138,13 @@ def draw(
     *, machines: int, seconds: float, mtbf: float, repair: float, seed: int = 0, shape: float = 1.0,
     groups: Iterable[tuple[int, float]] = (),
 ) -> Availability:  # fmt: skip
-    """Machines that fail by themselves, and in groups.
+    """Independent failures of machines, and failures of groups.
 
-    mtbf, repair   mean seconds until a machine fails, and until it (or another one in its place) is there again
-    shape          of the Weibull distribution of the times to a failure: 1 is exponential, below 1 failures come in
-                   bursts; repairs are exponential
-    groups         (machines side by side that fail together, mean seconds until a group does): nodes, racks, zones
+    mtbf, repair   mean seconds until a machine fails, and until it or its replacement is up
+    shape          of the Weibull distribution of times to failure: 1 is exponential, below 1 failures come in bursts;
+                   repair times are exponential
+    groups         (adjacent machines that fail together, mean seconds until such a group fails): nodes, racks, zones
+
     The same seed gives the same availability."""
     rng = random.Random(f"failures {seed}")
     down: list[list[tuple[float, float]]] = [[] for _ in range(machines)]
@@ -159,7 +167,7 @@ def draw(
 def _downs(
     rng: random.Random, seconds: float, mtbf: float, repair: float, shape: float
 ) -> Iterator[tuple[float, float]]:
-    """From when to when something is down."""
+    """Down times: (start, end) in seconds."""
     scale, now = mtbf / math.gamma(1 + 1 / shape), 0.0
     while (now := now + rng.weibullvariate(scale, shape)) < seconds:
         back = now + rng.expovariate(1 / repair)
@@ -168,7 +176,7 @@ def _downs(
 
 
 def _united(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Spans that overlap, as one."""
+    """The union of the spans, without overlaps."""
     end = begin = -1.0
     for a, b in sorted(spans):
         if a > end:

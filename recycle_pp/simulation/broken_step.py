@@ -1,10 +1,10 @@
-"""How much longer a step takes in which a worker dies: the recovery protocol's own remainder, planned.
+"""The extra time of a step in which a worker dies, from a plan of the remainder by the recovery protocol.
 
     broken = BrokenSteps(times)
-    broken.excess((6, 6, 6, 6), layout, stage=2)       # seconds, beside the stall
+    broken.excess((6, 6, 6, 6), layout, stage=2)       # seconds, without the stall
 
-A plan is cut at some moment, the dead worker's record is dropped, `protocol.ledger.remainder` says what is left, and
-the planner plans that, as in a real recovery."""
+A plan is cut at some moment and the dead worker's record is dropped. `protocol.ledger.remainder` computes the remaining
+ops, and the planner plans them, as in a real recovery."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from .job import Shape
 from .step_times import StepTimes
 
 CUTS = (0.2, 0.5, 0.8)
-"""Of the step, at which it is cut; a death comes at any moment alike."""
+"""Moments at which a step is cut, as shares of the step. Deaths are uniform in time."""
 MOST = 24
-"""Memberships and stages that are cut; others take the mean of those, as a share of their step."""
+"""Maximum number of memberships and stages that are cut. Others use the mean of those, as a share of their step."""
 LARGEST = 20_000
-"""Ops of a step that is planned anew for each cut; larger steps are cut once."""
+"""Maximum number of ops of a step that is planned for each cut. Larger steps are cut once."""
 
 
 class BrokenSteps:
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._known: dict[tuple[Shape, Layout, int], float] = {}  # share of the step
-        self._usual = 0.5  # before any is known
+        self._usual = 0.5  # before the first measurement
 
     def forget(self) -> None:
-        """What was measured before the plans were known."""
+        """Drops the results that are based on estimated plans."""
         self._known.clear()
         self._usual = 0.5
 
     def excess(self, shape: Shape, layout: Layout, stage: int) -> float:
-        """Seconds that a worker's death at this stage adds to the step, over its plan: the mean over moments of
-        death."""
+        """Seconds that a death at this stage adds to the planned step, averaged over the moment of death."""
         key = shape, layout, stage
         seconds = self._times.seconds(shape, layout)
         if key not in self._known:
@@ -58,7 +57,7 @@ class BrokenSteps:
 
 
 def cut_at(found: Plan, victim: Worker, moment: float) -> float:
-    """How long the step takes if `victim` dies at `moment` and all others go on at once. Times in the plan's unit."""
+    """Length of the step if `victim` dies at `moment` and all others continue at once. Times in the plan's unit."""
     problem, a = found.problem, found.arrays
     records = {worker: Record(0) for worker in problem.workers() if worker != victim}
     busy = dict.fromkeys(records, 0.0)

@@ -31,7 +31,7 @@ class Comparison:
 def compare(
     job: Job, there: Availability, costs: Costs, names: Sequence[str], *, seed: int = 0, plans: int = 64
 ) -> Comparison:
-    """The outcome of each policy. plans: the most memberships that are planned, those that last longest."""
+    """The outcome of each policy. plans: maximum number of memberships to plan, longest-lasting first."""
     times = StepTimes(job, plans)
     world = World(times, costs, there.seconds / max(1, there.losses), seed)
     broken = BrokenSteps(times)
@@ -42,7 +42,7 @@ def compare(
 
     spent: Counter[Key] = Counter()
     for name in names:
-        if name in ("recycle", "rerouted", "rebalanced", "respawned"):  # those that ask for plans
+        if name in ("recycle", "rerouted", "rebalanced", "respawned"):  # policies that use plans
             spent.update(best(name).spent)
     times.plan(spent)
     broken.forget()

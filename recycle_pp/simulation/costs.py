@@ -1,4 +1,4 @@
-"""What a loss, a return and a checkpoint cost: measured here where that was possible, else named assumptions.
+"""Costs of a loss, a return and a checkpoint: measured by this project if possible, otherwise stated assumptions.
 
 costs = Costs(recovery=Recovery.load("bench/out/recovery-fork-sleep.json"), bandwidth=2.5e9)
 costs.recovery.stall(rng), costs.transfer(16e9)
@@ -15,8 +15,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Recovery:
-    """Measured seconds: `stalls` from a death until everybody goes on, `returns` from a death on a machine that stays
-    until its next process asks for the state. source: what measured them."""
+    """Measured seconds.
+
+    stalls    from a death until all workers continue
+    returns   from a death, on a machine that stays up, until the next process requests the state
+    source    the measurement
+    """
 
     stalls: tuple[float, ...]
     returns: tuple[float, ...]
@@ -27,7 +31,7 @@ class Recovery:
 
     @classmethod
     def load(cls, path: str | Path) -> Recovery:
-        """What bench/recovery.py wrote; ValueError for another file, OSError if it cannot be read."""
+        """The output of bench/recovery.py. ValueError for another file, OSError if it cannot be read."""
         try:
             data = json.loads(Path(path).read_text())
             launcher = f"{data['arguments']['launcher']}, compute={data['arguments']['compute']}"
@@ -40,23 +44,23 @@ class Recovery:
 
 
 def measured() -> Recovery:
-    """What was measured for this version: `recovery.json` beside this file, from bench/recovery.py."""
+    """Measurements for this version: `recovery.json` beside this file, from bench/recovery.py."""
     data = json.loads((files(__package__) / "recovery.json").read_text())
     return Recovery(tuple(data["stall_seconds"]), tuple(data["return_seconds"]), data["source"])
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds, bytes a second. All but `recovery` are assumptions to set by flags.
+    """In seconds, and bytes per second. All but `recovery` are assumptions, set by flags.
 
-    bandwidth     at which a worker is sent a state
+    bandwidth     rate at which a worker receives a state
     start         until a process on a new machine is ready: image, imports, CUDA
     restart       of the whole job from a checkpoint: stop, start, load
-    checkpoint    during which a checkpoint holds up training, for those who live by checkpoints
-    swap          of a spare for a lost worker: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
-    quorum        that torchft's survivors stall: 1.05 s, as in a trial on CPUs with timeouts of 1 s
-    reconfigure   of Oobleck's and Bamboo's pipelines: 79 s. Inferred, nowhere published: about 13 points of Oobleck's
-                  loss on ReCycle's 6.4 h trace, divided by that trace's 38 changes"""
+    checkpoint    pause of training for each checkpoint, in policies that depend on checkpoints
+    swap          replacement of a lost worker by a spare: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
+    quorum        stall of torchft's survivors: 1.05 s, measured on CPUs with timeouts of 1 s
+    reconfigure   reconfiguration of Oobleck's and Bamboo's pipelines: 79 s. Not published, but inferred: about 13
+                  points of Oobleck's loss on ReCycle's 6.4 h trace, divided by that trace's 38 changes"""
 
     recovery: Recovery = field(default_factory=measured)
     bandwidth: float = 2.5e9

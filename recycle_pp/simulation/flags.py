@@ -1,4 +1,4 @@
-"""What the flags of `recycle_pp.simulate` say: machines, a job, costs.
+"""The flags of `recycle_pp.simulate`: machines, a job, costs.
 
 given = parser(__doc__).parse_args()
 job_of(given, microbatches=32), availability_of(given, workers=24), costs_of(given)    # ValueError: one sentence
@@ -22,11 +22,11 @@ from .job import Job
 from .policies import NAMES
 
 TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure")
-"""Of Costs, each a flag."""
+"""The fields of Costs that have a flag."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of the command."""
+    """The parser with all flags of the command."""
     parser = argparse.ArgumentParser(
         prog="python -m recycle_pp.simulate",
         description=description,
@@ -35,9 +35,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument_group("machines").add_argument
     add("--trace", help="CSV file: hour,count or hour,machine,up (also minute, second)")
     add("--mtbf", help="without a trace: mean time until a machine fails (2h)")
-    add("--repair", default="20m", help="mean time until it, or another one, is there again (default 20m)")
-    add("--days", type=float, default=30.0, help="without a trace: how long (default 30)")
-    add("--machines", type=int, help="how many there are (default: pipelines x stages, or the most of the trace)")
+    add("--repair", default="20m", help="mean time until a failed machine, or its replacement, is up (default 20m)")
+    add("--days", type=float, default=30.0, help="without a trace: length of the simulation in days (default 30)")
+    add("--machines", type=int, help="number of machines (default: pipelines x stages, or the maximum of the trace)")
     add("--shape", type=float, default=1.0, help="of the Weibull distribution of failures (default 1: exponential)")
     add(
         "--group",
@@ -46,61 +46,61 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         metavar="SIZE:MTBF",
         help="machines that fail together (8:10d)",
     )
-    add("--seed", type=int, default=0, help="of who fails, and when")
+    add("--seed", type=int, default=0, help="seed of the failures")
     add = parser.add_argument_group("job").add_argument
     add("--pipelines", type=int)
     add("--stages", type=int)
-    add("--microbatches", type=int, nargs="+", help="per pipeline; several are compared in one table")
-    add("--layers", type=int, help="of the model, for boundaries between stages that move (default 96)")
+    add("--microbatches", type=int, nargs="+", help="per pipeline; several values are compared in one table")
+    add("--layers", type=int, help="layers of the model, for policies that move layers between stages (default 96)")
     add("--memory", metavar="1f1b+2", default="none", help="micro-batches in flight (default none: no limit)")
     add("--optimizer", choices=("staggered", "barrier"), default="staggered")
     add(
         "--durations",
         metavar="F=0.1,I=0.1,W=0.1",
-        help="seconds of a stage, or of each: F=1/1/2/1",
+        help="seconds of a stage, or of each stage: F=1/1/2/1",
     )
-    add("--profile", metavar="RUN", help="a run folder: the durations it measured, its shape and sizes")
+    add("--profile", metavar="RUN", help="a run folder: its measured durations, shape and sizes")
     add("--model", help="a preset of the trainer (gpt124m, llama1b) on a --gpu, from its data sheet")
     add("--gpu", choices=tuple(GPUS))
     add("--microbatch-size", type=int, default=1, help="with --model: samples in a micro-batch (default 1)")
     add("--utilization", type=float, default=0.4, help="with --model: share of the GPU's operations (default 0.4)")
-    add = parser.add_argument_group("what things cost").add_argument
+    add = parser.add_argument_group("costs").add_argument
     usual = Costs()
     add("--state", help="bytes of a worker's state (default 16GB, or the model's)")
-    add("--bandwidth", default="2.5GB", help="bytes a second to a joiner (default 2.5GB)")
+    add("--bandwidth", default="2.5GB", help="bytes per second to a joining worker (default 2.5GB)")
     for name in TIMES:
         add(f"--{name}", default=f"{getattr(usual, name):g}s", help=f"(default {getattr(usual, name):g}s)")
-    add("--recovery", help="a file of bench/recovery.py, instead of what was measured for this version")
+    add("--recovery", help="a file of bench/recovery.py, instead of the measurements for this version")
     add = parser.add_argument_group("result").add_argument
-    add("--policy", default="all", help=f"some of {', '.join(NAMES)}, comma-separated (default all)")
-    add("--plans", type=int, default=64, help="most memberships that are planned, the rest is estimated (default 64)")
-    add("--json", metavar="FILE", help="the figures of every policy")
-    add("--replay", nargs="?", const="4m", metavar="TIME", help="a real job, emulated: the trace in 4m")
+    add("--policy", default="all", help=f"one or more of {', '.join(NAMES)}, comma-separated (default all)")
+    add("--plans", type=int, default=64, help="most memberships to plan; the others are estimated (default 64)")
+    add("--json", metavar="FILE", help="write the figures of every policy")
+    add("--replay", nargs="?", const="4m", metavar="TIME", help="run a real, emulated job through the trace in TIME")
     add(
         "--prices",
         metavar="FILE",
         help="CSV: kind, price, interruptions_per_hour[, speed, limit]",
     )
-    add("--best", action="store_true", help="the best pipelines x stages x micro-batches for these machines")
+    add("--best", action="store_true", help="find the best pipelines x stages x micro-batches for these machines")
     add("--capacity", help="with --best: bytes of a machine for a worker's state (60GB)")
     add(
         "--fleet",
         type=float,
         metavar="PER_HOUR",
-        help="the cheapest machines of --prices for so many tokens",
+        help="find the cheapest machines of --prices for this many tokens per hour",
     )
     add(
         "--out",
         action="append",
         default=[],
         metavar="FILE",
-        help="a page (.html) or picture (.svg, .png, .pdf): throughput, machines, losses; may be given several times",
+        help="write a page (.html) or picture (.svg, .png, .pdf): throughput, machines, losses; may be repeated",
     )
     return parser
 
 
 def policies_of(text: str) -> list[str]:
-    """The names of --policy."""
+    """The policies named by --policy."""
     names = list(NAMES) if text == "all" else text.split(",")
     for name in names:
         if name not in NAMES:
@@ -109,7 +109,7 @@ def policies_of(text: str) -> list[str]:
 
 
 def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
-    """From a profile, a preset, or durations; None: as many micro-batches as the profile's run has."""
+    """The job of a profile, a preset, or durations. microbatches: per pipeline; None: as in the profile's run."""
     for name in ("pipelines", "stages", "layers", "microbatch_size"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -133,7 +133,7 @@ def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
 
 
 def availability_of(given: argparse.Namespace, workers: int) -> Availability:
-    """Of the trace, or drawn; as many machines as workers if not given."""
+    """The machines of the trace, or random ones. workers: default number of machines."""
     if (given.trace is None) == (given.mtbf is None):
         raise ValueError("of which machines? either --trace FILE or --mtbf TIME is needed")
     if given.machines is not None and given.machines < 1:
@@ -157,7 +157,7 @@ def _group(text: str) -> tuple[int, float]:
 
 
 def costs_of(given: argparse.Namespace) -> Costs:
-    """Measured recoveries and what is assumed."""
+    """Measured recoveries and assumed costs."""
     times: dict[str, Any] = {name: parse_seconds(getattr(given, name), f"--{name}") for name in TIMES}
     costs = Costs(bandwidth=parse_size(given.bandwidth, "--bandwidth"), **times)
     return replace(costs, recovery=Recovery.load(given.recovery)) if given.recovery else costs

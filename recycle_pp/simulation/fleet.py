@@ -3,8 +3,9 @@
     fleet = cheapest(kinds, target=40.0, repair=1200, lost=8.0)       # needs scipy
     fleet.counts, fleet.dollars_an_hour
 
-Whole machines n_k of each kind k, of which a share a_k is there, are paid while they are there, work s_k times as fast
-as the job's own, and are interrupted i_k times an hour. Each interruption costs the whole job `lost` seconds:
+There are n_k whole machines of kind k. Each is up for a share a_k of the time and paid while it is up. It works s_k
+times as fast as the job's own machines and is interrupted i_k times an hour. Each interruption costs the whole job
+`lost` seconds:
 
     minimise    sum n_k a_k price_k
     subject to  sum n_k a_k s_k  >=  target (1 + sum n_k a_k i_k lost / 3600)
@@ -28,48 +29,56 @@ from .step_times import StepTimes
 
 @dataclass(frozen=True)
 class Fleet:
-    """counts: machines of each kind, in their order. All else on average, counting only machines that are there."""
+    """Averages over the machines that are up. counts: machines of each kind, in the order of the kinds."""
 
     counts: tuple[int, ...]
     dollars_an_hour: float
     machines: float
-    speed: float  # of all together, in machines of speed 1, after what interruptions cost
-    interruptions: float  # an hour
+    speed: float  # of all machines, relative to a machine of speed 1, after the cost of interruptions
+    interruptions: float  # per hour
 
 
 @dataclass(frozen=True)
 class Demand:
-    """machines: of speed 1, always there, that a speed takes. lost: seconds of the job that an interruption costs."""
+    """What a throughput requires.
+
+    machines   machines of speed 1 that are never interrupted
+    lost       seconds of the job that an interruption costs
+    """
 
     machines: float
     lost: float
 
 
 def demand(job: Job, costs: Costs, per_hour: float) -> Demand:
-    """What so many tokens (micro-batches, where the job has none) an hour take, by the plan of the job with nobody
-    dead: a fleet is as efficient as that, whatever its size. An interruption costs a stall, what it adds to the step,
-    and the replacement's start and transfer, which keep one worker of all from working. ValueError if `per_hour` is
-    not above 0."""
+    """The demand of a throughput, from the job's plan without deaths.
+
+    Any fleet is assumed to be as efficient as that plan. An interruption costs a stall, the extra time of the step, and
+    the start of the replacement and the transfer of its state, during which one worker is missing.
+
+    per_hour: tokens per hour (micro-batches if the job has no tokens); ValueError if not above 0.
+    """
     if not per_hour > 0:
         raise ValueError("--fleet must be above 0")
     times = StepTimes(job, plans=1)
     step = times.seconds(job.whole, job.layout)
     each_hour = HOUR / step * (job.tokens or job.total)
     broken = BrokenSteps(times)
-    stages = range(job.stages) if job.pipelines > 1 else ()  # a single pipeline has no peers: the step is lost
+    stages = range(job.stages) if job.pipelines > 1 else ()  # a single pipeline has no peers, so the step is lost
     excess = mean([broken.excess(job.whole, job.layout, stage) for stage in stages] or [step])
     absent = (costs.start + costs.transfer(job.state_bytes(job.layout))) / job.workers
     return Demand(job.workers * per_hour / each_hour, mean(costs.recovery.stalls) + excess + absent)
 
 
 def cheapest(kinds: Sequence[Kind], target: float, *, repair: float, lost: float, least: float = 0.0) -> Fleet:
-    """The fleet of the least cost.
+    """The cheapest fleet.
 
-    target  speed, in machines of speed 1 that are always there and never interrupted
-    repair  seconds until a machine that was taken away is replaced
+    target  speed, in machines of speed 1 that are always up and never interrupted
+    repair  seconds until an interrupted machine is replaced
     lost    seconds of the whole job that an interruption costs
-    least   machines that must be there on average, for instance the stages of the job
-    ValueError if there is none within the limits, or if scipy is not installed."""
+    least   machines that must be up on average, for instance the stages of the job
+
+    ValueError if no fleet within the limits reaches the target, or if scipy is not installed."""
     try:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -91,7 +100,7 @@ def cheapest(kinds: Sequence[Kind], target: float, *, repair: float, lost: float
 
 
 def of(kinds: Sequence[Kind], counts: Sequence[int], *, repair: float, lost: float) -> Fleet:
-    """The figures of a fleet."""
+    """The figures of the fleet with these counts."""
     there = [n * kind.up(repair) for n, kind in zip(counts, kinds, strict=True)]
     interruptions = sum(n * kind.interruptions for n, kind in zip(there, kinds, strict=True))
     speed = sum(n * kind.speed for n, kind in zip(there, kinds, strict=True)) / (1 + interruptions * lost / HOUR)
@@ -100,5 +109,5 @@ def of(kinds: Sequence[Kind], counts: Sequence[int], *, repair: float, lost: flo
 
 
 def net_speed(kind: Kind, target: float, repair: float, lost: float) -> float:
-    """What one more machine adds to a job that is to run at the target: its speed, less what its interruptions cost."""
+    """The gain of one more machine for a job that runs at `target`: its speed, minus the cost of its interruptions."""
     return kind.up(repair) * (kind.speed - target * kind.interruptions * lost / HOUR)

@@ -1,4 +1,4 @@
-"""Durations and sizes of a job that never ran: from a model's shape and a GPU's data sheet.
+"""Durations and sizes of a job that has never run, from a model's shape and a GPU's data sheet.
 
 job = job_on("gpt124m", "a100", pipelines=6, stages=4, microbatches=32, microbatch_size=4)
 """
@@ -16,8 +16,8 @@ from .job import Job
 
 
 class Gpu(NamedTuple):
-    """Dense bf16 (V100, T4: fp16) matrix products in 1e12 operations a second, memory in bytes; NVIDIA's data
-    sheets."""
+    """flops: dense bf16 (V100, T4: fp16) operations in 1e12/s in the data sheet, stored per second. memory: bytes.
+    Source: NVIDIA's data sheets."""
 
     flops: float
     memory: float
@@ -35,16 +35,19 @@ GPUS = {
     "b200": Gpu(2250e12, 180e9),
 }
 STATE = 12
-"""Bytes of state a parameter that a joiner is sent: a float32 weight and its two moments."""
+"""Bytes of state per parameter sent to a joining worker: a float32 weight and its two moments."""
 
 
 def job_on(
     model: str, gpu: str, *, pipelines: int, stages: int, microbatches: int, microbatch_size: int = 1,
     utilization: float = 0.4, memory: Any = None, optimizer: str = "staggered",
 ) -> Job:  # fmt: skip
-    """The model of `model=NAME` on that GPU. Embedding and head are layers. utilization: the share of the data sheet's
-    operations that F, I and W reach; each takes 2 operations a parameter and token, and its third of the attention.
-    ValueError for an unknown name."""
+    """The model of `model=NAME` on that GPU. Embedding and head count as layers.
+
+    Each of F, I and W takes 2 operations per parameter and token, and a third of the attention.
+
+    utilization: the share of the data sheet's operations that F, I and W reach. ValueError for an unknown name.
+    """
     if gpu not in GPUS:
         raise ValueError(f"--gpu must be one of {', '.join(GPUS)}, not {gpu!r}")
     if not 0 < utilization <= 1:
@@ -55,7 +58,7 @@ def job_on(
     tokens = microbatch_size * m.sequence
     inner = parameters(m, range(1, 2)) if m.layers > 2 else parameters(m, range(m.layers)) / m.layers
     ends = m.vocabulary * m.width
-    attention = 2 * m.sequence * tokens * m.heads * m.head_size  # scores and values, half of them masked
+    attention = 2 * m.sequence * tokens * m.heads * m.head_size  # scores and values; half of them are masked
     rate = GPUS[gpu].flops * utilization
     each = (2 * inner * tokens + attention) / rate
     times = [0.0, *[each] * m.layers, 2 * ends * tokens / rate]

@@ -1,4 +1,4 @@
-"""What is trained: a job of D x P workers, what its layers take, and how large their state is.
+"""A job of D x P workers, with the durations of its layers and the sizes of their state.
 
 job = Job.of(pipelines=6, stages=4, microbatches=32, layers=96, durations={"F": 0.1, "I": 0.1, "W": 0.1})
 job.problem.replace(failed=[...])        # the planner's input, in seconds
@@ -16,14 +16,17 @@ from recycle_schedules import Problem, Worker, plan_layout
 from recycle_schedules.layers import Layout
 
 Shape = tuple[int, ...]
-"""Live workers of each stage, (P,): all that a plan depends on, since pipelines are alike."""
+"""Live workers of each stage, (P,). A plan depends on nothing else, since pipelines are alike."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """problem: with `layers`, nobody dead, in seconds. layer_bytes: of the state of each layer (weights and moments),
-    that a worker which takes the layer over is sent. tokens: of a step. source: where the durations are from, for the
-    report."""
+    """
+    problem       with `layers`, no deaths, in seconds
+    layer_bytes   state of each layer (weights and moments), which a worker that takes over the layer receives
+    tokens        per step
+    source        of the durations, for the report
+    """
 
     problem: Problem
     layer_bytes: tuple[float, ...]
@@ -36,10 +39,15 @@ class Job:
         durations: Mapping[str, float | Sequence[float]] | None = None, worker_bytes: float = 16e9,
         memory: Any = None, optimizer: str = "staggered", send: float = 0.0, allreduce: Any = 0.0, **other: Any,
     ) -> Job:  # fmt: skip
-        """Layers that are alike within each stage. durations: seconds of a stage's F, I, W and O, one number or one per
-        stage, in the job with nobody dead; its layers are spread evenly then. worker_bytes: a worker's state. send: a
-        message's seconds; allreduce: of a stage's sum.
-        ValueError with one sentence for what is no job."""
+        """A job whose layers are alike within each stage.
+
+        durations      seconds of a stage's F, I, W and O with no deaths, one number or one per stage; spread evenly
+                       over the layers of the stage
+        worker_bytes   state of a worker
+        send           seconds of a message
+        allreduce      seconds of a stage's sum
+
+        ValueError, one sentence, for an impossible job."""
         if layers < stages:
             raise ValueError(f"--layers {layers}: at least one for each of the {stages} stages is needed")
         layout = even(layers, stages)
@@ -57,13 +65,13 @@ class Job:
         return cls(problem, (worker_bytes * stages / layers,) * layers, **other)
 
     def faster(self, speed: float) -> Job:
-        """The same job on machines that are so many times as fast."""
+        """The same job on machines that are `speed` times as fast."""
         layers = dict(self.problem.layers or {})
         layers |= {kind: [t / speed for t in layers[kind]] for kind in "FIWO" if kind in layers}
         return replace(self, problem=self.problem.replace(layers=layers))
 
     def reshaped(self, pipelines: int, stages: int) -> Job:
-        """The same layers and global batch on other pipelines: of as many micro-batches as that takes, rounded up."""
+        """The same layers and global batch on other pipelines. Micro-batches per pipeline are rounded up."""
         each = -(-self.total // pipelines)
         problem = self.problem.replace(pipelines=pipelines, stages=stages, microbatches=each)
         tokens = self.tokens * pipelines * each // self.total
@@ -83,39 +91,39 @@ class Job:
 
     @cached_property
     def total(self) -> int:
-        """Micro-batches of a step."""
+        """Micro-batches per step."""
         return self.problem.total
 
     @cached_property
     def whole(self) -> Shape:
-        """The shape with nobody dead."""
+        """The shape with no deaths."""
         return (self.pipelines,) * self.stages
 
     @cached_property
     def layout(self) -> Layout:
-        """The layers of each stage with nobody dead, which no policy but `rebalanced` ever changes."""
+        """The layers of each stage with no deaths. Only the policy `rebalanced` changes them."""
         found = plan_layout(self.problem).layout
         assert found is not None
         return found
 
     @cached_property
     def work(self) -> float:
-        """Seconds of one worker's time that a step takes, bubbles and optimizer steps not counted."""
+        """Seconds of one worker's time per step, without bubbles and optimizer steps."""
         sums = self.problem.model.sums
         return self.total * sum(float(sums[kind][-1]) for kind in "FIW")
 
     def stage_seconds(self, layout: Layout) -> tuple[float, ...]:
-        """(P,): F, I and W of one micro-batch."""
+        """(P,): seconds of F, I and W of one micro-batch."""
         times = self.problem.model.durations(layout)
         return tuple(map(sum, zip(times["F"], times["I"], times["W"], strict=True)))
 
     def state_bytes(self, layout: Layout) -> float:
-        """Of a worker of the fullest stage."""
+        """State of a worker of the stage with the most."""
         ends = [sum(layout[: s + 1]) for s in range(self.stages)]
         return max(math.fsum(self.layer_bytes[e - n : e]) for e, n in zip(ends, layout, strict=True))
 
     def moved_bytes(self, before: Layout, after: Layout) -> float:
-        """The most that a worker is sent when the boundaries between stages move."""
+        """Largest state that a worker receives when the boundaries between stages move, in bytes."""
         most, a, b = 0.0, 0, 0
         for had, has in zip(before, after, strict=True):
             new = [k for k in range(b, b + has) if not a <= k < a + had]
@@ -124,7 +132,7 @@ class Job:
         return most
 
     def with_shape(self, shape: Shape) -> Problem:
-        """The problem with so many live workers at each stage; the dead are spread over the pipelines."""
+        """The problem with `shape` live workers. The dead workers are spread over the pipelines."""
         D = self.pipelines
         dead = [
             Worker((k * D // (D - n) + s) % D, s) for s, n in enumerate(shape) if n < D for k in range(D - n)
@@ -133,5 +141,5 @@ class Job:
 
 
 def even(things: int, places: int) -> Layout:
-    """As even as possible, the first get the rest."""
+    """`things` split as evenly as possible, with the remainder on the first places."""
     return tuple(things // places + (k < things % places) for k in range(places))

@@ -1,4 +1,4 @@
-"""The job of a run that was measured: what its profile.json says.
+"""The job of a measured run, from its profile.json.
 
 job = job_of("runs/mine", microbatches=32)           # a run folder, or its profile.json
 """
@@ -21,7 +21,7 @@ class _Durations(TypedDict):
 
 
 class _Measured(_Durations, total=False):
-    """What is read of profile.json, also of one written by hand."""
+    """The keys of profile.json that are used. The file may be written by hand."""
 
     message_seconds: Seconds
     sum_seconds: Seconds | list[Seconds]
@@ -31,10 +31,10 @@ def job_of(
     path: str | Path, *, pipelines: int | None = None, stages: int | None = None, microbatches: int | None = None,
     layers: int | None = None, worker_bytes: float | None = None, memory: Any = None, optimizer: str = "staggered",
 ) -> Job:  # fmt: skip
-    """The measured job. Arguments that are None are taken from the run's config.yaml beside the profile.
+    """The measured job. Arguments that are None come from config.yaml beside the profile.
 
     Raises:
-        ValueError: one sentence: a file is missing or damaged, or `stages` is not the number that was measured.
+        ValueError: one sentence: a file is missing or damaged, or `stages` differs from the measured number.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     profile = folder / "profile.json" if Path(path).is_dir() else Path(path)

@@ -1,4 +1,4 @@
-"""A comparison as one self-contained html page: the picture, the table, and what they rest on. No network, no script.
+"""A comparison as one self-contained html page: picture, table and assumptions. No network, no script.
 
 page.save(comparison, "report.html")
 """
@@ -22,7 +22,7 @@ th:first-child, td:first-child { text-align: left } .scroll { overflow-x: auto }
 
 
 def save(comparison: Comparison, path: str | Path) -> None:
-    """Write the page."""
+    """Writes the page."""
     Path(path).write_text(render(comparison), encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
-"""A comparison as a picture: svg, png or pdf by the file's ending.
+"""A comparison as a picture. The file's suffix selects svg, png or pdf.
 
     save(comparison, "report.svg")
 
-Above: the throughput over time, by policy. Between: the machines that are there. Below: where the workers' time went.
+Top: throughput over time, by policy. Middle: machines that are up. Bottom: where the workers' time went.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINES = {
     "bamboo": (palette.ALARM, ":"), "recycle": ("#E97B2E", "-"), "rerouted": ("#1F7F62", "-"),
     "rebalanced": ("#1B6FB5", "-"), "bound": (palette.INK, ":"),
 }  # fmt: skip
-"""Colour and dashes; dashes repeat what colour says."""
+"""Colour and dashes. The dashes repeat the information of the colour."""
 BARS = {
     "work": palette.FILL["F"], "schedule": palette.FILL["W"], "redone": palette.FILL["O"], "checkpoints": "#B9A3D8",
     "recovering": palette.ALARM, "idle": palette.FILL["I"], "away": "#D5D8DD",
@@ -38,11 +38,11 @@ BARS = {
 HATCHES = {"recovering": "xxxx", "redone": "////", "idle": "....", "away": "\\\\\\\\"}
 WORDS = {"schedule": "bubbles, uneven loads", "away": "not there"}
 POINTS = 80
-"""Stretches of time that a curve is averaged over; shorter ones nobody could see."""
+"""Number of intervals that a curve is averaged over. Shorter ones would not be visible."""
 
 
 def save(comparison: Comparison, path: str | Path) -> None:
-    """Draw and write, as what the ending (.svg, .png, .pdf) says."""
+    """Draws and writes the picture, in the format of the suffix (.svg, .png, .pdf)."""
     suffix = Path(path).suffix.lstrip(".").lower()
     Path(path).write_bytes(_written(comparison, suffix))
 
@@ -95,7 +95,7 @@ def _speed(axes: Axes, comparison: Comparison, unit: float) -> None:
     axes.set_title("throughput, fault-free 1F1B = 1", loc="left", fontsize=9, fontweight="bold")
     axes.tick_params(labelbottom=False)
     _plain(axes)
-    step = axes.get_ylim()[1] * 0.062  # labels beside the axes, by their mean, none on another
+    step = axes.get_ylim()[1] * 0.062  # labels beside the axes, at their means, without overlap
     place = 0.0
     for policy, mean in sorted(last.items(), key=lambda item: item[1]):
         place = max(mean - step / 2, place)
@@ -142,14 +142,14 @@ def _plain(axes: Axes) -> None:
 
 
 def averaged(outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
-    """The pace over time as steps of a curve: edges (n + 1,) in seconds, means (n,)."""
+    """The pace over time as a step curve: edges (n + 1,) in seconds, means (n,)."""
     at = np.array([point[0] for point in outcome.curve])
     pace = np.array([point[1] for point in outcome.curve])
     return _means(np.append(at, outcome.seconds), pace, outcome.seconds)
 
 
 def _means(edges: np.ndarray, values: np.ndarray, seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """Means over POINTS stretches of a function that is `values` between `edges`."""
+    """Means over POINTS intervals of a function that equals `values` between `edges`."""
     area = np.concatenate([[0.0], np.cumsum(values * np.diff(edges))])
     wide = np.linspace(0, seconds, POINTS + 1)
     return wide, np.diff(np.interp(wide, edges, area)) / np.diff(wide)

@@ -1,14 +1,15 @@
-"""What machines cost, and what that makes of tokens.
+"""Prices of machines, and the resulting price of tokens.
 
 kinds = read_prices("prices.csv")
 kinds[0].dollars_an_hour, kinds[0].mtbf, kinds[0].up(repair=1200)
 
-A CSV with a header; a row is a kind of machine:
+The file is a CSV with a header. A row is a kind of machine:
 
     kind,price,interruptions_per_hour[,speed][,limit]
 
-price in dollars for an hour that a machine is there; speed against the machine whose durations the job has (default 1);
-limit: most machines of the kind that can be had (default: any number).
+price   dollars per hour that a machine is up
+speed   relative to the machine on which the job's durations were measured (default 1)
+limit   maximum number of machines of the kind (default: unlimited)
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ COLUMNS = ("kind", "price", "interruptions_per_hour", "speed", "limit")
 class Kind:
     name: str
     dollars_an_hour: float
-    interruptions: float  # of one machine, an hour
+    interruptions: float  # per machine and hour
     speed: float = 1.0
     limit: int | None = None
 
     @property
     def mtbf(self) -> float:
-        """Seconds; infinite for machines that are never taken away."""
+        """Mean seconds between interruptions; infinite if there are none."""
         return HOUR / self.interruptions if self.interruptions else math.inf
 
     def up(self, repair: float) -> float:
-        """The share of the time that a machine is there, if it takes `repair` seconds to get another one."""
+        """The share of time that a machine is up, if a replacement takes `repair` seconds."""
         return 1 / (1 + self.interruptions * repair / HOUR)
 
 
 def read_prices(path: str | Path) -> list[Kind]:
-    """The kinds of a file; ValueError with one sentence if it is malformed, OSError if it cannot be read."""
+    """The kinds in a file. ValueError, one sentence, if it is malformed; OSError if it cannot be read."""
     with Path(path).open(newline="") as file:
         rows = list(csv.DictReader(file, skipinitialspace=True))
     try:

@@ -1,11 +1,11 @@
 """A real job of emulated workers on this machine, through an availability compressed into minutes.
 
     replayed = replay(job, there, seconds=240, seed=1)
-    replayed.steps, replayed.there, replayed.run     # what it did, who really was there, its folder
+    replayed.steps, replayed.there, replayed.run     # committed steps, actual availability, run folder
 
-torchrun starts the trainer with `emulate=sleep`: real processes, messages and recoveries, only that ops sleep. Who is
-down is killed by `recycle_pp.chaos` and held back until its time comes; whom that takes, and when exactly, is read from
-what it prints, so that the same can be simulated.
+torchrun starts the trainer with `emulate=sleep`: processes, messages and recoveries are real, and only ops sleep.
+`recycle_pp.chaos` kills workers and holds them back while they are down. Its output gives the killed workers and the
+exact times, so that the same changes can be simulated.
 """
 
 from __future__ import annotations
@@ -31,24 +31,28 @@ from .availability import Availability, Change
 from .job import Job
 
 WARM = 8
-"""Steps before the trace begins: the first ones measure the durations."""
+"""Steps before the trace begins. The first steps measure the durations."""
 STARTED = 240.0
-"""Seconds within which they must be done."""
+"""Timeout for these steps, in seconds."""
 STRUCK = re.compile(r"\s*[\d.]+ s\s+(kill|return)\s+worker (\d+\.\d+)")
 
 
 @dataclass(frozen=True)
 class Replayed:
     steps: float  # committed within the time of the trace
-    there: Availability  # who really was there; machine k is worker k // P, k % P
+    there: Availability  # actual availability; machine k is worker (k // P, k % P)
     run: RunFolder
 
 
 def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Path) -> Replayed:
-    """What a job of D x P local workers does while the number of its workers follows `there`, in proportion.
+    """Runs a job of D x P local workers whose number follows `there`, in proportion.
 
-    Blocks for `seconds` and the start and end of the job. folder: where its run folder is made. ValueError if the
-    job's stages take different times, which cannot be emulated; RuntimeError with the job's last words if it ends."""
+    Blocks for `seconds` plus the start and end of the job. folder: parent of the run folder.
+
+    Raises:
+        ValueError: the job's stages take different times, which cannot be emulated.
+        RuntimeError: the job ended; contains its last output.
+    """
     trace = folder / "trace.csv"
     trace.write_text("second,workers\n" + "".join(f"{at},{n}\n" for at, n in _counts(job, there, seconds)))
     run = RunFolder(folder / "run")
@@ -63,7 +67,7 @@ def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Pat
 
 
 def _counts(job: Job, there: Availability, seconds: float) -> Iterator[tuple[float, int]]:
-    """The compressed trace of so many workers; it begins with all of them, as the job does."""
+    """The compressed trace: (seconds, workers). It begins with all workers, because the job does."""
     yield 0.0, job.workers
     for begin, _, machines in there.counts():
         yield max(0.2, begin * seconds / there.seconds), round(machines * job.workers / there.machines)
@@ -118,7 +122,7 @@ def _ended(run: RunFolder) -> bool:
 
 
 def _strike(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:
-    """Kills and releases by the trace until that time; who was struck when, from the begin of the trace."""
+    """Kills and releases workers by the trace until then. Returns the actual changes (seconds from its start)."""
     command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(run.path), "--trace", str(trace)]
     begun, changes = time.time(), list[Change]()
     with subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE, text=True) as chaos:
@@ -137,7 +141,7 @@ def _strike(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -
             while time.time() < until and not _ended(run):
                 time.sleep(0.2)
         finally:
-            chaos.send_signal(signal.SIGINT)  # releases whom it holds back
+            chaos.send_signal(signal.SIGINT)  # releases the workers that it holds back
             chaos.wait(30)
         listener.join(5)
     return changes

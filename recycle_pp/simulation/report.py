@@ -1,6 +1,6 @@
-"""What a comparison says, as a table, as JSON, and in sentences.
+"""The result of a comparison, as a table, as JSON, and in sentences.
 
-console.print(table([comparison]))                 # one: all figures; several numbers of micro-batches: a column each
+console.print(table([comparison]))                 # one comparison: all figures; several: a column each
 as_json(comparison) == {"policies": {"restart": {"relative": 0.53, ...}, ...}}
 for sentence in (*summary(comparison), *remarks(comparison)): print(sentence)
 """
@@ -25,11 +25,11 @@ from .run import CAUSES, Outcome
 from .shapes import Found
 
 SHOWN = 8
-"""Shapes; the slowest ones nobody wants to know."""
+"""Number of shapes in a table, fastest first."""
 
 
 def table(found: Sequence[Comparison]) -> Table:
-    """A row for each policy. Of one comparison everything; of several `relative`, a column each."""
+    """A row for each policy. One comparison: all figures. Several: a column with `relative` for each."""
     out = Table(box=None, pad_edge=False)
     out.add_column("policy")
     names = found[0].outcomes
@@ -51,8 +51,13 @@ def table(found: Sequence[Comparison]) -> Table:
 
 
 def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any]:
-    """`relative`: share of fault-free 1F1B; `shares`: of D x P workers' time, `work` and what the rest was lost to;
-    `dollars_per_million`: tokens (micro-batches, where the job has none), by kind of machine; None if none was done."""
+    """The figures of each policy.
+
+    relative              share of fault-free 1F1B
+    shares                of D x P workers' time: `work`, and the causes of lost time
+    dollars_per_million   per million tokens (micro-batches if the job has no tokens), by kind of machine; None if no
+                          work was done
+    """
     prices = {kind.name: dollars(comparison, kind) for kind in kinds}
 
     def million(name: str) -> dict[str, Any]:
@@ -76,12 +81,12 @@ def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any
 
 
 def label(policy: str) -> str:
-    """Its name in a table."""
+    """The policy's name in a table."""
     return f"{policy} (planned only)" if policy == PLANNED_ONLY else policy
 
 
 def summary(comparison: Comparison) -> list[str]:
-    """The throughput of the trainer as it is, with layers moved, and of the best other policy that exists."""
+    """The throughput of the trainer as it is, with layers moved, and of the best published alternative."""
     shares = {name: outcome.relative for name, outcome in comparison.outcomes.items()}
     out = []
     if TODAY in shares:
@@ -101,7 +106,7 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What the figures rest on."""
+    """The assumptions and measurements behind the figures."""
     job, there, costs, times = comparison.job, comparison.there, comparison.costs, comparison.times
     p = job.problem
     share = there.mean / job.workers
@@ -125,8 +130,10 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def dollars(comparison: Comparison, kind: Kind) -> dict[str, float]:
-    """By policy, what a million tokens (micro-batches, where the job has no tokens) cost on machines of that price: all
-    that are there are paid. Infinite where nothing is done."""
+    """The price of a million tokens (micro-batches if the job has no tokens) on such machines, by policy.
+
+    All machines that are up are paid. Infinite if no work was done.
+    """
     hours = comparison.there.mean * comparison.there.seconds / HOUR
     done = {name: _rate(comparison, o) * comparison.there.seconds / HOUR for name, o in comparison.outcomes.items()}
     return {name: 1e6 * hours * kind.dollars_an_hour / n if n else math.inf for name, n in done.items()}
@@ -150,7 +157,7 @@ def price_table(found: Sequence[tuple[Kind, Comparison]]) -> Table:
 
 
 def shape_table(found: Sequence[Found]) -> Table:
-    """The fastest ones first; work and causes as in `table`."""
+    """The fastest shapes first. Work and causes as in `table`."""
     out = Table(box=None, pad_edge=False)
     for column in ("pipelines x stages x micro-batches", "micro-batches/h", "work", *CAUSES):
         out.add_column(column, justify="right")

@@ -1,10 +1,10 @@
-"""A simulated run: time passes, steps are done, time is lost to causes; a policy decides what happens.
+"""A simulated run. The simulation advances time, counts steps and attributes lost time; a policy makes the decisions.
 
     outcome = simulate(policy, there, job)       # policies: see policies/
     outcome.relative, outcome.shares["recovering"], outcome.curve
 
-A policy gets the `Run` and is told of every change. It says at which pace the job goes on, that all stand still for a
-while, that work is thrown away, or that it wants to be called later.
+A policy receives the `Run` and every change of machines. It sets the pace of the job, stalls it, discards work, or
+schedules a call for later.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ from .job import Job
 from .step_times import Key
 
 CAUSES = ("away", "idle", "recovering", "checkpoints", "redone", "schedule")
-"""Where workers' time goes that is no useful work: machines that are not there; that are there and take no part (they
-start, are sent the state, stand by, or wait for others); everybody standing still after a change; while checkpoints are
-written; work that was thrown away; bubbles, uneven loads and redundant work."""
+"""Where workers' time goes apart from useful work:
+
+away          machines that are down
+idle          machines that are up and do not take part: they start, receive state, stand by, or wait
+recovering    stall of all workers after a change
+checkpoints   writing checkpoints
+redone        discarded work
+schedule      bubbles, uneven loads and redundant work
+"""
 
 
 class Policy(Protocol):
-    """What somebody does about losses. The class's docstring says who, and where that is published."""
+    """A reaction to losses. The docstring of the class names the system and its publication."""
 
     name: str
 
     def begin(self, run: Run) -> None:
-        """Set the first pace. `run.up` are the machines that are there."""
+        """Sets the initial pace. `run.up`: the machines that are up."""
 
     def lost(self, machine: int) -> None: ...
 
@@ -41,22 +47,23 @@ class Policy(Protocol):
 
 @dataclass
 class Outcome:
-    """steps and seconds are floats, since steps go on at the end. relative: to fault-free 1F1B all the time."""
+    """steps is a float, because the last step may be incomplete. relative: to fault-free 1F1B throughout."""
 
     policy: str
     seconds: float
     steps: float
     relative: float
     shares: dict[str, float]  # of D x P workers' time, by cause, and "work"; they add up to 1
-    redone: float  # steps that were done and lost
+    redone: float  # steps that were completed and discarded
     changes: int
-    curve: list[tuple[float, float, int]] = field(repr=False)  # from when on: pace in fault-free 1F1B's, machines up
+    # (time from which it holds, pace relative to fault-free 1F1B, machines up)
+    curve: list[tuple[float, float, int]] = field(repr=False)
     spent: dict[Key, float] = field(repr=False)  # seconds by membership, for `StepTimes.plan`
     note: str = ""
 
 
 class Run:
-    """The state of one simulation; `up` and `now` are for policies to read."""
+    """The state of one simulation. Policies read `up` and `now`."""
 
     def __init__(self, there: Availability, job: Job, reference: float) -> None:
         self.there, self.job, self.reference = there, job, reference
@@ -68,7 +75,7 @@ class Run:
         self.spent: dict[Key, float] = defaultdict(float)
         self._pace, self._used, self._saving = 0.0, 0, 0.0
         self._key: Key | None = None
-        self._until = 0.0  # all stand still
+        self._until = 0.0  # end of the current stall
         self._time = dict.fromkeys(CAUSES, 0.0)
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -78,17 +85,22 @@ class Run:
     def go_on(
         self, seconds: float | None, used: int, key: Key | None = None, *, batch: float = 1.0, saving: float = 0.0
     ) -> None:
-        """From now on a step takes so long; None: nothing is done. used: workers that take part. batch: the share of a
-        step's micro-batches that one has. saving: share of the time in which checkpoints hold it up."""
+        """Sets the pace from now on.
+
+        seconds   of a step; None: no progress
+        used      workers that take part
+        batch     share of a full step's micro-batches in each step
+        saving    share of the time spent on checkpoints
+        """
         self._pace = 0.0 if seconds is None else batch / seconds
         self._used, self._key, self._saving = used, key, saving
 
     def stand_still(self, seconds: float) -> None:
-        """Everybody, from now on or after what they stand still for already."""
+        """Stalls all workers for `seconds`, from now on or from the end of the current stall."""
         self._until = max(self._until, self.now) + seconds
 
     def drop_step(self, batch: float = 1.0) -> None:
-        """The step that is under way, half of it on average, unless all stand still."""
+        """Discards the step in progress, half a step on average, unless the job is stalled."""
         if self._until <= self.now and self._pace:
             self.throw_away(batch / 2)
 
@@ -102,7 +114,7 @@ class Run:
 
     @property
     def pace(self) -> float:
-        """Steps a second, while nobody stands still."""
+        """Steps per second, outside stalls."""
         return self._pace * (1 - self._saving)
 
     # ---- the loop
@@ -127,7 +139,7 @@ class Run:
         self._pass(to)
 
     def _pass(self, to: float) -> None:
-        """Time goes by in which nothing changes but that a stand-still may end."""
+        """Advances time without changes, except that a stall may end."""
         workers = self.job.workers
         live = min(len(self.up), workers)
         used = min(self._used, live)
@@ -148,7 +160,7 @@ class Run:
             self.curve.append((to - going, self.pace * self.reference, len(self.up)))
 
     def _note(self) -> None:
-        """A point of the curve, in place of one of the same moment."""
+        """Adds a point to the curve, and replaces one of the same moment."""
         if self.curve and self.curve[-1][0] == self.now:
             self.curve.pop()
         still = self._until > self.now
@@ -168,5 +180,5 @@ class Run:
 
 
 def simulate(policy: Policy, there: Availability, job: Job, reference: float) -> Outcome:
-    """What the job gets done in that time. reference: seconds of a fault-free step of 1F1B."""
+    """The outcome of the job under this policy. reference: seconds of a fault-free step of 1F1B."""
     return Run(there, job, reference).play(policy)

@@ -1,9 +1,9 @@
-"""Which D x P x M suits the machines that are to be expected.
+"""The best D x P x M for expected machines.
 
-for found in best_shapes(job, there, costs, "rebalanced", capacity=80e9): found.job, found.rate
+    for found in best_shapes(job, there, costs, "rebalanced", capacity=80e9): found.job, found.rate
 
-The layers and the global batch stay; a stage must fit into a machine; pipelines are as many as the machines make, all
-of them or those that are there on average, so that the others stand by. Every shape is simulated on the same machines.
+Layers and global batch stay the same, and a stage must fit into a machine. The number of pipelines uses either all
+machines, or the mean number that are up and leaves the rest as spares. Every shape is simulated on the same machines.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .job import Job
 from .run import Outcome
 
 PLANS = 8
-"""Of each shape: what tells two shapes apart is more than an estimate is off."""
+"""Plans for each shape. Two shapes differ by more than the error of the estimates."""
 DEEPEST = 16
-"""Stages; more have only more bubbles."""
+"""Maximum number of stages. More stages only add bubbles."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,17 @@ class Found:
 
     @property
     def rate(self) -> float:
-        """Micro-batches an hour."""
+        """Micro-batches per hour."""
         return HOUR * self.outcome.steps * self.job.total / self.outcome.seconds
 
 
 def best_shapes(
     job: Job, there: Availability, costs: Costs, policy: str, *, capacity: float, seed: int = 0
 ) -> list[Found]:
-    """The shapes, the fastest first. capacity: bytes of a machine, for a worker's state (not for what
-    is in flight). ValueError if not even a single layer fits."""
+    """The shapes, fastest first.
+
+    capacity: bytes of a machine for a worker's state, without activations. ValueError if a single layer does not fit.
+    """
     found = []
     for pipelines, stages in _candidates(job, there, capacity):
         shape = job.reshaped(pipelines, stages)

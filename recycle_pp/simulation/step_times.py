@@ -1,4 +1,4 @@
-"""How long a step takes, by membership: the planner's plans, each made once.
+"""The duration of a step, by membership, from plans that are each made once.
 
     times = StepTimes(job)
     times.reference                          # a fault-free step of 1F1B: the unit of all results
@@ -7,11 +7,13 @@
     times.seconds((5, 6, 6, 4), layout)
     times.plan(spent)                        # make real plans of those memberships that lasted longest
 
-What a plan takes depends only on how many workers each stage has left, not on which. A month of a thousand machines
-still has ten thousands of such memberships, and most of them last for seconds. So a simulation runs twice: first by
-*load* (the fullest worker's micro-batches), which notes how long each membership lasts; then those that last longest
-are planned, and what the planner adds to the load there is added to all others too. `covered` and `spread` say how
-much of the time was planned, and how far the planned ones are from that rule.
+The duration of a plan depends only on the number of live workers of each stage. A month of a thousand machines still
+has tens of thousands of such memberships, and most last for seconds. So a simulation runs twice:
+
+1. by *load*, the work of the fullest worker, to find out how long each membership lasts;
+2. with plans of the longest-lasting memberships. The median ratio of plan to load is applied to all others.
+
+`covered` is the share of the time that was planned. `spread` is the deviation of plans from that rule.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from .job import Job, Shape, even
 Key = tuple[Shape, Layout]
 
 SEARCHED, SMALL = 24, 1500
-"""So many memberships, those that last longest, get a search over layouts in jobs of up to `SMALL` ops a step; all
-others the plan of the most even layout, which in larger jobs is within 0.4 % of it."""
+"""In jobs of up to `SMALL` ops per step, the `SEARCHED` longest-lasting memberships get a search over layouts. Others
+get the plan of the most even layout, which in larger jobs is within 0.4 % of it."""
 
 
 class StepTimes:
-    """plans: the most that are made. All times in seconds."""
+    """plans: maximum number of plans. All times in seconds."""
 
     def __init__(self, job: Job, plans: int = 64) -> None:
         self.job, self.most = job, plans
@@ -46,21 +48,21 @@ class StepTimes:
         self._excess = {
             False: 1.0,
             True: 1.0,
-        }  # a plan against its load: as re-routed, with layers moved
+        }  # ratio of plan to load: with the initial layout, and with moved layers
         self.reference = self.one_f_one_b(job.stages, job.problem.counts[0])
         self._make((job.whole, job.layout))
         self.covered, self.spread = 1.0, 0.0
 
-    # ---- other people's schedules
+    # ---- schedules of other systems
 
     @cache  # noqa: B019  (lives as long as the simulation)
     def one_f_one_b(self, stages: int, microbatches: int) -> float:
-        """Of one pipeline with the layers that suit it best, its optimizer steps included."""
+        """Step of one pipeline with its best layout, including optimizer steps."""
         return one_f_one_b(self._usual(stages).replace(microbatches=microbatches)).makespan
 
     @cache  # noqa: B019
     def _usual(self, stages: int) -> Problem:
-        """The problem of one 1F1B pipeline; of several ideas of even layers the best one."""
+        """The problem of one 1F1B pipeline, with the best of several even layouts."""
         problem = self.job.problem.replace(
             pipelines=1, stages=stages, backward="coupled", optimizer="barrier", memory_limit=None
         )
@@ -68,16 +70,16 @@ class StepTimes:
         layouts |= {self.job.layout} if stages == self.job.stages else set()
         return min((problem.with_layout(of) for of in sorted(layouts)), key=lambda p: one_f_one_b(p).makespan)
 
-    # ---- ours
+    # ---- schedules of recycle_pp
 
     def layout(self, shape: Shape) -> Layout:
-        """The boundaries that suit the membership: those of its plan, else the most even load."""
+        """The boundaries that suit the membership: those of its plan, otherwise the most even load."""
         if shape not in self._layouts:
             self._layouts[shape] = self._even(shape)
         return self._layouts[shape]
 
     def seconds(self, shape: Shape, layout: Layout) -> float:
-        """Of a step in which every stage has a live worker: its plan's period, or the estimate."""
+        """A step in which every stage has a live worker: the period of its plan, otherwise the estimate."""
         key = shape, layout
         if key in self.planned:
             return self.planned[key].value
@@ -86,12 +88,12 @@ class StepTimes:
         return self._estimates[key]
 
     def load(self, shape: Shape, layout: Layout) -> float:
-        """The work of the fullest worker: no plan is shorter."""
+        """The work of the fullest worker, a lower bound of any plan."""
         N = self.job.total
         return max(-(-N // n) * t for n, t in zip(shape, self.job.stage_seconds(layout), strict=True))
 
     def plan(self, spent: Mapping[Key, float]) -> None:
-        """Plan the memberships that took the most time, as `spent` (seconds by membership) says."""
+        """Plans the memberships that took the most time. spent: seconds by membership."""
         ranked = sorted((key for key in spent if spent[key] > 0), key=lambda key: -spent[key])
         mine = self.job.layout
         for number, (shape, layout) in enumerate(ranked[: self.most]):
@@ -104,7 +106,7 @@ class StepTimes:
         self.covered = sum(spent[key] for key in ranked[: self.most]) / (sum(spent.values()) or 1.0)
 
     def _learn(self, moved: bool) -> float:
-        """What planning adds to the load, in the median, and how far plans are from that on average."""
+        """Updates the median ratio of plan to load. Returns the mean deviation from it."""
         mine = self.job.layout
         ratios = np.array([p.value / self.load(*key) for key, p in self.planned.items() if (key[1] != mine) == moved])
         if not len(ratios):
@@ -130,7 +132,7 @@ class StepTimes:
         self.planned[shape, found.layout] = found
 
     def _even(self, shape: Shape) -> Layout:
-        """The layout whose fullest worker has the least to do: bisection on that, taking layers as they fit."""
+        """The layout with the least work for the fullest worker, by bisection."""
         model, N = self.job.problem.model, self.job.total
         sums = model.sums["F"] + model.sums["I"] + model.sums["W"]
         shares = [-(-N // n) for n in shape]
@@ -146,7 +148,7 @@ class StepTimes:
         return best or self.job.layout
 
     def _fitting(self, sums: np.ndarray, shares: list[int], most: float) -> Layout | None:
-        """Layers of each stage such that nobody has more than `most` seconds of work; None if there are none."""
+        """A layout in which no worker has more than `most` seconds of work; None if there is none."""
         layers, at, layout = len(sums) - 1, 0, []
         for s, share in enumerate(shares):
             end = int(np.searchsorted(sums, sums[at] + most / share * (1 + 1e-12), side="right")) - 1

@@ -1,6 +1,6 @@
-"""What one can do about losses: a class each, with its source.
+"""Reactions to losses: one class each, with its source.
 
-for policy in policies("rebalanced", world): ...     # several where a number is to be chosen: the best one counts
+for policy in policies("rebalanced", world): ...     # several variants: the best outcome counts
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .spares import Spares, worth_trying
 from .torchft import Torchft
 
 NAMES = ("restart", "spares", "torchft", "oobleck", "bamboo", "recycle", "rerouted", "rebalanced", "bound")
-"""What can be compared. `respawned` is for replays alone."""
+"""The policies of a comparison. `respawned` is only for replays."""
 
 TODAY = "rerouted"
-"""What recycle_pp's trainer does."""
+"""The policy of recycle_pp's trainer."""
 
 PLANNED_ONLY = "rebalanced"
-"""What its planner can plan and its trainer cannot do yet."""
+"""A policy that the planner supports and the trainer does not support yet."""
 
 
 def policies(name: str, world: World, there: Availability, broken: BrokenSteps) -> list[Base]:
-    """The policy of that name, in the variants of which the best is to be reported."""
+    """The variants of the policy of that name. The best outcome is reported."""
     job = world.times.job
     match name:
         case "spares":

@@ -1,4 +1,4 @@
-"""Ours: micro-batches of the dead go to their peers inside the same step; and layers move as well."""
+"""recycle_pp: peers take over the micro-batches of dead workers within the step, and layers may move as well."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from .base import Base, World
 
 
 class Rerouted(Base):
-    """What the trainer does today. A death costs the measured stall and what re-doing the lost ops adds to the step
-    (the protocol's remainder, planned); from then on the planner's plan for who is left. Whoever comes takes the
-    vacant place at the stage with the fewest workers, is sent the state by a peer while training goes on, and takes
-    part from the next commit. A stage without workers: others move in, all load the newest checkpoint, and the steps
-    since then are done again. With fewer workers than stages the job stops until there are more."""
+    """The policy of the trainer.
+
+    - A death costs the measured stall and the extra time to redo the lost ops (the protocol's remainder, planned). From
+      then on steps follow the plan for the remaining workers.
+    - A joining machine takes the vacant place at the stage with the fewest workers. A peer sends it the state while
+      training continues, and it takes part from the next commit.
+    - If a stage loses all its workers, others move in, all load the newest checkpoint, and later steps are redone.
+    - With fewer workers than stages the job stops until there are more."""
 
     def __init__(self, world: World, name: str, broken: BrokenSteps, save_every: float = 600.0) -> None:
         super().__init__(world, name)
@@ -30,12 +33,12 @@ class Rerouted(Base):
         D, P = self.job.pipelines, self.job.stages
         self.layout = self.job.layout
         self.roles = {rank: Worker(rank // P, rank % P) for rank in range(D * P)}
-        self.ranks: dict[int, int] = {}  # of machines that take part, or are about to
+        self.ranks: dict[int, int] = {}  # by machine that takes part or is joining
         self.joining: set[int] = set()
-        self.waiting: list[int] = []  # there is no place for them
-        self.attempts: Counter[int] = Counter()  # of machines to join
+        self.waiting: list[int] = []  # machines without a place
+        self.attempts: Counter[int] = Counter()  # joins of each machine
         self.version = 0  # of the membership
-        self.saved = 0.0  # steps that the newest checkpoint has
+        self.saved = 0.0  # steps in the newest checkpoint
         run.later(self.save_every, self._save)
         for machine in sorted(run.up):
             if machine < D * P:
@@ -102,15 +105,15 @@ class Rerouted(Base):
             self._expect(machine)
 
     def _worth(self, live: list[int], stage: int) -> float:
-        """Where a newcomer is wanted most, the least value is: at the stage with the fewest workers."""
+        """Rank of a stage for a new machine, smallest first: stages with the fewest workers."""
         return live[stage]
 
     def _place_of(self, machine: int, best: int) -> int:
-        """The vacant place that it takes: the best one, since it may be any machine."""
+        """The vacant place for the machine: the best one, since any machine may take it."""
         return best
 
     def _expect(self, machine: int) -> None:
-        """It takes part once it has started, has the state, and the step that is under way has ended."""
+        """Schedules the join: after the start, the transfer of the state, and the end of the current step."""
         attempt = self.attempts[machine]
         seconds = self.costs.start + self.costs.transfer(self.job.state_bytes(self.layout)) + self._step() / 2
         self.run.later(seconds, lambda: self._joined(machine, attempt))
@@ -122,7 +125,7 @@ class Rerouted(Base):
             self._adopt()
 
     def _restore(self) -> None:
-        """All who are there begin again at the newest checkpoint, if they are enough."""
+        """Restarts all machines from the newest checkpoint, if there are enough."""
         self.run.throw_away(self.run.done - self.saved)
         self.version += 1
         self.live = [0] * self.job.stages
@@ -140,7 +143,7 @@ class Rerouted(Base):
         self._adopt()
 
     def _save(self) -> None:
-        """A checkpoint, which holds nobody up."""
+        """Takes a checkpoint, which does not delay training."""
         self.saved = self.run.done
         self.run.later(self.save_every, self._save)
 
@@ -155,13 +158,13 @@ class Rerouted(Base):
         return 0.0 if self.stopped else self.world.times.seconds(tuple(self.live), self.layout)
 
     def _layout_of(self, shape: Shape) -> tuple[int, ...]:
-        """The layout that a job has which begins with this membership."""
+        """The layout of a job that starts with this membership."""
         return self.job.layout
 
 
 class Respawned(Rerouted):
-    """The same in a replay, where only processes die: who comes back takes its own place (machine k is rank k). Chaos
-    never strikes the last member of a stage; where it seems so, one that is on its way has arrived already."""
+    """`Rerouted` for a replay, in which only processes die. A returning process takes its own place (machine k is rank
+    k). Chaos never kills the last member of a stage. If a trace suggests that, a joining member has already arrived."""
 
     def _place_of(self, machine: int, best: int) -> int:
         return machine if machine in self.free else best
@@ -174,10 +177,11 @@ class Respawned(Rerouted):
 
 
 class Rebalanced(Rerouted):
-    """The same, and the boundaries between stages move to where the load is even (`plan_layout`): the layers that a
-    worker lacks are sent to it while training goes on as re-routed; from the commit after that on it has them. A move
-    that is overtaken by the next change is given up; one that gains less than 1 % is not begun. The trainer does not
-    move layers at run time yet; the planner plans them."""
+    """`Rerouted`, and the boundaries between stages move to balance the load (`plan_layout`).
+
+    A worker receives its missing layers while training continues with the old layout, and uses them from the commit
+    after that. A further change cancels the move. A move that gains less than 1 % is not started. The planner supports
+    this; the trainer does not move layers at run time yet."""
 
     def _adopt(self) -> None:
         super()._adopt()
@@ -188,7 +192,7 @@ class Rebalanced(Rerouted):
             self.run.later(seconds, lambda: self._moved(version, target))
 
     def _worth(self, live: list[int], stage: int) -> float:
-        """Where the step will be shortest."""
+        """Seconds of the resulting step."""
         shape = tuple(n + (s == stage) for s, n in enumerate(live))
         return self.world.times.seconds(shape, self.world.times.layout(shape)) if 0 not in shape else float(stage)
 

@@ -1,4 +1,4 @@
-"""Bamboo: redundant computation, always paid."""
+"""Bamboo: redundant computation in every step."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from .base import Base
 
 
 class Bamboo(Base):
-    """Every worker also computes the forward of the stage behind it, so that it can take over when that one dies
-    (Thorpe et al., NSDI'23). So a step takes (2F + I + W) / (F + I + W) as long as without, and a lost machine costs
-    no work, but the pipelines are formed anew from all machines that are there, `reconfigure` seconds; those that fill
-    no pipeline stand by and take lost machines' places.
+    """Every worker also computes the forward of the next stage, so that it can take over when that worker dies (Thorpe
+    et al., NSDI'23). A step therefore takes (2F + I + W) / (F + I + W) as long. A lost machine costs no work, but the
+    pipelines are formed again from all machines that are up, in `reconfigure` seconds. Surplus machines stand by and
+    replace lost ones.
 
-    Simplified: redundant forwards never fit into bubbles, memory is never short (on ReCycle's trace the larger model
-    ran out of it; the small one reached 57.7 %)."""
+    Simplified: redundant forwards never fit into bubbles, and memory always suffices (on ReCycle's trace the larger
+    model ran out of memory; the small one reached 57.7 %)."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

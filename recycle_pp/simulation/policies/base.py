@@ -1,4 +1,4 @@
-"""What all policies have in common."""
+"""The common base of all policies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..step_times import StepTimes
 
 @dataclass(eq=False)
 class World:
-    """What a policy may know: how long steps take, what things cost, and the mean time between losses, which those who
-    choose a checkpoint interval are told as it will be."""
+    """The information available to a policy: durations of steps, costs, and the true mean seconds between losses, for
+    the choice of a checkpoint interval."""
 
     times: StepTimes
     costs: Costs
@@ -25,7 +25,7 @@ class World:
 
 @dataclass(eq=False)
 class Base:
-    """A policy that ignores all changes."""
+    """A policy that ignores changes."""
 
     world: World
     name: str = ""
@@ -48,5 +48,5 @@ class Base:
         return self.world.costs
 
     def usual_step(self, pipelines: int) -> float:
-        """Seconds of a 1F1B step of the same number of micro-batches on so many whole pipelines."""
+        """Seconds of a 1F1B step with the same number of micro-batches on `pipelines` whole pipelines."""
         return self.world.times.one_f_one_b(self.job.stages, math.ceil(self.job.total / pipelines))

@@ -1,4 +1,4 @@
-"""What nobody can beat."""
+"""An upper bound of every policy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from .base import Base
 
 
 class Bound(Base):
-    """Every machine that is there works all the time, at most D x P of them: no bubbles, no recovery, layers in any
-    pieces. A step is `Job.work` seconds of workers' time, whatever the schedule."""
+    """Every machine that is up works all the time, up to D x P machines: no bubbles, no recovery, arbitrary division of
+    layers. A step is `Job.work` seconds of workers' time under any schedule."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

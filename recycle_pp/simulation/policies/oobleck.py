@@ -1,4 +1,4 @@
-"""Oobleck: pipelines of several lengths, from templates."""
+"""Oobleck: pipelines of different lengths, from templates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .base import Base
 
 
 class Oobleck(Base):
-    """All machines train, in pipelines whose lengths differ by one at most, each from a template that was planned ahead
-    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). No pipeline is shorter than P, where a model fits;
-    micro-batches are shared so that all end together. The number of pipelines is the best for the machines there are.
+    """All machines train, in pipelines whose lengths differ by at most one, each from a template planned in advance
+    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). No pipeline is shorter than P, the least that holds the model.
+    Micro-batches are divided so that all pipelines end together. The number of pipelines is the best for the machines.
 
-    Every change of membership costs the step, and `reconfigure` seconds. On ReCycle's trace 79.4 % and 88.1 % of the
+    Every change of membership costs the step and `reconfigure` seconds. On ReCycle's trace 79.4 % and 88.1 % of the
     fault-free throughput were measured (two models)."""
 
     def begin(self, run: Run) -> None:
@@ -38,28 +38,29 @@ class Oobleck(Base):
 
     @cache  # noqa: B019  (lives as long as the simulation)
     def _step(self, machines: int) -> float | None:
-        """Seconds with so many machines; None if there are too few for a pipeline."""
+        """Seconds of a step with so many machines; None if they are too few for a pipeline."""
         most = min(self.job.pipelines, machines // self.job.stages)
         if not most:
             return None
-        fewest = max(1, math.ceil(most / 2))  # fewer pipelines would be twice as long: mostly bubbles
+        fewest = max(1, math.ceil(most / 2))  # fewer pipelines would be twice as long, with mostly bubbles
         return min(self._of(machines, k) for k in range(fewest, most + 1))
 
     def _of(self, machines: int, pipelines: int) -> float:
-        """Seconds of a step on `pipelines` pipelines, as equal as possible."""
+        """Seconds of a step on `pipelines` pipelines of almost equal length."""
         short, longer = machines // pipelines, machines % pipelines
         total, best = self.job.total, math.inf
         even = total / pipelines
         if not longer:
             return self._pipeline(short, math.ceil(even))
-        for m in range(math.floor(even * 0.7), math.ceil(even) + 1):  # of a short one; the longer are as fast or faster
+        # micro-batches of a short pipeline; longer ones are at least as fast
+        for m in range(math.floor(even * 0.7), math.ceil(even) + 1):
             rest = math.ceil((total - m * (pipelines - longer)) / longer)
             if m >= 1 and rest >= 1:
                 best = min(best, max(self._pipeline(short, m), self._pipeline(short + 1, rest)))
         return best
 
     def _pipeline(self, stages: int, microbatches: int) -> float:
-        """1F1B takes (M + P - 1) turns of the slowest stage: two plans tell both."""
+        """1F1B takes (M + P - 1) times the slowest stage, so two plans determine both unknowns."""
         one = self.world.times.one_f_one_b
         stages = min(stages, self.job.problem.model.count)
         first, second = one(stages, 2 * stages), one(stages, 2 * stages + 1)

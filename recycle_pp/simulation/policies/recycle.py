@@ -1,4 +1,4 @@
-"""ReCycle as published: re-routing with 1F1B's schedule when nobody is dead."""
+"""ReCycle as published: re-routing, with the schedule of 1F1B until the first death."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from .base import Base
 
 
 class Recycle(Base):
-    """Micro-batches of the dead go to their peers, with decoupled backward and staggered optimizer (Gandhi et al.,
-    SOSP'24, doi 10.1145/3694715.3695960). Failures are normalised: only their number counts, and the dead are spread
-    evenly over the stages by moving workers. A step takes what our planner makes of that, and never less than a
-    fault-free step of 1F1B, which is what runs then.
+    """Peers take over the micro-batches of dead workers, with decoupled backward and staggered optimizer (Gandhi et
+    al., SOSP'24, doi 10.1145/3694715.3695960). Failures are normalised: only their number matters, because workers move
+    so that the dead are spread evenly over the stages. A step takes as long as our planner's plan, and at least as long
+    as a fault-free step of 1F1B, which runs until the first death.
 
-    A change costs our measured stall, and the step; a worker that moves to another stage is sent the state while all
-    wait. Published for ReCycle's own job: 95.2 % of fault-free on its trace, recovery included."""
+    A change costs our measured stall and the step. A worker that moves to another stage receives its state while all
+    others wait. Published for ReCycle's own job: 95.2 % of fault-free on its trace, including recovery."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)
         D, P = self.job.pipelines, self.job.stages
-        self.stage: dict[int, int] = {}  # of the machines that take part
+        self.stage: dict[int, int] = {}  # by machine that takes part
         self.attempts: Counter[int] = Counter()
         for k, machine in enumerate(sorted(run.up)[: D * P]):
             self.stage[machine] = k % P
-        self.spare = set(run.up) - set(self.stage)  # there is no place for them
+        self.spare = set(run.up) - set(self.stage)  # machines without a place
         self._set()
 
     def lost(self, machine: int) -> None:

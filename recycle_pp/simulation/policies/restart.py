@@ -1,4 +1,4 @@
-"""Checkpoint and restart, elastic in the number of pipelines."""
+"""Checkpoint and restart, with an elastic number of pipelines."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from .base import Base
 
 
 class Restart(Base):
-    """Everybody stops when a machine that takes part is lost, and starts again at the newest checkpoint with as many
-    whole pipelines as there are machines for, with the same global batch. Machines that have come back take part from
-    a checkpoint on, if that is worth a restart before the next loss is due.
+    """All workers stop when a machine that takes part is lost. They restart from the newest checkpoint with as many
+    whole pipelines as the machines allow, and the same global batch. Returned machines take part from a checkpoint on,
+    if the gain before the next expected loss exceeds the cost of a restart.
 
-    The interval between checkpoints is the best one, sqrt(2 C MTBF) for a cost C (Young 1974; Daly 2006, doi
-    10.1016/j.future.2004.11.016), for the trace's own mean time between losses."""
+    The interval between checkpoints is the optimal one, sqrt(2 C MTBF) for a cost C (Young 1974; Daly 2006, doi
+    10.1016/j.future.2004.11.016), with the trace's own mean time between losses."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)
         self.interval = math.sqrt(2 * self.costs.checkpoint * self.world.between_losses)
         self.used: set[int] = set()
-        self.awaited = False  # machines that have come back: the next checkpoint
-        self.since = 0.0  # of the first interval
+        self.awaited = False  # machines have returned and wait for the next checkpoint
+        self.since = 0.0  # start of the first interval
         self._start()
 
     def lost(self, machine: int) -> None:
@@ -42,7 +42,7 @@ class Restart(Base):
         self.run.later(self.interval - min(age, self.interval), self._grow)
 
     def _grow(self) -> None:
-        """At a checkpoint."""
+        """At a checkpoint: restarts with more pipelines if that pays."""
         more = self._pipelines() - len(self.used) // self.job.stages
         if self.awaited and more > 0 and more / self._pipelines() * self.world.between_losses > self.costs.restart:
             self._restart()

@@ -1,4 +1,4 @@
-"""Hot spares: machines that stand by for those that are lost."""
+"""Hot spares: machines that stand by to replace lost ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .base import Base, World
 
 
 class Spares(Base):
-    """So many whole pipelines train, all other machines stand by with the software loaded. A lost machine's place is
-    taken within about 20 s (TrainMover, arXiv 2412.12636), the step is done again. Without a spare left the job starts
-    again with fewer pipelines, and grows again when there are machines for it.
+    """A fixed number of whole pipelines train. All other machines stand by with the software loaded. A spare replaces a
+    lost machine within about 20 s (TrainMover, arXiv 2412.12636), and the step is redone. If no spare is left, the job
+    restarts with fewer pipelines, and grows again when there are enough machines.
 
-    How many pipelines are best depends on the trace: the caller tries several, and the best is reported, which nobody
-    could have known beforehand."""
+    The best number of pipelines depends on the trace. The caller tries several and reports the best, which could not
+    have been known in advance."""
 
     def __init__(self, world: World, name: str, pipelines: int) -> None:
         super().__init__(world, name)
@@ -52,7 +52,7 @@ class Spares(Base):
 
 
 def worth_trying(pipelines: int, stages: int, counts: list[tuple[float, float, int]]) -> list[int]:
-    """Numbers of pipelines for which there are machines most of the time, and those between."""
+    """The candidate numbers of pipelines: those with enough machines most of the time, and those in between."""
     live = sorted((n, end - begin) for begin, end, n in counts)
     whole = sum(seconds for _, seconds in live)
     found, passed = set(), 0.0

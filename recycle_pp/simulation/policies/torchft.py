@@ -1,4 +1,4 @@
-"""torchft: replica groups leave and come back whole."""
+"""torchft: whole replica groups leave and return."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from .base import Base
 
 
 class Torchft(Base):
-    """A pipeline that has lost a worker sits out until it is whole again; the others throw the step away, stall for a
-    quorum, and go on with a smaller global batch (pytorch.org, June 2025: 2000 synthetic failures, no checkpoints). A
-    machine that comes goes to the pipeline that lacks the fewest; once whole, that one starts, is sent the state, and
-    takes part. Without a whole pipeline nothing is trained. Samples are counted, not steps."""
+    """A pipeline that has lost a worker pauses until it is whole again. The others discard the step, stall for a
+    quorum, and continue with a smaller global batch (pytorch.org, June 2025: 2000 synthetic failures, no checkpoints).
+    A new machine joins the pipeline that lacks the fewest. Once whole, that pipeline starts, receives the state, and
+    takes part. Without a whole pipeline there is no progress. Samples are counted, not steps."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

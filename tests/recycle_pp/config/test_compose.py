@@ -144,10 +144,12 @@ def test_large_models_bring_a_learning_rate_that_fits_and_the_command_line_wins(
 def test_a_smaller_learning_rate_alone_is_enough():
     settings = compose(["optimizer.lr=1e-4"])
     validate(settings)
+    assert learning_rate(settings.optimizer, settings.run.steps, settings.run.steps) == pytest.approx(1e-5)
 
-    def test_help_shows_the_whole_comment_of_every_setting():
-        """Multi-line comments were truncated, and comments below a field were omitted."""
-        text = help_text()
-        assert "if even stages are not the best, then saved in config.yaml" in text
-        assert "so only schedule.memory_extra limits the micro-batches in flight" in text
-        assert "linear [factor], or Llama 3.1's four numbers" in text
+
+def test_help_shows_the_whole_comment_of_every_setting():
+    """Multi-line comments were truncated, and comments below a field were omitted."""
+    text = help_text()
+    assert "if even stages are not the best, then saved in config.yaml" in text
+    assert "so only schedule.memory_extra limits the micro-batches in flight" in text
+    assert "linear [factor], or Llama 3.1's four numbers" in text

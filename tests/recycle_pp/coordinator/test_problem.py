@@ -79,7 +79,7 @@ def test_workers_hear_with_each_plan_whether_their_stage_recomputes():
 
 
 def test_auto_without_bytes_is_refused():
-    with pytest.raises(ValueError, match=r"^model.recompute=auto needs parallel.memory: the memory of a worker decides"):
+    with pytest.raises(ValueError, match=r"^model.recompute=auto needs parallel.memory: the memory"):
         validate(small(model__recompute="auto"))
     with pytest.raises(ValueError, match=r"^model.recompute must be true, false or auto, not yes"):
         validate(small(model__recompute="yes"))
