@@ -1,9 +1,9 @@
-"""Tries whether a stage keeps documents apart: what it computes of one must not depend on the one before it.
+"""Checks that a stage keeps documents apart: the results of one document must not depend on the previous one.
 
     refuse_leaks(stage)        # ValueError: a sentence for the user; two forwards of the stage
 
-For models that others have written: whether they heed `position_ids` or `document_ids` no signature tells. Each sample
-is made of two documents; the first one is changed, and of the second one every bit must stay.
+This check is for users' models, because no signature shows whether a model respects `position_ids` or `document_ids`.
+Each sample consists of two documents. The first one is changed, and the results of the second must be bit-identical.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEPARATOR = 0
 
 
 def refuse_leaks(stage: Stage) -> None:
-    """ValueError where a document's activations, or its loss, depend on the one before it."""
+    """ValueError if the activations or the loss of a document depend on the previous one."""
     settings = stage.settings
     b, T, cut = settings.parallel.microbatch_size, settings.model.sequence, settings.model.sequence // 2
     random = torch.Generator().manual_seed(0)
@@ -39,17 +39,17 @@ def refuse_leaks(stage: Stage) -> None:
         batch = Batch(inputs, labels, more=documents(inputs, _SEPARATOR))
         results.append(stage.evaluate(batch, [tensor.to(stage.device) for tensor in boundary]))
     for one, other in zip(*results, strict=True):
-        if one.dim():  # the last stage's loss is one of the second document alone
+        if one.dim():  # the loss of the last stage is a scalar that covers only the second document
             one, other = (_by_position(tensor, b, T)[:, cut:] for tensor in (one, other))
         if not torch.equal(one, other):
             raise ValueError(
-                f"data.document_mask must be false: stage {stage.stage} of this model mixes documents, whatever it is "
-                "told by position_ids, which begin anew with each, and document_ids"
+                f"data.document_mask must be false: stage {stage.stage} of this model mixes documents. It has to use "
+                "position_ids, which restart at each document, or document_ids"
             )
 
 
 def _values(of: Boundary) -> Tensor:
-    """Random, or zeros where they are whole numbers."""
+    """Random values, or zeros for an integer dtype."""
     values = of.empty(torch.device("cpu")).zero_()
     return values.normal_(generator=torch.Generator().manual_seed(1)) if of.dtype.is_floating_point else values
 

@@ -1,12 +1,12 @@
-"""The project's Transformer under the names of Hugging Face's Llama.
+"""The parameters of the project's Transformer under the names of Hugging Face's Llama.
 
     for own, parts in to_llama(settings.model).items():      # "layers.0.attention.wqkv.weight"
         for name, rows in parts:                             # "model.layers.0.self_attn.q_proj.weight", slice(0, 64)
             ...
-    config = llama_config(settings.model)                    # what config.json says
+    config = llama_config(settings.model)                    # the content of config.json
 
-Both turn half vectors (rotate-half RoPE) and hold q | k | v and gate | up in this order of rows, so a tensor here is
-a concatenation of rows there, and nothing is permuted.
+Both models rotate half vectors (rotate-half RoPE) and order rows as q | k | v and gate | up. So a tensor of this
+project is a concatenation of rows of Hugging Face's, without a permutation.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from recycle_pp.config.settings import Model
 
 
 def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
-    """Own name -> [(Hugging Face's name, its rows of the own tensor)], every parameter, in canonical order."""
-    assert isinstance(model.layers, int)  # of the own Transformer
+    """Own name -> [(Hugging Face's name, its rows of the own tensor)] for every parameter, in canonical order."""
+    assert isinstance(model.layers, int)  # true for the project's Transformer
     head = model.head_size
     everything, q, k = slice(None), model.heads * head, model.kv_heads * head
     names = {"embedding.weight": [("model.embed_tokens.weight", everything)]}
@@ -50,7 +50,7 @@ def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
 
 
 def _more(model: Model, own: str, attention: str, rows: dict[str, slice]) -> dict[str, list[tuple[str, slice]]]:
-    """What Qwen's attention has besides."""
+    """The additional parameters of Qwen's attention."""
     names: dict[str, list[tuple[str, slice]]] = {}
     if model.qkv_bias:
         names[f"{own}attention.qkv_bias.weight"] = [(f"{attention}{x}_proj.bias", rows[x]) for x in "qkv"]
@@ -60,12 +60,12 @@ def _more(model: Model, own: str, attention: str, rows: dict[str, slice]) -> dic
 
 
 def from_llama(model: Model, name: str, read: Callable[[str], Tensor]) -> Tensor:
-    """The own tensor `name` from a folder's: `read` gives one of these by its name."""
+    """The own tensor `name`. read: returns a tensor of the folder by its name."""
     return torch.cat([read(part) for part, _ in to_llama(model)[name]])
 
 
 def llama_config(model: Model) -> dict[str, Any]:
-    """The content of a config.json that makes transformers build this model."""
+    """The content of a config.json from which transformers builds this model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

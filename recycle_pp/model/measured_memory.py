@@ -1,11 +1,10 @@
-"""What a micro-batch takes at a stage of any model, by running some of zeros: for models that `model.memory` knows not.
+"""Memory of a micro-batch at a stage of any model, measured on zeros. For models outside the scope of `model.memory`.
 
-    (memory,) = measured_memory(stage)               # StageMemory; before the first step, leaves no trace
+    (memory,) = measured_memory(stage)               # StageMemory; before the first step, without side effects
     kept, recomputed = measured_memory(stage)        # with model.recompute=auto
 
-Torch counts the bytes of tensors: on a CPU its profiler, on a GPU its allocator. Where a model's shapes depend on what
-is in the batch (experts that are chosen), those of zeros stand for all. On a CPU the first profile of a process takes
-seconds.
+Torch counts the bytes of tensors: its profiler on a CPU, its allocator on a GPU. If shapes depend on the batch (chosen
+experts), the shapes for zeros are used. On a CPU the first profile of a process takes seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .stage_module import Batch
 
 
 def measured_memory(stage: Stage) -> list[StageMemory]:
-    """What a worker of the stage holds in each way in which it may run. Blocks for four micro-batches of each."""
+    """The memory of a worker of the stage, for each way in which it may run. Blocks for four micro-batches per way."""
     module, before = stage.module, stage.module.recompute
     ways = [False, True] if stage.settings.model.recompute == "auto" else [before]
     found = []
@@ -38,7 +37,7 @@ def measured_memory(stage: Stage) -> list[StageMemory]:
 
 @dataclass
 class Allocations:
-    """Bytes: how much more is there at the end than at the beginning, and how much more there was at most."""
+    """Bytes. kept: increase from start to end; peak: largest increase in between."""
 
     kept: int = 0
     peak: int = 0
@@ -46,8 +45,8 @@ class Allocations:
 
 @contextmanager
 def allocations(device: torch.device) -> Iterator[Allocations]:
-    """Of this thread, on the CPU; of the process, on a GPU. What was there before and is freed meanwhile counts as
-    negative, on a CPU only if torch knows its size."""
+    """Counts this thread on the CPU, the process on a GPU. Memory from before that is freed meanwhile counts as
+    negative; on a CPU only if torch knows its size."""
     of = Allocations()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -67,15 +66,15 @@ def allocations(device: torch.device) -> Iterator[Allocations]:
 
 def _with_activations(stage: Stage) -> StageMemory:
     grads = [of.empty(stage.device).zero_() for of in stage.module.gives if of.differentiable]
-    for g in range(2):  # what is made at the first use stays: sums, the kernels' own memory
+    for g in range(2):  # memory of the first use stays allocated: sums, the kernels' workspaces
         _forward(stage, g)
         stage.backward(g, grads)
     with allocations(stage.device) as forward:
-        sent = _forward(stage, 2)  # lies in the replay log, which counts by itself
+        sent = _forward(stage, 2)  # kept in the replay log, which is counted separately
     flight = forward.kept - (0 if stage.last else sent)
     with allocations(stage.device) as inputs:
         given = stage.backward_input(2, grads)
-    waiting = flight + inputs.kept - _bytes(given) + _bytes(grads)  # the last layer's W needs what came in
+    waiting = flight + inputs.kept - _bytes(given) + _bytes(grads)  # W of the last layer needs the incoming gradient
     with allocations(stage.device) as weights:
         stage.backward_weight(2)
     _forward(stage, 3)
@@ -83,7 +82,7 @@ def _with_activations(stage: Stage) -> StageMemory:
         stage.backward(3, grads)
     stage.gradients.clear()
     split_peak = max(forward.peak, flight + inputs.peak, waiting + weights.peak)
-    takes = [of for of in stage.module.takes if of.differentiable]  # whose gradients it sends
+    takes = [of for of in stage.module.takes if of.differentiable]  # gradients that the stage sends
     boundary = sum(of.nbytes for of in [*takes, *stage.module.gives])
     return replace(
         parameter_memory(stage.settings, [prod(shape) for shape in stage.module.shapes.values()], stage.device.type),
@@ -96,7 +95,7 @@ def _with_activations(stage: Stage) -> StageMemory:
 
 
 def _forward(stage: Stage, g: int) -> int:
-    """Returns the bytes of what is sent."""
+    """Bytes of the sent tensors."""
     batch = Batch.blank(stage.settings) if stage.module.reads else None
     taken = [of.empty(stage.device).zero_() for of in stage.module.takes]
     return _bytes(stage.forward(0, g, batch, taken))

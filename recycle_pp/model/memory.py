@@ -1,12 +1,12 @@
-"""What a worker of a stage holds, in bytes: one definition for the start, the planner and `plan --memory`.
+"""Memory of a worker of a stage, in bytes: one definition for the start, the planner and `plan --memory`.
 
     memory = stage_memory(settings, stage=0, device="cpu")  # of the project's own Transformer
     memory.peak(peers=3, ran=6, in_flight=4)                # {"weights": ..., ...} at the fullest moment of a step
-    memory.in_flight(80e9, peers=3, ran=6)                  # how many micro-batches fit
+    memory.in_flight(80e9, peers=3, ran=6)                  # number of micro-batches that fit
 
-Everything follows from shapes. Tests count the tensors of real stages against it, `bench/memory.py` whole jobs. Tensors
-are all it knows: what Python and torch take for themselves comes on top (`PROCESS`). The copies that a checkpoint is
-written of lie on the host, so they count on a CPU only.
+Everything follows from shapes. Tests compare it with the tensors of real stages, `bench/memory.py` with whole jobs. It
+covers tensors only; `PROCESS` is the memory of Python and torch themselves. The copies for writing a checkpoint are on
+the host, so they count on a CPU only.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from recycle_pp.config.settings import Model, Settings
 
 from .split import layers_of
 
-PROCESS = 310_000_000  # bytes of a worker on a CPU before it holds anything: Python and torch, as far as they are used
+PROCESS = 310_000_000  # bytes of an empty worker on a CPU: Python and the used parts of torch
 FLOAT, HALF, LONG = 4, 2, 8
-GAP = 128  # elements that a tensor's place in the stage's vector is a multiple of (numerics.layout)
-BUCKET = 1 << 20  # elements that are summed at a time where the state is sharded (state.shard_runs)
-PIECE = 1 << 18  # of these, what comes from each peer at a time; it may be one ahead (state.passing, over TCP)
-TOGETHER = 4  # buckets that all peers sum at a time (over NCCL, Gloo)
-CHUNK = 512 << 20  # of logits: what the fused head makes of them at a time (recycle_kernels.head_loss)
+GAP = 128  # tensors start at multiples of this many elements in the stage's vector (numerics.layout)
+BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.shard_runs)
+PIECE = 1 << 18  # of these, elements received from each peer at a time; one may be ahead (state.passing, over TCP)
+TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
+CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
 
 def stage_memory(
@@ -35,8 +35,9 @@ def stage_memory(
     device: str = "cpu",
     recompute: bool | None = None,
 ) -> StageMemory:
-    """Of a worker of that stage of the project's own Transformer. device: cpu or cuda.
-    recompute: instead of what `model.recompute` says, of which `auto` is a no here."""
+    """Memory of a worker at that stage of the project's own Transformer.
+
+    device: cpu or cuda. recompute: overrides `model.recompute`, whose `auto` counts as false here."""
     model, numerics, parallel = settings.model, settings.numerics, settings.parallel
     layers = layers_of_stages(settings)[stage]
     held = parameter_memory(settings, list(_tensors(model, layers)), device)
@@ -62,8 +63,9 @@ def stage_memory(
 
 
 def parameter_memory(settings: Settings, tensors: list[int], device: str) -> StageMemory:
-    """What a worker holds, reduces, updates and saves of a stage with these parameters, and nothing of micro-batches.
-    tensors: elements of each."""
+    """Memory of a worker for parameters, gradients, optimizer and saving, without micro-batches.
+
+    tensors: number of elements of each parameter."""
     sizes = [-(-size // GAP) * GAP for size in tensors]
     count, largest = sum(sizes), max(sizes)
     numerics, copies, pipelines = settings.numerics, settings.parallel.copies, settings.parallel.pipelines
@@ -88,7 +90,7 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
 
 
 def log_elsewhere(settings: Settings, device: str) -> bool:
-    """Whether the replay log takes nothing of a worker's memory."""
+    """Whether the replay log uses none of the device's memory."""
     return settings.state.log == "host" and device != "cpu"
 
 
@@ -97,17 +99,17 @@ def _fused(model: Model, device: str) -> bool:
 
 
 def _together(settings: Settings, device: str) -> bool:
-    """Whether a stage's workers exchange blocks by sums and broadcasts; auto is taken for NCCL where there is a GPU."""
+    """Whether a stage's workers exchange blocks by sums and broadcasts. auto counts as NCCL if there is a GPU."""
     backend = settings.parallel.backend
     return backend in ("gloo", "nccl") or (backend == "auto" and device == "cuda")
 
 
 def sent_bytes(settings: Settings, stage: int, device: str = "cpu") -> float:
-    """What a worker of that stage sends in a step without deaths: boundary tensors, and its part of the reduction.
+    """Bytes that a worker of that stage sends in a step without deaths: boundary tensors and its part of the reduction.
 
-    Unsharded, 2 (D-1)/D of the sums (collectives). With k copies of each block, over TCP: (D-1)/D of the sums to first
-    holders, the float32 gradient from these to k - 1 others, the new weights to the D - k that hold none. Over NCCL or
-    Gloo gradients and weights are broadcast to all: (D-1)/D of them on average."""
+    Unsharded: 2 (D-1)/D of the sums (collectives). With k copies of each block, over TCP: (D-1)/D of the sums to the
+    first holders, the float32 gradient from them to k - 1 others, and the new weights to the D - k workers without a
+    copy. Over NCCL or Gloo gradients and weights are broadcast to all workers: (D-1)/D of them on average."""
     p, memory = settings.parallel, stage_memory(settings, stage)
     n, k = p.pipelines, min(p.copies, p.pipelines)
     boundary = memory.boundary * p.microbatches
@@ -121,7 +123,7 @@ def sent_bytes(settings: Settings, stage: int, device: str = "cpu") -> float:
 
 
 def room_for_tensors(capacity: float, device: str) -> float:
-    """What a worker has for tensors, of all that it has."""
+    """The part of a worker's memory that is available for tensors, in bytes."""
     return max(0.0, capacity - PROCESS) if device == "cpu" else capacity
 
 
@@ -137,57 +139,64 @@ def parameters(model: Model, layers: range) -> int:
 
 
 def linear_sizes(model: Model, layers: range) -> list[int]:
-    """Elements of each matrix that activations are multiplied with."""
+    """Number of elements of each matrix by which activations are multiplied."""
     width, q, kv = model.width, model.heads * model.head_size, model.kv_heads * model.head_size
     each = [width * (q + 2 * kv), q * width, 2 * model.ffn * width, model.ffn * width]
     return each * len(layers) + [model.vocabulary * width] * (layers.stop == model.layers)
 
 
 def _tensors(model: Model, layers: range) -> list[int]:
-    """Elements of each parameter of a stage with these layers."""
+    """Number of elements of each parameter of a stage with these layers."""
     width, q, kv = model.width, model.heads * model.head_size, model.kv_heads * model.head_size
     inside = linear_sizes(model, range(len(layers)))[: 4 * len(layers)] + [width] * 2 * len(layers)
     inside += [q + 2 * kv] * (model.qkv_bias * len(layers)) + [model.head_size] * (model.qk_norm * 2 * len(layers))
     first, last = layers.start == 0, layers.stop == model.layers
     table = model.vocabulary * width
-    tied_here = model.tied and first and last  # the head is the embedding, which is here
+    tied_here = model.tied and first and last  # the head shares the embedding, which is at the same stage
     return inside + [table] * first + [table] * (last and not tied_here) + [width] * last
 
 
 class Activations:
-    """What the stage keeps of one micro-batch of `tokens` tokens: `flight` from F to I, `waiting` from I to W, and `op`
-    beside that in the middle of an op (`whole_op`: of F or B); bytes. stream: of an element of the residual stream."""
+    """Memory of a stage for one micro-batch of `tokens` tokens, in bytes.
+
+    flight     kept from F to I
+    waiting    kept from I to W
+    op         additional memory within an op
+    whole_op   the same within F or B
+    stream     bytes of an element of the residual stream
+    """
 
     def __init__(
         self, model: Model, layers: range, tokens: int, precision: str, fused: bool, recompute: bool, masked: bool
     ):
         stream = self.stream = HALF if precision == "bf16" else FLOAT
-        product = FLOAT if precision == "fp32" else HALF  # of an element that is multiplied with a matrix
+        product = FLOAT if precision == "fp32" else HALF  # bytes of an operand of a matrix product
         width, ffn = model.width, model.ffn
         q, kv = model.heads * model.head_size, model.kv_heads * model.head_size
 
-        # Of a layer and a token: what F keeps, what I leaves for W (both operands of each product), what I takes.
+        # Per layer and token: memory kept by F, memory left by I for W (both operands of each product), temporaries of
+        # I.
         kept = width * (2 * stream + 2 * product) + product * (3 * q + 3 * kv + 3 * ffn) + FLOAT * (model.heads + 2)
         if model.qk_norm:
             kept += (1 + (kv < q)) * product * (q + kv) + FLOAT * (model.heads + model.kv_heads)
         if model.dropout:
             kept += 2 * product * width
-        kept += masked * product * model.sequence  # attention takes a mask of its own kind of number
+        kept += masked * product * model.sequence  # attention needs a mask in its own dtype
         queue = product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute
         flight = stream * width if recompute else kept
-        inner = whole = 4 * product * ffn + stream * width  # in the middle of SwiGLU's backward
-        if recompute:  # one layer is there as a whole, in I beside what the others have left
+        inner = whole = 4 * product * ffn + stream * width  # within SwiGLU's backward
+        if recompute:  # one layer is present as a whole, in I in addition to what the others left
             inner, whole = inner + max(0, kept - queue), whole + kept
 
-        # Of a token: embedding and head, and who looks at whom.
+        # Per token: embedding, head and document mask.
         first, last, table = layers.start == 0, layers.stop == model.layers, FLOAT * model.vocabulary
         flight_ends, waiting_ends, head = masked * recompute * model.sequence, 0, 0
-        if first:  # the tokens; and the gradient of what they became
+        if first:  # the tokens, and the gradient of the embedded tokens
             flight_ends, waiting_ends = flight_ends + LONG, LONG + stream * width
         if last and fused:  # x, dx, the log-sums and targets; W projects once more
             flight_ends += width * (stream + 2 * product) + FLOAT + LONG
             waiting_ends += product * width + FLOAT + LONG
-        elif last:  # x and the logarithms of what softmax gives; in I the gradients of both
+        elif last:  # x and the log-softmax; in I the gradients of both
             flight_ends += width * (stream + product) + table + FLOAT + LONG
             waiting_ends += product * (width + model.vocabulary)
             head = 2 * table

@@ -1,4 +1,4 @@
-"""Refuses `optimizer.groups` of which a pattern matches no parameter of the whole model.
+"""Rejects `optimizer.groups` with a pattern that matches no parameter of the whole model.
 
 refuse_unmatched(settings.optimizer, names)       # ValueError: one sentence, with names that are near
 """
@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 
 from recycle_pp.config.settings import Optimizer
 
-SHOWN = 5  # names in the sentence
+SHOWN = 5  # parameter names in the message
 
 
 def refuse_unmatched(optimizer: Optimizer, names: Collection[str]) -> None:
-    """names: every parameter of the whole model, not of one stage."""
+    """ValueError, one sentence, for the first such pattern. names: all parameters of the whole model."""
     for group in optimizer.groups or ():
         pattern = group.partition(":")[0]
         if not any(fnmatchcase(name, pattern) for name in names):

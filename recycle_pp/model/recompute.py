@@ -2,8 +2,8 @@
 
     y = recomputed(layer, x, *arguments)        # layer: a function of x that is deterministic given its arguments
 
-`torch.utils.checkpoint` does the same and more; it also imports torch's compiler, a second in every worker's start.
-Here nothing random needs to be saved: dropout is keyed, so the second run draws the first one's numbers.
+`torch.utils.checkpoint` does the same and more, but imports torch's compiler: one second at the start of every worker.
+No random state needs to be saved: dropout is keyed, so the second run draws the same numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 
 def recomputed(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
-    """function(x, *arguments), of which only x is kept until backward; gradients flow to x and to what the function's
-    own layers do with theirs."""
+    """function(x, *arguments). Only x is kept until the backward. Gradients flow to x and to the parameters of the
+    function's own layers."""
     return _Recomputed.apply(x, function, arguments)
 
 

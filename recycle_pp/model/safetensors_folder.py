@@ -1,8 +1,8 @@
 """A folder of safetensors, read by name.
 
 folder = Folder(Path("SmolLM2-135M"))
-folder.read("model.norm.weight")        # that tensor alone, in the file's dtype
-folder.find("lm_head.weight")           # None if there is none
+folder.read("model.norm.weight")        # only that tensor, in the dtype of the file
+folder.find("lm_head.weight")           # None if missing
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 
 class Folder:
-    """The safetensors of a Hugging Face folder. Only what is asked for is read.
+    """The safetensors of a Hugging Face folder. Tensors are read one at a time, on request.
 
-    prefix: files of the bare model (`wte.weight`) leave it out of the names (`transformer.wte.weight`).
+    prefix: prefix of parameter names (`transformer.wte.weight`) that files of the bare model omit (`wte.weight`).
     """
 
     def __init__(self, path: Path, prefix: str = "") -> None:
@@ -38,7 +38,7 @@ class Folder:
             some = ", ".join(sorted(self._files)[:3])
             raise ValueError(
                 f"model.path={self._path} holds no {name} (but {some}, ...): transformers converts such files as it "
-                "loads them; write the folder anew with from_pretrained and save_pretrained(save_original_format=False)"
+                "loads them; rewrite the folder with from_pretrained and save_pretrained(save_original_format=False)"
             )
         return found
 

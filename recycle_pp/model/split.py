@@ -1,4 +1,4 @@
-"""Which layers a stage holds.
+"""The layers of each stage.
 
 layers_of(8, stages=4)[1]                       # range(2, 4)
 layers_of(8, stages=2, split=[5, 3])[1]         # range(5, 8)
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 
 def layers_of(layers: int, stages: int, split: Sequence[int] | str | None = None) -> list[range]:
-    """The layers of every stage: `split`, or as even as possible with the rest on the first stages. "auto" is even.
+    """The layers of every stage: `split`, or as even as possible with the remainder on the first stages. "auto" is
+    even.
 
     Raises:
-        ValueError: fewer layers than stages, or a split that does not name `stages` stages of at least one layer,
-            `layers` in all.
+        ValueError: fewer layers than stages, or a split that does not give `stages` stages at least one layer each,
+            `layers` in total.
     """
     if layers < stages:
         raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages}, one a stage")

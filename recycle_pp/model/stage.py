@@ -1,13 +1,13 @@
-"""One pipeline stage's compute on one worker: F, I, W and B of a micro-batch. It sends nothing and decides nothing.
+"""The compute of one pipeline stage on one worker: F, I, W and B of a micro-batch. No communication, no decisions.
 
     stage = Stage(settings, 1, torch.device("cpu"))
     (y,) = stage.forward(step, g, batch, [x])   # F; at the last stage the loss
     (dx,) = stage.backward_input(g, [dy])       # I, then later
-    stage.backward_weight(g)                    # W; or both in one: dx = stage.backward(g, [dy])
-    stage.gradients.payload()                   # what the stage's peers sum
+    stage.backward_weight(g)                    # W; or both at once: (dx,) = stage.backward(g, [dy])
+    stage.gradients.payload()                   # the tensors that peers sum
 
-What is computed says a `StageModule`: the project's own Transformer, or any model. The gradient is that of the mean
-loss over all G micro-batches: the 1/G is applied where the backward begins.
+A `StageModule` defines the computation: the project's own Transformer, or any model. The gradient is that of the mean
+loss over all G micro-batches. The factor 1/G is applied at the start of the backward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .stage_module import Batch, StageModule
 
 @dataclass
 class _Flight:
-    """A micro-batch between its F and its W; inputs and outputs go at I."""
+    """A micro-batch between its F and its W. I frees inputs and outputs."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]  # with their autograd graph
@@ -47,25 +47,25 @@ class _Flight:
 class Stage:
     """The layers of stage `stage`, their parameters and gradient accumulators.
 
-    Holds no state across steps but these two. Every result is a pure function of (parameters, step, g, operands):
-    any peer computes the same bits.
+    Only these two persist across steps. Every result is a pure function of (parameters, step, g, operands), so any peer
+    computes the same bits.
 
     Attributes:
-        parameters: full-model name -> parameter, in canonical order; views of the one vector `working`.
-        flat: the masters, float32, what the optimizer steps; `working` where masters are sharded (`numerics.shards`).
-        working: `flat` itself; in bf16 its rounding, by `publish`.
+        parameters: full-model name -> parameter, in canonical order; views of the single vector `working`.
+        flat: the float32 masters that the optimizer steps; `working` if masters are sharded (`numerics.shards`).
+        working: `flat` itself; with bf16 its rounded copy, written by `publish`.
         names: the keys of `parameters`.
-        module: what it computes; `module.takes` and `module.gives` are the tensors between stages.
+        module: the computation; `module.takes` and `module.gives` are the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
-        ties: what joins the gradients of parameters that other stages hold as well, or None.
-        ops: what computes, see `numerics.operations`.
+        ties: combines the gradients of parameters that other stages hold as well; None without such parameters.
+        ops: the kernels, see `numerics.operations`.
     """
 
     def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None):
-        """run_dir: where the initial values of a model that comes without a file of them are, or will be.
+        """run_dir: folder for the initial values of a model without a weights file.
 
         Raises:
-            ValueError: the model cannot be trained this way; one sentence for the user.
+            ValueError: the model cannot be trained with these settings; one sentence for the user.
         """
         parallel = settings.parallel
         self.settings, self.stage, self.device = settings, stage, device
@@ -93,9 +93,10 @@ class Stage:
         self._flights: dict[int, _Flight] = {}
 
     def forward(self, step: int, g: int, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
-        """F. What the stage before gave (nothing at stage 0) -> what the next one takes, or [the scalar loss].
+        """F. boundary: the outputs of the previous stage, empty at stage 0. Returns the inputs of the next stage, or at
+        the last stage [the scalar loss].
 
-        The batch may be on the CPU: data are made there. None is enough where the module does not read it.
+        The batch may be on the CPU, where data are made. It may be None if the module does not read it.
         """
         leaves = [
             aligned(tensor.detach()).requires_grad_(of.differentiable)
@@ -108,39 +109,39 @@ class Stage:
         return results
 
     def backward_input(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
-        """I: the gradients of the differentiable tensors that F took; the weights' gradients wait for W.
+        """I: the gradients of the differentiable inputs of F. The gradients of the weights wait for W.
 
-        grads: gradients of the differentiable tensors that F returned; none at the last stage.
+        grads: gradients of the differentiable outputs of F; none at the last stage.
         """
         queue: Queue = []
         self._flights[g].queue = queue
         return self._backward(g, grads, queue)
 
     def backward_weight(self, g: int) -> None:
-        """W: the weights' gradients that I left, into the accumulators; the micro-batch is done here."""
+        """W: adds the weight gradients that I left to the accumulators. Ends the micro-batch at this stage."""
         flight = self._flights.pop(g)
         assert flight.queue is not None, "W before I"
         self._sink.flush(flight.queue)
         self._close(g, flight)
 
     def backward(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
-        """B: I and W in one, with nothing queued; the same bits."""
+        """B: I and W at once, without a queue; the same bits."""
         result = self._backward(g, grads, None)
         self._close(g, self._flights.pop(g))
         return result
 
     @torch.no_grad()
     def evaluate(self, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
-        """F of a validation micro-batch: no dropout, nothing kept."""
+        """F of a validation micro-batch: no dropout, keeps nothing."""
         with self._autocast():
             outputs = self.module(self._here(batch), list(boundary), None)
         return [output.contiguous() for output in outputs]
 
     def warm(self) -> None:
-        """Everything that a step launches, once, on zeros of the real shapes; leaves no trace.
+        """Runs every kernel of a step once, on zeros of the real shapes. Leaves no trace.
 
-        The first launch of a kernel compiles it, which in the middle of a step looks like a hang to the peers. So a
-        worker does this at its start, under the lease for it: what is compiled is what will be launched.
+        The first launch compiles a kernel, and in the middle of a step peers would take that for a hang. So a worker
+        compiles at its start, for which it has a lease.
         """
         module = self.module
         batch = Batch.blank(self.settings) if module.reads else None
@@ -158,19 +159,19 @@ class Stage:
         self.gradients.clear()
 
     def drop_flights(self) -> None:
-        """Forgets the micro-batches between F and W; the gradients of those that are done stay."""
+        """Drops the micro-batches between F and W. Gradients of finished ones stay."""
         self._flights.clear()
 
     def borrows(self, name: str) -> bool:
-        """Whether a stage before this one holds the parameter as well: that one speaks for it, and saves it."""
+        """Whether an earlier stage also holds the parameter; that stage votes on it and saves it."""
         return min(self.module.shared.get(name, [self.stage])) != self.stage
 
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of every parameter's bytes, in bf16 of its master's, by name, in canonical order."""
+        """SHA-256 of the bytes of every parameter (with bf16, of its master), by name, in canonical order."""
         return digests({name: master.cpu() for name, master in self._masters()})
 
     def copied(self) -> dict[str, Tensor]:
-        """Copies of the parameters on the CPU, in bf16 of the masters, by name, for `digests` in another thread."""
+        """Copies of the parameters (with bf16, of the masters) on the CPU, by name, for `digests` in another thread."""
         return {name: master.to("cpu", copy=True) for name, master in self._masters()}
 
     def _masters(self) -> Iterator[tuple[str, Tensor]]:
@@ -178,13 +179,13 @@ class Stage:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """The masters have changed: what is computed with from now on is what they are."""
+        """Updates the working weights after a change of the masters."""
         if self.working is not self.flat:
             self.working.copy_(self.flat)
         self.changed()
 
     def changed(self) -> None:
-        """The weights have changed where they are: autocast's bf16 copies of them are out of date."""
+        """Invalidates autocast's bf16 copies after an in-place change of the weights."""
         torch.autograd.graph.increment_version(list(self.parameters.values()))
 
     def _bind(self) -> dict[str, nn.Parameter]:
@@ -209,7 +210,7 @@ class Stage:
         return [_gradient(leaf) for leaf, of in zip(inputs, self.module.takes, strict=True) if of.differentiable]
 
     def _close(self, g: int, flight: _Flight) -> None:
-        """A parameter without a gradient would keep its value for ever, in silence."""
+        """Ends the micro-batch. RuntimeError if a parameter got no gradient, because it would silently never change."""
         if without := self.gradients.without:
             raise RuntimeError(f"micro-batch {g} gave no gradient to {without[0]} ({len(without)} such parameters)")
         self.gradients.close(g, flight.loss)
@@ -223,21 +224,21 @@ class Stage:
 
 
 def form_of(settings: Settings) -> fixed_point.Format:
-    """Of the sums, if they are fixed-point."""
+    """The fixed-point format of the sums, if they are fixed-point."""
     return fixed_point.INT32 if settings.numerics.sums == "int32" else fixed_point.INT64
 
 
 def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
     """The stage of the model that `model.kind` names."""
     if not settings.model.own:
-        from .general.part import part  # takes a while to import
+        from .general.part import part  # slow import
 
         return part(settings, stage, device, run_dir)
     return transformer.part(settings, stage, device)
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The SHA-256 of each tensor's bytes. They are on the CPU; other threads of Python go on meanwhile."""
+    """SHA-256 of the bytes of each CPU tensor. Releases the GIL while hashing."""
     return {name: hashlib.sha256(tensor.reshape(-1).numpy().data).hexdigest() for name, tensor in tensors.items()}
 
 

@@ -1,12 +1,12 @@
-"""What a model must offer to be trained: one stage of it, as `Stage` drives it.
+"""The interface of a trainable model: one stage of it, as driven by `Stage`.
 
     module = transformer.part(settings, stage, device)         # the project's own Transformer: fused kernels
     module = general.part(settings, stage, device, run_dir)    # any nn.Module, any decoder of transformers
     leaves = module.bind(masters, views, sink)                 # its parameters now live in these tensors
     outputs = module(batch, boundary, key)                     # F; autograd and the sink do the rest
 
-A stage module computes and nothing else: it sends nothing, sums nothing, and holds the parameters of its own layers
-only. Its forward is a pure function of (parameters, batch, boundary, key): any worker gets the same bits.
+A stage module only computes: no communication, no sums, and parameters of its own layers only. Its forward is a pure
+function of (parameters, batch, boundary, key), so any worker gets the same bits.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from recycle_pp.data.batches import documents
 from recycle_pp.numerics.operations import Operations
 from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
-Key = tuple[int, int, int]  # seed, step, g: what dropout is drawn from
-IGNORED = -100  # a label that does not count
+Key = tuple[int, int, int]  # seed, step, g: the key of dropout
+IGNORED = -100  # label without a loss
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """A tensor that one stage gives the next. Its gradient comes back if it is `differentiable`."""
+    """A tensor from one stage to the next. Its gradient is sent back if it is `differentiable`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -46,13 +46,14 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch, as every stage may look at it.
+    """A micro-batch. Every stage may read it.
 
-    inputs, labels: (b, T) int64; labels[i, t] is what the model should say after inputs[i, t] (they are shifted
-    already), and `IGNORED` does not count. items: how many labels of the step count, divided by the number of its
-    micro-batches: a sum of losses divided by it, averaged over the micro-batches, is the mean over the step's tokens;
-    None: as many as here. more: further arguments of the model's forward (attention_mask, position_ids), (b, ...) each;
-    with data.document_mask what `data.batches.documents` gives.
+    inputs  (b, T) int64
+    labels  (b, T) int64; labels[i, t] is the target after inputs[i, t] (already shifted); `IGNORED` has no loss
+    items   counted labels of the step, divided by its number of micro-batches; None: as many as in this micro-batch.
+            Sums of losses divided by `items`, averaged over the micro-batches, are the mean over the step's tokens
+    more    further arguments of the model's forward (attention_mask, position_ids), each (b, ...); with
+            data.document_mask the tensors of `data.batches.documents`
     """
 
     inputs: Tensor
@@ -62,7 +63,7 @@ class Batch:
 
     @classmethod
     def blank(cls, settings: Settings, device: torch.device | None = None) -> Batch:
-        """Zeros of the run's shapes, each sample one document."""
+        """Zeros of the run's shapes. Each sample is one document."""
         shape = settings.parallel.microbatch_size, settings.model.sequence
         tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         return cls(tokens, tokens, more=documents(tokens, separator=-1) if settings.data.document_mask else {})
@@ -72,8 +73,8 @@ class Batch:
         return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), more=more)
 
     def share_of(self, loss: Tensor) -> Tensor:
-        """The mean loss over this micro-batch's labels -> its share of the step's mean. Without ignored labels they are
-        one and the same, in every bit."""
+        """Converts the mean loss over this micro-batch's labels to its share of the step's mean. Without ignored labels
+        both are bit-identical."""
         if self.items is None:
             return loss
         counted = int((self.labels != IGNORED).sum())
@@ -84,17 +85,18 @@ class Batch:
 
 class StageModule(Protocol):
     """
-    ops      what computes sums and updates, see `numerics.operations`
-    shapes   full-model name -> shape of every parameter that this stage holds, in the order of use
-    takes    what F takes in from the stage before; empty at the first stage
-    gives    what F gives to the next one; empty at the last, whose F gives the loss
-    parts    how many addends a micro-batch's gradient of a parameter consists of, where it is not one
-    shared   parameters that other stages hold as well -> all stages that do; the gradient is the sum over them
-    deferred the parameters whose gradients wait for W; all others get theirs in I
-    reads    whether forward looks at the batch
+    ops        kernels for sums and updates, see `numerics.operations`
+    shapes     full-model name -> shape of every parameter of this stage, in the order of use
+    takes      inputs of F from the previous stage; empty at the first stage
+    gives      outputs of F for the next stage; empty at the last stage, where F returns the loss
+    parts      number of addends in a micro-batch's gradient of a parameter, if it is not one
+    shared     parameters that other stages hold as well -> all stages with it; the gradient is the sum over them
+    deferred   parameters whose gradients come with W; all others come with I
+    reads      whether forward uses the batch
     all_names  the parameters of the whole model
-    recompute  whether layers keep their input alone, and run again in the backward; may be set between two F. It
-             changes no bit
+    recompute  whether layers keep only their input and run again in the backward. May change between two F, and does
+    not
+               change any bit
     """
 
     ops: Operations
@@ -114,12 +116,15 @@ class StageModule(Protocol):
         self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
     ) -> Mapping[str, nn.Parameter]:
         """Writes the initial values into `masters` (by name, float32) and, rounded, into `views`, which become the
-        parameters; both may be the same. Gradients go to the sink, the gradient of parameter k of `shapes` as that of
-        tensor k. Once."""
+        parameters. Both may be the same tensors. The sink gets gradients by the index of the parameter in `shapes`.
+        Called once."""
         ...
 
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
-        """boundary: as `takes` says. Returns what `gives` says, at the last stage the loss, a scalar: the mean over the
-        labels that count, weighted so that the mean over the micro-batches is that of the step. key: None switches
-        everything random off (validation)."""
+        """F.
+
+        boundary: tensors as in `takes`. key: None disables all randomness (validation).
+
+        Returns tensors as in `gives`. At the last stage the loss, a scalar: the mean over the counted labels, weighted
+        so that the mean over the micro-batches is that of the step."""
         ...

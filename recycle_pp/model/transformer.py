@@ -4,13 +4,13 @@
     loss = whole(tokens, targets, key=(seed, step, g))
     module = part(settings, 1, device)                                            # a pipeline stage, see `stage_module`
 
-RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head; with `model=llama` what Qwen has besides, and
-ties. Activations travel as (b T, H) matrices. The residual stream is float32, under bf16 autocast too (only the
-matrices are multiplied in bf16); in bf16 it is bfloat16, as all else but the insides of norms, attention and loss.
-Everything random is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer), so neither depends on
-the split, on the worker, or on whether a layer is recomputed.
+RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. `model=llama` adds the features of Qwen, and
+ties. Activations are (b T, H) matrices. The residual stream is float32, also with bf16 autocast, which only affects
+matrix products. With bf16 the stream is bfloat16, like everything except the inside of norms, attention and loss.
+All randomness is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer). So it depends neither on
+the split, nor on the worker, nor on recomputation.
 
-(Longer than other files because it is the whole model, read from top to bottom.)
+(Longer than other files because it is the whole model, readable from top to bottom.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .safetensors_folder import Folder
 from .split import layers_of
 from .stage_module import Batch, Boundary, Key
 
-STD = 0.02  # of initial weights
+STD = 0.02  # standard deviation of initial weights
 
 
 def part(settings: Settings, stage: int, device: torch.device) -> TransformerStage:
@@ -48,19 +48,19 @@ def part(settings: Settings, stage: int, device: torch.device) -> TransformerSta
 
 @dataclass
 class Build:
-    """What every module of a model is built from. Its layers are ordinary autograd layers until they get a sink."""
+    """The context from which modules are built. Layers are ordinary autograd layers until they get a sink."""
 
     model: Model
     seed: int
     device: torch.device
-    stream: torch.dtype = torch.float32  # of the activations between layers
-    drawn: bool = True  # matrices get initial values; else their memory is there, and nothing in it
+    stream: torch.dtype = torch.float32  # dtype of the activations between layers
+    drawn: bool = True  # False: matrices are allocated without initial values
 
     def __post_init__(self) -> None:
         self.ops: Operations = operations(self.model.kernels, self.device)
 
     def normal(self, rows: int, columns: int, std: float, *name: object) -> nn.Parameter:
-        """Drawn on the CPU whatever the device, from (seed, name) alone."""
+        """A matrix drawn on the CPU for every device, from (seed, name) alone."""
         if not self.drawn:
             return nn.Parameter(torch.empty(rows, columns, device=self.device))
         random = generator(torch.device("cpu"), self.seed, *name)
@@ -68,13 +68,13 @@ class Build:
 
 
 def generator(device: torch.device, *key: object) -> torch.Generator:
-    """A random generator that depends on nothing but `key`."""
+    """A random generator that depends only on `key`."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 class Linear(nn.Module):
-    """A bias-free linear layer; under autocast it keeps the bf16 copy of its weight until the weight changes."""
+    """A linear layer without bias. With autocast it caches the bf16 copy of its weight until the weight changes."""
 
     def __init__(self, build: Build, inputs: int, outputs: int, std: float, *name: object):
         super().__init__()
@@ -87,7 +87,7 @@ class Linear(nn.Module):
         return deferred.linear(*self.operands(x), self.sink, self.index)
 
     def operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x and the weight, in the dtype to multiply in."""
+        """x and the weight, in the dtype of the product."""
         if self.sink is None or not torch.is_autocast_enabled(x.device.type):
             return x, self.weight.to(x.dtype)
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -97,7 +97,7 @@ class Linear(nn.Module):
 
 
 class Head(Linear):
-    """The projection to the vocabulary, and the mean loss of what it says: a float32 scalar."""
+    """The projection to the vocabulary, and its mean loss: a float32 scalar."""
 
     def __init__(self, build: Build):
         name = "embedding" if build.model.tied else "head"
@@ -109,7 +109,7 @@ class Head(Linear):
 
 
 class Norm(nn.Module):
-    """RMSNorm, with the addition that ends the branch before it: (normalised, residual stream)."""
+    """RMSNorm, fused with the addition of the previous branch: (normalised, residual stream)."""
 
     def __init__(self, build: Build, width: int | None = None):
         super().__init__()
@@ -145,7 +145,7 @@ class Bias(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of `heads` query heads, each `heads / kv_heads` of which share keys and values."""
+    """Causal attention with `heads` query heads. Each group of `heads / kv_heads` shares keys and values."""
 
     def __init__(self, build: Build, std: float, layer: int):
         super().__init__()
@@ -159,7 +159,7 @@ class Attention(nn.Module):
         self.wo = Linear(build, model.heads * model.head_size, model.width, std, "layer", layer, "wo")
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask (b, 1, T, T) bool: which positions each one looks at; None: all up to its own."""
+        """mask (b, 1, T, T) bool: positions that each position attends to; None: all up to its own."""
         qkv = self.wqkv(x)
         qkv = (qkv if self.qkv_bias is None else self.qkv_bias(qkv)).view(-1, *self.shape)
         if self.q_norm is not None and self.k_norm is not None:
@@ -190,12 +190,13 @@ Uses = Linear | Norm | Embedding | Bias  # the modules with a parameter, `weight
 
 
 class Layer(nn.Module):
-    """(x, branch) -> (x, branch): each norm adds up what the branch before it left, so the last one stays open."""
+    """(x, branch) -> (x, branch). Each norm adds the previous branch, so the last branch is not yet added."""
 
     def __init__(self, build: Build, layer: int):
         super().__init__()
         self.layer, self.dropout = layer, build.model.dropout
-        std = STD / (2 * depth(build.model)) ** 0.5  # GPT-2: the residual branches start smaller, the deeper the model
+        # GPT-2: smaller initial weights of the residual branches in deeper models
+        std = STD / (2 * depth(build.model)) ** 0.5
         self.attention_norm = Norm(build)
         self.attention = Attention(build, std, layer)
         self.ffn_norm = Norm(build)
@@ -210,7 +211,7 @@ class Layer(nn.Module):
         return x, self._drop(self.ffn(y), random)
 
     def closed(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, key: Key | None) -> Tensor:
-        """A function of one tensor, to be recomputed: the branch is added."""
+        """A function of one tensor, with the branch added, for recomputation."""
         return torch.add(*self(x, None, cos, sin, mask, key))
 
     def _drop(self, x: Tensor, random: torch.Generator | None) -> Tensor:
@@ -221,9 +222,9 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The layers `layers` of the model, with the embedding if they begin it and the head if they end it.
+    """The layers `layers` of the model, with the embedding for the first layer and the head for the last.
 
-    Parameter names are those of the full model (`layers.3.attention.wqkv.weight`), whatever the part.
+    Parameter names are those of the full model (`layers.3.attention.wqkv.weight`).
     """
 
     cos: Tensor
@@ -245,8 +246,8 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def uses(self) -> Iterator[tuple[str, Uses]]:
-        """(full-model name of its parameter, module), in the order of use; the name twice where both ends of a tie are
-        here."""
+        """(full-model name of its parameter, module), in the order of use. A tied name appears twice if both modules
+        are here."""
         for name, module in self.named_modules():
             if isinstance(module, Uses):
                 yield "embedding.weight" if self.tied and module is self.head else f"{name}.weight", module
@@ -259,11 +260,14 @@ class Transformer(nn.Module):
         key: Key | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """source (b, T): int64 tokens for the first part, else (b, T, H), what a part before gave; targets (b, T) int64
-        for the last; documents (b, T) int64: the one that each token is of, out of which attention does not look.
+        """
+        source     (b, T) int64 tokens for the first part; else (b, T, H), the output of the previous part
+        targets    (b, T) int64, for the last part
+        key        enables dropout
+        documents  (b, T) int64: the document of each token; attention stays within a document
 
-        Returns (b, T, H) of the stream's dtype, or the last part's mean loss over its b T tokens, a float32 scalar.
-        `key` switches dropout on.
+        Returns (b, T, H) of the stream's dtype, or for the last part the mean loss over its b T tokens, a float32
+        scalar.
         """
         shape = source.shape[:2]
         x = source.flatten(0, 1) if self.embedding is None else self.embedding(source.flatten())
@@ -281,7 +285,7 @@ class Transformer(nn.Module):
 
 
 class TransformerStage:
-    """A `StageModule`. Every gradient waits for W, a norm's as the finished by-product of I."""
+    """A `StageModule`. Every gradient waits for W; that of a norm is already computed in I."""
 
     def __init__(self, settings: Settings, stage: int, device: torch.device):
         model, parallel = settings.model, settings.parallel
@@ -341,19 +345,20 @@ class TransformerStage:
 
 
 def depth(model: Model) -> int:
-    """How many layers the own Transformer has."""
+    """Number of layers of the project's own Transformer."""
     assert isinstance(model.layers, int)
     return model.layers
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """(b, T) -> (b, 1, T, T) bool: each position looks at those of its own document up to itself. RoPE turns by
-    differences of positions, so where a document begins does not matter."""
+    """(b, T) -> (b, 1, T, T) bool: each position attends to those of its own document up to itself.
+
+    RoPE depends on differences of positions, so the start position of a document does not matter."""
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
 def stream_dtype(settings: Settings) -> torch.dtype:
-    """Of the activations between layers, and of what stages give each other."""
+    """The dtype of activations between layers and between stages."""
     return torch.bfloat16 if settings.numerics.precision == "bf16" else torch.float32
 
 
@@ -367,8 +372,8 @@ def rope_tables(
 
 
 def _scaled(frequency: Tensor, scaling: Sequence[float] | None) -> Tensor:
-    """Linear position interpolation (Chen et al. 2023, arXiv:2306.15595), or that of Llama 3.1: only frequencies that
-    turn less than `low` times in `positions` are divided, above `high` none, in between a mixture."""
+    """Linear position interpolation (Chen et al. 2023, arXiv:2306.15595), or that of Llama 3.1: divides frequencies
+    with fewer than `low` rotations in `positions`, keeps those above `high`, and interpolates in between."""
     if scaling is None:
         return frequency
     factor, *rest = scaling

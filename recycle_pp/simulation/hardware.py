@@ -16,8 +16,7 @@ from .job import Job
 
 
 class Gpu(NamedTuple):
-    """flops: dense bf16 (V100, T4: fp16) operations in 1e12/s in the data sheet, stored per second. memory: bytes.
-    Source: NVIDIA's data sheets."""
+    """flops: dense bf16 (V100, T4: fp16) operations per second. memory: bytes. Source: NVIDIA's data sheets."""
 
     flops: float
     memory: float

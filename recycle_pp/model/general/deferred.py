@@ -1,10 +1,11 @@
-"""I and W for modules that know nothing of it: `nn.Linear`, and the Conv1D of GPT-2.
+"""I and W for unmodified modules: `nn.Linear`, and the Conv1D of GPT-2.
 
     deferred = defer(model, {"blocks.0.up.weight": 3, ...}, sink)   # the names whose gradients now wait for W
 
-Exactly these two classes, with plain parameters: their class becomes one whose backward gives the input's gradient and
-leaves (dy, x) to the sink. What they compute is unchanged in every bit, with autocast and recomputation too. All other
-parameters get their gradients from autograd, in I: norms, embeddings, convolutions, experts, subclasses of Linear.
+Applies to exactly these two classes, with plain parameters. Their class is replaced by one whose backward returns the
+input's gradient and passes (dy, x) to the sink. Results are bit-identical, also with autocast and recomputation. All
+other parameters get their gradients from autograd, in I: norms, embeddings, convolutions, experts, subclasses of
+Linear.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 
 def defer(model: nn.Module, index: Mapping[str, int], sink: WeightGradStore) -> set[str]:
-    """index: full name of each parameter that is held here -> which tensor of the sink it is."""
+    """The names whose gradients wait for W. index: full name of each local parameter -> index of its tensor in the
+    sink."""
     deferred = set()
     for name, module in model.named_modules():
         kind = _kind(module)
@@ -54,7 +56,7 @@ _conv1d: dict[type, type] = {}
 
 
 def _kind(module: nn.Module) -> type | None:
-    """The class that it becomes; None: its gradients stay with autograd."""
+    """The replacement class; None: the gradients stay with autograd."""
     if set(module._parameters) != {"weight", "bias"} or "forward" in module.__dict__:
         return None
     if type(module) is nn.Linear:
@@ -66,7 +68,7 @@ def _kind(module: nn.Module) -> type | None:
 
 
 class _Deferred(torch.autograd.Function):
-    """y = x w^T + b (transposed: x w + b), computed as the module would."""
+    """y = x w^T + b (transposed: x w + b), with the same operations as the module."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, module: Any, transposed: bool) -> Tensor:
@@ -76,7 +78,7 @@ class _Deferred(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(kind)
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x)
-        ctx.weight = weight  # not saved: recomputation would hand back another one
+        ctx.weight = weight  # not saved, because recomputation would return another tensor
         if not transposed:
             return F.linear(x, weight, bias)
         return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)  # type: ignore[arg-type]

@@ -1,18 +1,20 @@
-"""What a model does with its layers, found by one run on fake tensors: no memory, no arithmetic, a second for 70B.
+"""The data flow between a model's layers, from one run on fake tensors: no memory, no arithmetic, a second for 70B.
 
     outline = dry_run(source, batch, device_type="cpu", autocast=False)
-    outline.boundary(4)           # what crosses the cut before layer 4: [(places among the arguments, Boundary), ...]
+    outline.boundary(4)           # tensors that cross the cut before layer 4: [(argument places, Boundary), ...]
     outline.names_of(range(4, 8)) # the parameters that a stage with these layers holds
-    outline.refuse(range(4, 8))   # ValueError: a pipeline cut here would train something else
+    outline.refuse(range(4, 8))   # ValueError: a pipeline cut here would train a different model
 
-The run is divided into regions: region k begins where layer k is called and ends where layer k+1 is; what comes before
-layer 0 belongs to region 0, what comes after the last layer to the last region. A value is *made* if it depends on a
-parameter; everything else (masks, positions, rotary tables) is a function of the batch, which every stage computes for
-itself by the model's own code. A stage that begins with layer k gets what is made among the arguments of layer k: this
-is the boundary. If region k, or one after it, uses anything else that was made before layer k (a loss over all layers,
-a skip connection, inputs for each layer), a stage that begins there would compute with something else: it is refused.
+The run is divided into regions. Region k lasts from the call of layer k to the call of layer k+1. Region 0 includes
+everything before layer 0, and the last region everything after the last layer.
 
-(Longer than other files because what a value is follows from all that one run has seen before it.)
+A value is *made* if it depends on a parameter. All other values (masks, positions, rotary tables) are functions of the
+batch, which every stage computes with the model's own code. A stage that starts with layer k receives the made values
+among the arguments of layer k: this is the boundary. If region k or a later one uses any other value made before layer
+k (a loss over all layers, a skip connection, inputs for each layer), a stage cannot start there, and the cut is
+rejected.
+
+(Longer than other files because the origin of a value depends on all earlier operations of the run.)
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from .user_code import raised_here, shown
 
 @dataclass(frozen=True)
 class Argument:
-    """A result that is one of the call's own arguments, by its place among them."""
+    """A result that is one of the call's own arguments, identified by its place."""
 
     place: int
 
@@ -52,13 +54,13 @@ class Outline:
     """
     layers      the full names of the layers, in the order of their calls
     shapes      canonical name -> shape of every parameter, in the order of use
-    canonical   every name of a parameter or buffer -> its first name (they differ where it is tied or shared)
+    canonical   every name of a parameter or buffer -> its first name (differs if it is tied or shared)
     regions     every name of a parameter -> the regions that use it by this name
-    parts       canonical name -> how many addends its gradient has (one for every operation on it)
-    returns     name of a module with parameters outside of the layers, or of a layer -> what its calls return, in order
-    bare        the names of parameters that the code around the modules uses by itself
+    parts       canonical name -> number of addends of its gradient (one for every operation on it)
+    returns     name of a layer, or of a module with parameters outside the layers -> results of its calls, in order
+    bare        the names of parameters that are used outside the modules that hold them
     crossing    layer -> the made tensors among its arguments
-    joined      layer -> why no stage may begin there
+    joined      layer -> why no stage may start there
     weighs      whether the loss divides by `num_items_in_batch`
     """
 
@@ -74,11 +76,11 @@ class Outline:
     weighs: bool = False
 
     def boundary(self, layer: int) -> list[Crossing]:
-        """What layer `layer` takes in, each tensor once; nothing at the two ends."""
+        """The distinct input tensors of layer `layer`; empty at both ends."""
         return self.crossing[layer] if 0 < layer < len(self.layers) else []
 
     def names_of(self, layers: range) -> list[str]:
-        """The parameters, by their first names, that a stage with these layers uses."""
+        """The parameters that a stage with these layers uses, by their first names."""
         used = {self.canonical[name] for name, regions in self.regions.items() if regions & set(layers)}
         return [name for name in self.shapes if name in used]
 
@@ -93,7 +95,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
     """Runs forward and loss on fake tensors of the batch's shapes.
 
     Raises:
-        ValueError: the model cannot be trained in stages at all; one sentence for the user.
+        ValueError: the model cannot be trained in stages; one sentence for the user.
     """
     from torch._subclasses import FakeTensorMode
 
@@ -134,7 +136,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
 
 
 def layers_of(model: nn.Module, name: str) -> nn.Module:
-    """The module list to cut. ValueError if there is none of that name."""
+    """The module list to cut. ValueError if `name` is not a non-empty list of modules."""
     with suppress(AttributeError):
         container = model.get_submodule(name)
         if name and isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(container):
@@ -145,7 +147,7 @@ def layers_of(model: nn.Module, name: str) -> nn.Module:
 
 
 def outside(model: nn.Module, container: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """The modules with parameters that neither hold the layers nor belong to one."""
+    """The modules with parameters that neither contain the layers nor are part of one."""
     inner = {id(module) for module in container.modules()}
     at = next(name for name, module in model.named_modules() if module is container)
     for name, module in model.named_modules():
@@ -155,17 +157,17 @@ def outside(model: nn.Module, container: nn.Module) -> Iterable[tuple[str, nn.Mo
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation of the run: what it reads, what it makes, and in which region."""
+    """Records every operation of the run: its inputs, its results, and its region."""
 
     def __init__(self, outline: Outline, model: nn.Module, container: nn.Module) -> None:
         super().__init__()
         self._outline, self._model = outline, model
         self._region, self._calls = 0, 0
-        self._inside = 0  # calls of modules under way
+        self._inside = 0  # depth of module calls
         self._quiet = False
         self._made: dict[int, int] = {}  # storage -> the region that wrote it last
         self._read: set[int] = set()
-        self._kept: list[Any] = []  # so that no storage takes the place of one that is gone
+        self._kept: list[Any] = []  # keeps storages alive, so that their addresses are not reused
         self.shapes = {name: p.shape for name, p in model.named_parameters() if outline.canonical[name] == name}
         self._parameters = {_storage(p): name for name, p in _all(model.named_parameters)}
         self._buffers = {_storage(b): n for n, b in _all(model.named_buffers)}
@@ -179,7 +181,7 @@ class _Watch(TorchDispatchMode):
         return _storage(tensor) in self._read
 
     def finish(self, loss: Any) -> None:
-        """The loss is there."""
+        """Checks the run after the loss has been computed."""
         outline = self._outline
         if not isinstance(loss, Tensor) or loss.shape != () or not loss.is_floating_point():
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -227,7 +229,7 @@ class _Watch(TorchDispatchMode):
                         raise ValueError(_changes(self._buffers[_storage(tensor)]))
 
     def _uses(self, tensor: Tensor, view: bool) -> bool:
-        """Whether what comes out is made, because of this."""
+        """Records the use. Returns whether the result counts as made because of this tensor."""
         key, outline = _storage(tensor), self._outline
         self._read.add(key)
         if (name := self._parameters.get(key)) is not None:
@@ -264,7 +266,7 @@ class _Watch(TorchDispatchMode):
                 for place, argument in enumerate(given):
                     if argument is leaf and _storage(leaf) not in self._made:
                         return Argument(place)
-                self._mark(leaf)  # also what no parameter had a part in: another stage has zeros there
+                self._mark(leaf)  # also values without parameters: another stage has zeros there
                 return Boundary(tuple(leaf.shape), leaf.dtype)
 
             self._outline.returns[name].append(tree_map(described, out))
@@ -285,7 +287,7 @@ class _Watch(TorchDispatchMode):
         return call
 
     def _cut(self, k: int, args: Any, kwargs: Any) -> Any:
-        """From here on what is made among the arguments counts as made in this region: a stage may begin here."""
+        """Marks the made arguments as made in this region, because a stage may start here."""
         leaves, spec = tree_flatten((args, kwargs))
         crossing: dict[int, Crossing] = {}
         for place, leaf in enumerate(leaves):
@@ -308,7 +310,7 @@ _SHAPE_ONLY |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_str
 
 
 def _tensors(values: Any) -> Iterable[Tensor]:
-    """Those in what an operation takes or gives: nested no deeper than lists. A fraction of what pytrees cost."""
+    """The tensors in the arguments or results of an operation, nested in lists at most. Much faster than pytrees."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
@@ -325,7 +327,7 @@ def _all(named: Any) -> list[tuple[str, Tensor]]:
 
 
 def _leaves(loss: Tensor) -> Iterable[Tensor]:
-    """The parameters that the graph of `loss` ends at."""
+    """The parameters at the leaves of the graph of `loss`."""
     todo, seen = [loss.grad_fn], set()
     while todo:
         node = todo.pop()
@@ -358,7 +360,7 @@ def _changes(name: str) -> str:
 
 
 def _mistake(source: Source, error: Exception) -> ValueError:
-    """What to raise if forward or loss has failed on fake tensors."""
+    """The exception for a failure of forward or loss on fake tensors."""
     if raised_here(error):
         return UserMistake(str(error))
     if _needs_values(error):
@@ -370,7 +372,7 @@ def _mistake(source: Source, error: Exception) -> ValueError:
 
 
 def _needs_values(error: Exception) -> bool:
-    """Whether the code asked a fake tensor for something that only a real one has."""
+    """Whether the code asked a fake tensor for something that requires values."""
     from torch._subclasses import fake_tensor as fake
 
     kinds = (fake.DataDependentOutputException, fake.DynamicOutputShapeException, fake.UnsupportedFakeTensorException)
@@ -379,7 +381,7 @@ def _needs_values(error: Exception) -> bool:
 
 
 def same_arguments(leaves: Sequence[Any], boundary: Sequence[Crossing]) -> list[Tensor]:
-    """Those of `leaves` that the boundary names. RuntimeError if they are not what the dry run saw."""
+    """The tensors of the boundary among `leaves`. RuntimeError if they differ from those in the dry run."""
     found = []
     for places, of in boundary:
         tensor = leaves[places[0]] if places[-1] < len(leaves) else None

@@ -1,8 +1,8 @@
-"""A model without memory: its structure, names, ties and buffers, and parameters that have shapes only.
+"""A model without memory: its structure, names, ties and buffers, and parameters that only have shapes.
 
 model = empty(source)                       # parameters on `meta`; a 70B model takes a second
-canonical = unshare(model)                  # every use a module of its own; every name -> the first of its tensor
-make_fake(model, mode)                      # parameters that say they are on the CPU, for a run without arithmetic
+canonical = unshare(model)                  # a separate module for every use; name -> first name of its tensor
+make_fake(model, mode)                      # parameters that report the CPU as device, for a run without arithmetic
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from .source import Source
 
 
 def empty(source: Source, traced: bool = False) -> nn.Module:
-    """The whole model in training mode. Its parameters are on `meta` from their registration on; buffers are real.
+    """The whole model in training mode, with parameters on `meta` from their registration on, and real buffers.
+
     traced: see `Source.build`."""
     with _parameters_without_memory():
         return source.build(traced=traced).train()
 
 
 def unshare(model: nn.Module) -> dict[str, str]:
-    """Gives every place in `model` a module of its own, where several had the same one, so that every use of a
-    parameter can have a leaf of its own. Returns each name of a parameter or buffer -> its first name."""
+    """Gives every place in `model` its own module, so that every use of a shared parameter can have its own leaf.
+
+    Returns each name of a parameter or buffer -> its first name."""
     first: dict[int, str] = {}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     canonical = {name: first.setdefault(id(tensor), name) for name, tensor in named}
@@ -47,7 +49,7 @@ def unshare(model: nn.Module) -> dict[str, str]:
 
 
 def make_fake(model: nn.Module, mode: Any) -> None:
-    """Parameters and buffers become fake tensors of `mode`, one for each name: of a tie both uses can be told."""
+    """Turns parameters and buffers into fake tensors of `mode`, one per name, so that uses of a tie are distinct."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             module._parameters[name] = None if parameter is None else _parameter(parameter)
@@ -61,7 +63,7 @@ def _parameter(parameter: nn.Parameter) -> nn.Parameter:
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Parameters are on `meta` from where they are registered; buffers are real, ties stay."""
+    """Moves parameters to `meta` when they are registered. Buffers stay real, and ties are kept."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -1,12 +1,12 @@
-"""The values that training begins with, read by name: of a folder of safetensors, or of a seed checkpoint.
+"""The initial values of a model, read by name from a folder of safetensors or from a seed checkpoint.
 
     values = initial_values(source, settings, run_dir)
-    values.read("blocks.0.up.weight")       # that tensor alone
-    values.find("blocks.0.mask")            # None if there is none, as of buffers that are computed
+    values.read("blocks.0.up.weight")       # only that tensor
+    values.find("blocks.0.mask")            # None if missing, for instance for computed buffers
 
-What has no file is built once on the CPU, whole, with `run.seed`, by whichever worker of a machine comes first, and
-written to RUN_DIR/seed.pt; the others wait for it. So any split, and any worker, begins with the same values. What does
-not fit into memory needs a folder.
+Without a folder, the first worker of a machine builds the whole model on the CPU with `run.seed` and writes
+RUN_DIR/seed.pt. The others wait for that file. So initial values are the same for every split and worker. A model that
+does not fit into memory needs a folder.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .source import Source
 
 class Values(Protocol):
     def read(self, name: str) -> Tensor:
-        """ValueError: there is no such tensor; one sentence for the user."""
+        """The tensor `name`. ValueError if it is missing; one sentence for the user."""
         ...
 
     def find(self, name: str) -> Tensor | None: ...
 
 
 def initial_values(source: Source, settings: Settings, run_dir: str | Path | None) -> Values:
-    """run_dir: None keeps the seed checkpoint in memory."""
+    """The initial values. run_dir: None keeps a seed checkpoint in memory."""
     if source.folder is not None:
         return Folder(source.folder, source.prefix)
     if run_dir is None:
         return Built(seeded(source, settings.run.seed))
     path = Path(run_dir) / "seed.pt"
     with (Path(run_dir) / "seed.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until this worker dies, at the latest
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released at the latest when this worker dies
         if not path.exists():
             temporary = path.with_suffix(".tmp")
             torch.save(seeded(source, settings.run.seed), temporary)
@@ -51,8 +51,7 @@ def initial_values(source: Source, settings: Settings, run_dir: str | Path | Non
 
 
 def seeded(source: Source, seed: int) -> dict[str, Tensor]:
-    """Every parameter and buffer of the model as it is built in float32 after `torch.manual_seed(seed)`, by its
-    names."""
+    """Every parameter and buffer of the model, built in float32 after `torch.manual_seed(seed)`, by name."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = source.build(torch.float32)

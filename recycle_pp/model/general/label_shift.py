@@ -1,12 +1,12 @@
-"""Finds a loss that shifts the labels a second time: it would train each position on the token after the next.
+"""Detects a loss that shifts the labels a second time and would train each position on the token after the next.
 
-    check = LabelShift(name, loss_of)        # on the last stage, for modules of users
+    check = LabelShift(name, loss_of)        # on the last stage, for users' modules
     check.watch(leaves, batch, boundary)     # in the forward: the arguments of the last layer
 
-`batch.labels` are shifted already. A loss that shifts them again ignores what the model says at the last position, so
-the gradient of the last layer's input is exactly zero there; this costs one look at the first backward. If it is zero,
-the loss is computed twice with other labels at the first position: a second shift ignores those, too. A loss that only
-leaves out the last position does not.
+`batch.labels` are already shifted. A loss that shifts them again ignores the output at the last position, so the
+gradient of the last layer's input is exactly zero there. This is checked in the first backward. If it is zero, the loss
+is computed twice, with different labels at the first position. A second shift ignores those as well. A loss that only
+omits the last position does not.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from torch import Tensor
 from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.model.stage_module import IGNORED, Batch
 
-LossOf = Callable[[Batch, Sequence[Tensor]], Tensor]  # of a batch and what the stage before gave; nothing random
+# of a batch and the outputs of the previous stage; without randomness
+LossOf = Callable[[Batch, Sequence[Tensor]], Tensor]
 
 
 class LabelShift:
-    """name: of the model, for the sentence. vocabulary: number of tokens."""
+    """name: of the model, for the message. vocabulary: number of token ids."""
 
     def __init__(self, name: str, vocabulary: int, loss_of: LossOf) -> None:
         self._name, self._vocabulary, self._loss_of = name, vocabulary, loss_of
         self._decided = False
 
     def watch(self, leaves: Sequence[Any], batch: Batch, boundary: Sequence[Tensor]) -> None:
-        """Looks at the gradient of the first of `leaves` that has positions, unless an earlier one has decided."""
+        """Checks the gradient of the first tensor in `leaves` with a row per token, unless an earlier check has
+        decided."""
         b, T = batch.labels.shape
         if self._decided or T < 3 or bool((batch.labels[:, [0, -1]] == IGNORED).any()):
             return
@@ -40,7 +42,7 @@ class LabelShift:
             if isinstance(leaf, Tensor) and leaf.requires_grad and (by := _positions(leaf, b, T)) is not None:
                 leaf.register_hook(lambda grad: self._look(by(grad), batch, boundary))
                 return
-        self._decided = True  # no tensor that has one row for each token
+        self._decided = True  # no tensor has a row per token
 
     def _look(self, grad: Tensor, batch: Batch, boundary: Sequence[Tensor]) -> None:
         """grad: (b, T, ...). Raises UserMistake."""
@@ -61,7 +63,7 @@ class LabelShift:
 
 
 def _positions(tensor: Tensor, b: int, T: int) -> Callable[[Tensor], Tensor] | None:
-    """What makes (b, T, ...) of a tensor of this shape; None if it has not one row for each token."""
+    """A function that reshapes a tensor of this shape to (b, T, ...); None if it does not have a row per token."""
     if tensor.shape[:2] == (b, T):
         return lambda of: of
     if tensor.shape[:1] == (b * T,):

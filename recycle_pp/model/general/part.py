@@ -1,11 +1,11 @@
-"""A stage of any model: the model's own forward, with stand-ins for what other stages hold.
+"""A stage of any model: the model's own forward, with placeholders for the parts of other stages.
 
     module = part(settings, stage, device, run_dir)        # a `StageModule`
 
-The whole model is built with parameters that have no memory; only those of this stage get some. Its forward then runs
-as it is. Modules and layers of the stages before return zeros of the right shape, cached; at the first own layer the
-arguments that come from the stage before are put in their place; the layer after the last own one ends the forward.
-Whatever is a function of the batch (masks, positions) the model's own code makes on every stage.
+The whole model is built with parameters that have no memory, and only those of this stage are allocated. Its forward
+then runs unchanged. Modules and layers of earlier stages return cached zeros of the right shape. At the first own layer
+the boundary tensors replace its arguments. The call of the layer after the last own one ends the forward. Functions of
+the batch (masks, positions) are computed by the model's own code on every stage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .source import Source, source_of
 
 
 def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> Part:
-    """Stage `stage` of the model that `settings` name. ValueError: it cannot be trained so; a sentence for the user."""
+    """Stage `stage` of the model in `settings`. ValueError if it cannot be trained; one sentence for users."""
     source, parallel = source_of(settings), settings.parallel
     outline = dry_run(source, Batch.blank(settings), settings.numerics.precision == "bf16-autocast")
     layout = split_layers(len(outline.layers), parallel.stages, settings.model.split)
@@ -101,7 +101,7 @@ class Part:
         for name, of in places.items():
             module, attribute = self._place(name)
             for region in uses[name]:
-                # A leaf of its own for every use: the sum over the uses is then the same in any layout.
+                # A separate leaf for every use, so that the sum over the uses is the same for any layout.
                 leaf = nn.Parameter(views[of])
                 leaf.register_post_accumulate_grad_hook(partial(_take, sink, index[of]))
                 self._leaves[region].append((module, attribute, leaf))
@@ -143,7 +143,7 @@ class Part:
             if value is not None and value.shape == buffer.shape:
                 buffer = value.to(buffer.dtype).clone()
             model.get_submodule(owner)._buffers[attribute] = buffer.to(self._device)
-        for name in self._outline.bare:  # the code around the modules runs on every stage
+        for name in self._outline.bare:  # code outside the modules runs on every stage
             owner, _, attribute = name.rpartition(".")
             zero = torch.zeros((), dtype=self._source.dtype, device=self._device)
             zeros = zero.expand(self._outline.shapes[self._outline.canonical[name]])
@@ -151,7 +151,7 @@ class Part:
         return model
 
     def _initial(self, name: str) -> Tensor:
-        """A file may hold a tied parameter by any of its names."""
+        """The initial value of a parameter. A file may contain a tied parameter under any of its names."""
         for other, first in self._outline.canonical.items():
             if first == name and (value := self._values.find(other)) is not None:
                 return value
@@ -166,7 +166,7 @@ class Part:
         return sum((m, a) == (module, attribute) for uses in self._leaves.values() for m, a, _ in uses) > 1
 
     def _install(self) -> None:
-        """Layers, and modules with parameters outside of them, ask which region it is before they run."""
+        """Wraps layers, and modules with parameters outside them, to check their region before they run."""
         container = layers_of(self.model, self._source.layers)
         for name, module in outside(self.model, container):
             module.forward = partial(self._call, name, module.forward)
@@ -176,7 +176,7 @@ class Part:
     # -- while the forward runs
 
     def _begin(self, region: int) -> None:
-        """Dropout is drawn from (seed, step, g, layer): the same whatever the layout, and if it is run again."""
+        """Starts a region. Dropout is keyed by (seed, step, g, layer): independent of layout and recomputation."""
         self._region = region
         if region in self._several:
             for module, attribute, leaf in self._leaves[region]:
@@ -216,13 +216,13 @@ class Part:
         if self.recompute and torch.is_grad_enabled() and k in self._layers:
             from torch.utils.checkpoint import checkpoint
 
-            # What this method does stays outside of what is run again: then another micro-batch is current.
+            # The code of this method must not run again: another micro-batch is current at that time.
             again = partial(checkpoint, forward, use_reentrant=False)
             return self._call(self._outline.layers[k], again, *args, **kwargs)
         return self._call(self._outline.layers[k], forward, *args, **kwargs)
 
     def _loss_of(self, batch: Batch, boundary: Sequence[Tensor]) -> Tensor:
-        """In the middle of a backward, whose recomputation needs the mode that it had."""
+        """The loss, computed during a backward. Restores the autocast mode, which recomputation needs."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             (loss,) = self(batch, boundary, None)
         self.model.train()
@@ -235,7 +235,7 @@ class Part:
 
 
 class _Leave(Exception):
-    """Thrown in place of the layer after the last one that a stage holds."""
+    """Ends the forward, raised instead of the call of the layer after the stage's last one."""
 
     def __init__(self, boundary: Sequence[Tensor]) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""Where a model comes from: `model=custom model.build=my_package:build`, or `model=hf model.path=FOLDER`.
+"""The origin of a model: `model=custom model.build=my_package:build`, or `model=hf model.path=FOLDER`.
 
     source = source_of(settings)
     model = source.build()                          # the whole model, in source.dtype
-    loss = source.loss(model, batch, items, labels) # of the whole model or, inside of a stage, of what it holds
+    loss = source.loss(model, batch, items, labels) # of the whole model, or of the part that a stage holds
 
-Three values and no subclass: `build()` gives an nn.Module, `model.layers` names its list of layers, `model.loss` a
-function of (output, batch). A model's forward is called with what its arguments are named after: `input_ids`, `labels`
-(shifted already: `labels[:, t]` follows `input_ids[:, t]`), `num_items_in_batch`, and what else the data bring; a first
-argument of another name gets the inputs.
+A custom model consists of three values and needs no subclass: `build()` returns an nn.Module, `model.layers` names its
+list of layers, and `model.loss` is a function of (output, batch). Arguments of the model's forward are passed by name:
+`input_ids`, `labels` (already shifted: `labels[:, t]` follows `input_ids[:, t]`), `num_items_in_batch`, and further
+tensors of the data. A first argument with another name gets the inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ from .user_code import called, shown
 
 
 class Source(Protocol):
-    """name: for sentences; layers: name of the list of layers; folder: of safetensors with the initial values, or None;
-    prefix: what files of the bare model leave out of the names; dtype: of the parameters that are computed with."""
+    """
+    name    for messages
+    layers  name of the list of layers
+    folder  safetensors with the initial values, or None
+    prefix  prefix of parameter names that files of the bare model omit
+    dtype   of the parameters in the computation
+    """
 
     name: str
     layers: str
@@ -41,20 +46,22 @@ class Source(Protocol):
     dtype: torch.dtype
 
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
-        """The whole model. dtype: of the parameters, default the source's. traced: for a run on fake tensors, so every
-        operation of its forward must have a shape function; names and shapes of the parameters are the same."""
+        """The whole model.
+
+        dtype: of the parameters; None: the source's. traced: for a run on fake tensors, so every operation of the
+        forward must have a shape function; names and shapes of the parameters are the same."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any: ...
 
 
 def source_of(settings: Settings) -> Source:
-    """ValueError: one sentence for the user."""
+    """The source of the configured model. ValueError: one sentence for the user."""
     return Custom(settings) if settings.model.kind == "custom" else HuggingFace(settings)
 
 
 class Custom:
-    """`model.build` of the user's own package; the working directory is looked in as well."""
+    """`model.build` of the user's own package. Modules are also searched in the working directory."""
 
     def __init__(self, settings: Settings) -> None:
         model = settings.model
@@ -72,7 +79,7 @@ class Custom:
         if not isinstance(built, nn.Module):
             raise ValueError(f"{self.name} must give an nn.Module, not {type(built).__name__}")
         dtype = dtype or self.dtype
-        return built if dtype == torch.float32 else built.to(dtype)  # buffers too, as torch does it
+        return built if dtype == torch.float32 else built.to(dtype)  # buffers too, as torch does
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         given = {"input_ids": batch.inputs, "labels": batch.labels, "num_items_in_batch": items, **batch.more}
@@ -83,7 +90,7 @@ class Custom:
 
 
 class HuggingFace:
-    """A folder with the config.json of a decoder of transformers, with weights or without. Nothing is downloaded."""
+    """A folder with the config.json of a decoder for transformers, with or without weights. Downloads nothing."""
 
     def __init__(self, settings: Settings) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -117,16 +124,18 @@ class HuggingFace:
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
-        # Both give every expert a gradient, whatever the router chooses. Grouped: one product for each expert, over the
-        # tokens that chose it. Batched: copies the matrices of an expert for every token, but its shapes are known
-        # without values, also in fp32 (the shape function of torch's grouped product takes bf16 alone).
+        # Both implementations give every expert a gradient, whatever the router chooses. Grouped: one product per
+        # expert, over the tokens that chose it. Batched: copies the matrices of an expert for every token, but its
+        # shapes are known without values, also in fp32 (the shape function of torch's grouped product only supports
+        # bf16).
         experts = {"experts_implementation": "batched_mm" if traced else "grouped_mm"}
         given = experts if _has_experts(self.config) else {}
         return self._class.from_config(self.config, dtype=dtype or self.dtype, **given)
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
-        """`labels` only say that a loss is wanted: they are shifted already, and go in as `shift_labels`."""
-        more = {name: tensor for name, tensor in batch.more.items() if name != "document_ids"}  # positions say it
+        """The loss. `labels` only request a loss; the shifted labels are passed as `shift_labels`."""
+        # position_ids already tell documents apart
+        more = {name: tensor for name, tensor in batch.more.items() if name != "document_ids"}
         given = {"shift_labels": batch.labels, "num_items_in_batch": items, "use_cache": False, **more}
         return model(input_ids=batch.inputs, labels=labels, **given).loss
 
@@ -140,7 +149,7 @@ class HuggingFace:
 
 
 def function(key: str, value: str) -> Callable[..., Any]:
-    """The function that MODULE:NAME names."""
+    """The function named by MODULE:NAME."""
     module, colon, name = value.partition(":")
     if not (module and colon and name):
         raise ValueError(f"{key} must be MODULE:FUNCTION, for instance my_package:build, not {value!r}")
@@ -155,12 +164,12 @@ def function(key: str, value: str) -> Callable[..., Any]:
     if found is None:
         raise ValueError(f"{key}={value}: {module} has no {name}")
     if not callable(found):
-        raise ValueError(f"{key}={value} is no function")
+        raise ValueError(f"{key}={value} is not a function")
     return found
 
 
 def arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `given` that the model's forward takes by name; its first argument gets the inputs in any case."""
+    """The entries of `given` that the model's forward takes by name. Its first argument always gets the inputs."""
     parameters = inspect.signature(type(model).forward).parameters
     names = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
     taken = {name: value for name, value in given.items() if name in names}

@@ -1,6 +1,6 @@
-"""Exceptions of the model's own code (build, forward, loss), shown as they are, with file and line.
+"""Exceptions from the model's own code (build, forward, loss), shown with file and line.
 
-with called("model.build=my_package:build"):     # UserMistake in place of any exception of that code
+with called("model.build=my_package:build"):     # replaces any exception of that code by UserMistake
     model = build()
 shown(error)         # "TypeError: unsupported operand (/home/me/my_package.py, line 12, in forward)"
 from_model(error)    # the same if the exception came out of the model's build, forward or loss, else ""
@@ -19,7 +19,7 @@ import torch
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
 from recycle_pp.config.mistakes import UserMistake
 
-LONGEST = 500  # characters
+LONGEST = 500  # characters of a message
 _OURS = str(Path(__file__).resolve().parents[2]) + "/"
 _LIBRARIES = (_OURS, str(Path(torch.__file__).parent) + "/", "<frozen ")
 _PYTHON = sysconfig.get_paths()["stdlib"] + "/"
@@ -28,8 +28,8 @@ _ENTRANCES = {(str(Path(__file__).with_name("source.py")), name) for name in ("b
 
 @contextmanager
 def called(name: str) -> Iterator[None]:
-    """Turns any exception into UserMistake("NAME raised TypeError: ... (FILE, line N, in F)"), except full memory and a
-    failed GPU. name: what is called, as the user writes it."""
+    """Turns any exception into UserMistake("NAME raised TypeError: ... (FILE, line N, in F)"), except out-of-memory
+    errors and GPU failures. name: the called object, as the user writes it."""
     try:
         yield
     except Exception as error:
@@ -39,7 +39,7 @@ def called(name: str) -> Iterator[None]:
 
 
 def shown(error: BaseException) -> str:
-    """The exception's class, the first line of its text, and the line of the user's code that it came from."""
+    """The exception's class, the first line of its text, and the line of the user's code that raised it."""
     text = next(iter(str(error).strip().splitlines()), "")[:LONGEST]
     return f"{type(error).__name__}{': ' * bool(text)}{text}{_place(error)}"
 
@@ -51,7 +51,7 @@ def from_model(error: BaseException) -> str:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether it is a sentence of this package: a ValueError that one of its files raised."""
+    """Whether it is a message of this package: a ValueError raised in one of its files."""
     frames = _frames(error)
     return isinstance(error, ValueError) and bool(frames) and frames[-1][0].co_filename.startswith(_OURS)
 
