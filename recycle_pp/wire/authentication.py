@@ -1,20 +1,20 @@
-"""The mutual proof with which every connection of a job begins: both ends know its token, and neither sends it.
+"""The mutual authentication at the start of every connection: both ends prove that they know the job's token.
 
     prove(token, hello, send, receive)      # the client, blocking; Refused if the other end does not know the token
     verifier = Verifier(token, HELLOS)      # the server: sends verifier.challenge
     accepted = verifier.judge(response)     # to be sent; Refused likewise
-    verifier.hello                          # what the client says it is
+    verifier.hello                          # the client's hello
 
     server -> client   Challenge(nonce)
     client -> server   Response(nonce', hello, HMAC(token, "client", nonce, nonce', hello))
     server -> client   Accepted(HMAC(token, "server", nonce, nonce', hello))
 
-HMAC-SHA256. A proof holds for one pair of nonces, one direction and one hello, so none can be sent back, or used again
-for another purpose. `Prover` and `Verifier` are pure; control connections (`connection.py`, in threads and in asyncio)
-and streams of tensors (`comm.transfer`) drive them.
+HMAC-SHA256. A proof is bound to one pair of nonces, one direction and one hello, so it can be neither reflected nor
+replayed. `Prover` and `Verifier` are pure. Control connections (`connection.py`, in threads and in asyncio) and streams
+of tensors (`comm.transfer`) drive them.
 
-Not the standard library's `ssl`: a shared secret is TLS-PSK there, which exists since Python 3.13 only (we run on 3.11
-too), and it would encrypt tensors on a network that is private anyway.
+The standard library's `ssl` is not used. A shared secret requires TLS-PSK, which exists only since Python 3.13 (this
+project supports 3.11), and TLS would also encrypt tensors on a network that is private anyway.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .messages.table import Message, Vocabulary
 
 
 class Refused(ChannelClosed):
-    """The other end does not know the job's token, or did not accept ours."""
+    """The other end does not know the job's token, or rejected ours."""
 
 
 Send = Callable[[Message], None]
@@ -37,7 +37,7 @@ Receive = Callable[[Vocabulary], Message]
 
 
 def prove(token: str, hello: Message, send: Send, receive: Receive) -> None:
-    """The client's side; blocks as `receive` does."""
+    """The client's side of the handshake. Blocks as `receive` does."""
     prover = Prover(token, hello)
     send(prover.respond(receive(TO_CLIENT)))
     prover.check(receive(TO_CLIENT))
@@ -63,7 +63,7 @@ class Prover:
 
 
 class Verifier:
-    """hello: the client's, once it has proved itself."""
+    """hello: the client's hello, after it has been verified."""
 
     hello: Message
 
@@ -72,7 +72,7 @@ class Verifier:
         self.challenge = Challenge(secrets.token_bytes(32))
 
     def judge(self, response: Message) -> Accepted:
-        assert isinstance(response, Response)  # TO_SERVER, by which it is read, has no other message
+        assert isinstance(response, Response)  # TO_SERVER contains no other message
         said = self.challenge.nonce, response.nonce, response.hello
         if not hmac.compare_digest(response.proof, _proof(self._token, b"client", *said)):
             raise Refused("it has another RECYCLE_TOKEN than this job")
@@ -81,5 +81,5 @@ class Verifier:
 
 
 def _proof(token: str, *parts: bytes) -> bytes:
-    # Lengths keep ("ab", "c") and ("a", "bc") apart.
+    # The lengths distinguish ("ab", "c") from ("a", "bc").
     return hmac.digest(token.encode(), b"".join(b"%d:%b" % (len(part), part) for part in parts), "sha256")

@@ -6,10 +6,10 @@
     channel = Channel.connect(host, port, token, WorkerHello(rank=3, ...))   # for threads
     channel.send(message); message = channel.recv(TO_WORKER)
 
-Whoever receives says what the other end may say: a `Vocabulary` of `wire.messages`. A connection begins with the mutual
-proof of `authentication.py`. Whoever cannot give it, or sends anything else than such messages (garbage, an oversize
-frame, an unknown kind, a wrong type, silence for `HANDSHAKE_SECONDS`), is cut off, logged, and disturbs nobody.
-Nothing that arrives is unpickled or evaluated.
+The receiver chooses the accepted messages: a `Vocabulary` of `wire.messages`. A connection starts with the mutual
+authentication of `authentication.py`. A connection that fails it, or sends anything else than such messages (garbage,
+an oversized frame, an unknown kind, a wrong type, silence for `HANDSHAKE_SECONDS`), is closed and logged, without
+effect on others. Received data is never unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .keepalive import set_keepalive
 from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER
 from .messages.table import Message, Vocabulary
 
-MAX_UNSENT = 64 << 20  # bytes queued for an asyncio peer that does not read; then it is cut off
+MAX_UNSENT = 64 << 20  # bytes queued for an asyncio peer that does not read; above, its connection is aborted
 HANDSHAKE_SECONDS = 5.0
-UNPROVEN = 400  # connections that may be in their handshake; above, the oldest is closed
-REPEAT_SECONDS = 10.0  # between two lines on the same refusal: a node that waits hears as often of it
+UNPROVEN = 400  # most connections in their handshake; above, the oldest is closed
+REPEAT_SECONDS = 10.0  # between two log lines about the same refusal, so that a waiting node does not flood the log
 
-NO_JOB = "what listens there is no job of recycle_pp"
+NO_JOB = "the process that listens there is not a job of recycle_pp"
 OTHER_TOKEN = "the job there has another RECYCLE_TOKEN; it must be the same on every node"
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Channel:
-    """A blocking connection for threads: any number of them may send, one at a time receives."""
+    """A blocking connection for threads. Several threads may send; one at a time receives."""
 
     def __init__(self, sock: socket.socket):
         self._socket = sock
@@ -55,7 +55,7 @@ class Channel:
 
     @classmethod
     def connect(cls, host: str, port: int, token: str, hello: Message, timeout: float = 10.0) -> Channel:
-        """Connects and authenticates within `timeout` seconds; OSError where that fails (Refused for a wrong token)."""
+        """Connects and authenticates within `timeout` seconds. OSError on failure (Refused for a wrong token)."""
         deadline = time.monotonic() + timeout
         sock = socket.create_connection((host, port), timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,14 +77,19 @@ class Channel:
         return channel
 
     def send(self, message: Message) -> None:
-        """Sends one message whole; OSError once the connection is lost, ValueError above 16 MiB."""
+        """Sends one whole message. OSError if the connection is lost, ValueError above 16 MiB."""
         frame = encode(message)
         with self._sending:
             self._socket.sendall(frame)
 
     def recv(self, vocabulary: Vocabulary, timeout: float | None = None, limit: int = MAX_FRAME) -> Message:
-        """The next message; TimeoutError after `timeout` seconds (nothing is lost), ChannelClosed at the end, Malformed
-        where it is none of these."""
+        """The next message.
+
+        Raises:
+            TimeoutError: none within `timeout` seconds; no data is lost.
+            ChannelClosed: the connection ended.
+            Malformed: the message is not in the vocabulary.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._receiving:
             while (body := self._frames.next(limit)) is None:
@@ -104,18 +109,19 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the other end sees."""
+        """This machine's address on the connection."""
         return str(self._socket.getsockname()[0])
 
     def set_keepalive(self, seconds: float) -> None:
-        """From now on the connection breaks when the other machine has not answered for so long, as after a cut."""
+        """Sets the seconds without an answer of the other machine after which the connection breaks, as after a network
+        cut."""
         set_keepalive(self._socket, seconds)
 
     def close(self) -> None:
-        """From any thread; a thread that waits in `recv` gets ChannelClosed."""
+        """Closes the connection, from any thread. A thread in `recv` gets ChannelClosed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        with self._receiving, self._sending:  # not while another thread still uses the descriptor
+        with self._receiving, self._sending:  # not while another thread uses the descriptor
             self._socket.close()
 
 
@@ -123,30 +129,30 @@ class Channel:
 
 
 class Peer:
-    """An asyncio connection: `send` never waits, `recv` does; `async for message in peer.listen(...)` ends with it."""
+    """An asyncio connection. `send` never waits, `recv` does. `async for message in peer.listen(...)` ends with it."""
 
-    hello: Message  # what an authenticated client said of itself
+    hello: Message  # the hello of an authenticated client
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusals: Refusals | None = None
     ) -> None:
         self._reader, self._writer = reader, writer
         self._refusals = refusals or Refusals()
-        self.was_reset = False  # it ended with a reset: the other end may live, and come back
-        name = writer.get_extra_info("peername") or ("?", 0)  # None: the other end is gone again already
+        self.was_reset = False  # ended with a reset: the other end may be alive and reconnect
+        name = writer.get_extra_info("peername") or ("?", 0)  # None: the other end has already disconnected
         self.address: str = "{}:{}".format(*name[:2])
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the other end sees."""
+        """This machine's address on the connection."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send(self, message: Message) -> None:
-        """Queues one message. To a peer that is gone, or has left 64 MiB unread, it goes nowhere: its `recv` fails."""
+        """Queues one message. It is dropped if the peer is gone, or has 64 MiB unread; then `recv` fails."""
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """`send` of what `encode` gave."""
+        """Like `send`, with an encoded message."""
         if self._writer.is_closing():
             return
         self._writer.write(frame)
@@ -154,7 +160,7 @@ class Peer:
             self.abort()
 
     async def recv(self, vocabulary: Vocabulary, limit: int = MAX_FRAME) -> Message:
-        """The next message; ChannelClosed at the end, Malformed where it is none of these."""
+        """The next message. ChannelClosed at the end, Malformed if it is not in the vocabulary."""
         try:
             length = length_of(await self._reader.readexactly(LENGTH.size), limit)
             body = await self._reader.readexactly(length)
@@ -166,7 +172,7 @@ class Peer:
         return vocabulary.decode(body)
 
     async def listen(self, vocabulary: Vocabulary) -> AsyncIterator[Message]:
-        """All messages until the end; a malformed one is the end."""
+        """All messages until the connection ends. A malformed message ends it."""
         while True:
             try:
                 message = await self.recv(vocabulary)
@@ -179,16 +185,17 @@ class Peer:
             yield message
 
     async def drain(self) -> None:
-        """Waits until most of what was queued is on its way."""
+        """Waits until most of the queued data has been sent."""
         with contextlib.suppress(OSError):
             await self._writer.drain()
 
     def set_keepalive(self, seconds: float) -> None:
-        """From now on the connection breaks when the other machine has not answered for so long, as after a cut."""
+        """Sets the seconds without an answer of the other machine after which the connection breaks, as after a network
+        cut."""
         set_keepalive(self._writer.get_extra_info("socket"), seconds)
 
     def close(self) -> None:
-        """Closes after what is queued has been sent."""
+        """Closes after sending the queued messages."""
         self._writer.close()
 
     def abort(self) -> None:
@@ -197,7 +204,7 @@ class Peer:
 
 
 async def connect(host: str, port: int, token: str, hello: Message, timeout: float = 10.0) -> Peer:
-    """Connects and authenticates within `timeout` seconds; OSError where that fails (Refused for a wrong token)."""
+    """Connects and authenticates within `timeout` seconds. OSError on failure (Refused for a wrong token)."""
     async with asyncio.timeout(timeout):
         peer, failed = Peer(*await asyncio.open_connection(host, port)), NO_JOB
         try:
@@ -221,7 +228,7 @@ async def serve(
     token: str,
     handshake_seconds: float = HANDSHAKE_SECONDS,
 ) -> asyncio.Server:
-    """Listens; `handler(peer)` runs for each client that proved the token, and the connection closes when it returns.
+    """Listens. Runs `handler(peer)` for each authenticated client, and closes the connection when it returns.
 
     The bound address is `server.sockets[0].getsockname()`.
     """
@@ -249,7 +256,7 @@ async def serve(
         finally:
             peer.close()
 
-    tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+    tasks: set[asyncio.Task[None]] = set()  # the event loop only keeps weak references
 
     def start(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(accept(reader, writer))
@@ -267,7 +274,7 @@ async def _admit(peer: Peer, token: str) -> Message:
 
 
 class Refusals:
-    """Logs each reason to refuse an address every `REPEAT_SECONDS`, and not without end."""
+    """Logs each reason to reject an address at most every `REPEAT_SECONDS`, with a limit on the number of lines."""
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, str], float] = {}
@@ -283,6 +290,6 @@ class Refusals:
 
 
 def _readable(sock: socket.socket, seconds: float) -> bool:
-    poll = select.poll()  # unlike select() it takes any descriptor number
+    poll = select.poll()  # unlike select(), it accepts any descriptor number
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))

@@ -1,9 +1,9 @@
-"""Reads files that other processes wrote, and that a crash or a person may have damaged.
+"""Reads files of other processes, which a crash or a user may have damaged.
 
-    read(path)                               # bytes of a regular file; never waits for a pipe or a device
+    read(path)                               # bytes of a regular file; never blocks on a pipe or a device
     decode(path, read(path), Summary)        # typed; a record class of `records`
 
-Each error but a missing file is `UnreadableFile`: one sentence that names the file and what is wrong with it.
+Every error except a missing file is `UnreadableFile`: one sentence with the file and the problem.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = {
 
 
 class UnreadableFile(ValueError):
-    """One sentence for the user: the file, and why it cannot be read."""
+    """One sentence for the user: the file, and the reason why it cannot be read."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} cannot be read: {why}")
@@ -38,8 +38,8 @@ def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file, or a link to one, for reading.
 
     Raises:
-        FileNotFoundError: nothing has this name.
-        UnreadableFile: it is a folder, a pipe or a device, or may not be read.
+        FileNotFoundError: there is no such file.
+        UnreadableFile: it is a folder, a pipe or a device, or permission is denied.
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -56,7 +56,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a regular file; raises as `open_regular`."""
+    """The bytes of a regular file. Raises like `open_regular`."""
     with open_regular(path) as file:
         try:
             return file.read()
@@ -65,7 +65,7 @@ def read(path: Path) -> bytes:
 
 
 def decode(path: Path, data: bytes, of: type[Record]) -> Record:
-    """The JSON in `data` as a value of this type; UnreadableFile if it is not JSON or has other types."""
+    """The JSON in `data` as a value of this type. UnreadableFile if it is not JSON or has other types."""
     try:
         return msgspec.json.decode(data, type=of)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -73,7 +73,7 @@ def decode(path: Path, data: bytes, of: type[Record]) -> Record:
 
 
 def what_is_wrong(data: bytes, error: Exception) -> str:
-    """Why JSON could not be decoded, for the end of a sentence."""
+    """The reason why JSON could not be decoded, as the end of a sentence."""
     if not data.strip():
         return "it is empty"
     if isinstance(error, RecursionError):

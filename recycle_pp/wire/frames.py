@@ -1,10 +1,10 @@
 """Messages as frames: a 4-byte big-endian length, then the message in MessagePack.
 
     sock.sendall(encode(Kill(incarnation=3)))
-    frames = Frames(); frames.feed(data); body = frames.next(MAX_FRAME)     # None: not whole yet
+    frames = Frames(); frames.feed(data); body = frames.next(MAX_FRAME)     # None: incomplete
 
-A frame has 16 MiB at most, and 64 KiB as long as the other end has proved nothing. MessagePack, not JSON: a vote on a
-gradient that is not finite carries NaN, and plans and spans are bytes.
+A frame has at most 16 MiB, and at most 64 KiB before authentication. MessagePack instead of JSON, because
+the vote on a non-finite gradient carries NaN, and plans and spans are bytes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import struct
 import msgspec
 
 MAX_FRAME = 16 << 20  # bytes
-MAX_HANDSHAKE_FRAME = 64 << 10  # bytes, before the other end has proved anything
+MAX_HANDSHAKE_FRAME = 64 << 10  # bytes, before authentication
 
 LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 
 
 class ChannelClosed(ConnectionError):
-    """The connection has ended: the other end closed it, or sent something that is no message."""
+    """The connection has ended: the other end closed it, or sent an invalid message."""
 
 
 class Malformed(ChannelClosed):
-    """The bytes are no message that the other end may send; the text says why in one sentence."""
+    """An invalid message, or one that the other end may not send. The text is one sentence with the reason."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """One frame; ValueError where the message is larger than 16 MiB."""
+    """One frame. ValueError if the message is larger than 16 MiB."""
     body = encode_body(message)
     if len(body) > MAX_FRAME:
         raise ValueError(f"a {type(message).__name__} message has {len(body)} bytes; {MAX_FRAME} are allowed")
@@ -37,12 +37,12 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def encode_body(message: msgspec.Struct) -> bytes:
-    """A frame without its length."""
+    """The body of a frame, without its length."""
     return _encoder.encode(message)
 
 
 def length_of(head: bytes | bytearray, limit: int) -> int:
-    """Bytes of the body behind these first four; Malformed above `limit`."""
+    """Bytes of the body after these first four. Malformed above `limit`."""
     (length,) = LENGTH.unpack(head)
     if length > limit:
         raise Malformed(f"a frame of {length} bytes; {limit} are allowed")
@@ -50,7 +50,7 @@ def length_of(head: bytes | bytearray, limit: int) -> int:
 
 
 class Frames:
-    """Cuts a stream of bytes into the bodies of frames."""
+    """Splits a byte stream into the bodies of frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -59,7 +59,7 @@ class Frames:
         self._buffer += data
 
     def next(self, limit: int) -> bytes | None:
-        """The next body; None while it is not whole. Malformed above `limit` bytes."""
+        """The next body; None if it is incomplete. Malformed above `limit` bytes."""
         if len(self._buffer) < LENGTH.size:
             return None
         end = LENGTH.size + length_of(self._buffer[: LENGTH.size], limit)

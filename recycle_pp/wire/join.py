@@ -1,11 +1,11 @@
 """How a new or repaired node enters a running job: `torchrun ... -m recycle_pp.train +join=HOST:PORT`.
 
-    place = find_place(["+join=10.0.0.1:29501"])           # None where the command line is that of an ordinary start
+    place = find_place(["+join=10.0.0.1:29501"])           # None for the command line of an ordinary start
     entered = await enter(place, hello)                    # ValueError: a sentence for the user
 
-HOST:PORT is that of the coordinator or of any other supervisor of the job, which sends the newcomer on
-(`recycle_pp.train` also takes the job's run folder, and reads there where the coordinator is). Its settings are the
-job's; it takes the rank, and so the role, of a worker whose node is gone.
+HOST:PORT belongs to the coordinator or to any other supervisor of the job, which redirects the node.
+(`recycle_pp.train` also accepts the job's run folder, which contains the coordinator's address.) The node runs with the
+job's settings. It takes the rank, and so the role, of a worker whose node is gone.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from .launch import TOKEN_VARIABLE, Address, Launch
 from .messages.handshake import SupervisorHello
 from .messages.supervisors import TO_SUPERVISOR, CoordinatorHeartbeat, NoPlace, Redirect, SupervisorWelcome
 
-ANSWER_SECONDS = 30.0  # for the job to answer: it may be between two coordinators
-AGAIN = 0.5  # seconds between two tries
+ANSWER_SECONDS = 30.0  # for an answer of the job, which may be electing a coordinator
+AGAIN = 0.5  # seconds between two attempts
 
 
 def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Address | None:
-    """The address that `+join=HOST:PORT` gives, with the job's token; None without `+join`, ValueError where it is
-    malformed or not the only argument."""
+    """The address in `+join=HOST:PORT`, with the job's token; None without `+join`.
+
+    ValueError if it is malformed or not the only argument."""
     given = [text.lstrip("+").removeprefix("join=") for text in arguments if text.lstrip("+").startswith("join=")]
     if not given:
         return None
     if len(arguments) > 1:
-        raise ValueError("+join=HOST:PORT stands alone: all settings of a node that joins are those of the job")
+        raise ValueError("+join=HOST:PORT must be the only argument: a node that joins runs with the job's settings")
     if not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", given[0]):
         raise ValueError(f"join must be HOST:PORT of the job's coordinator, or its run folder, not {given[0]!r}")
     return Address.of_cluster(Launch(), given[0], environment)
 
 
 class Entered(NamedTuple):
-    """The connection to the coordinator, its welcome, and where it is."""
+    """The connection to the coordinator, its welcome, and its address."""
 
     peer: Peer
     welcome: SupervisorWelcome
@@ -50,7 +51,7 @@ class Entered(NamedTuple):
 
 
 async def enter(address: Address, hello: SupervisorHello) -> Entered:
-    """Asks for a place in the job at `address`. hello: what a supervisor says first."""
+    """Requests a place in the job at `address`. hello: the first message of a supervisor."""
     here, loop = f"{address.host}:{address.port}", asyncio.get_running_loop()
     deadline, place = loop.time() + ANSWER_SECONDS, address
     while True:
@@ -58,11 +59,11 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
         try:
             peer = await connect(place.host, place.port, place.token, msgspec.structs.replace(hello, rank=-1))
             answer = await peer.recv(TO_SUPERVISOR)
-            while isinstance(answer, CoordinatorHeartbeat):  # it gets ready to coordinate
+            while isinstance(answer, CoordinatorHeartbeat):  # a new coordinator is starting
                 answer = await peer.recv(TO_SUPERVISOR)
         except Refused:
             raise ValueError(f"the job at {here} does not accept this {TOKEN_VARIABLE}") from None
-        except OSError as failure:  # ChannelClosed, too
+        except OSError as failure:  # including ChannelClosed
             error = str(failure) or "no connection in time"
             if place != address:
                 error = f"it names {place.host}:{place.port} as the coordinator, which this node cannot reach: {error}"

@@ -1,9 +1,9 @@
-"""A connection whose other machine does not answer breaks after a while, instead of after a quarter of an hour.
+"""Breaks a connection to a silent machine after some seconds, instead of a quarter of an hour.
 
     set_keepalive(sock, seconds=10)
-    is_silent(sock)                    # the other machine leaves something unanswered at present
+    is_silent(sock)                    # the other machine currently leaves something unanswered
 
-The other machine's kernel answers for a process that hangs or is paused, too: this is about machines and networks only.
+Detects dead machines and networks only: the other machine's kernel also answers for a process that hangs or is paused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 
 
 def set_keepalive(sock: socket.socket, seconds: float) -> None:
-    """Linux (tcp(7)): what was sent must be acknowledged in that time; where nothing is to be sent, the kernel asks."""
+    """Sets the time in which sent data or keepalive probes must be acknowledged. Linux, see tcp(7)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(seconds / 4)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(seconds / 4)))
@@ -20,7 +20,7 @@ def set_keepalive(sock: socket.socket, seconds: float) -> None:
 
 
 def is_silent(sock: socket.socket) -> bool:
-    """Whether the kernel has sent something again, or has asked, and has no answer yet. OSError if it is closed.
+    """Whether the kernel is waiting for the answer to a retransmission or a keepalive probe. OSError if closed.
 
     tcp(7), TCP_INFO: the third and fourth byte of `struct tcp_info` are `tcpi_retransmits` and `tcpi_probes`.
     """

@@ -1,14 +1,17 @@
-"""How the processes that a launcher started find each other.
+"""How the processes started by a launcher find each other.
 
-    launch = Launch.from_environment()            # torchrun's RANK, WORLD_SIZE, ...; alone without them
+    launch = Launch.from_environment()            # torchrun's RANK, WORLD_SIZE, ...; a single process without them
     publish(launch, address); withdraw(launch)    # rank 0, on one node: a private file
     address = find(launch)                        # the others, on one node
     address = Address.of_cluster(launch, settings.control.address)   # several nodes, all ranks
 
-On one node the coordinator's address and the job's token lie in a file that only this user can read, named by the
-launcher's process, until all have joined. On several nodes the address is control.address (by default torchrun's
-MASTER_ADDR and the port after MASTER_PORT) and the token comes from the environment variable RECYCLE_TOKEN. One node
-with control.address uses both: rank 0 listens there, with the user's token, and the other ranks read the private file.
+- On one node, the coordinator's address and the job's token are in a file that only this user can read, until all ranks
+  have joined. Its name contains the launcher's process id.
+- On several nodes, the address is control.address (default: torchrun's MASTER_ADDR, and the port after MASTER_PORT),
+  and the token is the environment variable RECYCLE_TOKEN.
+- One node with control.address uses both: rank 0 listens there, with the user's token, and the other ranks read the
+  private file.
+
 Nothing else of the launcher is used, in particular not torchrun's store.
 """
 
@@ -30,7 +33,7 @@ TOKEN_VARIABLE = "RECYCLE_TOKEN"
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says about this process."""
+    """The launcher's variables for this process."""
 
     rank: int = 0
     world: int = 1
@@ -39,12 +42,12 @@ class Launch:
     master_address: str = "127.0.0.1"
     master_port: int = 0
     restart: int = 0  # torchrun's --max-restarts
-    agent: int = 0  # which of torchrun's agents has started it, of how many
+    agent: int = 0  # index of the torchrun agent that started this process
     agents: int = 1
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch:
-        """ValueError where a launcher's variables are incomplete or no numbers."""
+        """The launch of this process. ValueError if the launcher's variables are incomplete or not numbers."""
         if "RANK" not in environment:
             return cls()
         try:
@@ -78,7 +81,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the coordinator listens, and what proves membership of the job."""
+    """Where the coordinator listens, and the token that proves membership of the job."""
 
     host: str
     port: int
@@ -86,8 +89,9 @@ class Address:
 
     @classmethod
     def of_cluster(cls, launch: Launch, address: str | None, environment: Mapping[str, str] = os.environ) -> Address:
-        """The address of a job on several nodes, or with control.address; ValueError if `address` is not HOST:PORT, or
-        without a token."""
+        """The address of a job on several nodes, or with control.address.
+
+        ValueError if `address` is not HOST:PORT, or if there is no token."""
         if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
             raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
         token = environment.get(TOKEN_VARIABLE, "")
@@ -109,10 +113,10 @@ def new_token() -> str:
 
 
 def publish(launch: Launch, address: Address) -> None:
-    """Lets the other ranks of this node `find` the address."""
+    """Writes the address for the other ranks of this node, which `find` it."""
     while True:
         path = _path(launch)
-        with suppress(FileNotFoundError):  # another job has just removed the folder, which it found empty
+        with suppress(FileNotFoundError):  # another job has just removed the empty folder
             with open(os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 json.dump([address.host, address.port, address.token], file)
             path.with_suffix(".new").replace(path)
@@ -120,21 +124,21 @@ def publish(launch: Launch, address: Address) -> None:
 
 
 def withdraw(launch: Launch) -> None:
-    """Removes what `publish` left, once nobody needs it any more."""
+    """Removes the file of `publish`, after all ranks have joined."""
     with suppress(OSError):
         _path(launch).unlink(missing_ok=True)
-        _path(launch).parent.rmdir()  # only while no other job uses it
+        _path(launch).parent.rmdir()  # fails while another job uses it
 
 
 def find(launch: Launch) -> Address | None:
-    """The address, or None as long as rank 0 has not published it."""
+    """The address; None until rank 0 has published it."""
     with suppress(FileNotFoundError):
         return Address(*json.loads(_path(launch).read_text()))
     return None
 
 
 def _path(launch: Launch) -> Path:
-    """A name that only the ranks of one launch share; the time tells their launcher from an earlier process."""
+    """A file name shared only by the ranks of one launch. The start time distinguishes a reused process id."""
     launcher = os.getppid()
     with suppress(OSError):
         # Field 22 of proc(5)'s stat; the second field is a name in parentheses, which may hold spaces.
@@ -144,7 +148,7 @@ def _path(launch: Launch) -> Path:
 
 
 def _private_folder() -> Path:
-    """A folder of this user alone; ValueError where somebody else holds its name."""
+    """A folder that only this user can enter. ValueError if another user owns that name."""
     folder = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     info = folder.lstat()

@@ -1,9 +1,9 @@
-"""What the files of a run folder hold, by type: docs/run-folder.md explains each field.
+"""The content of the files in a run folder, by type. docs/run-folder.md explains each field.
 
     files.decode(run.summary, files.read(run.summary), Summary)
 
-Only the fields that a command reads are typed; a record may hold more. Numbers have bounds, so that a damaged file
-cannot make a command print, sum or allocate without end.
+Only fields that a command reads are typed; a record may contain more. Numbers have bounds, so that a damaged file
+cannot make a command print, sum or allocate without limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=0, le=10**15)]
 Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]  # a duration, or a time since 1970
-Term = Annotated[int, Meta(ge=-1, le=2**31)]  # of the coordinator that wrote a line
+Term = Annotated[int, Meta(ge=-1, le=2**31)]  # term of the coordinator that wrote a line
 WorkerName = Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}$")]  # "1.2"
 
 
@@ -84,7 +84,7 @@ class Summary(TypedDict, total=False):
 
 
 class Links(TypedDict, total=False):
-    """links of profile.json; measured: [host, host, seconds one way, bytes a second]."""
+    """links of profile.json. measured: [host, host, seconds one way, bytes per second]."""
 
     hosts: dict[WorkerName, str]
     measured: list[tuple[str, str, Seconds, Number]]
@@ -112,7 +112,7 @@ class _About(TypedDict):
 
 
 class About(_About, total=False):
-    """about.json of a checkpoint. files: [bytes, CRC-32] by name; the settings stand beside them, by key."""
+    """about.json of a checkpoint. files: [bytes, CRC-32] by name. The settings are further keys."""
 
     files: dict[str, tuple[Count, Count]]
 

@@ -1,13 +1,13 @@
-"""Which lines of a run folder's .jsonl files count.
+"""The valid lines of a run folder's .jsonl files.
 
     terms = Terms()
     terms.counts(record.get("term", EARLIER))      # for each line, in the order of the file
-    without_undone(records, step=...)              # one line a step: for metrics.jsonl and samples.jsonl
+    without_undone(records, step=...)              # one line per step: for metrics.jsonl and samples.jsonl
 
-Each line carries the term of the coordinator that wrote it. After a cut network, the coordinator that was replaced may
-append to a shared file for a while, because it does not know its successor yet. So a line counts only if no line before
-it has a newer term. A line of step k means that earlier lines of step k and later ones are undone: the job went back to
-an earlier state.
+Each line carries the term of the coordinator that wrote it. After a network cut, a replaced coordinator may still
+append to a shared file, until it learns about its successor. So a line is valid only if no earlier line has a newer
+term. A line of step k invalidates earlier lines of step k and later steps, because the job went back to an earlier
+state.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-EARLIER = -1  # the term of lines without one, which earlier versions wrote
+EARLIER = -1  # term of lines without one, written by earlier versions
 
 R = TypeVar("R")
 
 
 class Terms:
-    """newest: the newest term so far."""
+    """newest: newest term so far."""
 
     def __init__(self) -> None:
         self.newest = EARLIER
 
     def counts(self, term: int) -> bool:
-        """Whether a line of this term counts, after all lines before it were asked for."""
+        """Whether a line of this term is valid. Call it once for each line, in order."""
         self.newest = max(self.newest, term)
         return term == self.newest
 
 
 def without_undone(records: Iterable[R], step: Callable[[R], int]) -> list[R]:
-    """The records whose step was not run again, in the order of their steps. step: of a record."""
+    """The records of steps that were not repeated later, in the order of their steps. step: the step of a record."""
     kept: list[R] = []
     for record in records:
         while kept and step(kept[-1]) >= step(record):

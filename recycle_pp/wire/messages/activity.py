@@ -1,27 +1,28 @@
-"""What a worker's main thread does, in words and as data: Activity("works", "F", 20, (1, 3)).
+"""What a worker's main thread is doing, as data and in words: Activity("works", "F", 20, (1, 3)).
 
     str(activity)        # "F of micro-batch 1.3 in step 20"
 
-Imports nothing: supervisors read it, and they stay light.
+Has no imports, so that supervisors stay light.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-BUSY = 10  # times as long as a thread without processor time one that gets some may take: a busy machine is no hang
+# limit for a thread that gets processor time, as a multiple of the limit without: a busy machine is not a hang
+BUSY = 10
 
 
 class Activity(NamedTuple):
-    """What a worker's main thread does.
+    """What a worker's main thread is doing.
 
     kind    starts | works | device (an op waits for the device) | waits
-    what    the op: F, I, W, B, O (optimizer), R (the stage's sum, of its own part), V (validation), data, checkpoint,
+    what    works: F, I, W, B, O (optimizer), R (its own part of the stage's sum), V (validation), data, checkpoint,
             send, turn (from one op to the next);
-            while it starts: model, data, state (a checkpoint's), kernels, ready, "" before that;
-            or what it waits for: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
-    peer    whom it waits for, where that is one worker
-    first   it has not completed such an op yet, and may have to compile it
+            starts: model, data, state (of a checkpoint), kernels, ready; "" before these;
+            waits: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
+    peer    the worker that it waits for, if there is only one
+    first   first op of its kind, which may have to be compiled
     """
 
     kind: str = "starts"
@@ -32,7 +33,8 @@ class Activity(NamedTuple):
     first: bool = False
 
     def at_start(self) -> str:
-        """As a user reads it while the job starts: "builds the model", "F of micro-batch 0.1 in step 0, compiling"."""
+        """For users, while the job starts: "build the model", "F of micro-batch 0.1 in step 0, compiling what it
+        needs"."""
         if self.kind == "starts":
             return _STARTS.get(self.what, self.what)
         return f"{self}, compiling what it needs" if self.first else str(self)

@@ -1,4 +1,4 @@
-"""Between the supervisors' agreements (`consensus.election`): a question each, and its answer."""
+"""Messages between the supervisors' agreements (`consensus.election`): questions and answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .table import CANDIDATE, VOTER, Message, Vocabulary, sent
 
 
 class Place(NamedTuple):
-    """Where a supervisor listens, and which process it is (`consensus.process_identity`; "": nobody will know that it
-    has died)."""
+    """The address of a supervisor and its process (`consensus.process_identity`). process "": its death cannot be
+    detected."""
 
     host: str
     port: int
@@ -21,7 +21,7 @@ Position = tuple[int, int]
 
 
 class Leader(NamedTuple):
-    """The supervisor that hosts the coordinator. At most one a term; terms only grow."""
+    """The supervisor that hosts the coordinator. At most one per term; terms only grow."""
 
     term: int
     rank: int
@@ -30,7 +30,7 @@ class Leader(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """leader: who proposed it, the first to acknowledge it; roster: where the supervisors listen, by rank."""
+    """leader: the proposer, which acknowledges first; roster: addresses of the supervisors, by rank."""
 
     position: Position
     leader: int
@@ -39,12 +39,13 @@ class Membership(NamedTuple):
 
 @sent(CANDIDATE, VOTER)
 class Who(Message, frozen=True):
-    """Who leads?"""
+    """Requests the current leader."""
 
 
 @sent(CANDIDATE, VOTER)
 class Poll(Message, frozen=True):
-    """Would you vote for me? gone: whom the candidate knows to have died; position: of its newest membership."""
+    """Asks for a vote without a new term. gone: ranks known to be dead; position: of the candidate's newest
+    membership."""
 
     rank: int
     position: Position
@@ -53,7 +54,7 @@ class Poll(Message, frozen=True):
 
 @sent(CANDIDATE, VOTER)
 class Campaign(Message, frozen=True):
-    """Vote for me in this term. position: of the candidate's newest membership."""
+    """Asks for a vote in this term. position: of the candidate's newest membership."""
 
     term: int
     rank: int
@@ -62,7 +63,7 @@ class Campaign(Message, frozen=True):
 
 @sent(CANDIDATE, VOTER)
 class Propose(Message, frozen=True):
-    """Acknowledge these memberships, the last of them new."""
+    """Asks to acknowledge these memberships. The last one is new."""
 
     leader: Leader
     memberships: list[Membership]
@@ -75,7 +76,7 @@ class Leads(Message, frozen=True):
 
 @sent(VOTER, CANDIDATE)
 class Answer(Message, frozen=True):
-    """position: of the voter's newest membership; term: the newest that it knows; leader: whom it follows."""
+    """position: of the voter's newest membership; term: the newest known; leader: the leader that it follows."""
 
     yes: bool
     position: Position

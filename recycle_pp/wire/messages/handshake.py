@@ -1,4 +1,4 @@
-"""How a connection begins: the mutual proof (see `wire.authentication`), and the hello that it covers."""
+"""The start of a connection: mutual authentication (see `wire.authentication`), and the hello that it covers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Challenge(Message, frozen=True):
 @sent(CLIENT, SERVER)
 class Response(Message, frozen=True):
     nonce: Nonce
-    hello: bytes  # a message's body: see the hellos
+    hello: bytes  # the body of a message, see the hellos
     proof: bytes
 
 
@@ -30,7 +30,8 @@ class Accepted(Message, frozen=True):
 
 @sent(SUPERVISOR, LISTENER)
 class SupervisorHello(Message, frozen=True):
-    """rank: -1 for a newcomer, which gets one. host, pid: for people. agent: of torchrun, None for a newcomer."""
+    """rank: -1 for a new node, which is assigned one. host, pid: for log lines. agent: torchrun's; None for a new
+    node."""
 
     rank: int
     host: str
@@ -40,7 +41,7 @@ class SupervisorHello(Message, frozen=True):
 
 @sent(WORKER, LISTENER)
 class WorkerHello(Message, frozen=True):
-    """moved: it has been welcomed by another coordinator before, and says its `State` first."""
+    """moved: another coordinator has welcomed it before, so its `State` is its first message."""
 
     rank: int
     incarnation: int
@@ -49,7 +50,7 @@ class WorkerHello(Message, frozen=True):
 
 @sent(CANDIDATE, LISTENER)
 class CandidateHello(Message, frozen=True):
-    """A candidate or leader of the supervisors' agreement wants to ask this one's voter."""
+    """A candidate or leader of the supervisors' agreement, with questions for this supervisor's voter."""
 
 
 TO_SERVER, TO_CLIENT = Vocabulary(CLIENT, SERVER), Vocabulary(SERVER, CLIENT)

@@ -1,4 +1,4 @@
-"""From a donor to a worker that comes back: the headers of what `comm.transfer` streams."""
+"""Headers of the stream of `comm.transfer`, from a donor to a worker that rejoins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from .table import DONOR, JOINER, Message, Vocabulary, sent
 
-RECEIVER = "receiver"  # a joiner's port, as long as nobody has proved anything
+RECEIVER = "receiver"  # a joiner's port, before authentication
 
 
 @sent(DONOR, RECEIVER)
@@ -15,8 +15,8 @@ class DonorHello(Message, frozen=True):
 
 
 class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=True):
-    """Elements `start` to `stop` of the state after a step: the tensors are parameters, both moments and, where sums
-    are fixed-point, all exponents (`numerics.gradients`).
+    """Elements `start` to `stop` of the state after a step. The tensors are parameters, both moments and, if sums are
+    fixed-point, all exponents (`numerics.gradients`).
 
     session    see `Donate`
     """
@@ -28,8 +28,8 @@ class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=T
 
 
 class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
-    """A step's reduced gradient of the first `start` elements, which have been sent, and the exponents after it; apply
-    it with this clip scale.
+    """The reduced gradient of the first `start` elements, which were sent before this step, and the exponents after it.
+    Apply it with this clip scale.
 
     scale None: the step was skipped, and there is no gradient.
     """
@@ -48,7 +48,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
 
 @sent(DONOR, JOINER)
 class Parcel(Message, frozen=True):
-    """The tensors' bytes follow, in this order."""
+    """Followed by the bytes of the tensors, in this order."""
 
     about: StatePart | StepGradient
     tensors: list[TensorHeader]

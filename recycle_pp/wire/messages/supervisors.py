@@ -1,6 +1,6 @@
-"""Between a rank's supervisor and the coordinator, and from the supervisor to its worker.
+"""Messages between a rank's supervisor and the coordinator, and from the supervisor to its worker.
 
-Supervisors import no numpy, and recycle_schedules does: so a worker W(d, s) is two plain numbers here.
+Supervisors do not import recycle_schedules, which imports numpy. So a worker W(d, s) is two plain numbers here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .table import COORDINATOR, SUPERVISOR, WORKER, Message, Vocabulary, sent
 
 
 class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a worker ended.
+    """The death of a worker.
 
     cause     signal | exception | out_of_memory | gpu | exit | eviction | hang | node_loss | mismatch | unknown
     detail    "SIGKILL", the last lines of a traceback, "exit code 3"
-    at        time.monotonic() of the death on its machine, as near as known
-    injected  a fault injection ended it
-    where     op of a micro-batch in which an exception was raised, "" if in none
-    mistake   the exception with file and line, if the model's own code raised it, else ""
+    at        time.monotonic() of the death on its machine, as exactly as known
+    injected  whether a fault injection caused it
+    where     op of the micro-batch in which an exception was raised, or ""
+    mistake   the exception with file and line, if the model's own code raised it, or ""
     """
 
     cause: str
@@ -38,7 +38,7 @@ class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class SupervisorWelcome(Message, frozen=True):
-    """rank: that of the hello, or the one that a newcomer takes."""
+    """rank: that of the hello, or the rank assigned to a new node."""
 
     settings: Settings
     run_dir: str
@@ -48,21 +48,21 @@ class SupervisorWelcome(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Redirect(Message, frozen=True):
-    """This supervisor does not coordinate: connect to `leader`; None where it is not known yet who does."""
+    """This supervisor does not coordinate: connect to `leader`, or retry if it is None (not known yet)."""
 
     leader: Leader | None
 
 
 @sent(COORDINATOR, SUPERVISOR)
 class NoPlace(Message, frozen=True):
-    """To a newcomer. reason: a sentence for the user."""
+    """Rejects a new node. reason: a sentence for the user."""
 
     reason: str
 
 
 @sent(COORDINATOR, SUPERVISOR)
 class Spawn(Message, frozen=True):
-    """Start a worker; one that still lives is ended first. respawns: how often it was started after a death."""
+    """Start a worker, after killing a live one. respawns: number of starts after a death."""
 
     incarnation: int
     worker: tuple[int, int]
@@ -71,7 +71,7 @@ class Spawn(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Kill(Message, frozen=True):
-    """SIGKILL for this incarnation; its death is reported. stacks: where its threads stand is said first."""
+    """Kill this incarnation with SIGKILL and report its death. stacks: send `Stacks` first."""
 
     incarnation: int
     stacks: bool = False
@@ -79,24 +79,24 @@ class Kill(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Evict(Message, frozen=True):
-    """SIGTERM for the worker; the job goes on without this rank."""
+    """Send SIGTERM to the worker. The job continues without this rank."""
 
 
 @sent(COORDINATOR, SUPERVISOR)
 class EndsSoon(Message, frozen=True):
-    """The job ends when its step is done and saved: `Finish` follows."""
+    """The job ends after saving the current step. `Finish` follows."""
 
 
 @sent(COORDINATOR, SUPERVISOR)
 class Finish(Message, frozen=True):
-    """Ends the supervisor. code: the job's exit code; reason: in words, where it had to stop or did not begin."""
+    """Exit. code: the job's exit code; reason: in words, if the job stopped early or did not start."""
 
     code: int
     reason: str = ""
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node of the job: its name, and where one of its supervisors listens."""
+    """A node of the job: its name, and the address of one of its supervisors."""
 
     name: str
     host: str
@@ -105,7 +105,7 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Probe(Message, frozen=True):
-    """Try to connect to these nodes; `Probed` is the answer. Before a worker is started that comes back."""
+    """Try to connect to these nodes and answer with `Probed`. Sent before a worker is restarted."""
 
     targets: list[Target]
 
@@ -126,7 +126,7 @@ class Spawned(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Dying(Message, frozen=True):
-    """The worker is dying; `Died`, with the cause, follows when the kernel has cleaned up."""
+    """The worker is dying. `Died`, with the cause, follows when the kernel has cleaned up."""
 
     incarnation: int
     at: float  # see Death
@@ -134,7 +134,7 @@ class Dying(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Died(Message, frozen=True):
-    """The worker is dead. asked: it was told to, by a `Kill`."""
+    """The worker is dead. asked: killed by a `Kill`."""
 
     incarnation: int
     death: Death
@@ -145,11 +145,11 @@ class Died(Message, frozen=True):
 class Present(Message, frozen=True):
     """Sent after every welcome.
 
-    place     where the supervisor listens
-    spawn     the newest order to start a worker that it received
-    alive     whether that worker lives
-    deaths    the newest deaths of its workers
-    settings  the shared settings that its node was started with (`config.shared_settings`); at the job's start only
+    place     address of the supervisor
+    spawn     newest order to start a worker
+    alive     whether that worker is alive
+    deaths    newest deaths of its workers
+    settings  shared settings with which its node was started (`config.shared_settings`); only at the start of the job
     """
 
     place: Place
@@ -161,7 +161,7 @@ class Present(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Probed(Message, frozen=True):
-    """unreachable: in words, the targets of the last `Probe` to which no connection could be made."""
+    """unreachable: description of the targets of the last `Probe` that could not be reached."""
 
     unreachable: list[str]
 
@@ -169,15 +169,15 @@ class Probed(Message, frozen=True):
 @sent(SUPERVISOR, COORDINATOR)
 class Stopping(Message, frozen=True):
     signal: str  # SIGINT | SIGTERM
-    again: bool = False  # it has come twice: nothing is worth waiting for
+    again: bool = False  # second signal: stop without waiting
 
 
 class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a worker's main thread.
+    """Vital signs of a worker's main thread.
 
     number   counts its activities
-    seconds  since it began this one
-    quiet    since it last ran on a processor, or wanted to
+    seconds  since the start of this activity
+    quiet    seconds since it last ran on a processor or was ready to
     """
 
     incarnation: int
@@ -189,14 +189,14 @@ class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class SupervisorHeartbeat(Message, frozen=True):
-    """The supervisor lives. signs: of its worker; None where it has none."""
+    """The supervisor is alive. signs: of its worker; None without a worker."""
 
     signs: Signs | None = None
 
 
 @sent(SUPERVISOR, COORDINATOR)
 class Stacks(Message, frozen=True):
-    """Where all threads of a stuck worker stand (faulthandler's text); "" if it could not say."""
+    """Stack traces of all threads of a hung worker (faulthandler's text); "" if they could not be obtained."""
 
     incarnation: int
     text: str
@@ -207,7 +207,7 @@ class Stacks(Message, frozen=True):
 
 @sent(SUPERVISOR, WORKER)
 class CoordinatorAt(Message, frozen=True):
-    """The coordinator's new address; it comes over the worker's standard input."""
+    """The coordinator's new address, sent over the worker's standard input."""
 
     host: str
     port: int

@@ -7,11 +7,11 @@
 
     MESSAGES[Vote]                              # Rule(sender="worker", receiver="coordinator", ...)
     from_worker = Vocabulary(WORKER, COORDINATOR)
-    message = from_worker.decode(body)          # Malformed, one sentence: no such kind, field or type between the two
+    message = from_worker.decode(body)          # Malformed, one sentence: unknown kind, field or type for this pair
     if is_void(message, generation): ...
 
-A receiver looks up what to do in a dict from class to function of its own (`handlers`). The classes stand in the files
-beside this one, by conversation: `handshake`, `supervisors`, `workers`, `agreement`, `states`.
+A receiver dispatches through its own dict from class to function (`handlers`). The classes are in the other files of
+this folder, by conversation: `handshake`, `supervisors`, `workers`, `agreement`, `states`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from recycle_pp.wire.frames import Malformed
 SUPERVISOR = "supervisor"
 WORKER = "worker"
 COORDINATOR = "coordinator"
-LISTENER = "listener"  # what every supervisor is on its port: whoever connects says hello first
-CLIENT, SERVER = "client", "server"  # of the handshake
-CANDIDATE, VOTER = "candidate", "voter"  # of the supervisors' agreement; a leader asks as a candidate does
+LISTENER = "listener"  # every supervisor on its port; the first message of a connection is a hello
+CLIENT, SERVER = "client", "server"  # in the handshake
+# in the supervisors' agreement; a leader sends the same messages as a candidate
+CANDIDATE, VOTER = "candidate", "voter"
 DONOR, JOINER = "donor", "joiner"  # of a state
 
 
@@ -40,14 +41,14 @@ def _kind(name: str) -> str:
 
 
 class Message(msgspec.Struct, frozen=True, tag=_kind, forbid_unknown_fields=True):
-    """A message; subclasses get their entry in the table from `sent`."""
+    """A message. `sent` adds subclasses to the table."""
 
 
 class Rule(NamedTuple):
     """sender, receiver: roles.
 
-    of_generation  belongs to its `generation`: void once a newer one is announced
-    lasting        outlives a lost coordinator: its successor is told the last one of the kind again
+    of_generation  belongs to its `generation`: void after the announcement of a newer one
+    lasting        survives the loss of the coordinator: the last one of each kind is repeated to the successor
     """
 
     sender: str
@@ -62,7 +63,7 @@ _M = TypeVar("_M", bound=type[Message])
 
 
 def sent(sender: str, receiver: str, *, of_generation: bool = False, lasting: bool = False) -> Callable[[_M], _M]:
-    """Enters the class into the table. What is of a generation says of which."""
+    """Adds the class to the table. A message of a generation has a field `generation`."""
 
     def enter(cls: _M) -> _M:
         assert not of_generation or "generation" in cls.__struct_fields__, cls
@@ -73,7 +74,7 @@ def sent(sender: str, receiver: str, *, of_generation: bool = False, lasting: bo
 
 
 def is_void(message: Message, generation: int) -> bool:
-    """It belongs to another generation than this, the present one."""
+    """Whether it belongs to another generation than `generation`, the current one."""
     return MESSAGES[type(message)].of_generation and message.generation != generation  # type: ignore[attr-defined]
 
 
@@ -82,7 +83,7 @@ def is_lasting(message: Message) -> bool:
 
 
 class Vocabulary:
-    """What one role may say to another. sender None: anybody."""
+    """The messages from one role to another. sender None: from any role."""
 
     def __init__(self, sender: str | None, receiver: str) -> None:
         self._sender, self._receiver = sender, receiver
@@ -96,13 +97,14 @@ class Vocabulary:
         )
 
     def decode(self, body: bytes) -> Message:
-        """Any thread. Malformed where it is none of them, whole and with the right types."""
+        """The message in a frame. Any thread. Malformed if it is not a complete and correctly typed message of
+        these."""
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
             sender = self._sender or "client"
-            raise Malformed(f"no message of a {sender} to a {self._receiver}: {error}") from error
+            raise Malformed(f"not a message of a {sender} to a {self._receiver}: {error}") from error
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder:
-        return msgspec.msgpack.Decoder(Union[self.types])  # noqa: UP007  # as many as there are
+        return msgspec.msgpack.Decoder(Union[self.types])  # noqa: UP007  # a variable number of types

@@ -1,4 +1,4 @@
-"""Between a worker and the coordinator. `protocol` says what follows from them.
+"""Messages between a worker and the coordinator. `protocol` defines the reactions.
 
 (Longer than other files: it is the whole conversation, in both directions.)
 """
@@ -27,7 +27,7 @@ Address = tuple[str, int]
 
 @sent(COORDINATOR, WORKER)
 class WorkerWelcome(Message, frozen=True):
-    """resume: steps done of the checkpoint to begin at; 0: none. faults: that still have to strike it."""
+    """resume: completed steps in the checkpoint to load; 0: none. faults: injected faults still to come."""
 
     settings: Settings
     worker: Worker
@@ -38,16 +38,16 @@ class WorkerWelcome(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class StoreValues(Message, frozen=True):
-    """What workers have set in the store (`comm.store`)."""
+    """Values that workers have set in the store (`comm.store`)."""
 
     values: list[tuple[str, bytes]]
 
 
 class Attempt(NamedTuple):
-    """How often a step has begun again. A larger one voids what was done of the step in a smaller one.
+    """Number of repetitions of a step. A higher one voids all earlier work on the step.
 
-    coarser  as its sums did not fit: they have other exponents now
-    mended   as a worker's state was wrong, and with it what others have computed of the weights that it sent
+    coarser  repeated because its sums overflowed; they now have other exponents
+    mended   repeated because a worker's state was wrong, so its peers computed with wrong weights from it
     """
 
     coarser: int = 0
@@ -59,11 +59,11 @@ FIRST = Attempt()
 
 @sent(COORDINATOR, WORKER)
 class Announce(Message, frozen=True):
-    """A generation begins; whatever belongs to an older one is void.
+    """Starts a generation. Everything of an older one is void.
 
-    committed  the newest step that is agreed
-    base       the newest generation that made links between all its members: they stand where nobody has died since
-    attempt    at the step after it: what was done of it in an earlier one is void
+    committed  newest step that is agreed
+    base       newest generation that connected all its members; these connections persist between survivors
+    attempt    at the next step: work on it in an earlier attempt is void
     """
 
     generation: int
@@ -74,11 +74,11 @@ class Announce(Message, frozen=True):
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who of a stage holds which block of the optimizer's state (`protocol.holders`). Workers by their pipelines.
+    """Holders of the optimizer state's blocks in a stage (`protocol.holders`). Workers are given by pipeline.
 
-    holders  of each block, the first one first
-    copies   (block, from, to) that have to be made first, in this order
-    knows    who has all the exponents, where some weights are out of date and all are sent anew; None: they are not
+    holders    of each block, the first holder first
+    copies     (block, from, to) to be made first, in this order
+    knows      a worker with all exponents, if some weights are out of date and all must be sent again; else None
     elsewhere  (block, stage, first holder there) of blocks that other stages hold as well
     """
 
@@ -90,16 +90,16 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class Adopt(Message, frozen=True):
-    """What is left of the broken steps.
+    """The remainder of the interrupted steps.
 
-    steps     step -> the worker's actions in it (`Actions.packed`)
-    copy      the stage's reduced gradients come from this peer
-    revoked   stages whose reduced gradients have to be summed again
-    evaluate  the validation that has to be done first
-    probes    by host, the worker there with whom to measure the link to it, before anything else
-    shares    of the worker's stage, with parallel.sharded
-    recompute whether its layers run again in the backward of what it forwards in these steps
-    term      of the agreement that allowed this generation
+    steps      step -> the worker's actions in it (`Actions.packed`)
+    copy       the peer that sends the stage's reduced gradients
+    revoked    stages whose gradients must be reduced again
+    evaluate   the validation that must be done first
+    probes     host -> worker there with which to measure the link, before anything else
+    shares     of the worker's stage, with parallel.sharded
+    recompute  whether layers run again in the backward, for micro-batches forwarded in these steps
+    term       of the agreement that allowed this generation
     """
 
     generation: int
@@ -116,8 +116,8 @@ class Adopt(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class SteadyPlan(Message, frozen=True):
-    """The worker's actions in every step that nothing breaks, and in a validation (`Actions.packed`). recompute: as in
-    `Adopt`, of these steps."""
+    """The worker's actions in every undisturbed step, and in a validation (`Actions.packed`). recompute: as in `Adopt`,
+    for these steps."""
 
     generation: int
     steady: bytes
@@ -127,16 +127,16 @@ class SteadyPlan(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Commit(Message, frozen=True):
-    """The job has agreed on a step: apply it with this clip scale (None: skip it, a gradient was not finite).
+    """The job has agreed on a step: apply it with this clip scale (None: skip it, because a gradient was not finite).
 
-    norm, loss  of the step's gradient before clipping, and its mean
+    norm, loss  norm of the step's gradient before clipping, and mean loss
     hold        wait for the next generation
-    replan      a better plan is on its way, for the next step on
-    void        the update is not what the speculation had assumed
+    replan      a better plan follows, for the steps from the next one on
+    void        the update differs from the speculative one
     evaluate    a validation follows
-    savers      who saves a checkpoint: one worker a stage, or, of sharded state, all
-    last        no step follows it in this job
-    skipped     so many updates in a row are skipped, this one included
+    savers      workers that save a checkpoint: one per stage, or all if the state is sharded
+    last        this is the last step of the job
+    skipped     consecutive skipped updates, including this one
     stagger     the next step may be applied before it is agreed
     """
 
@@ -157,7 +157,7 @@ class Commit(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Donate(Message, frozen=True):
-    """From now on, give your state to this worker, which takes it at `address`."""
+    """Send your state to this worker at `address`, from now on."""
 
     to: Worker
     session: int
@@ -166,15 +166,16 @@ class Donate(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Save(Message, frozen=True):
-    """The end of the run: a saver died, take its part over; of sharded state, write all that you hold. step: steps
-    done."""
+    """At the end of the run: take over from a saver that died. With sharded state, write all blocks that you hold.
+
+    step: completed steps."""
 
     step: int
 
 
 @sent(COORDINATOR, WORKER)
 class Assemble(Message, frozen=True):
-    """All stages are saved: make them one checkpoint. step: steps done; parts: the folders of its parts."""
+    """All stages are saved: combine them to one checkpoint. step: completed steps; parts: folders of the parts."""
 
     step: int
     parts: list[str] = msgspec.field(default_factory=list)
@@ -182,7 +183,7 @@ class Assemble(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Leave(Message, frozen=True):
-    """The job goes on without this worker."""
+    """The job continues without this worker."""
 
 
 @sent(COORDINATOR, WORKER)
@@ -194,7 +195,7 @@ class Exit(Message, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """path: of the file; seconds: since the read began, 0 if none is under way."""
+    """path: of the file; seconds: since the read began; 0 if no read is in progress."""
 
     path: str
     seconds: float
@@ -202,10 +203,12 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(WORKER, COORDINATOR)
 class WorkerHeartbeat(Message, frozen=True):
-    """now: its monotonic clock; boot: whose clock that is (`telemetry.clocks`).
+    """A sign of life.
 
-    delivered: the number of its main thread's activity (`supervisors.Signs`), if that is a wait that could end now.
-    reading: the read of training data that has waited longest; None if this worker reads no file.
+    now        the worker's monotonic clock, in seconds
+    boot       identity of that clock (`telemetry.clocks`)
+    delivered  number of the main thread's activity (`supervisors.Signs`), if it is a wait that could end now
+    reading    the longest pending read of training data; None if this worker reads no file
     """
 
     now: float
@@ -233,9 +236,9 @@ class Ready(Message, frozen=True):
     machine         name shared by all workers that use the same cores
     cores           of that machine
     blocks          the tensors of each block of its stage, with parallel.sharded
-    memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
+    memory          the fields of a `StageMemory` for each way in which the stage may run, if measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
-    data            fingerprint of the training data that it reads, "" if that does not matter
+    data            fingerprint of its training data; "" if it is irrelevant
     """
 
     address: Address
@@ -252,14 +255,14 @@ class Ready(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class CannotRun(Message, frozen=True):
-    """What the settings ask for cannot be done. reason: a sentence for the user."""
+    """The settings cannot be fulfilled. reason: a sentence for the user."""
 
     reason: str
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Leaving(Message, frozen=True):
-    """Its machine is about to be taken away: it leaves with the next commit if a peer stays."""
+    """The worker's machine will be taken away. It leaves at the next commit if its stage keeps a peer."""
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)
@@ -277,7 +280,7 @@ class Unreachable(Message, frozen=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker has done of a step: see `protocol.ledger.Record`."""
+    """The work of a worker on a step, see `protocol.ledger.Record`."""
 
     step: int
     done: dict[str, list[int]]
@@ -285,7 +288,7 @@ class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker has of sharded optimizer state: see `protocol.holdings.Holdings`."""
+    """The sharded optimizer state of a worker, see `protocol.holdings.Holdings`."""
 
     sizes: list[int]
     blocks: list[int]
@@ -298,7 +301,7 @@ class Report(Message, frozen=True):
     """The answer to an announcement.
 
     records  of the steps that are not agreed yet
-    ahead    it has applied one of them, and need not take it back
+    ahead    whether one of them is already applied, and need not be undone
     busy     seconds until it can start its next op
     holds    with parallel.sharded
     """
@@ -312,7 +315,8 @@ class Report(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Resumed(Message, frozen=True):
-    """The executor runs again. times: of the phases (`telemetry.recovery`), seconds of its monotonic clock."""
+    """The executor has resumed. times: ends of the phases (`telemetry.recovery`), seconds of the worker's monotonic
+    clock."""
 
     generation: int
     times: dict[str, float]
@@ -320,7 +324,7 @@ class Resumed(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class LinksMeasured(Message, frozen=True):
-    """All links that it has measured. machine: its own host; found: by the other's, seconds one way, bytes a second."""
+    """All measured links. machine: its own host; found: other host -> (seconds one way, bytes per second)."""
 
     machine: str
     found: dict[str, tuple[float, float]]
@@ -328,7 +332,7 @@ class LinksMeasured(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class OpProgress(Message, frozen=True):
-    """What was done of a step since the last such message, and what begins now: kind, pipeline, index, start."""
+    """Ops completed in a step since the last such message, and the op that starts now: kind, pipeline, index, start."""
 
     step: int
     spans: list[Span]
@@ -337,12 +341,12 @@ class OpProgress(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Measured(Message, frozen=True):
-    """Goes before the vote on a step: for the records only.
+    """Sent before the vote on a step, for the records only.
 
-    spans         of all that it did in the step (`telemetry.packing`)
-    samples       in the stage's gradient, each as often as it is; of the first stage, if they are logged
-    logged_bytes  of boundary tensors that are kept
-    cpu           seconds of processor time, since it started
+    spans         of all ops in the step (`telemetry.packing`)
+    samples       sample ids in the stage's gradient, with multiplicity; from the first stage, if they are logged
+    logged_bytes  of boundary tensors in the replay log
+    cpu           seconds of processor time since the start of the worker
     """
 
     step: int
@@ -355,16 +359,16 @@ class Measured(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Vote(Message, frozen=True):
-    """What one worker says of its stage's reduced gradients in a step.
+    """A worker's vote on its stage's reduced gradients in a step.
 
     finite   no NaN or infinity
-    fits     no overflow of the fixed-point sums; else the step is done again with coarser ones
-    wrong    (micro-batch, how often its gradient is in the sum) where that is not once
-    digest   of everything that peers have in common
-    squares  squared norm of every parameter's gradient, canonical order (float64); from whoever speaks for the stage
+    fits     no overflow of the fixed-point sums; otherwise the step is repeated with coarser ones
+    wrong    (micro-batch, multiplicity in the sum) for each multiplicity other than one
+    digest   of all values that peers have in common
+    squares  squared norm of every parameter's gradient, canonical order (float64); from one worker per stage
     losses   per micro-batch (pipeline-major), likewise
-    blocks   of sharded state: a checksum (int64) of each block that it holds, as after the step before, in order
-    changed  of sharded state, with control.mismatch=third: blocks that something other than an update has changed
+    blocks   with sharded state: a checksum (int64) of each held block after the previous step, in order
+    changed  with sharded state and control.mismatch=third: blocks changed by anything but an update
     """
 
     generation: int
@@ -383,7 +387,7 @@ class Vote(Message, frozen=True):
 class Evaluated(Message, frozen=True):
     """A worker of the last stage has finished its part of a validation.
 
-    losses  by number of the held-out micro-batch: those that ended at this worker
+    losses  by index of the held-out micro-batch, for those that this worker finished
     total   held-out micro-batches of the whole validation
     """
 
@@ -394,14 +398,15 @@ class Evaluated(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Finished(Message, frozen=True):
-    """Its parameters are final. digests: of each, by canonical name."""
+    """The worker's parameters are final. digests: SHA-256 of each, by canonical name."""
 
     digests: dict[str, str]
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Digests(Message, frozen=True):
-    """Of its parameters, by canonical name, where a commit has brought a checkpoint. step: steps done."""
+    """SHA-256 of the worker's parameters, by canonical name, after a commit with a checkpoint. step: completed
+    steps."""
 
     step: int
     digests: dict[str, str]
@@ -409,7 +414,7 @@ class Digests(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class Synced(Message, frozen=True):
-    """It has the parameters after a step, from the donor of this session."""
+    """The worker has received the parameters after a step from the donor of this session."""
 
     step: int
     session: int
@@ -417,10 +422,10 @@ class Synced(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Saved(Message, frozen=True):
-    """Its part of a checkpoint is written.
+    """The worker has written its part of a checkpoint.
 
-    step   steps done, here and in the next three messages
-    whole  the part is all of the sharded state that it holds, as `Save` asks for
+    step   completed steps, here and in the next three messages
+    whole  whether the part contains all sharded state that it holds, as requested by `Save`
     part   name of the part's folder
     """
 
@@ -455,14 +460,14 @@ else:
 
 @sent(WORKER, COORDINATOR)
 class State(Message, frozen=True):
-    """The first message to a new coordinator: what `protocol.takeover.find` asks for.
+    """The first message to a new coordinator: the input of `protocol.takeover.find`.
 
     generation  newest announced one; -1 before the first
-    agreed      term and number of the newest agreed one, whose `Adopt` has come; (-1, -1) before the first
+    agreed      (term, number) of the newest agreed one, whose `Adopt` has arrived; (-1, -1) before the first
     members     of the agreed generation
-    base        of the announced generation, if its links stand
+    base        of the announced generation, if it is connected
     commit      newest one
-    attempt     at the step after it
+    attempt     at the next step
     said        last message of each lasting kind
     """
 

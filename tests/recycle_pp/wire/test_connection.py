@@ -161,14 +161,14 @@ def framed(body):
     ("frame", "sentence"),
     [
         (struct.pack(">I", MAX_FRAME + 1), "a frame of 16777217 bytes; 16777216 are allowed"),
-        (framed(b"\xc1\xff\x00"), "no message of a worker to a coordinator: MessagePack data is malformed"),
-        (framed(encode(Saved(7))[4:-1]), "no message of a worker to a coordinator: Input data was truncated"),
-        (framed(b"\x91" * 100_000), "no message of a worker to a coordinator: Expected `object`, got `array`"),
-        (framed(b"\x81\xa4type\xa2\xff\xfe"), "no message of a worker to a coordinator: 'utf-8' codec can't decode"),
-        (framed(b"\x81\xa4type\xa4none"), "no message of a worker to a coordinator: Invalid value 'none'"),
-        (framed(b"\x81\xa4type\xa5saved"), "no message of a worker to a coordinator: Object missing required field"),
-        (encode(Saved("7")), "no message of a worker to a coordinator: Expected `int`, got `str` - at `$.step`"),
-        (encode(Kill(3)), "no message of a worker to a coordinator: Invalid value 'kill'"),  # the coordinator's own
+        (framed(b"\xc1\xff\x00"), "not a message of a worker to a coordinator: MessagePack data is malformed"),
+        (framed(encode(Saved(7))[4:-1]), "not a message of a worker to a coordinator: Input data was truncated"),
+        (framed(b"\x91" * 100_000), "not a message of a worker to a coordinator: Expected `object`, got `array`"),
+        (framed(b"\x81\xa4type\xa2\xff\xfe"), "not a message of a worker to a coordinator: 'utf-8' codec can't decode"),
+        (framed(b"\x81\xa4type\xa4none"), "not a message of a worker to a coordinator: Invalid value 'none'"),
+        (framed(b"\x81\xa4type\xa5saved"), "not a message of a worker to a coordinator: Object missing required field"),
+        (encode(Saved("7")), "not a message of a worker to a coordinator: Expected `int`, got `str` - at `$.step`"),
+        (encode(Kill(3)), "not a message of a worker to a coordinator: Invalid value 'kill'"),  # the coordinator's own
     ],
     ids=["huge", "garbage", "truncated", "deep", "no text", "unknown kind", "no field", "wrong type", "wrong role"],
 )

@@ -51,13 +51,13 @@ def test_from_another_role_it_is_refused(kind, data):
     body, rule = encode_body(data.draw(any_message(kind))), MESSAGES[kind]
     for (sender, receiver), vocabulary in VOCABULARIES.items():
         if (sender, receiver) != (rule.sender, rule.receiver):
-            with pytest.raises(Malformed, match=f"no message of a {sender} to a {receiver}: "):
+            with pytest.raises(Malformed, match=f"not a message of a {sender} to a {receiver}: "):
                 vocabulary.decode(body)
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_with_a_sentence(body):
-    with pytest.raises(Malformed, match="no message of a worker to a coordinator: "):
+    with pytest.raises(Malformed, match="not a message of a worker to a coordinator: "):
         FROM_WORKER.decode(body)
 
 
