@@ -1,4 +1,4 @@
-"""Where this worker listens: `control.interface` as an address.
+"""The listening address of this worker: `control.interface` as an address.
 
 address_of("127.0.0.1") == "127.0.0.1";  address_of("eth0") == "10.0.0.7";  address_of("node3") resolves the name
 """
@@ -13,7 +13,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of a network interface
 
 
 def address_of(interface: str) -> str:
-    """The numeric address of a network interface, a host name or an address. ValueError if it is none of them."""
+    """The numeric address of a network interface, a host name or an address. ValueError for anything else."""
     if interface in (name for _, name in socket.if_nameindex()):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             request = struct.pack("256s", interface.encode()[:15])
@@ -25,5 +25,5 @@ def address_of(interface: str) -> str:
         return str(socket.getaddrinfo(interface, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise ValueError(
-            f"control.interface: {interface!r} is no address, no host name and no network interface of this machine"
+            f"control.interface: {interface!r} is not an address, a host name or a network interface of this machine"
         ) from error

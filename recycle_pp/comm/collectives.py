@@ -1,13 +1,13 @@
-"""Sums and broadcasts among a few workers, made of messages: no group of their own, nothing to rebuild after a
+"""Sums and broadcasts among a few workers, built from messages. No group exists that would have to be rebuilt after a
 death.
 
     all_reduce(tensors, peers, slot)        # in place; peers[k] is the way to worker k, None for this worker
-    reduce(tensors, peers, root, slot)      # for worker `root` alone
+    reduce(tensors, peers, root, slot)      # only for worker `root`
     broadcast(tensors, peers, source, slot)
 
 Every worker calls them with the same shapes and dtypes (any, on the CPU), in the same order of workers, and with a slot
-that no other message of the pair has. They block until all have called them, or until a way raises: run them in a
-thread. After an error the tensors hold garbage.
+that no other message of the pair uses. They block until all workers have called them, or until a way raises. Run them
+in a thread. After an error the contents of the tensors are undefined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-SMALL = 1 << 16  # bytes: a second exchange would take longer than to send the tensor whole
+SMALL = 1 << 16  # bytes; up to this size a second exchange takes longer than sending the whole tensor
 
 
 class Message(Protocol):
@@ -27,26 +27,26 @@ class Message(Protocol):
 
 
 class Way(Protocol):
-    """To one peer. Messages of one slot arrive in the order in which they were sent. A tensor that is sent may be
-    written to, and one that is received read, when the message's `wait` has returned."""
+    """The way to one peer. Messages of one slot arrive in the order in which they were sent. After the message's
+    `wait`, a sent tensor may be written, and a received one read."""
 
     def send(self, tensor: Tensor, slot: int) -> Message: ...
     def receive(self, tensor: Tensor, slot: int) -> Message: ...
 
 
 def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int) -> None:
-    """Sums contiguous tensors in place: worker k sums part k of each, then everybody gets everybody's sums.
+    """Sums contiguous tensors in place: worker k sums part k of each, then all workers exchange their sums.
 
-    The least that any all-reduce can send, 2 (n-1)/n of the tensors' bytes a worker, in two exchanges (reduce-scatter
-    and all-gather; Thakur, Rabenseifner and Gropp, 2005); small tensors go to everybody whole in the first one, and are
-    summed everywhere. Each element is summed in the order of the workers, whatever arrives first, so that the same
-    workers get the same bits every time.
+    Each worker sends 2 (n-1)/n of the tensors' bytes, the minimum of any all-reduce, in two exchanges (reduce-scatter
+    and all-gather; Thakur, Rabenseifner and Gropp, 2005). Small tensors are sent whole in the first exchange and summed
+    everywhere. Each element is summed in the order of the workers, independently of arrival, so the same workers always
+    get the same bits.
     """
     me = list(peers).index(None)
     small = [tensor for tensor in tensors if tensor.nbytes <= SMALL]
     parts = [_parts(tensor, len(peers)) for tensor in tensors if tensor.nbytes > SMALL]
     by_worker = [[part[k] for part in parts] for k in range(len(peers))]
-    mine = [*small, *by_worker[me]]  # what is summed here
+    mine = [*small, *by_worker[me]]  # the parts that this worker sums
     inboxes = [mine if way is None else [torch.empty_like(tensor) for tensor in mine] for way in peers]
     _exchange(peers, slot, [[*small, *pieces] for pieces in by_worker], inboxes)
     _sum(mine, inboxes)
@@ -55,7 +55,7 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int
 
 
 def reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], root: int, slot: int) -> None:
-    """As `all_reduce`, for the worker `root`; the tensors of others stay what they are."""
+    """Like `all_reduce`, but only worker `root` gets the sums. The tensors of other workers do not change."""
     way = peers[root]
     if way is not None:
         _wait([way.send(tensor, slot) for tensor in tensors if tensor.numel()])
@@ -75,7 +75,7 @@ def broadcast(tensors: Sequence[Tensor], peers: Sequence[Way | None], source: in
 
 
 def _sum(outs: Sequence[Tensor], inboxes: Sequence[Sequence[Tensor]]) -> None:
-    """In the order of the workers. One of the inboxes is `outs` itself; all may be overwritten."""
+    """Sums in the order of the workers. One of the inboxes is `outs` itself; all may be overwritten."""
     for out, *contributions in zip(outs, *inboxes, strict=True):
         total = contributions[0]
         for contribution in contributions[1:-1]:
@@ -84,7 +84,7 @@ def _sum(outs: Sequence[Tensor], inboxes: Sequence[Sequence[Tensor]]) -> None:
 
 
 def _parts(tensor: Tensor, count: int) -> list[Tensor]:
-    """`count` views of almost equal length, some of them empty where the tensor is short."""
+    """`count` views of almost equal length. Some are empty if the tensor is short."""
     flat = tensor.view(-1)
     bounds = [flat.numel() * k // count for k in range(count + 1)]
     return [flat[start:end] for start, end in itertools.pairwise(bounds)]
@@ -93,7 +93,7 @@ def _parts(tensor: Tensor, count: int) -> list[Tensor]:
 def _exchange(
     peers: Sequence[Way | None], slot: int, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
 ) -> None:
-    """Sends outgoing[k] to worker k and fills incoming[k] from it; returns when both are done."""
+    """Sends outgoing[k] to worker k and fills incoming[k] from it. Returns when both are done."""
     messages = []
     for way, tensors in zip(peers, incoming, strict=True):
         messages += [way.receive(tensor, slot) for tensor in tensors if way is not None and tensor.numel()]

@@ -1,6 +1,6 @@
-"""Tells a failed GPU and a full memory from a failed connection: torch raises all three as RuntimeError.
+"""Distinguishes GPU failures and out-of-memory errors from failed connections: torch raises all as RuntimeError.
 
-is_gpu_failure(error)       # this process can use its GPU no longer: it must end, its peers are healthy
+is_gpu_failure(error)       # this process cannot use its GPU any more and must end; its peers are healthy
 is_out_of_memory(error)     # of the device or of the host
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-# A CUDA error other than "out of memory" is sticky: every later call of the process returns it. Its texts: torch's
-# (c10/cuda/CUDAException.cpp) and NCCL's (ncclGetErrorString, NCCLUtils.cpp).
+# A CUDA error other than "out of memory" is sticky: every later call of the process returns it. The texts are from
+# torch (c10/cuda/CUDAException.cpp) and from NCCL (ncclGetErrorString, NCCLUtils.cpp).
 GPU_FAILURES = ("CUDA error", "CUDA driver error", "unhandled cuda error", "ncclUnhandledCudaError")
 FULL_MEMORY = ("out of memory", "can't allocate memory")
 
@@ -23,7 +23,7 @@ def is_gpu_failure(error: BaseException | None) -> bool:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """torch on a CPU, Triton and NCCL raise it as a plain RuntimeError."""
+    """Also detects the plain RuntimeErrors of torch on a CPU, Triton and NCCL."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return error is not None and any(text in str(error) for text in FULL_MEMORY)

@@ -1,13 +1,14 @@
-"""Links over groups of NCCL or of Gloo that are built anew in each generation.
+"""Links over groups of NCCL or Gloo that are rebuilt in each generation.
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
-A worker has one group with its peers, for sums, from the generation's start on, and one with each worker that a plan
-gives it messages for, from when it takes the plan up (`connect`): two in a step without a death. One group for all
-messages would do as well, as plans promise a total order (`recycle_schedules.actions`), but NCCL handles what a group
-has to do one after the other, so that a message would wait for all before it. Where there are more groups than torch
-has streams (32 a GPU), some share one: slower, and no danger, for the same reason. Rendezvous is the control store,
-seen from C++ under "<generation>/".
+A worker has one group with its peers, for sums, from the start of the generation. It has a group with each worker with
+which a plan exchanges messages, from the adoption of the plan (`connect`): two groups in a step without a death.
+
+A single group for all messages would be correct, because plans have a total order (`recycle_schedules.actions`). But
+NCCL processes the operations of a group in order, so each message would wait for all earlier ones. If there are more
+groups than torch has streams (32 per GPU), some share a stream, which is slower and for the same reason safe.
+Rendezvous uses the control store, seen from C++ under "<generation>/".
 """
 
 from __future__ import annotations
@@ -29,30 +30,37 @@ from .waiting import Generation, Job, LinkBroken, Pending, Pool
 
 
 class Group(Protocol):
-    """What `GroupTransport` asks of a kind of groups. The constructor waits for nobody; timeout: seconds until an
-    operation fails by itself; interface: numeric address to listen at."""
+    """A kind of groups, as used by `GroupTransport`. The constructor does not wait for other members.
 
-    backend: Any  # the operations of torch's back ends that are used here; `wait` takes what they return
+    timeout    seconds until an operation fails on its own
+    interface  numeric listening address
+    """
+
+    backend: Any  # a back end of torch; `wait` takes the results of its operations
 
     def __init__(
         self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float, interface: str
     ) -> None: ...
 
     def connect(self, pair: bool) -> list[Any]:
-        """From here on no operation waits for a connection. Returns works to be waited for."""
+        """Makes sure that no later operation waits for a connection. Returns works to be waited for."""
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
-        """Blocks this thread until the work is done; LinkBroken if it failed, or if the generation has ended."""
+        """Blocks this thread until the work is done. LinkBroken if it failed or the generation has ended."""
 
     @staticmethod
     def abort(groups: Sequence[Any]) -> None:
-        """Whoever waits or connects in one of the groups raises, now or soon. Any thread; once a group."""
+        """Makes pending and connecting operations of the groups raise, now or soon. Any thread; once per group."""
 
 
 class GroupTransport:
-    """kind: the class of the groups. timeout: seconds until an operation fails by itself. interface: where Gloo listens
-    (address, host name or interface name). Nothing is shared with the groups of an earlier generation."""
+    """
+    kind       class of the groups
+    timeout    seconds until an operation fails on its own
+    interface  listening address for Gloo (address, host name or interface name)
+
+    Shares nothing with the groups of an earlier generation."""
 
     ordered = True
 
@@ -78,7 +86,7 @@ class GroupTransport:
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
         groups = self._of(generation)
         if missing := [worker for worker in workers if worker not in groups.pairs]:
-            # In a thread that can be abandoned, as the one that joins: a connection to who has died may block for ever.
+            # In a thread that can be abandoned, like the joining one: connecting to a dead worker may block for ever.
             generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
 
     def _meet(self, generation: Generation, groups: Groups, others: Sequence[Worker]) -> None:
@@ -124,7 +132,7 @@ class GroupTransport:
             thread.join(timeout)
 
     def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Worker, ...]]) -> list[Group]:
-        """A group of each of these sets of workers, connected, one after the other."""
+        """Builds and connects a group for each of these sets of workers, one after the other."""
         try:
             with self._store.one_message():
                 made = [groups.keep(self._make(generation, workers, groups.me)) for workers in together]
@@ -133,8 +141,8 @@ class GroupTransport:
                 for work in generation.attempt(partial(group.connect, pair)):
                     self._kind.wait(generation, work)
         except BaseException:
-            # What was made after `end` took the others. In a thread of its own: if this one was given up nobody hears
-            # what it raises, and an abort that hangs must end the process (threading.excepthook).
+            # Aborts the groups made after `end` took the others. In a separate thread: an abandoned thread's exceptions
+            # are lost, and an abort that hangs must end the process (threading.excepthook).
             abort = threading.Thread(target=self._abort, args=(groups.take(),), name="recycle-abort", daemon=True)
             abort.start()
             abort.join()
@@ -152,7 +160,7 @@ class GroupTransport:
     def _abort(self, groups: list[Group]) -> None:
         self._kind.abort(groups)
         closing = threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True)
-        closing.start()  # before another thread, in `close`, may find it
+        closing.start()  # before another thread may find it in `close`
         self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
     def _of(self, generation: Generation) -> Groups:
@@ -169,23 +177,23 @@ class GroupTransport:
     def _arrived(generation: Generation, works: list[Any]) -> bool:
         try:
             return generation.over or all(work.over if isinstance(work, Job) else work.is_completed() for work in works)
-        except RuntimeError:  # it has failed, and so will the wait for it
+        except RuntimeError:  # it has failed, and the wait for it will raise
             return True
 
     def _finish(self, generation: Generation, works: list[Any]) -> None:
-        """Waits in the caller's thread: with NCCL the caller's stream waits as well."""
+        """Waits in the caller's thread, because with NCCL the caller's stream waits as well."""
         for work in works:
             self._kind.wait(generation, work)
         generation.check()
 
 
 class Groups:
-    """The groups of the worker `me` in one generation. peers: the live workers of its stage, `me` too. Any thread."""
+    """The groups of worker `me` in one generation. peers: the live workers of its stage, including `me`. Any thread."""
 
     def __init__(self, peers: list[Worker], me: Worker):
         self.peers, self.me = peers, me
-        self.pairs: dict[Worker, tuple[Group, int]] = {}  # by the other worker: and its rank
-        self.stage: Group | None = None  # None: it is alone
+        self.pairs: dict[Worker, tuple[Group, int]] = {}  # other worker -> (group, its rank in the group)
+        self.stage: Group | None = None  # None: it has no peers
         self._lock = threading.Lock()
         self._made: list[Group] = []
 
@@ -202,17 +210,17 @@ class Groups:
 
 
 def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]]:
-    """The pairs of `me` with workers of the stages beside its own, in the order in which they get their groups.
+    """The pairs of `me` with workers of adjacent stages, in the order in which their groups are built.
 
-    All workers keep to one order of all pairs, so somebody can always go on. It comes in rounds whose pairs have no
-    worker in common (links from an even stage to the next that lead as many pipelines on, then those from an odd one):
-    a step without a death takes two rounds, however many stages there are.
+    All workers follow one global order of pairs, so there is always a pair that can proceed. The order has rounds of
+    pairs without common workers: first the links from even stages to the next with the same offset of pipelines, then
+    those from odd stages. A step without a death needs two rounds for any number of stages.
     """
     pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in others]
     return sorted(pairs, key=lambda pair: (pair[0].stage % 2, pair[1].pipeline - pair[0].pipeline, pair))
 
 
 def let_go(groups: list[Any]) -> None:
-    """Drops the last references to aborted groups. Blocks, up to 300 ms a group: run it in a thread."""
+    """Drops the last references to aborted groups. Blocks up to 300 ms per group: run it in a thread."""
     time.sleep(0.1)
     groups.clear()

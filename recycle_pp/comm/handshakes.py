@@ -4,9 +4,9 @@
     handshakes.look(now)       # several times a second: closes connections that take too long
     handshakes.close()         # closes all that have not authenticated; the listener stays open
 
-A connection that does not authenticate is closed after `SECONDS`. If more than `PENDING` of them wait, the oldest is
-closed. So idle connections of strangers cost neither threads nor descriptors without end, and delay no member. All
-methods and callbacks run in the thread that owns the selector.
+A connection that does not authenticate is closed after `SECONDS`. If there are more than `PENDING` such connections,
+the oldest is closed. So idle connections of strangers use no threads and a bounded number of descriptors, and do not
+delay members. All methods and callbacks run in the thread that owns the selector.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 from recycle_pp.wire.frames import ChannelClosed
 
 SECONDS = 5.0  # for a connection to authenticate
-PENDING = 128  # connections that may be about to authenticate
-RETRY_SECONDS = 0.05  # after an accept that failed for want of descriptors
+PENDING = 128  # most connections that have not authenticated yet
+RETRY_SECONDS = 0.05  # after an accept that failed because no descriptor was free
 
 Greeting = Generator[int, bytes, Any]
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -34,8 +34,8 @@ _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 class _Pending:
     since: float  # time.monotonic()
     greeting: Greeting
-    needed: int  # bytes, by the greeting
-    received: bytearray = field(default_factory=bytearray)  # of these
+    needed: int  # bytes requested by the greeting
+    received: bytearray = field(default_factory=bytearray)  # of the requested bytes
 
 
 class Handshakes:
@@ -48,16 +48,16 @@ class Handshakes:
     ) -> None:
         """
         listener  non-blocking
-        greet     a generator for each connection: yields how many bytes it needs next, receives them, and returns
-                  what the other end has proved; ChannelClosed rejects the connection
-        admitted  called with the non-blocking socket, which it owns from then on, and what `greet` returned
+        greet     a generator for each connection: yields the number of bytes that it needs next, receives them, and
+                  returns the proven identity of the other end; ChannelClosed rejects the connection
+        admitted  called with the non-blocking socket, which it then owns, and the result of `greet`
         """
         self._selector, self._listener, self._greet, self._admitted = selector, listener, greet, admitted
-        self._pending: dict[socket.socket, _Pending] = {}  # the oldest first
+        self._pending: dict[socket.socket, _Pending] = {}  # oldest first
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def look(self, now: float) -> None:
-        """now: time.monotonic()."""
+        """Closes connections that take too long. now: time.monotonic()."""
         for sock in [sock for sock, pending in self._pending.items() if now - pending.since > SECONDS]:
             self._take(sock).close()
 
@@ -80,14 +80,14 @@ class Handshakes:
         greeting = self._greet(sock)
         try:
             needed = next(greeting)
-        except (ChannelClosed, OSError):  # it has been closed again already
+        except (ChannelClosed, OSError):  # already closed by the other end
             sock.close()
             return
         self._pending[sock] = _Pending(time.monotonic(), greeting, needed)
         self._selector.register(sock, selectors.EVENT_READ, partial(self._receive, sock))
 
     def _receive(self, sock: socket.socket) -> None:
-        if sock not in self._pending:  # closed by an event of the same moment
+        if sock not in self._pending:  # closed by an earlier event of the same select
             return
         pending = self._pending[sock]
         try:
@@ -106,7 +106,7 @@ class Handshakes:
             self._take(sock).close()
 
     def _take(self, sock: socket.socket) -> socket.socket:
-        """It is no longer pending."""
+        """Removes a connection from the pending ones."""
         del self._pending[sock]
         self._selector.unregister(sock)
         return sock

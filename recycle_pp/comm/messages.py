@@ -1,10 +1,10 @@
 """Several tensors of any dtypes as one message of bytes.
 
-    message = pack([x, mask])                   # uint8; of a single contiguous tensor its own memory, no copy
-    x, mask = unpack(buffer, specs)             # views of the bytes that came
-    buffer = room(specs, device)                # for a receive of the same
+    message = pack([x, mask])                   # uint8; a single contiguous tensor is not copied
+    x, mask = unpack(buffer, specs)             # views of the received bytes
+    buffer = room(specs, device)                # memory to receive such a message
 
-A boundary between two stages is one message whatever it consists of: one tag, one size that both sides know ahead.
+A boundary between two stages is always one message: one tag, and one size that both sides know in advance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Spec(Protocol):
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors behind each other, each at a multiple of `ALIGNMENT` bytes."""
+    """The tensors, concatenated, each at a multiple of `ALIGNMENT` bytes."""
     pieces = [_bytes(tensor) for tensor in tensors]
     if len(pieces) == 1:
         return pieces[0]
@@ -40,7 +40,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def room(specs: Sequence[Spec], device: torch.device) -> Tensor:
-    """Uninitialised memory for what `pack` makes of such tensors, at a multiple of `ALIGNMENT` bytes."""
+    """Uninitialised memory for a packed message of such tensors, at a multiple of `ALIGNMENT` bytes."""
     sizes = [_size(spec) for spec in specs]
     size = sizes[0] if len(sizes) == 1 else sum(map(_padded, sizes))
     return aligned_bytes(size, device)

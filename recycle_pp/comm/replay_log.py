@@ -1,10 +1,10 @@
-"""The tensors that a worker has sent in steps that are not committed: if the receiver dies, a peer gets them again.
+"""The tensors that a worker has sent in uncommitted steps. If the receiver dies, they are sent again to a peer.
 
-log = ReplayLog()                      # ReplayLog(on_host=True): in the memory of the host
+log = ReplayLog()                      # ReplayLog(on_host=True): in host memory
 log.keep(step, ("F", (0, 3), 1), [activation])
 log.get(step, ("F", (0, 3), 1))        # KeyError if it is not here
 log.drop(step)                         # at the commit
-log.bytes, log.peak                    # counted as the memory that fault tolerance costs
+log.bytes, log.peak                    # memory used for fault tolerance
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 
 
 class ReplayLog:
-    """By step and by the name of what goes over a boundary (`recycle_schedules.Tensor`: kind, micro-batch, stage): one
-    tensor or several. For one thread.
+    """Tensors by step and by the name of the boundary tensor (`recycle_schedules.Tensor`: kind, micro-batch, stage).
+    Not thread-safe.
 
-    on_host: a copy there is made beside the compute that follows, in pinned memory. The newest stays on its device as
-    well, until the next one is kept: a plan sends each as it is made."""
+    on_host: keeps copies in pinned host memory, made in parallel with later compute. The newest tensors also stay on
+    their device until the next ones are kept, because a plan sends tensors right after computing them."""
 
     def __init__(self, on_host: bool = False) -> None:
         self._on_host = on_host
         self._tensors: dict[int, dict[Hashable, Sequence[torch.Tensor | Parked]]] = {}
         self._newest: tuple[int, Hashable, Sequence[torch.Tensor]] | None = None
-        self.bytes = 0  # held now
-        self.peak = 0  # most bytes ever held
+        self.bytes = 0  # current
+        self.peak = 0  # maximum so far
 
     def keep(self, step: int, name: Hashable, tensors: Sequence[torch.Tensor]) -> None:
-        """Holds references: the tensors must not be written to until the step is dropped."""
+        """Keeps references. The tensors must not be written to until the step is dropped."""
         held = self._tensors.setdefault(step, {})
         self.bytes += _nbytes(tensors) - _nbytes(held.get(name, ()))
         held[name] = [Parked(tensor) for tensor in tensors] if self._on_host else tensors
@@ -38,7 +38,7 @@ class ReplayLog:
         self.peak = max(self.peak, self.bytes)
 
     def get(self, step: int, name: Hashable) -> Sequence[torch.Tensor]:
-        """The tensors themselves, still the log's, or copies on the device they came from. KeyError if they are not
+        """The tensors, which still belong to the log, or copies on their original device. KeyError if they are not
         held."""
         held = self._tensors[step][name]
         if self._newest is not None and self._newest[:2] == (step, name):
@@ -50,17 +50,17 @@ class ReplayLog:
         return name in self._tensors.get(step, {})
 
     def steps(self) -> set[int]:
-        """The steps of which something is held."""
+        """The steps with held tensors."""
         return set(self._tensors)
 
     def drop(self, step: int) -> None:
-        """The step is committed, or taken back: nobody will ask for its tensors."""
+        """Drops the tensors of a committed or reverted step."""
         self._newest = None
         self.bytes -= sum(map(_nbytes, self._tensors.pop(step, {}).values()))
 
 
 class Parked:
-    """A copy of a tensor in the memory of the host, made on a stream beside those that compute."""
+    """A copy of a tensor in host memory, made on a stream parallel to the compute streams."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._device = tensor.device
@@ -73,14 +73,14 @@ class Parked:
         with torch.cuda.stream(beside):
             self._host.copy_(tensor, non_blocking=True)
             self._copied = beside.record_event()
-        tensor.record_stream(beside)  # its memory is not used again before
+        tensor.record_stream(beside)  # its memory is not reused before the copy
 
     @property
     def nbytes(self) -> int:
         return self._host.nbytes
 
     def back(self) -> torch.Tensor:
-        """On the device again; the host waits until the copy is there."""
+        """The tensor on its device. Waits on the host for the copy."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.to(self._device, copy=True)

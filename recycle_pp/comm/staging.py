@@ -1,9 +1,9 @@
-"""Links between GPUs through the memory of the host.
+"""Links between GPUs through host memory.
 
     transport = StagedTransport(TcpTransport(...), torch.device("cuda", 0))
 
-For workers that share a card, which NCCL refuses (one rank a GPU), and for machines without NCCL. A send waits for the
-ops that make its tensor: communication overlaps the compute of other workers, not the worker's own.
+For workers that share a GPU, which NCCL rejects (one rank per GPU), and for machines without NCCL. A send waits for the
+ops that compute its tensor, so communication overlaps the compute of other workers, but not the worker's own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .waiting import Generation, Pending
 
 
 class StagedTransport:
-    """What `inner` does with tensors of the host, for tensors of `device`. Copies block the calling thread."""
+    """Applies `inner`, which needs host tensors, to tensors of `device`. Copies block the calling thread."""
 
     def __init__(self, inner: Transport, device: torch.device):
         self._inner, self.ordered = inner, inner.ordered
-        self._pinned = device.type == "cuda"  # its copies to the device are faster
+        self._pinned = device.type == "cuda"  # faster copies to the device
         self.join, self.connect, self.end, self.close = inner.join, inner.connect, inner.end, inner.close
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
@@ -51,7 +51,8 @@ class StagedTransport:
 
 
 def _then_copy(pending: Pending, tensors: Sequence[Tensor], hosts: Sequence[Tensor]) -> Pending:
-    """In the caller's thread, and so on the caller's stream; an aborted operation leaves the tensors as they are."""
+    """Copies in the caller's thread, and so on the caller's stream. An aborted operation does not change the
+    tensors."""
 
     def finish() -> None:
         pending.wait()

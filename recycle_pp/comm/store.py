@@ -1,12 +1,12 @@
-"""Rendezvous over the control connections: no TCPStore server, nothing that depends on torchrun's store.
+"""Rendezvous over the control connections, without a TCPStore server and without torchrun's store.
 
-    store = ControlStore(publish)          # publish(key, value): the coordinator brings it to every worker
-    store.deliver(key, value)              # the control thread, for what others published
+    store = ControlStore(publish)          # publish(key, value): the coordinator forwards it to every worker
+    store.deliver(key, value)              # called by the control thread for values of other workers
     ProcessGroupGloo(PrefixStore("7/world", store), rank, size, options)    # C++ calls back into set, wait, get
     store.abandon(7)                       # every wait for a key "7/..." ends with LinkBroken
 
-Keys begin with the generation they belong to. A value is written once and never changes, so there is no `add` and no
-`compare_set`: whoever needs a counter needs a server.
+Keys start with their generation. A value is written once and never changes. So there is no `add` and no `compare_set`,
+which would need a server.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ import torch.distributed as dist
 
 from recycle_pp.comm.waiting import LinkBroken
 
-BATCH = "*"  # the key of a message that carries several
+BATCH = "*"  # the key of a message with several keys
 
 
 class ControlStore(dist.Store):
-    """Keys and values that every worker sees, carried by `publish` and `deliver`.
+    """Keys and values that all workers see, carried by `publish` and `deliver`.
 
-    publish(key, value) must bring the value to every other worker's `deliver`, in any order; it is called without locks
-    held, from whatever thread sets a key. It may also bring it back to the sender.
+    publish(key, value) must pass the value to the `deliver` of every other worker, in any order. It is called without
+    locks, from the thread that sets the key. It may also pass the value back to the sender.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None], timeout: float = 1800.0):
         super().__init__()
         self._publish = publish
-        self._timeout = timeout  # seconds; the control plane decides about deaths, this only ends the absurd
+        self._timeout = timeout  # seconds; only a last resort, because the control plane detects deaths
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._abandoned = -1  # newest generation that is over
+        self._abandoned = -1  # newest abandoned generation
         self._closed = False
         self._batches: dict[int, dict[str, bytes]] = {}  # by thread
 
     def deliver(self, key: str, value: bytes) -> None:
-        """Stores what another worker has published and wakes who waits for it. Keys of abandoned generations are
-        dropped.
+        """Stores a value published by another worker and wakes its waiters. Keys of abandoned generations are dropped.
 
         Does not block."""
         items = msgspec.msgpack.decode(value, type=dict[str, bytes]) if key == BATCH else {key: value}
@@ -53,33 +52,35 @@ class ControlStore(dist.Store):
             self._changed.notify_all()
 
     def abandon(self, generation: int) -> None:
-        """Ends every present and later wait for keys of this generation or an older one, and forgets their values."""
+        """Ends all current and later waits for keys of this generation or older ones, and drops their values."""
         with self._changed:
             self._abandoned = max(self._abandoned, generation)
             self._values = {k: v for k, v in self._values.items() if not self._is_over(k)}
             self._changed.notify_all()
 
     def collect(self, keys: Sequence[str], cancelled: Callable[[], bool]) -> list[bytes]:
-        """Returns the values of `keys`, and blocks until all are there. LinkBroken when `cancelled` has become true
-        (whoever makes it so calls `wake`), TimeoutError after the store's timeout."""
+        """Blocks until all `keys` are present and returns their values.
+
+        LinkBroken when `cancelled` becomes true (the thread that changes it calls `wake`), TimeoutError after the
+        timeout."""
         with self._changed:
             self._wait(keys, self._timeout, cancelled)
             return [self._values[key] for key in keys]
 
     def wake(self) -> None:
-        """Makes every `collect` look again whether it is cancelled. Any thread."""
+        """Makes every `collect` check again whether it is cancelled. Any thread."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends every present and later wait with LinkBroken. Any thread."""
+        """Ends all current and later waits with LinkBroken. Any thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @contextmanager
     def one_message(self) -> Iterator[None]:
-        """What this thread sets inside is published together at the end: one message instead of many."""
+        """Publishes the values that this thread sets inside as a single message at the end."""
         batch = self._batches[threading.get_ident()] = {}
         try:
             yield
@@ -88,7 +89,7 @@ class ControlStore(dist.Store):
         if batch:
             self._publish(BATCH, msgspec.msgpack.encode(batch))
 
-    # What C++ calls (torch/csrc/distributed/c10d/init.cpp, PythonStore).
+    # Called from C++ (torch/csrc/distributed/c10d/init.cpp, PythonStore).
 
     def set(self, key: str, value: bytes | str) -> None:
         value = value.encode() if isinstance(value, str) else bytes(value)
@@ -146,6 +147,6 @@ class ControlStore(dist.Store):
 
 
 def _generation(key: str) -> int:
-    """The generation that a key begins with; -1 without one."""
+    """The generation at the start of a key; -1 without one."""
     head = key.partition("/")[0]
     return int(head) if head.isdecimal() else -1

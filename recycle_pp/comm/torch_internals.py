@@ -1,17 +1,18 @@
-"""All that this package takes for granted of torch.distributed beyond its documentation, one fact a function.
+"""All undocumented behaviour of torch.distributed on which this package depends, one fact per function.
 
-    backend = gloo_backend(store, rank, size, "127.0.0.1", 1800.0)          # waits for nobody
+    backend = gloo_backend(store, rank, size, "127.0.0.1", 1800.0)          # does not wait for other members
     listener = listening_address(store.get(address_key(rank)))
-    kept = start_connections(backend)                                       # to all members, waits for none
-    shutdown_connections(listener, peers); answer_for_missing(listener, ranks)   # from any thread: who blocks raises
+    kept = start_connections(backend)                                       # to all members, without waiting
+    shutdown_connections(listener, peers); answer_for_missing(listener, ranks)   # any thread: blocked operations raise
     process_group(store, rank, size, {"cpu": gloo_backend(...), "cuda": nccl_backend(...)})
 
-Each fact was seen in torch 2.11 to 2.13, in the source named with it, and has a test in
-tests/recycle_pp/comm/test_{torch,gloo}_internals.py that fails with the sentence that no longer holds;
-`python tests/torch_versions.py` runs them on every torch of pyproject's range.
+Each fact holds in torch 2.11 to 2.13, in the source named with it. Tests in
+tests/recycle_pp/comm/test_{torch,gloo}_internals.py fail with the sentence that no longer holds.
+`python tests/torch_versions.py` runs them with every torch in pyproject's range.
 
-Why sockets are shut: Gloo has no abort. `abort()`, `shutdown()` and dropping a group leave a blocked operation blocked
-(test: an_abort_of_gloo_leaves_who_blocks_blocked), while an operation whose socket is shut raises within milliseconds.
+Sockets are shut down because Gloo has no abort. `abort()`, `shutdown()` and dropping a group leave a blocked operation
+blocked (test: an_abort_of_gloo_leaves_who_blocks_blocked). An operation raises within milliseconds after a shutdown of
+its socket.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ Address = tuple[str, int]  # (ip, port), numeric
 
 # ---------------------------------------------------------------------------------------------------------------- Gloo
 
-MAX_TAG = 2**31 - 1  # Gloo's slots are 64 bits wide, torch's tags 31 of them (ProcessGroupGloo.cpp, checkTag)
+MAX_TAG = 2**31 - 1  # Gloo's slots have 64 bits, torch's tags 31 of them (ProcessGroupGloo.cpp, checkTag)
 
 
 def gloo_backend(store: dist.Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    """A Gloo back end whose constructor waits for nobody: with `lazy_init` it only listens, and publishes where.
+    """A Gloo back end whose constructor does not wait: with `lazy_init` it only listens and publishes its address.
 
-    host: numeric address. timeout: seconds until Gloo gives an operation up. One thread: its collectives run in order.
+    host: numeric address. timeout: seconds until Gloo gives up an operation. One thread: its collectives run in order.
     ProcessGroupGloo.Options has no public name in Python (init.cpp: `_Options`, `_devices`, `_timeout`, `_threads`).
     """
     from torch._C._distributed_c10d import ProcessGroupGloo
@@ -51,18 +52,18 @@ def gloo_backend(store: dist.Store, rank: int, size: int, host: str, timeout: fl
 
 
 def address_key(rank: int) -> str:
-    """The store's key under which the back end of a rank says where it listens: "<device>/<rank>", one device.
+    """The store's key for the listening address of a rank: "<device>/<rank>", with one device.
 
-    gloo/rendezvous/context.cc by ProcessGroupGloo.cpp, which prefixes the number of the device.
+    Source: gloo/rendezvous/context.cc by ProcessGroupGloo.cpp, which prefixes the number of the device.
     """
     return f"0/{rank}"
 
 
 def listening_address(value: bytes) -> Address:
-    """The listening address in the value of `address_key`. ValueError if it reads otherwise.
+    """The listening address in the value of `address_key`. ValueError for another format.
 
     gloo/transport/tcp/context.cc and address.h: size_t length, host name; size_t length, {sockaddr_storage, ssize_t};
-    then, without lazy connections, one ssize_t a pair.
+    then, without lazy connections, one ssize_t per pair.
     """
     try:
         (hostname,) = struct.unpack_from("=Q", value)
@@ -80,23 +81,23 @@ def listening_address(value: bytes) -> Address:
 
 
 def start_connections(backend: Any) -> Any:
-    """Starts every connection of a lazy back end and waits for none. Keep what it returns as long as the back end.
+    """Starts all connections of a lazy back end without waiting. Keep the result as long as the back end.
 
-    A lazy pair connects at its first use, where *posting* a receive blocks until the peer has used the same pair: a
-    schedule that posts receives ahead can then deadlock. A receive from any source touches all pairs and blocks for
-    none (gloo/transport/tcp/context.cc and unbound_buffer.cc).
+    A lazy pair connects at its first use, and *posting* a receive then blocks until the peer uses the same pair. So a
+    schedule that posts receives in advance can deadlock. A receive from any source touches all pairs and does not block
+    (gloo/transport/tcp/context.cc and unbound_buffer.cc).
     """
     import torch
 
-    return backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_TAG)  # a tag that nobody sends
+    return backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_TAG)  # a tag without messages
 
 
 def shutdown_connections(listener: Address, peers: Collection[Address]) -> int:
-    """Shuts every connection between `listener` (our end) and its peers' listening addresses, and returns how many
-    there were: who blocks in an operation over one of them raises RuntimeError within milliseconds.
+    """Shuts down all connections between `listener` (our end) and its peers' listening addresses. Returns their number.
+    Operations that block on one of them raise RuntimeError within milliseconds.
 
-    Any thread, as often as connections may still appear; tens of microseconds per open descriptor. Listening sockets
-    are left alone: shutting one ends the process (an exception in Gloo's event thread that nothing catches).
+    Any thread. Repeat it as long as connections may still appear. Takes tens of microseconds per open descriptor. Does
+    not touch listening sockets: shutting one down ends the process (an uncaught exception in Gloo's event thread).
     """
     found = 0
     for sock in _sockets():
@@ -109,11 +110,11 @@ def shutdown_connections(listener: Address, peers: Collection[Address]) -> int:
 
 
 def answer_for_missing(listener: Address, ranks: Collection[int]) -> None:
-    """Connects to our own listener in the name of `ranks` and hangs up: who waits for one of them to connect raises.
+    """Connects to our own listener in the name of `ranks` and disconnects, so that waits for their connections raise.
 
-    Of two members the one with the higher address connects (gloo/transport/tcp/pair.cc compares sockaddrs byte by byte)
-    and the other waits, without a socket that could be shut. Gloo's handshake is the peer's rank as eight bytes
-    (ssize_t); a connection that closes after it fails the waiting operation as a dead peer's would.
+    Between two members the one with the higher address connects (gloo/transport/tcp/pair.cc compares sockaddrs by
+    bytes). The other waits without a socket that could be shut down. Gloo's handshake is the peer's rank in eight bytes
+    (ssize_t). A connection that closes after it fails the waiting operation as the peer's death would.
     """
     family = socket.AF_INET6 if ":" in listener[0] else socket.AF_INET
     for rank in ranks:
@@ -122,12 +123,12 @@ def answer_for_missing(listener: Address, ranks: Collection[int]) -> None:
             try:
                 sock.connect(listener)
                 sock.sendall(struct.pack("=q", rank))
-            except OSError:  # the listener is gone, and with it those who wait
+            except OSError:  # the listener is gone, and so are the waits
                 return
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """A duplicate of every socket of this process: an original may be closed, and its number reused, meanwhile."""
+    """A duplicate of every socket of this process, because an original may be closed and its number reused."""
     for name in os.listdir("/proc/self/fd"):
         try:
             fd = os.dup(int(name))
@@ -144,8 +145,10 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def _connects(sock: socket.socket, listener: Address, peers: Collection[Address]) -> bool:
-    """Each connection of a group has the listening address of one member at exactly one end: who connects has the
-    peer's as its remote end, who accepts has its own as its local end."""
+    """Whether the socket is a connection of the group.
+
+    Each connection has the listening address of a member at exactly one end: the remote end if we connected, the local
+    end if we accepted."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         return False
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -164,7 +167,7 @@ def _connects(sock: socket.socket, listener: Address, peers: Collection[Address]
 def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
     """An NCCL back end whose communicator can be aborted while a member is missing: `config.blocking` is 0.
 
-    timeout: seconds. Without CUDA, or in a torch that was built without NCCL: RuntimeError or AttributeError.
+    timeout: seconds. RuntimeError or AttributeError without CUDA, or if torch was built without NCCL.
     """
     import torch.distributed as dist
 
@@ -175,15 +178,17 @@ def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any
 
 
 def connect_nccl(backend: Any, device: torch.device) -> None:  # type: ignore[name-defined]  # noqa: F821
-    """Builds one communicator for all operations, instead of one for each pair at its first message. Blocks until every
-    member calls it, NONBLOCKING_SECONDS at most (ProcessGroupNCCL.cpp, eagerConnectSingleDevice)."""
+    """Builds a single communicator for all operations, instead of one per pair at its first message.
+
+    Blocks until every member calls it, for at most NONBLOCKING_SECONDS (ProcessGroupNCCL.cpp,
+    eagerConnectSingleDevice)."""
     backend.eager_connect_single_device(device)
 
 
 # ------------------------------------------------------------------------------------------------------- ProcessGroup
 
-# What a subclass of ProcessGroup has to hand on: `Backend` cannot be subclassed in Python, ProcessGroup can, and C++
-# calls these back (PyProcessGroup.hpp). A torch that lacks some of the newer names lacks those who would call them.
+# Operations that a subclass of ProcessGroup must forward. `Backend` cannot be subclassed in Python, ProcessGroup can,
+# and C++ calls these methods (PyProcessGroup.hpp). A torch without some of the newer names does not call them.
 OPERATIONS = (
     "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
     "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
@@ -195,10 +200,10 @@ OPERATIONS = (
 
 
 def process_group(store: dist.Store, rank: int, size: int, backends: Mapping[str, Any]) -> Any:
-    """A C++ ProcessGroup over these back ends, by kind of device: "cpu" for Gloo, "cuda" for NCCL; the last is its
-    default. A back end that is registered twice for a device is ignored, so each generation makes a new one.
+    """A C++ ProcessGroup over these back ends, by kind of device: "cpu" for Gloo, "cuda" for NCCL. The last one is its
+    default. A second back end for a device is ignored, so each generation needs a new process group.
 
-    distributed_c10d.py, _new_process_group_helper.
+    Source: distributed_c10d.py, _new_process_group_helper.
     """
     import torch
     import torch.distributed as dist

@@ -1,15 +1,16 @@
-"""Named tensors from one worker to another over a TCP connection of their own: the state that a rejoining worker needs.
+"""Named tensors from one worker to another over a separate TCP connection: the state for a rejoining worker.
 
     receiver = Receiver("127.0.0.1", token)                    # listens at once; (host, port) in receiver.address
     stream = receiver.accept(timeout=60)                       # Stream, authenticated
     about, tensors = stream.receive()                          # blocks; TransferError when the other side is gone
 
     stream = connect(address, token, timeout=10)               # the donor
-    stream.send(StepGradient(...), {"gradient": tensor})       # returns when the kernel has taken all of it
+    stream.send(StepGradient(...), {"gradient": tensor})       # returns when the kernel has accepted all of it
 
-Either side may send, any number of times. `close` from any thread ends what blocks. A frame with a `Parcel` (see
-`wire.messages.states`) comes first, then the tensors' raw bytes in its order, in the byte order of the machine. It all
-begins with the mutual proof of `wire.authentication`; nothing that arrives is unpickled or evaluated.
+Either side may send, any number of times. `close` from any thread ends blocked calls. Each transfer is a frame with a
+`Parcel` (see `wire.messages.states`), followed by the raw bytes of its tensors, in the byte order of the machine. A
+connection starts with the mutual authentication of `wire.authentication`. Received data is never unpickled or
+evaluated.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from .addresses import address_of
 from .handshakes import Greeting, Handshakes
 
 MAX_TENSOR = 1 << 40  # bytes
-LOOK_SECONDS = 0.3  # between two looks at connections that take too long to authenticate
-CHUNK = 4 << 20  # bytes that one system call is asked to move: `timeout` is the longest pause between two of them
+LOOK_SECONDS = 0.3  # seconds between two checks for connections that take too long to authenticate
+CHUNK = 4 << 20  # bytes per system call; `timeout` limits the time of each call
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -58,11 +59,11 @@ _DTYPES = {
 
 
 class TransferError(ConnectionError):
-    """The stream is of no more use: the other side has died, was too slow, or does not speak this format."""
+    """The stream is unusable: the other side has died, is too slow, or uses another format."""
 
 
 def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 10.0, idle: float = 60.0) -> Stream:
-    """A stream to the receiver at (host, port), within `timeout` seconds. TransferError if nobody is there."""
+    """A stream to the receiver at (host, port), within `timeout` seconds. TransferError if the connection fails."""
     host, port = address
     try:
         sock = socket.create_connection((host, port), timeout)
@@ -79,7 +80,7 @@ def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 1
 
 
 class Receiver:
-    """Listens on a free port of `interface` (an address, a host name or a network interface's name)."""
+    """Listens on a free port of `interface` (an address, a host name or the name of a network interface)."""
 
     def __init__(self, interface: str, token: str):
         host = address_of(interface)
@@ -93,10 +94,10 @@ class Receiver:
         self._admitted: deque[socket.socket] = deque()
 
     def accept(self, timeout: float = 60.0, idle: float = 60.0) -> Stream:
-        """The next connection that knows the token. TransferError after `timeout` or `close`.
+        """The next connection that authenticates. TransferError after `timeout` or `close`.
 
-        Others are closed as `comm/handshakes.py` says, and delay nobody. idle: seconds without a byte after which a
-        receive or send of the stream fails.
+        Other connections are closed by `comm/handshakes.py` and cause no delay. idle: seconds without a byte after
+        which a receive or send of the stream fails.
         """
         deadline = time.monotonic() + timeout
         with self._accepting:
@@ -111,7 +112,7 @@ class Receiver:
         return Stream(sock, idle)
 
     def close(self) -> None:
-        """From any thread; one that waits in `accept` gets TransferError at once."""
+        """Closes the receiver, from any thread. A thread in `accept` gets TransferError at once."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
@@ -125,7 +126,7 @@ class Receiver:
 
     def _greet(self, sock: socket.socket) -> Greeting:
         verifier = Verifier(self._token, TO_RECEIVER)
-        sock.sendall(encode(verifier.challenge))  # the buffer is empty: it does not block
+        sock.sendall(encode(verifier.challenge))  # does not block, because the buffer is empty
         length = length_of((yield LENGTH.size), MAX_HANDSHAKE_FRAME)
         accepted = verifier.judge(TO_SERVER.decode((yield length)))
         sock.sendall(encode(accepted))
@@ -143,7 +144,7 @@ class Stream:
         self._socket = sock
 
     def send(self, about: StatePart | StepGradient, tensors: Mapping[str, Tensor]) -> None:
-        """Sends the tensors, in order; they must not change until it returns. ValueError above 16 MiB of names."""
+        """Sends the tensors, in order. They must not change until it returns. ValueError above 16 MiB of names."""
         headers = [TensorHeader(name, _name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()]
         self._say(Parcel(about, headers))
         for tensor in tensors.values():
@@ -153,7 +154,7 @@ class Stream:
         """The next `send` of the other side: (about, tensors on the CPU)."""
         try:
             parcel = self._hear(TO_JOINER, MAX_FRAME)
-            assert isinstance(parcel, Parcel)  # there is no other message to a joiner
+            assert isinstance(parcel, Parcel)  # a joiner receives no other message
             empty = {header.name: _empty(header) for header in parcel.tensors}
         except (ChannelClosed, ValueError) as error:
             raise self._broken(f"a header that does not read: {error}") from error
@@ -224,5 +225,5 @@ def _empty(header: TensorHeader) -> Tensor:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # memoryview knows NumPy, its type does not say so
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # memoryview supports NumPy arrays, but its type does not
     return memoryview(array)

@@ -1,5 +1,5 @@
-"""What `Links` asks of a back end: TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`), either of them through the
-memory of the host (`comm.staging`). Which of them a job uses is decided in `execution.transports`.
+"""The interface of a back end of `Links`: TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`), or either of them
+through host memory (`comm.staging`). `execution.transports` chooses one for a job.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .waiting import Generation, Pending
 
 
 class Transport(Protocol):
-    """Every operation belongs to a generation that `join` has made ready, and raises LinkBroken when that has ended.
+    """Every operation belongs to a generation prepared by `join`, and raises LinkBroken after that has ended.
 
-    Tensors are contiguous and on the transport's device. Operations may be started from any thread; they return without
-    waiting for a peer, and what they return is waited for, once or never. `Links` describes the arguments.
+    Tensors are contiguous and on the transport's device. Operations may be started from any thread and return without
+    waiting for a peer. Their results are waited for once or never. `Links` describes the arguments.
     """
 
     ordered: bool  # see `Links.ordered`
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
-        """Blocks until all members can be talked to, or until the generation ends."""
+        """Blocks until all members can be reached, or until the generation ends."""
 
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
         """Blocks until messages can be exchanged with these workers, or until the generation ends."""
@@ -35,7 +35,7 @@ class Transport(Protocol):
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
 
     def end(self, over: Sequence[Generation]) -> None:
-        """These generations have ended: whoever blocks for them in the back end is woken, what they hold is let go."""
+        """These generations have ended: wakes operations that block in the back end, and frees their resources."""
 
     def close(self, timeout: float) -> None:
-        """Closes all connections; blocks for `timeout` seconds at most."""
+        """Closes all connections. Blocks for at most `timeout` seconds."""

@@ -1,13 +1,13 @@
-"""Waits that end when their generation does, whatever becomes of the operation.
+"""Waits that end together with their generation, even if the operation does not.
 
     generation = Generation(7)
     job = workers.start(work.wait)          # a thread of the pool blocks in C++
-    generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation is ended
+    generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation has ended
     generation.end()                        # from any thread
 
-An operation that blocks in C++ (Gloo's cannot be ended while the connection lives) does so in a thread of the pool,
-which stays there; whoever waits for it goes on. That costs one hand-over between threads a wait, and no connection
-between live workers has to be broken to wake one up.
+An operation that blocks in C++ runs in a thread of the pool, because a blocked operation of Gloo cannot be ended
+without breaking its connection. That thread stays blocked, while its waiter continues. This costs one switch between
+threads per wait, and avoids breaking connections between live workers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class LinkBroken(RuntimeError):
-    """An operation's generation is over: it was aborted, superseded, or a peer's connection broke.
+    """The generation of an operation is over: it was aborted or superseded, or a peer's connection broke.
 
-    `aborted` is False when the error came from a socket first: then a peer has died, or has torn its group down because
-    it learned of a death before us, or the network between us is broken; the coordinator wants to hear of it.
+    `aborted` is False if a socket reported the error first. Then a peer died, or tore down its group because it learned
+    of a death earlier, or the network is broken. The coordinator must be informed.
     """
 
     def __init__(self, generation: int, reason: str, *, aborted: bool = True):
@@ -37,8 +37,8 @@ class LinkBroken(RuntimeError):
 
 
 class Job:
-    """Something under way that one thread completes and others wait for: a function in a thread of the pool, or,
-    without a function, what calls `finish`. error: what it ended with, None if well."""
+    """A pending operation that one thread completes and others wait for: a function in a thread of the pool, or without
+    a function, until a call of `finish`. error: its exception, or None."""
 
     def __init__(self, function: Callable[[], object] | None = None):
         self.error: BaseException | None = None
@@ -47,25 +47,25 @@ class Job:
         self._unfinished.acquire()
 
     def run(self) -> None:
-        """Calls the function, in the calling thread, and lets go of what it holds. Once."""
+        """Calls the function in the calling thread, and drops it. Once."""
         function, self._function = self._function, None
         assert function is not None
         try:
             function()
         except RuntimeError as error:
-            self.finish(error.with_traceback(None))  # whose frames would keep Gloo's objects alive
+            self.finish(error.with_traceback(None))  # without its frames, which would keep Gloo's objects alive
         except BaseException as error:
             self.finish(error)
         else:
             self.finish()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Completes it, once: every wait returns, and `error` is what became of it."""
+        """Completes the job, once: all waits return. error: its exception, or None."""
         self.error = error
         self.release()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Blocks until `finish` or `release`; False if that takes longer than `seconds` (-1: any time). Any threads."""
+        """Blocks until `finish` or `release`. False if that takes longer than `seconds` (-1: no limit). Any threads."""
         over = self._unfinished.acquire(timeout=seconds)
         if over:
             self.release()
@@ -76,12 +76,12 @@ class Job:
         return not self._unfinished.locked()
 
     def release(self) -> None:
-        with contextlib.suppress(RuntimeError):  # open already
+        with contextlib.suppress(RuntimeError):  # already released
             self._unfinished.release()
 
 
 class Pool:
-    """Starts functions in threads: a job never waits for another one. Idle threads are reused, two of them kept."""
+    """Runs functions in threads. A job never waits for another one. Keeps up to two idle threads for reuse."""
 
     KEPT = 2
 
@@ -123,7 +123,7 @@ class Generation:
         self._awaited: set[Job] = set()
 
     def end(self) -> None:
-        """Present waits return at once, and raise LinkBroken, as later ones do."""
+        """Ends the generation: current and later waits raise LinkBroken at once."""
         self.over = True
         for job in list(self._awaited):
             job.release()
@@ -133,8 +133,10 @@ class Generation:
             raise LinkBroken(self.number, "aborted")
 
     def wait(self, job: Job, seconds: float = -1) -> bool:
-        """Blocks until the job is done; False if that takes longer than `seconds` (-1: any time). LinkBroken if the job
-        failed, or as soon as the generation ends: that releases the job, which so must be nobody else's."""
+        """Blocks until the job is done. False if that takes longer than `seconds` (-1: no limit).
+
+        LinkBroken if the job failed, or as soon as the generation ends. The end releases the job, so no other
+        generation may wait for the same job."""
         self._awaited.add(job)
         done = self.over or job.wait(seconds)
         self._awaited.discard(job)
@@ -147,13 +149,13 @@ class Generation:
         return Pending(lambda: self.wait(job), lambda: self.over or job.over)
 
     def attempt(self, operation: Callable[[], T]) -> T:
-        """Runs an operation of Gloo or NCCL here; LinkBroken if it fails, or if the generation has ended."""
+        """Runs an operation of Gloo or NCCL. LinkBroken if it fails, or if the generation has ended."""
         self.check()
         try:
             return operation()
         except RuntimeError as error:
-            # Without its frames: they hold groups, and would keep them until some thread collects garbage and gets
-            # stuck in the destructor of one.
+            # Without frames, which would keep groups alive until some thread collects garbage and blocks in a group's
+            # destructor.
             raise self.broken(error) from error.with_traceback(None)
 
     def broken(self, error: BaseException) -> BaseException:
@@ -167,16 +169,16 @@ class Generation:
 
 
 class Pending:
-    """An operation under way. Waiting for it twice is waiting once; one thread waits."""
+    """A pending operation. It may be waited for repeatedly, by one thread."""
 
     __slots__ = ("_finish", "arrived")
 
     def __init__(self, finish: Callable[[], object] | None, arrived: Callable[[], bool] = lambda: False):
-        """arrived: whether waiting for it would end at once, as far as is known; for any thread."""
+        """arrived: whether a wait would return at once, as far as known; for any thread."""
         self._finish, self.arrived = finish, arrived
 
     def wait(self) -> None:
-        """Blocks until done. LinkBroken when the generation ends first, or when a peer's connection breaks."""
+        """Blocks until done. LinkBroken if the generation ends first, or if a peer's connection breaks."""
         if self._finish is not None:
             self._finish()
             self._finish = None

@@ -1,7 +1,7 @@
-"""One Gloo group of a generation, with the face of `comm.groups.Group`.
+"""One Gloo group of a generation, with the interface of `comm.groups.Group`.
 
-group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout, "127.0.0.1")   # waits for nobody
-group.connect()                                                      # for every member's address
+group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout, "127.0.0.1")   # does not wait
+group.connect()                                                      # waits for every member's address
 job = group.backend.send([tensor], peer, tag)                        # also receive, sum, broadcast; may be dropped
 GlooGroup.wait(generation, job)                                      # LinkBroken as soon as the generation ends
 GlooGroup.abort([group])                                             # from any thread
@@ -29,11 +29,12 @@ from recycle_pp.comm.waiting import Generation, Job, Pool
 
 
 class GlooGroup:
-    """Aborted by shutting its connections: whoever blocks in an operation of `gloo` raises RuntimeError.
+    """Aborted by shutting down its connections: blocked operations of `gloo` raise RuntimeError.
 
-    Gloo tells nobody when a connection breaks in the midst of a message. So the operations of `backend` are waited for
-    in threads of their own: whoever calls `wait` goes on when the generation ends, whatever becomes of the thread.
-    device: not used, tensors are on the CPU. interface: a numeric address.
+    Gloo does not report a connection that breaks in the middle of a message. So threads wait for the operations of
+    `backend`: a caller of `wait` continues when the generation ends, even if the thread stays blocked.
+
+    device: unused, tensors are on the CPU. interface: a numeric address.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class GlooGroup:
         self._peers: frozenset[Address] = frozenset()
 
     def connect(self, pair: bool = False) -> list[Any]:
-        """Blocks until every member's address is in the store, then starts all connections and waits for none."""
+        """Blocks until every member's address is in the store, then starts all connections without waiting."""
         self._peers = frozenset(map(listening_address, self._store.multi_get(self._keys))) - {self._listener}
         if self._peers:
             self._kept = start_connections(self.gloo)
@@ -72,8 +73,8 @@ class GlooGroup:
 
 
 class InThreads:
-    """Operations of a Gloo back end, each waited for by a thread from its start on. The thread holds torch's work and
-    tensors: a work that is dropped would take its message with it."""
+    """Operations of a Gloo back end, each with a thread that waits for it from the start. The thread keeps torch's work
+    and tensors alive, because dropping a work would cancel its message."""
 
     _pool = Pool()
 

@@ -1,13 +1,13 @@
-"""One NCCL communicator whose operations end when their generation does. Nothing of this has run on a GPU yet.
+"""One NCCL communicator whose operations end together with their generation. Not yet run on a GPU.
 
-    group = NcclGroup(store, "7/0.1-1.2", rank, size, device, timeout)  # waits for nobody
-    works = group.connect(pair=True)                                    # blocks until everybody calls it
+    group = NcclGroup(store, "7/0.1-1.2", rank, size, device, timeout)  # does not wait
+    works = group.connect(pair=True)                                    # blocks until every member calls it
     work = group.backend.send([tensor], peer, 0)                        # without tags: in the order of the calls
     NcclGroup.wait(generation, work)                                    # LinkBroken as soon as the generation ends
     NcclGroup.abort(groups)                                             # from any thread
 
-torch's `work.wait()` lets the GPU wait and the host run on: after an abort, the host would take ops behind a message
-that never came for done. So here the host waits, and only then the stream.
+torch's `work.wait()` makes the stream wait while the host continues. After an abort, the host would count ops as done
+that followed a message which never arrived. So here first the host waits, then the stream.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from recycle_pp.comm.waiting import Generation
 from .environment import NONBLOCKING_SECONDS
 
 POLL_SECONDS = 2e-5
-ABORT_SECONDS = NONBLOCKING_SECONDS + 10.0  # whoever connects holds a lock that an abort needs
+ABORT_SECONDS = NONBLOCKING_SECONDS + 10.0  # a connecting thread holds a lock that an abort needs
 
 
 class NcclGroup:
-    """device: of all its tensors. timeout: seconds. interface: not used, NCCL goes by NCCL_SOCKET_IFNAME."""
+    """device: of all its tensors. timeout: seconds. interface: unused, NCCL reads NCCL_SOCKET_IFNAME."""
 
     def __init__(
         self,
@@ -46,11 +46,12 @@ class NcclGroup:
         self.backend: Any = nccl_backend(dist.PrefixStore(prefix, store), rank, size, timeout)
 
     def connect(self, pair: bool) -> list[Any]:
-        """Uses the group once, both ways (a pair sends, others sum): NCCL connects at the first use, and blocks the
-        host until all members have come, NONBLOCKING_SECONDS at most. Returns what has to be waited for.
+        """Uses the group once in each direction (a pair sends, larger groups sum), because NCCL connects at the first
+        use and then blocks the host until all members have come, for at most NONBLOCKING_SECONDS. Returns works to be
+        waited for.
 
-        On a stream of its own, as the default one computes; of high priority, as those of normal priority are the
-        groups'.
+        Runs on a separate stream, because the default stream computes. It has high priority, because streams of normal
+        priority belong to groups.
         """
         with torch.cuda.stream(torch.cuda.Stream(self._device, priority=-1)):
             token = torch.zeros(1, device=self._device)
@@ -62,15 +63,17 @@ class NcclGroup:
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
-        while not generation.attempt(work.is_completed):  # also when aborted, but the generation ends before that
+        while not generation.attempt(work.is_completed):  # also after an abort, but the generation ends before that
             time.sleep(POLL_SECONDS)
-        generation.attempt(work.wait)  # raises what NCCL has found; torch lets go of the tensors
+        generation.attempt(work.wait)  # raises NCCL's errors; torch releases the tensors
 
     @staticmethod
     def abort(groups: Sequence[NcclGroup]) -> None:
-        """Aborts all groups at the same time: an abort waits for what runs on the GPU, which may be another group's
-        hanging operation (pytorch#119797). TimeoutError if one hangs all the same: its GPU is of no more use to this
-        process, nor the process to the job. What one raises goes to threading.excepthook: a worker ends by either."""
+        """Aborts all groups in parallel: an abort waits for running kernels, possibly a hanging operation of another
+        group (pytorch#119797).
+
+        TimeoutError if an abort hangs nevertheless: this process cannot use its GPU any more and must end. Other
+        exceptions go to threading.excepthook. Both end the worker."""
         threads = [threading.Thread(target=group.backend.abort, name="nccl-abort", daemon=True) for group in groups]
         for thread in threads:
             thread.start()

@@ -4,8 +4,8 @@
     attempts.look(now)       # often: starts the next attempt when it is due, ends those that take too long
     attempts.close()
 
-One lost packet delays a connection by a second or more. A new attempt meanwhile costs nothing, and several that fail
-for long are proof that the network is cut. All methods, and `reached`, run in the thread that owns the selector.
+One lost packet delays a connection by a second or more, while another attempt costs nothing. If several attempts fail
+for long, the network is cut. All methods, and `reached`, run in the thread that owns the selector.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 
 EVERY = 0.3  # seconds between two attempts
-LONGEST = 3.0  # seconds for one attempt
+LONGEST = 3.0  # timeout of one attempt, in seconds
 
 
 class Attempts:
@@ -28,9 +28,9 @@ class Attempts:
         address: tuple[str, int],
         reached: Callable[[socket.socket], None],
     ) -> None:
-        """address: numeric. reached: gets a non-blocking socket, which is its own from then on."""
+        """address: numeric. reached: gets a non-blocking socket, which it then owns."""
         self._selector, self._address, self._reached = selector, address, reached
-        self._begun: dict[socket.socket, float] = {}  # attempts under way
+        self._begun: dict[socket.socket, float] = {}  # pending attempts and their start
         self._last = float("-inf")
 
     def look(self, now: float) -> None:
@@ -38,7 +38,7 @@ class Attempts:
             self._end(sock).close()
         if now - self._last >= EVERY:
             self._last = now
-            with suppress(OSError):  # no descriptor is left: this attempt has failed
+            with suppress(OSError):  # no descriptor is free: this attempt has failed
                 self._start(now)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Attempts:
         self._selector.register(sock, selectors.EVENT_WRITE, partial(self._finish, sock))
 
     def _finish(self, sock: socket.socket) -> None:
-        if sock not in self._begun:  # ended by an event of the same moment
+        if sock not in self._begun:  # ended by an earlier event of the same select
             return
         self._end(sock)
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

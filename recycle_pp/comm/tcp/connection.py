@@ -1,15 +1,15 @@
 """Messages between two workers over one TCP connection, matched by generation and tag.
 
-    connection = Connection(sock, pool)                      # connected; starts the thread that reads
+    connection = Connection(sock, pool)                      # connected; starts the reading thread
     received = connection.receive(tensor, generation, tag)   # a Job: done when the message is in the tensor
-    sent = connection.send(tensor, generation, tag)          # a Job: done when the kernel has taken all of it
+    sent = connection.send(tensor, generation, tag)          # a Job: done when the kernel has accepted all of it
     connection.end(generation)                               # its messages, and older ones, are read and dropped
     connection.close()                                       # every job fails
 
 A frame is (generation, tag, bytes) and the tensor's memory, in the byte order of the machine. Messages of one
-generation and tag arrive in the order in which they were sent. The reading thread never waits for a receive to be
-posted: a message that nobody has asked for yet goes to memory of its own, so that one that is late cannot hold up those
-behind it. Such memory is bounded by what the plan of a step sends.
+generation and tag arrive in the order in which they were sent. The reading thread never waits for a receive: a message
+without a posted receive goes to separate memory, so that a late receive does not delay later messages. That memory is
+bounded by the messages in the plan of a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recycle_pp.wire.keepalive import is_silent, set_keepalive
 
 FRAME = struct.Struct("=qqq")  # generation, tag, bytes that follow
 MAX_MESSAGE = 1 << 40  # bytes
-SCRAP = 1 << 20  # bytes read at a time of a message that nobody wants
+SCRAP = 1 << 20  # bytes read at a time of a message to be dropped
 
 Key = tuple[int, int]  # generation, tag
 
@@ -49,14 +49,14 @@ class Connection:
         self._early: dict[Key, deque[bytearray]] = defaultdict(deque)
         self._over = -1  # newest generation that has ended
         self._error: ConnectionLost | None = None
-        self._leaving = threading.Lock()  # guards the next one, and the order of what is written
+        self._leaving = threading.Lock()  # guards the next one, and the order of writes
         self._unsent: deque[tuple[list[memoryview], Job]] = deque()
         threading.Thread(target=self._read, name="recycle-read", daemon=True).start()
 
     def send(self, tensor: Tensor, generation: int, tag: int) -> Job:
         """Sends a contiguous CPU tensor. It may be written to when the job is done.
 
-        The caller writes as much as the kernel takes at once, a thread of the pool the rest.
+        The caller writes as much as the kernel accepts at once, and a thread of the pool writes the rest.
         """
         data, job = tensor_bytes(tensor), Job()
         frame = memoryview(FRAME.pack(generation, tag, data.nbytes))
@@ -74,7 +74,8 @@ class Connection:
         return job
 
     def receive(self, tensor: Tensor, generation: int, tag: int) -> Job:
-        """Into a contiguous CPU tensor of the very size that is sent; it is the connection's until the job is done."""
+        """Receives into a contiguous CPU tensor of exactly the sent size. The connection owns it until the job is
+        done."""
         data, job = tensor_bytes(tensor), Job()
         key = generation, tag
         with self._arriving:
@@ -96,7 +97,7 @@ class Connection:
         return job
 
     def end(self, generation: int) -> None:
-        """Lets go of the messages of this generation and of older ones: those posted, those here, those to come."""
+        """Drops all messages of this generation and older ones: posted receives, early messages, and later ones."""
         with self._arriving:
             self._over = max(self._over, generation)
             for held in (self._posted, self._early):
@@ -104,22 +105,23 @@ class Connection:
                     del held[key]  # type: ignore[attr-defined]
 
     def set_keepalive(self, seconds: float) -> None:
-        """The connection breaks when the other machine has not answered for so long, as after a cut."""
-        with contextlib.suppress(OSError):  # it has broken
+        """Sets the seconds without an answer of the other machine after which the connection breaks, as after a network
+        cut."""
+        with contextlib.suppress(OSError):  # already broken
             set_keepalive(self._socket, seconds)
 
     @property
     def is_over(self) -> bool:
-        """It has broken, or was closed."""
+        """Whether it is broken or closed."""
         return self._error is not None
 
     @property
     def is_silent(self) -> bool:
-        """The other machine leaves something unanswered at present."""
+        """Whether the other machine currently leaves something unanswered."""
         try:
             return is_silent(self._socket)
         except OSError:
-            return True  # it has just broken
+            return True  # just broken
 
     def close(self) -> None:
         self._fail(ConnectionLost("the connection is closed"))
@@ -127,7 +129,7 @@ class Connection:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _write_at_once(self, parts: list[memoryview]) -> list[memoryview]:
-        """Returns what the kernel had no room for. A broken connection is the reader's to notice."""
+        """Returns the parts that the kernel did not accept. The reader detects broken connections."""
         try:
             done = self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
         except OSError:
@@ -135,7 +137,7 @@ class Connection:
         return _after(parts, done)
 
     def _write(self) -> None:
-        """In a thread of the pool, while something is unsent."""
+        """Runs in a thread of the pool while there are unsent parts."""
         while True:
             with self._leaving:
                 parts, job = self._unsent[0]
@@ -169,11 +171,11 @@ class Connection:
         except (OSError, ConnectionLost) as error:
             self._fail(ConnectionLost(str(error)))
         with self._leaving:
-            if not self._unsent:  # else whoever writes closes it
+            if not self._unsent:  # otherwise the writing thread closes it
                 self._socket.close()
 
     def _take(self, key: Key, count: int) -> None:
-        """Reads one message to where it belongs."""
+        """Reads one message into its destination."""
         with self._arriving:
             unwanted = key[0] <= self._over
             posted = self._next(key)
@@ -197,7 +199,7 @@ class Connection:
         message = bytearray(count)
         self._fill(memoryview(message))
         with self._arriving:
-            posted = self._next(key)  # meanwhile
+            posted = self._next(key)  # posted while the message was read
             if posted is None:
                 if key[0] > self._over:
                     self._early[key].append(message)
@@ -210,7 +212,7 @@ class Connection:
             job.finish(_wrong_size(key, count, data.nbytes))
 
     def _next(self, key: Key) -> tuple[memoryview, Job] | None:
-        """The oldest receive of this key that was posted, which is taken out. With the lock."""
+        """Removes and returns the oldest posted receive of this key. Call it with the lock."""
         posted = self._posted.get(key)
         if not posted:
             return None
@@ -234,7 +236,7 @@ class Connection:
             count -= min(count, SCRAP)
 
     def _fail(self, error: ConnectionLost) -> None:
-        """The first error counts; everything under way ends with it."""
+        """Ends all pending operations with the error. Later errors are ignored."""
         with self._arriving:
             if self._error is not None:
                 return
@@ -242,13 +244,13 @@ class Connection:
             jobs = [job for posted in self._posted.values() for _, job in posted]
             self._posted.clear()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that read and write
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reading and writing threads
         for job in jobs:
             job.finish(error)
 
 
 def _after(parts: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of `parts` without its first `done` bytes."""
+    """`parts` without their first `done` bytes."""
     left = []
     for part in parts:
         if done < len(part):

@@ -1,19 +1,19 @@
-"""One TCP connection with each other worker, kept as long as both of them live.
+"""One TCP connection to each other worker, kept as long as both workers live.
 
-    mesh = Mesh(rank, size, host="127.0.0.1", pool=pool)     # listens; waits for nobody
-    mesh.address                                             # bytes: what the other members need
+    mesh = Mesh(rank, size, host="127.0.0.1", pool=pool)     # listens; does not wait
+    mesh.address                                             # bytes: the address for other members
     mesh.link({2: address, 5: address})                      # starts these connections, once
-    mesh.linked(2)                                           # a Job: done when that connection stands
+    mesh.linked(2)                                           # a Job: done when that connection is established
     mesh[2].send(tensor, generation, tag)
     mesh.keep({2})                                           # member 5 is not a member any more
 
-Of two members the one with the higher rank connects, and tries again until it succeeds. An address carries a secret of
-its mesh, which a member sends first. Addresses travel over the control connections, so a stranger who finds the port
-does not know it. (The data are not encrypted, nor is the secret: docs/cluster.md.)
+Between two members the one with the higher rank connects, and retries until it succeeds. An address contains a secret
+of its mesh, which a connecting member sends first. Addresses travel over the control connections, so a stranger who
+finds the port does not know the secret. (Neither the data nor the secret are encrypted: docs/cluster.md.)
 
-One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection does not stand, has broken, or
-the other machine leaves unanswered what was sent, both ends attempt new connections (`attempts.py`); `reachability.py`
-counts for how long all of these fail.
+One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection is missing, broken, or waits
+for an answer of the other machine, both ends attempt new connections (`attempts.py`). `reachability.py` measures how
+long all of these have failed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from .reachability import Reachability
 
 SECRET = 16  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")  # rank, secret
-CALM, BUSY = 0.3, 0.1  # seconds between two looks at the connections: if all is well, if attempts are under way
-LATE = 0.5  # seconds after which the lower rank also tries whether the higher one can be reached
-SURE = 0.5  # seconds of failed attempts after which all members of that machine are tried
+CALM, BUSY = 0.3, 0.1  # seconds between two checks of the connections: normally, and while attempts are pending
+LATE = 0.5  # seconds after which the lower rank also attempts to reach the higher one
+SURE = 0.5  # seconds of failed attempts after which all members of that machine are attempted
 
 
 class Address(NamedTuple):
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 class Mesh:
-    """Up to `size` members, of whom any may be missing. Methods may be called from any thread; none blocks."""
+    """Up to `size` members, any of which may be missing. Methods may be called from any thread; none blocks."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Mesh:
         reachability: Reachability | None = None,
         keepalive: float | None = None,
     ):
-        """keepalive: seconds without an answer of the other machine after which a connection breaks; None: as long as
-        the kernel tries."""
+        """keepalive: seconds without an answer of the other machine after which a connection breaks; None: the kernel's
+        default."""
         self.rank = rank
         self._pool, self._reachability, self._keepalive = pool, reachability or Reachability(), keepalive
         self._secret = secrets.token_bytes(SECRET)
@@ -77,12 +77,12 @@ class Mesh:
         self._others = frozenset(range(size)) - {rank}
         self._connections: dict[int, Connection] = {}
         self._awaited: dict[int, list[Job]] = {other: [] for other in self._others}
-        self._addresses: Mapping[int, Address] | None = None  # of all that `link` was told
-        self._members: frozenset[int] = frozenset()  # of those, without whom `keep` has dropped
+        self._addresses: Mapping[int, Address] | None = None  # of all members passed to `link`
+        self._members: frozenset[int] = frozenset()  # those members, without the ones dropped by `keep`
         self._linked_at = 0.0
         self._closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the thread
-        # The next ones are the thread's own.
+        # The following belong to the thread.
         self._selector = selectors.DefaultSelector()
         self._handshakes = Handshakes(self._selector, self._listener, self._greet, self._admit)
         self._attempts: dict[int, Attempts] = {}
@@ -90,7 +90,7 @@ class Mesh:
         threading.Thread(target=self._serve, name="recycle-mesh", daemon=True).start()
 
     def link(self, addresses: Mapping[int, bytes]) -> None:
-        """Starts the connections to the members at `addresses`, by rank; the others are missing for good. Once."""
+        """Starts the connections to the members at `addresses`, by rank. Other members are missing for good. Once."""
         self._members, self._linked_at = frozenset(addresses), time.monotonic()
         self._addresses = {rank: Address(*json.loads(address)) for rank, address in addresses.items()}
         self._ring()
@@ -100,9 +100,11 @@ class Mesh:
         return self._addresses is not None
 
     def linked(self, rank: int) -> Job | None:
-        """Done when the connection stands, or has stood; None if `link` was not told this member.
+        """Done when the connection is established, even if it has broken since; None if the member was not passed to
+        `link`.
 
-        A job of the caller's own: a generation that ends releases it, and the next one has to wait again.
+        Each call returns a new job, because a generation releases its jobs when it ends, and the next one must wait
+        again.
         """
         if self._addresses is None or rank not in self._addresses:
             return None
@@ -115,23 +117,23 @@ class Mesh:
         return job
 
     def keep(self, ranks: Collection[int]) -> None:
-        """The other members have left: they are not tried any more."""
+        """The other members have left. Attempts to reach them end."""
         self._members = frozenset(ranks)
         self._reachability.keep(self._members)
 
     def __getitem__(self, rank: int) -> Connection:
-        """KeyError until it stands."""
+        """The connection. KeyError until it is established."""
         return self._connections[rank]
 
     def end(self, generation: int) -> None:
-        """Lets go of the messages of this generation and of older ones."""
+        """Drops the messages of this generation and of older ones."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
             connection.end(generation)
 
     def close(self) -> None:
-        """Closes the listener and every connection: what is under way fails."""
+        """Closes the listener and every connection. Pending operations fail."""
         self._ring(closes=True)
         with self._lock:
             connections = list(self._connections.values())
@@ -161,8 +163,8 @@ class Mesh:
         os.close(self._bell)
 
     def _look(self, now: float) -> None:
-        """Ends what has taken too long; tries the members whose connection is in doubt."""
-        passed, self._ticked = min(now - self._ticked, 2 * CALM), now  # a longer pause was this process's own
+        """Ends attempts that take too long, and attempts to reach members with a doubtful connection."""
+        passed, self._ticked = min(now - self._ticked, 2 * CALM), now  # a longer pause was a suspension of this process
         self._handshakes.look(now)
         addresses = self._addresses or {}
         doubtful = self._doubtful(addresses, now)
@@ -180,8 +182,8 @@ class Mesh:
         self._reachability.look(now)
 
     def _doubtful(self, addresses: Mapping[int, Address], now: float) -> set[int]:
-        """Members without a connection that works, and their neighbours if they cannot be reached for a while: the
-        link between two machines is cut as a whole, and connections that are idle show it late."""
+        """Members without a working connection. If one is unreachable for a while, also all members on its machine,
+        because a link between machines is cut as a whole, and idle connections show it late."""
         members = self._members & addresses.keys()
         doubtful = {rank for rank in members if self._is_doubtful(rank, now)}
         machines = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}
@@ -194,20 +196,20 @@ class Mesh:
         return rank < self.rank or now - self._linked_at > LATE
 
     def _reached(self, rank: int, at: Address, sock: socket.socket) -> None:
-        """An attempt has succeeded: it becomes the connection, or was only to show that there can be one."""
+        """Handles a successful attempt: it becomes the connection, or only proves that the member can be reached."""
         self._reachability.reached(rank)
         if rank > self.rank or rank in self._connections:
             sock.close()
             return
         try:
-            sock.sendall(HELLO.pack(self.rank, bytes.fromhex(at.secret)))  # the buffer is empty: it does not block
+            sock.sendall(HELLO.pack(self.rank, bytes.fromhex(at.secret)))  # does not block, because the buffer is empty
         except OSError:
             sock.close()
         else:
             self._add(rank, sock)
 
     def _greet(self, sock: socket.socket) -> Greeting:
-        """The rank of a member that connects; only members with a higher rank do."""
+        """The rank of a connecting member. Only members with a higher rank connect."""
         rank, secret = HELLO.unpack((yield HELLO.size))
         if hmac.compare_digest(secret, self._secret) and rank in self._others and rank > self.rank:
             return rank

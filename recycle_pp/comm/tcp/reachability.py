@@ -1,12 +1,12 @@
-"""For how long attempts to connect to each member have failed. It outlives meshes, so renewed links restart no clock.
+"""How long attempts to connect to each member have failed. Outlives meshes, so renewed links do not reset it.
 
     reachability = Reachability(patience=10.0, report)      # report(ranks): attempts have failed for `patience` seconds
-    reachability.fails(2, 0.1)       # attempts to reach member 2 were under way for 0.1 s more, and failed
-    reachability.reached(2)          # one has succeeded: from zero
+    reachability.fails(2, 0.1)       # attempts to reach member 2 were pending for another 0.1 s, and failed
+    reachability.reached(2)          # an attempt succeeded: back to zero
     reachability.keep({1, 3})        # the others are not members any more
-    reachability.look(now)           # reports, and once a second again as long as it stays so
+    reachability.look(now)           # reports, and repeats the report every second while it lasts
 
-Only time with attempts counts. A process that was suspended, or waited for addresses, proves nothing meanwhile.
+Only time with attempts counts. A process that was suspended, or that waits for addresses, has no evidence.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ AGAIN = 1.0  # seconds between two reports of the same members
 
 
 class Reachability:
-    """Any thread. patience: seconds; None: nothing is ever reported."""
+    """Any thread. patience: seconds; None: never reports."""
 
     def __init__(self, patience: float | None = None, report: Callable[[list[int]], None] = lambda ranks: None) -> None:
         self._patience, self._report = math.inf if patience is None else patience, report
         self._lock = threading.Lock()
         self._failing: dict[int, float] = {}
-        self._reported: tuple[list[int], float] = ([], -math.inf)  # whom, and when
+        self._reported: tuple[list[int], float] = ([], -math.inf)  # ranks, and time of the last report
 
     def failing(self, rank: int) -> float:
-        """Seconds."""
+        """Seconds for which attempts to reach the member have failed."""
         with self._lock:
             return self._failing.get(rank, 0.0)
 

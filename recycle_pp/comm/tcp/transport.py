@@ -1,10 +1,10 @@
-"""Links over TCP: one mesh of connections that a death leaves standing; every message says its generation.
+"""Links over TCP: one mesh of connections that survives deaths. Every message carries its generation.
 
     links = Links(TcpTransport(store, "127.0.0.1", workers=everybody, keepalive=10.0))
 
 Measured against Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): a message of 4 to 64 KiB
-takes a third of the time and CPU, a sum of 4 KiB a quarter to a tenth, 16 MiB the same (a sum up to a third more), a
-new generation a quarter.
+takes a third of the time and CPU. A sum of 4 KiB takes a quarter to a tenth, one of 16 MiB the same to a third more. A
+new generation takes a quarter.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from .mesh import Mesh
 from .reachability import Reachability
 
 GRACE = 2.0  # seconds beyond `patience` until a connection breaks: by then attempts have shown whether the link is cut
-MAX_TAG = 2**25  # tags of the caller are below it, those of collectives above
+MAX_TAG = 2**25  # the caller's tags are smaller, those of collectives larger
 
 
 class TcpTransport:
-    """What `comm.transport.Transport` asks, for CPU tensors.
+    """A `comm.transport.Transport` for CPU tensors.
 
-    store: where workers find each other's addresses. interface: where this one listens (address, host name or interface
-    name). workers: everybody who may ever be a member, the same list everywhere; without it no connection outlives a
-    generation. keepalive: seconds for which attempts to connect to a member must fail until it is `unreachable`, and a
-    little less than those without an answer after which a connection breaks; None: as long as the kernel tries.
-    unreachable(members): called in a thread of its own, again while it lasts.
+    store        rendezvous for the workers' addresses
+    interface    listening address (address, host name or interface name)
+    workers      all workers that may ever be members, the same list everywhere; without it no connection outlives a
+                 generation
+    keepalive    seconds of failed attempts after which a member is `unreachable`; a connection breaks after slightly
+                 more seconds without an answer; None: the kernel's default
+    unreachable  called with the members in a separate thread, repeatedly while it lasts
     """
 
     ordered = False
@@ -61,7 +63,7 @@ class TcpTransport:
         self._lock = threading.Lock()
         self._mesh: Mesh | None = None
         self._number = -1  # the generation in which the mesh was built
-        self._routes: dict[int, Routes] = {}  # of the present generation, by its number
+        self._routes: dict[int, Routes] = {}  # of the current generation, by its number
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
         everybody = self._workers or list(members)
@@ -81,22 +83,22 @@ class TcpTransport:
         self._wait_for_links(generation, mesh, {worker: rank[worker] for worker in others})
         ways = {worker: Way(generation, mesh[rank[worker]]) for worker in others}
         with self._lock:
-            generation.check()  # an abandoned thread must not put its routes in the place of a newer generation's
+            generation.check()  # an abandoned thread must not replace the routes of a newer generation
             self._routes = {generation.number: Routes(ways, members, me)}
 
     def _wait_for_links(self, generation: Generation, mesh: Mesh, ranks: dict[Worker, int]) -> None:
-        """Blocks until all of them stand, or until the generation ends: the coordinator decides how long that may
-        take, from what `unreachable` reports."""
+        """Blocks until all links are established, or until the generation ends. The coordinator decides how long that
+        may take, based on the reports of `unreachable`."""
         mesh.keep(ranks.values())
         for worker, rank in ranks.items():
             link = mesh.linked(rank)
             if link is None:
-                generation.check()  # a newer one, without this member, may have linked the mesh meanwhile
+                generation.check()  # a newer generation without this member may have linked the mesh
                 raise ValueError(f"{worker} joined later than the base of generation {generation.number}")
             generation.wait(link)
 
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
-        """Nothing to do: `join` waits for the connections to all members."""
+        """Does nothing: `join` waits for the connections to all members."""
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
         return self._of(generation).ways[to].send(tensor, _allowed(tag))
@@ -162,7 +164,7 @@ class TcpTransport:
 
 
 class Way(NamedTuple):
-    """To one peer, as long as the generation lasts."""
+    """The way to one peer, for one generation."""
 
     generation: Generation
     connection: Connection
@@ -179,13 +181,13 @@ class Way(NamedTuple):
 
 
 class Routes:
-    """Of one generation: the way to every other member, and to the peers in the order in which they sum."""
+    """The ways of one generation to every other member, and to peers in the order of summation."""
 
     def __init__(self, ways: dict[Worker, Way], members: Sequence[Worker], me: Worker):
         self.ways = ways
         self.stage = [worker for worker in members if worker.stage == me.stage]
         self.peers = [ways.get(worker) for worker in self.stage]  # None: this worker
-        self.collectives = itertools.count()  # their counts agree as their calls do
+        self.collectives = itertools.count()  # counts calls, which agree among the workers
 
 
 def _allowed(tag: int) -> int:

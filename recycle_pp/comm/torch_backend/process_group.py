@@ -5,16 +5,16 @@
     # new_group, DeviceMesh, DTensor, DDP, FSDP2, distributed checkpoints, torch.distributed.pipelining work as usual
 
     group = torch.distributed.group.WORLD
-    group.abort()                                                         # from any thread: what blocks raises
+    group.abort()                                                         # from any thread: blocked operations raise
     group.rebuild(generation, rank, size)                                 # the same object, other members
 
-docs/process-group.md says what a program has to bring, examples/ddp_survives.py is one. The trainer itself talks
-through `recycle_pp.comm.links`: small messages and sums over TCP take a quarter of the time, a new generation too
-(bench/links.py). CPU tensors travel by Gloo, CUDA tensors by NCCL.
+docs/process-group.md describes the requirements for a program; examples/ddp_survives.py is an example. The trainer
+itself uses `recycle_pp.comm.links`: small messages and sums over TCP, and new generations, take a quarter of the time
+(bench/links.py). CPU tensors use Gloo, CUDA tensors NCCL.
 
-`Backend` cannot be subclassed in Python, and a backend registered twice in one group is ignored, so the group owns an
-inner group for each generation and hands every operation on. After a rebuild the group's rank and size are the new
-ones; what torch has cached about it elsewhere (a DeviceMesh, a sub-group) is made anew by whoever uses it.
+`Backend` cannot be subclassed in Python, and a second backend in a group is ignored. So the group owns an inner group
+for each generation and forwards every operation. After a rebuild the group has its new rank and size. Objects that
+torch has derived from it (a DeviceMesh, a sub-group) must be created again by their users.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ NAME = "recycle"
 
 
 class RecycleProcessGroup(dist.ProcessGroup):
-    """store: any torch.distributed store. interface: where Gloo listens; by default GLOO_SOCKET_IFNAME, else the host's
-    own name.
+    """store: any torch.distributed store. interface: listening address of Gloo; default: GLOO_SOCKET_IFNAME, else the
+    host's own name.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, interface: str | None = None):
@@ -56,10 +56,10 @@ class RecycleProcessGroup(dist.ProcessGroup):
         self.rebuild(0, rank, size)
 
     def rebuild(self, generation: int, rank: int, size: int) -> None:
-        """Makes this the group of the members of `generation`, after an abort. Each calls it with its rank among them.
+        """Makes this the group of the members of `generation`, after an abort. Each member calls it with its rank.
 
-        generation: larger than any before, else LinkBroken. Blocks until all have called it; RuntimeError when the
-        store gives up, LinkBroken when `abort` is called meanwhile.
+        generation: larger than any before, else LinkBroken. Blocks until all members have called it. RuntimeError if
+        the store times out, LinkBroken if `abort` is called meanwhile.
         """
         self.abort()
         with self._lock:
@@ -86,9 +86,9 @@ class RecycleProcessGroup(dist.ProcessGroup):
             self._inner = inner
 
     def abort(self) -> None:
-        """Ends the present generation: who blocks in it raises RuntimeError, as do later operations until a rebuild.
+        """Ends the current generation: its blocked operations raise RuntimeError, as do later ones until a rebuild.
 
-        Any thread, any number of times. Tensors of an operation that was under way hold garbage."""
+        Any thread, any number of times. The contents of tensors in pending operations are undefined."""
         with self._lock:
             old = [self._inner, self._gloo, self._nccl]
             self._inner = self._gloo = self._nccl = None
@@ -99,7 +99,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         self.abort()
 
-    # What C++ asks (torch/csrc/distributed/c10d/PyProcessGroup.hpp).
+    # Called from C++ (torch/csrc/distributed/c10d/PyProcessGroup.hpp).
 
     def getBackendName(self) -> str:
         return NAME
@@ -146,7 +146,7 @@ def _default_interface() -> str:
     try:
         return address_of(os.environ.get("GLOO_SOCKET_IFNAME") or socket.gethostname())
     except ValueError:
-        return "127.0.0.1"  # a machine that does not know its own name
+        return "127.0.0.1"  # the machine cannot resolve its own name
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> RecycleProcessGroup:
