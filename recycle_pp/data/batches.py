@@ -1,14 +1,14 @@
-"""Which tokens a micro-batch holds: a pure function of (seed, step, g), whoever asks.
+"""The tokens of a micro-batch: a pure function of (seed, step, g), the same on every worker.
 
     batches = Batches(settings)
-    inputs, targets = batches.batch(step, g)        # (b, T) int64 each, targets are the inputs one token on
+    inputs, targets = batches.batch(step, g)        # (b, T) int64 each, targets are shifted by one token
     batches.sample_ids(step, g)                     # the b windows of the training text, for the log of ids
-    inputs, targets = batches.validation(i)         # of the held-out last part, or of data.validation_path
-    batches.more(inputs)                            # with data.document_mask: which document a token is of, and where
+    inputs, targets = batches.validation(i)         # from the held-out end, or from data.validation_path
+    batches.more(inputs)                            # with data.document_mask: each token's document and position
 
 The training data are cut into windows of T tokens. Sample n of the run (n = (step G + g) b + j) is window n of a keyed
-permutation of all windows, then of another one: within an epoch none is skipped or seen twice, and neither the number
-of workers nor a resume plays a part. With data.weights each source has such an order of its own (`order`).
+permutation of all windows, then of another permutation. So within an epoch each window occurs exactly once,
+independently of the number of workers and of resumes. With data.weights each source has its own order (`order`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Batches:
     """The micro-batches of a run.
 
     Attributes:
-        ignores: whether some labels are -100 and do not count.
+        ignores: whether some labels are -100 and have no loss.
         name: of the data, for messages.
-        fingerprint: of the tokens; two workers or runs with equal ones read the same text.
-        windows: how many training samples an epoch has.
-        validations: how many different validation micro-batches there are.
+        fingerprint: of the tokens; equal fingerprints mean the same text.
+        windows: training samples per epoch.
+        validations: number of different validation micro-batches.
 
     Raises:
         ValueError: the path is missing, empty, too short, or holds a token outside the vocabulary.
@@ -49,16 +49,17 @@ class Batches:
         self.windows, self.validations = self._samples.windows, self._samples.held_outs // self._b
 
     def batch(self, step: int, g: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of micro-batch g of step `step`, each (b, T) int64. Raises UserMistake, as do the others,
-        where the data hold what cannot be trained on."""
+        """Inputs and targets of micro-batch g of step `step`, each (b, T) int64.
+
+        Like the other methods, raises UserMistake if the data cannot be trained on."""
         return _stack([self._samples.train(window) for window in self.sample_ids(step, g)])
 
     def sample_ids(self, step: int, g: int) -> list[int]:
-        """The windows that micro-batch g of step `step` is made of."""
+        """The windows in micro-batch g of step `step`."""
         return self._samples.ids((step * self._G + g) * self._b, self._b)
 
     def validation(self, i: int) -> tuple[Tensor, Tensor]:
-        """The i-th held-out micro-batch (they repeat after `validations`), as `batch`."""
+        """The i-th held-out micro-batch, like `batch`. They repeat after `validations`."""
         if not self.validations:
             raise UserMistake(
                 f"data.validation_share leaves fewer than {self._b} held-out samples of {self._T} tokens of "
@@ -68,15 +69,16 @@ class Batches:
         return _stack([self._samples.held_out(window) for window in range(first, first + self._b)])
 
     def more(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """What else a model is told of (b, T) inputs: nothing, or with data.document_mask what `documents` gives."""
+        """Further inputs of a model for (b, T) inputs: none, or with data.document_mask those of `documents`."""
         return {} if self._samples.separator is None else documents(inputs, self._samples.separator)
 
 
 def documents(inputs: Tensor, separator: int) -> dict[str, Tensor]:
-    """Which document of its sample each token is of (document_ids), and its place there (position_ids), (b, T) int64.
+    """The document of each token in its sample (document_ids), and its position there (position_ids), (b, T) int64.
 
-    A separator begins the document behind it: the first token of a document is predicted from the separator alone, and
-    the last one predicts the next separator. So no target is lost, and none is predicted from another document.
+    A separator belongs to the document that follows: the first token of a document is predicted from the separator
+    alone, and the last one predicts the next separator. So no target is lost, and none is predicted from another
+    document.
     """
     begins = inputs == separator
     places = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)

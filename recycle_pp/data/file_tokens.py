@@ -1,4 +1,4 @@
-"""Tokens in a file, read as they are needed, and how long the disk takes to answer.
+"""Tokens in a file, read on demand, and the response time of its disk.
 
     tokens = FileTokens.open("train.bin", np.dtype("<u2"), count=4000)
     tokens[0:1025]                # (1025,) tokens
@@ -7,8 +7,8 @@
     probe()                       # reads a little of every open file from its disk; blocks as long as the disk does
 
 A read is a system call (pread), not a page fault, so the other threads of the process run while it waits. Each read
-checks that the file is still the one that was opened: a truncated or overwritten file raises UserMistake. A file that
-was replaced under its name does no harm, because the old one stays open.
+checks that the opened file is unchanged: a truncated or overwritten file raises UserMistake. A file that was replaced
+under its name causes no error, because the old one stays open.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ import numpy as np
 from recycle_pp.config.mistakes import UserMistake
 
 PAGE = 4096
-_PIECES, _PIECE_TOKENS = 256, 1 << 16  # of a large file, for its fingerprint
+_PIECES, _PIECE_TOKENS = 256, 1 << 16  # sampled from a large file for its fingerprint
 _files: weakref.WeakSet[_File] = weakref.WeakSet()
 _lock = threading.Lock()  # guards _files
-_random = random.Random()  # not the module's own, which a user's model may have seeded
+_random = random.Random()  # not the module's own generator, which a user's model may have seeded
 
 
 class Read(NamedTuple):
-    """The read that has waited longest. path: of its file; seconds: since it began, 0 if no read is under way."""
+    """The longest pending read. path: of its file; seconds: since it began, 0 if no read is pending."""
 
     path: str
     seconds: float
 
 
 def slowest_read() -> Read | None:
-    """Of all open token files of this process; None without one. Any thread."""
+    """The longest pending read of this process; None without an open token file. Any thread."""
     now = time.monotonic()
     reads = [Read(file.path, max(0.0, now - file.waits_since(now))) for file in _open_files()]
     return max(reads, key=lambda read: read.seconds, default=None)
 
 
 def probe() -> None:
-    """Reads one byte of each open file past the kernel's cache, at a random place. Errors are left to the next read."""
+    """Reads one byte of each open file, bypassing the kernel's cache, at a random place. Leaves errors to the next
+    read."""
     for file in _open_files():
         with suppress(OSError, UserMistake):
             file.probe()
@@ -62,7 +63,7 @@ def _open_files() -> list[_File]:
 
 
 class FileTokens:
-    """Tokens `start` to `stop` of an open file, as a (stop - start,) array that is read when it is sliced."""
+    """Tokens `start` to `stop` of an open file: a (stop - start,) array that is read when it is sliced."""
 
     def __init__(self, file: _File, start: int, stop: int) -> None:
         self._file, self._start, self._stop = file, start, stop
@@ -96,7 +97,7 @@ class FileTokens:
 
 
 def fingerprint(tokens: np.ndarray | FileTokens) -> str:
-    """SHA-256 of the tokens' count and bytes; of a large file 256 pieces spread over it."""
+    """SHA-256 of the number of tokens and their bytes; for a large file, of 256 pieces spread over it."""
     digest = hashlib.sha256(str((len(tokens), tokens.dtype)).encode())
     if len(tokens) <= _PIECE_TOKENS * _PIECES:
         digest.update(tokens[:].tobytes())
@@ -113,17 +114,17 @@ class _File:
         about = os.fstat(self._descriptor)
         self._size, self._modified = about.st_size, about.st_mtime_ns
         self._compares = False
-        self._reads: set[float] = set()  # when those that are under way began
+        self._reads: set[float] = set()  # start times of pending reads
         with _lock:
             _files.add(self)
         self.fingerprint = fingerprint(FileTokens(self, 0, count))
 
     def __del__(self) -> None:
-        with suppress(AttributeError, OSError):  # it could not be opened
+        with suppress(AttributeError, OSError):  # the file could not be opened
             os.close(self._descriptor)
 
     def waits_since(self, now: float) -> float:
-        """When the oldest read under way began, or `now`."""
+        """Start of the oldest pending read, or `now`."""
         return min(tuple(self._reads), default=now)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -136,7 +137,7 @@ class _File:
         return data
 
     def _compare(self, modified: int) -> None:
-        """The file was written to, or only touched: reads it again. modified: when."""
+        """Compares the contents after a write or touch. modified: time of the change. UserMistake if they differ."""
         self._compares = True
         try:
             same = fingerprint(FileTokens(self, 0, self._count)) == self.fingerprint
@@ -152,7 +153,7 @@ class _File:
         self._read(offset, 1)
 
     def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
-        """The bytes, fewer at the end of the file, and what the file is like after they were read."""
+        """The bytes, fewer at the end of the file, and the file's state after the read."""
         began = time.monotonic()
         self._reads.add(began)
         try:
@@ -161,7 +162,7 @@ class _File:
                 data += more
             return data, os.fstat(self._descriptor)
         except OSError as error:
-            if error.errno == errno.ESTALE:  # NFS: the server has no such file any more
+            if error.errno == errno.ESTALE:  # NFS: the server no longer has the file
                 raise self._mistake("was replaced or removed") from None
             raise OSError(error.errno, error.strerror, self.path) from None
         finally:

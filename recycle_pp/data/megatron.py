@@ -1,12 +1,12 @@
-"""Megatron-LM's indexed data sets: PREFIX.bin holds the tokens, PREFIX.idx says of which type and how many.
+"""Megatron-LM's indexed data sets: PREFIX.bin holds the tokens, PREFIX.idx their type and number.
 
-    prefix = find("corpus_text_document")     # also with .bin or .idx behind it; None: no such pair
+    prefix = find("corpus_text_document")     # also with .bin or .idx; None: no such pair
     read(prefix)
 
 The index: `MMIDIDX\\0\\0`, version 1, a code for the dtype, the numbers of sequences and of document boundaries, then
-the lengths (int32) and byte positions (int64) of all sequences. Megatron writes the sequences one after the other, so
-the file is one row of tokens; documents end where its tokenizer put an end-of-document token. Its own order of samples
-(three .npy files from numpy's RandomState) is not reproduced.
+the lengths (int32) and byte positions (int64) of all sequences. Megatron writes sequences consecutively, so the file is
+one row of tokens. Documents end with an end-of-document token, if its tokenizer wrote one. Megatron's own order of
+samples (three .npy files from numpy's RandomState) is not reproduced.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7
 
 
 def find(path: str) -> str | None:
-    """The prefix of the pair of files that `path` means, or None."""
+    """The prefix of the pair of files at `path`; None if there is no such pair."""
     prefix = path.removesuffix(".idx").removesuffix(".bin")
     try:
         with open(prefix + ".idx", "rb") as file:
-            named = path != prefix + ".bin"  # a .bin alone may be nanoGPT's, with something else of that name beside it
+            named = path != prefix + ".bin"  # a .bin may be nanoGPT's, next to an unrelated .idx
             return prefix if named or file.read(len(MAGIC)) == MAGIC else None
     except OSError:
         return None
 
 
 def read(prefix: str) -> TokenSource:
-    """The tokens, read as they are needed; ValueError, a sentence without the key, if the index is invalid."""
+    """The tokens, read on demand. ValueError, a sentence without the key, if the index is invalid."""
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
     if not data.is_file():
         raise ValueError(f"{index} has no {data.name} beside it")
@@ -49,9 +49,9 @@ def read(prefix: str) -> TokenSource:
     if version != 1:
         raise ValueError(f"{index} has version {version}, and only version 1 is known")
     if code not in DTYPES:
-        raise ValueError(f"{index} says that its tokens have type {code}, which is no type of whole numbers")
+        raise ValueError(f"{index} says that its tokens have type {code}, which is not a type of whole numbers")
     needed = HEADER.size + 12 * sequences + 8 * boundaries
-    if size < needed:  # more: a byte a sequence for multimodal data
+    if size < needed:  # may be larger: a byte per sequence for multimodal data
         raise ValueError(f"{index} has {size} bytes; {sequences} sequences and {boundaries} boundaries need {needed}")
     tokens = _count(index, sequences, np.dtype(DTYPES[code]).itemsize)
     if tokens < 1:
@@ -63,7 +63,7 @@ def read(prefix: str) -> TokenSource:
 
 
 def _count(index: Path, sequences: int, itemsize: int) -> int:
-    """How many tokens all sequences have; ValueError unless they lie one after the other from the beginning."""
+    """Number of tokens in all sequences. ValueError if they are not consecutive from the start."""
     if not sequences:
         return 0
     count, block = 0, 1 << 20

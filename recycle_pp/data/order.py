@@ -1,11 +1,11 @@
-"""Which sample comes when: from the number of a sample in the run to a window, in microseconds, without history.
+"""The order of samples: from the number of a sample to its window, in microseconds and without history.
 
     order = Order([1000], None, seed=0)              # sample n is window n of a permutation of all, then of another
     order = Order([1000, 50], [0.8, 0.2], seed=0)    # 4 of 5 samples from the first source, each in its own epochs
-    order.window(n)                                  # in one numbering of all sources' windows
+    order.window(n)                                  # windows of all sources are numbered consecutively
 
-Without weights every window comes once an epoch, whatever source it is of. With weights the sources take turns by a
-fixed pattern of `PATTERN` turns: in any stretch of samples each has its share, rounded to 1 / PATTERN.
+Without weights every window of every source comes once per epoch. With weights the sources alternate in a fixed pattern
+of `PATTERN` turns, so any range of samples contains each source's share, rounded to 1 / PATTERN.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PATTERN = 4096
 
 
 class Order:
-    """counts: windows of each source; weights: shares of the samples, any positive numbers, or None.
+    """counts: windows of each source; weights: relative numbers of samples, positive, or None.
 
     Raises:
-        ValueError: a weight that is too small to have a turn in the pattern.
+        ValueError: a weight is too small for one turn in the pattern.
     """
 
     def __init__(self, counts: Sequence[int], weights: Sequence[float] | None, seed: int):
@@ -33,7 +33,7 @@ class Order:
         self._turns = None if weights is None or len(counts) == 1 else _turns(weights)
 
     def window(self, n: int) -> int:
-        """The window that sample n of the run is, n from 0 without end."""
+        """The window of sample n of the run, for any n >= 0."""
         if self._turns is None:
             total = self._starts[-1]
             return permuted(n % total, total, (self._seed, n // total))
@@ -43,7 +43,8 @@ class Order:
 
 
 def _turns(weights: Sequence[float]) -> list[tuple[int, int, int]]:
-    """For every turn: (source, its turns before this one, its turns in all). Each source's lie evenly spread."""
+    """For every turn: (source, its turns before this one, its turns in total). Each source's turns are evenly
+    spread."""
     shares = np.asarray(weights, dtype=np.float64) / sum(weights) * PATTERN
     each = np.floor(shares).astype(int)
     for source in np.argsort(each - shares, kind="stable")[: PATTERN - int(each.sum())]:

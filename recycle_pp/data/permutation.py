@@ -1,4 +1,4 @@
-"""An order of n things that nobody has to store: where a keyed permutation of range(n) sends a number.
+"""A random order of n things without a table: the image of a number under a keyed permutation of range(n).
 
 permuted(i, n, (seed, epoch))     # a different one of range(n) for every i of range(n); microseconds, no table
 """
@@ -13,7 +13,8 @@ MASK = (1 << 64) - 1
 
 
 def permuted(i: int, n: int, key: tuple[int, ...]) -> int:
-    """Where a permutation of range(n), drawn by `key`, sends i: a Feistel network, walked until it lands in range."""
+    """The image of i under a permutation of range(n) keyed by `key`: a Feistel network, iterated until it is in
+    range."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     keys = _round_keys(key)
@@ -26,7 +27,7 @@ def permuted(i: int, n: int, key: tuple[int, ...]) -> int:
             return i
 
 
-@functools.lru_cache(maxsize=256)  # an epoch has one key, and asking comes in order
+@functools.lru_cache(maxsize=256)  # one key per epoch, and calls are in order
 def _round_keys(key: tuple[int, ...]) -> list[int]:
     digest = hashlib.sha256(repr(key).encode()).digest()
     return [int.from_bytes(digest[8 * r : 8 * r + 8], "little") for r in range(ROUNDS)]

@@ -1,4 +1,4 @@
-"""Text as it lies on the disk: a token is a byte, files follow each other without a separator.
+"""Raw text: a token is a byte, and files follow each other without a separator.
 
 read("book.txt"), read("folder"), read(None)     # None: Python's own sources, real text without a download
 """
@@ -18,7 +18,7 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # 
 
 
 def read(path: str | None) -> TokenSource:
-    """uint8, held in memory; ValueError (without the key) if there is no text."""
+    """The tokens, uint8, in memory. ValueError (without the key) if there is no text."""
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])
         return TokenSource("Python's standard library", _bytes(files(root, ".py")))
@@ -30,7 +30,7 @@ def read(path: str | None) -> TokenSource:
 
 
 def files(root: Path, suffix: str = "") -> Iterator[Path]:
-    """The files below `root` in an order that every machine agrees on."""
+    """The files below `root`, in the same order on every machine."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix) and name[0] != ".")

@@ -1,11 +1,11 @@
 """The samples of a run by number: T + 1 tokens each, a pure function of (data, seed, number). Needs no torch.
 
     samples = Samples(settings)
-    samples.ids(first, count); samples.train(window)      # (T + 1,) tokens: inputs and, one on, targets
+    samples.ids(first, count); samples.train(window)      # (T + 1,) tokens: inputs and, shifted by one, targets
     samples.held_out(i)
 
 A source is cut into windows: number w is its tokens [w T, w T + T], so neighbours share one token. The windows of
-several sources are numbered in one row.
+several sources are numbered consecutively.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .source import TokenSource
 class Samples:
     """Attributes:
         name: of the sources, for messages.
-        fingerprint: of the tokens; two workers or runs with equal ones read the same data.
-        windows, held_outs: how many there are.
-        separator: the token behind every document, with data.document_mask; else None.
+        fingerprint: of the tokens; equal fingerprints mean the same data.
+        windows, held_outs: numbers of samples.
+        separator: the token after every document, with data.document_mask; else None.
 
     Raises:
         ValueError: a path is missing, empty, too short, or holds a token outside the vocabulary.
@@ -43,7 +43,7 @@ class Samples:
         cuts = [len(source) - (0 if own else int(len(source) * data.validation_share)) for source in train]
         for source in train + own:
             if isinstance(source.tokens, np.ndarray):
-                self._check(source.tokens, source.name)  # a file is checked as it is read
+                self._check(source.tokens, source.name)  # tokens of a file are checked when they are read
         self._train = Windows([s.part(0, cut) for s, cut in zip(train, cuts, strict=True)], self._T)
         self._held_out = Windows(own or [s.part(cut, len(s)) for s, cut in zip(train, cuts, strict=True)], self._T)
         for source, count in zip(train, self._train.counts, strict=True):
@@ -61,7 +61,7 @@ class Samples:
         return [self._order.window(n) for n in range(first, first + count)]
 
     def train(self, window: int) -> np.ndarray:
-        """Raises UserMistake: it holds a token outside the vocabulary. So does `held_out`."""
+        """The tokens of a window. Like `held_out`, raises UserMistake for a token outside the vocabulary."""
         return self._checked(self._train, window)
 
     def held_out(self, window: int) -> np.ndarray:
@@ -83,7 +83,7 @@ class Samples:
 
 
 class Windows:
-    """The windows of several sources in one row."""
+    """The windows of several sources, numbered consecutively."""
 
     def __init__(self, parts: Sequence[TokenSource], T: int):
         self._parts, self._T = parts, T

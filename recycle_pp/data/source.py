@@ -1,10 +1,10 @@
-"""A row of tokens, whatever file they come from.
+"""A row of tokens from a file of any format.
 
     source = TokenSource("train.bin", FileTokens.open("train.bin", np.dtype("<u2"), count))
     len(source), source.slice(0, 1025)
 
-A format is a function that makes one: `raw_text.read`, `token_file.read`, `megatron.read`. Text is held in memory; of
-a token file a slice reads its own bytes only.
+A format is a function that returns one: `raw_text.read`, `token_file.read`, `megatron.read`. Text is held in memory. A
+slice of a token file reads only its own bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .file_tokens import FileTokens, fingerprint
 @dataclass(frozen=True)
 class TokenSource:
     """
-    name       what messages call it
+    name       for messages
     tokens     (n,) whole numbers, in memory or in a file
-    separator  the token behind every document; None if the file does not name it
+    separator  the token after every document; None if the file does not name it
     """
 
     name: str
@@ -40,5 +40,5 @@ class TokenSource:
 
     @property
     def fingerprint(self) -> str:
-        """Of the whole file's tokens, as `file_tokens.fingerprint` gives it."""
+        """`file_tokens.fingerprint` of all tokens of the file."""
         return fingerprint(self.tokens) if isinstance(self.tokens, np.ndarray) else self.tokens.fingerprint

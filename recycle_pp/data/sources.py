@@ -1,9 +1,10 @@
-"""The token sources that a configuration names, of any format.
+"""The token sources of a configuration, in any format.
 
-    sources = training(settings); sources = validation(settings)      # [] where it has no files of its own
+    sources = training(settings); sources = validation(settings)      # [] without data.validation_path
 
-What a path means: None Python's own sources; PREFIX.idx with PREFIX.bin Megatron's; any other .bin bare tokens; else
-text: with data.tokenizer tokenised once into a file in `cache_folder()`, without one the bytes as they are.
+- None: the source files of Python.
+- PREFIX.idx with PREFIX.bin: Megatron's format. Any other .bin: bare tokens.
+- Text: with data.tokenizer tokenised once into a file in `cache_folder()`, without it the raw bytes.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from .source import TokenSource
 from .tokenization import Recipe, Report, tokenise
 from .tokenizer import load
 
-Reporter = Callable[[str, Report], None]  # name of the source, how far it is
+Reporter = Callable[[str, Report], None]  # name of the source, progress
 
 
 def training(settings: Settings, report: Reporter | None = None) -> list[TokenSource]:
-    """The sources of data.path; ValueError: a sentence that names the key."""
+    """The sources of data.path. ValueError: a sentence that names the key."""
     named: list[str | None] = [*paths(settings.data.path)]
     return [_open(settings, "data.path", path, report) for path in named or [None]]
 
 
 def validation(settings: Settings, report: Reporter | None = None) -> list[TokenSource]:
-    """The sources of data.validation_path; ValueError: a sentence that names the key."""
+    """The sources of data.validation_path. ValueError: a sentence that names the key."""
     key = "data.validation_path"
     return [_open(settings, key, path, report) for path in paths(settings.data.validation_path)]
 
@@ -41,7 +42,7 @@ def paths(value: str | list[str] | None) -> list[str]:
 
 
 def untokenised(settings: Settings) -> int:
-    """How many bytes of text would have to be tokenised before the first step."""
+    """Bytes of text to be tokenised before the first step."""
     data, size = settings.data, 0
     for path in paths(data.path) + paths(data.validation_path):
         if data.tokenizer is not None and is_text(path):
@@ -51,9 +52,10 @@ def untokenised(settings: Settings) -> int:
 
 
 def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
-    """The token behind every document of all sources, for data.document_mask; None without it.
+    """The token after every document of all sources, for data.document_mask; None without it.
 
-    A file of `recycle_pp.tokenize` says it; of another one data.tokenizer does. ValueError: unknown, or not one.
+    A file of `recycle_pp.tokenize` names it; for other files data.tokenizer does. ValueError if it is unknown or
+    differs.
     """
     if not data.document_mask:
         return None
@@ -75,7 +77,7 @@ def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
 
 
 def needs_preparation(data: Data) -> bool:
-    """More than one file or folder of bytes, or of bare tokens, of which the size says enough."""
+    """Whether the data need more than a look at the size of a single file or folder of bytes or bare tokens."""
     if data.document_mask:
         return True
     if data.path is None:
@@ -94,7 +96,7 @@ def is_text(path: str) -> bool:
 
 
 def cached(recipe: Recipe) -> Path:
-    """Where a text that was named in data.path lies when it is tokenised."""
+    """Path of the tokenised text."""
     return cache_folder() / f"{recipe.digest}.bin"
 
 

@@ -1,10 +1,10 @@
-"""Token files: bare numbers, as nanoGPT writes them, and ours, which have a description beside them.
+"""Token files: bare numbers, as written by nanoGPT, and those of this project, which have a description beside them.
 
     read("train.bin", dtype="auto", vocabulary=50257)
-    describe("train.bin")                  # what train.bin.json says, checked against the file; None without one
+    describe("train.bin")                  # the content of train.bin.json, checked against the file; None without one
 
-`train.bin` holds little-endian uint16 or uint32 and nothing else. `recycle_pp.tokenize` writes `train.bin.json` beside
-it: dtype, count, vocabulary, checksum. Without it a file says nothing of its type.
+`train.bin` holds only little-endian uint16 or uint32. `recycle_pp.tokenize` writes `train.bin.json` beside it: dtype,
+count, vocabulary, checksum. Without it the type is unknown.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ BLOCK = 1 << 20  # bytes read at once for a checksum
 
 @dataclass(frozen=True)
 class Description:
-    """Of a finished token file."""
+    """The description of a finished token file."""
 
     dtype: str  # uint16 | uint32
     tokens: int
     documents: int
-    vocabulary: int  # largest token id that the tokenizer has, + 1
-    separator: int  # token behind every document
+    vocabulary: int  # largest token id of the tokenizer, + 1
+    separator: int  # token after every document
     crc32: int  # of the file's bytes
-    recipe: str  # digest of what it was made from
+    recipe: str  # digest of the text and the tokenizer
 
     @property
     def bytes(self) -> int:
@@ -42,7 +42,7 @@ class Description:
 
 
 def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
-    """The tokens of `path`, read as they are needed.
+    """The tokens of `path`, read on demand.
 
     dtype: uint16, uint32, or auto: as described beside the file, else uint32 if `vocabulary` is above 65536.
 
@@ -66,18 +66,18 @@ def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
     if size < itemsize:
         raise ValueError(f"{path} is empty")
     if size % itemsize:
-        raise ValueError(f"{path} has {size} bytes, which is no whole number of {dtype}")
+        raise ValueError(f"{path} has {size} bytes, which is not a whole number of {dtype}")
     separator = None if description is None else description.separator
     return TokenSource(path, FileTokens.open(place, DTYPES[dtype], size // itemsize), separator)
 
 
 def sidecar(path: str | Path) -> Path:
-    """Where the description of a token file lies."""
+    """Path of the description of a token file."""
     return Path(f"{path}.json")
 
 
 def describe(path: str | Path) -> Description | None:
-    """The description beside a token file, None if there is none; ValueError if the two do not go together."""
+    """The description beside a token file; None if there is none. ValueError if the two do not match."""
     beside = sidecar(path)
     try:
         found = json.loads(beside.read_text())
@@ -89,7 +89,7 @@ def describe(path: str | Path) -> Description | None:
         return None
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(
-            f"{beside} does not describe a token file ({error}); remove it or make the file anew"
+            f"{beside} does not describe a token file ({error}); remove it or create the file again"
         ) from None
     if (size := Path(path).stat().st_size) != description.bytes:
         raise ValueError(f"{path} has {size} bytes and not the {description.bytes} that {beside.name} says")
@@ -97,7 +97,7 @@ def describe(path: str | Path) -> Description | None:
 
 
 def write_description(path: str | Path, description: Description) -> None:
-    """Returns when it is on the disk."""
+    """Writes the description. Returns when it is on the disk."""
     with sidecar(path).open("w") as file:
         file.write(json.dumps(asdict(description), indent=1) + "\n")
         file.flush()
@@ -105,7 +105,7 @@ def write_description(path: str | Path, description: Description) -> None:
 
 
 def checksum(path: str | Path, size: int | None = None) -> int:
-    """CRC-32 of the first `size` bytes of a file (all by default)."""
+    """CRC-32 of the first `size` bytes of a file (default: all)."""
     crc, left = 0, size
     with Path(path).open("rb") as file:
         while block := file.read(BLOCK if left is None else min(BLOCK, left)):

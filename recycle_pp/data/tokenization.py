@@ -1,12 +1,13 @@
-"""Text, tokenised once into a file; whoever interrupts it loses seconds.
+"""Tokenises text once into a file. An interruption costs only seconds.
 
     recipe = Recipe(Corpus.of(["corpus.parquet"]), load("models/smollm"))
-    description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; the same call goes on where it stopped
-    description = verify(Path("train.bin"))                              # its checksum
+    description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; the same call continues an interrupted
+    # one
+    description = verify(Path("train.bin"))                              # checks the checksum
 
-Meanwhile there are `train.bin.partial` and `train.bin.partial.json`, which says how much of it is sure and where in the
-text to go on; the latter is renewed every few seconds. An interrupted and resumed file has the bytes of one that was
-made at once. `train.bin` appears by a rename, after its description and all its bytes have reached the disk.
+Meanwhile `train.bin.partial` exists with `train.bin.partial.json`, which records the durable bytes and the position in
+the text. The record is renewed every few seconds. A resumed file is identical to one made without interruption.
+`train.bin` appears by a rename, after its description and all its bytes have reached the disk.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from .documents import Corpus, Position
 from .token_file import DTYPES, Description, checksum, describe, sidecar, write_description
 from .tokenizer import Tokenizer
 
-TOGETHER = 1 << 19  # characters given to the tokenizer at once: a fraction of a second, which a Ctrl-C may wait
-SURE_SECONDS = 5.0  # between two renewals of the record
-VERSION = 1  # of what a text becomes: another one makes all files anew
+TOGETHER = 1 << 19  # characters passed to the tokenizer at once: a fraction of a second, for which a Ctrl-C may wait
+SURE_SECONDS = 5.0  # seconds between two renewals of the record
+VERSION = 1  # of the tokenisation; a new version makes all files again
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides every token of the file."""
+    """The inputs that determine every token of the file."""
 
     corpus: Corpus
     tokenizer: Tokenizer
 
     @property
     def digest(self) -> str:
-        """Of the tokenizer and of the files' names, sizes and times: their contents are not read."""
+        """Digest of the tokenizer and of the files' names, sizes and times, without their contents."""
         corpus = self.corpus
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in corpus.files]
         words = (VERSION, self.tokenizer.digest, corpus.column, files)
@@ -56,7 +57,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is sure of a file that is being made."""
+    """The durable part of a file under construction."""
 
     recipe: str
     file: int = 0  # Position
@@ -68,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """How far it is: bytes of text, of `total`; `begun` of them were done before this call."""
+    """Progress in bytes of text. done: of `total`; begun: done before this call."""
 
     done: int
     total: int
@@ -77,13 +78,14 @@ class Report:
 
 
 def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambda report: None) -> Description:
-    """Makes `out` and its description, or finds them made from the same recipe; blocks until then.
+    """Makes `out` and its description, unless they exist for the same recipe. Blocks until then.
 
-    A KeyboardInterrupt, or any other exception, leaves what a further call needs to go on. A second process that is
-    asked for the same file waits for the first.
+    After a KeyboardInterrupt or any other exception, another call continues. A second process with the same file waits
+    for the first.
 
     Raises:
-        ValueError: `out` holds something else, or the text cannot be read; OSError: it cannot be written.
+        ValueError: `out` holds something else, or the text cannot be read.
+        OSError: it cannot be written.
     """
     digest = recipe.digest
     if (found := _finished(out, digest)) is not None:
@@ -91,7 +93,7 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
     partial = Path(f"{out}.partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(partial) as file:
-        if (found := _finished(out, digest)) is not None:  # by the process that was waited for
+        if (found := _finished(out, digest)) is not None:  # made by the process that was waited for
             partial.unlink()
             return found
         progress = _continue(file, partial, digest, recipe)
@@ -107,12 +109,12 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
 
 
 def verify(path: Path) -> Description:
-    """The description of a finished file; ValueError if it has none or does not have the bytes that were written."""
+    """The description of a finished file. ValueError if it has none, or if its bytes differ from those written."""
     description = describe(path) if path.is_file() else None
     if description is None:
-        raise ValueError(f"{path} is no finished token file with a {sidecar(path).name} beside it")
+        raise ValueError(f"{path} is not a finished token file with a {sidecar(path).name} beside it")
     if checksum(path) != description.crc32:
-        raise ValueError(f"{path} does not have the bytes that were written: its checksum differs; make it anew")
+        raise ValueError(f"{path} does not have the bytes that were written: its checksum differs; create it again")
     return description
 
 
@@ -122,7 +124,7 @@ class _Writer:
         self._progress, self._renewed = progress, time.monotonic()
 
     def run(self, report: Callable[[Report], None]) -> Progress:
-        """To the last token, which is on the disk then."""
+        """Writes the remaining tokens. All are on the disk when it returns."""
         corpus = self._recipe.corpus
         begun, total = corpus.done(Position(self._progress.file, self._progress.offset)), sum(corpus.sizes)
         try:
@@ -143,7 +145,7 @@ class _Writer:
         for piece, behind in self._recipe.corpus.pieces(start):
             texts.append(piece.text)
             ends.append(piece.ends)
-            size += len(piece.text) + 64  # of many tiny documents it is the number that counts
+            size += len(piece.text) + 64  # with many tiny documents the number of documents dominates
             if size >= TOGETHER:
                 yield texts, ends, behind
                 texts, ends, size = [], [], 0
@@ -180,7 +182,7 @@ class _Writer:
 
 
 def _finished(out: Path, digest: str) -> Description | None:
-    """The description of `out` if it is there; ValueError if something else is."""
+    """The description of `out` if it exists. ValueError if it is something else."""
     if not out.exists():
         return None
     description = describe(out)
@@ -192,7 +194,7 @@ def _finished(out: Path, digest: str) -> Description | None:
 
 
 def _continue(file: BinaryIO, partial: Path, digest: str, recipe: Recipe) -> Progress:
-    """What stands of an earlier try, with the file cut behind it; from the beginning if it cannot be used."""
+    """Cuts the partial file to its durable part. Returns its progress, or zero if it cannot be used."""
     itemsize = DTYPES[recipe.dtype].itemsize
     progress = Progress(digest)
     try:
@@ -212,7 +214,7 @@ def _record(partial: Path) -> Path:
 
 @contextmanager
 def _exclusive(partial: Path) -> Iterator[BinaryIO]:
-    """The partial file, held by this process alone; blocks as long as another one holds it. The dead hold nothing."""
+    """The partial file, locked by this process. Blocks while another process holds it. A dead process holds no lock."""
     while True:
         file = partial.open("ab")
         try:
@@ -222,4 +224,5 @@ def _exclusive(partial: Path) -> Iterator[BinaryIO]:
                 return
         finally:
             file.close()
-        # The other one has finished and renamed it; what this one opened is the finished file, or nothing.
+        # The other process has finished and renamed the file, so this process opened the finished file, or an unlinked
+        # one.

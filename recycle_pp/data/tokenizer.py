@@ -1,8 +1,8 @@
-"""From text to tokens: a tokenizer.json of Hugging Face's, a folder that holds one, or bytes.
+"""From text to tokens: a tokenizer.json of Hugging Face, a folder that contains one, or bytes.
 
     tokenizer = load("bytes"); tokenizer = load("models/smollm", separator=None)
     tokenizer.encode(["a text", "another"])      # one array of ids each; no special tokens are added
-    tokenizer.separator                          # the id to put behind every document
+    tokenizer.separator                          # the id after every document
 
 Nothing is downloaded. Reading a tokenizer.json needs the package tokenizers (the extra `hf`).
 """
@@ -33,7 +33,7 @@ ENDS = (
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """digest: of all that decides which tokens a text has; vocabulary: the largest id + 1."""
+    """digest: of everything that affects the tokens of a text; vocabulary: the largest id + 1."""
 
     encode: Callable[[Sequence[str]], list[np.ndarray]]
     vocabulary: int
@@ -44,7 +44,7 @@ class Tokenizer:
 def load(place: str, separator: str | None = None) -> Tokenizer:
     """The tokenizer at `place`: bytes, a tokenizer.json or a folder with one.
 
-    separator: the token behind every document; None: the tokenizer's own end of text (of bytes: the byte 0).
+    separator: the token after every document; None: the tokenizer's end-of-text token (for bytes: the byte 0).
 
     Raises:
         ValueError: it is none of these, or has no such token; the sentence names the key.
@@ -63,8 +63,8 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
     text = file.read_bytes()
     try:
         found = tokenizers.Tokenizer.from_buffer(text)
-    except Exception as error:  # whatever the library says of a file that is none
-        raise ValueError(f"data.tokenizer: {file} is no tokenizer ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # any exception that the library raises for an invalid file
+        raise ValueError(f"data.tokenizer: {file} is not a tokenizer ({str(error).splitlines()[0]})") from None
     found.no_truncation()
     found.no_padding()
     ids = found.get_vocab(with_added_tokens=True)
@@ -79,7 +79,7 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
 
 
 def definition(place: str) -> Path:
-    """The tokenizer.json that `place` means; ValueError if there is none."""
+    """The tokenizer.json at `place`. ValueError if there is none."""
     path = Path(place)
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.is_file() and (path / "tokenizer.model").is_file():
@@ -97,14 +97,14 @@ def _bytes(texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def end_of_text(definition: Path, separator: str | None) -> str:
-    """The token that ends a text: `separator`, or what the tokenizer's files say; ValueError without one."""
+    """The token that ends a text: `separator`, or the one in the tokenizer's files. ValueError without one."""
     found = json.loads(definition.read_text())
     ids = dict(found["model"]["vocab"]) | {token["content"]: token["id"] for token in found.get("added_tokens", ())}
     return _end_of_text(definition, ids, separator)
 
 
 def _end_of_text(file: Path, ids: Container[str], separator: str | None) -> str:
-    """What the files beside a tokenizer.json call its end of text, or one of the usual names."""
+    """The end-of-text token in the files beside a tokenizer.json, or one of the usual names."""
     if separator is not None:
         if separator not in ids:
             raise ValueError(f"data.separator: {file} has no token {separator!r}")
@@ -120,4 +120,4 @@ def _end_of_text(file: Path, ids: Container[str], separator: str | None) -> str:
     for name in ENDS:
         if name in ids:
             return name
-    raise ValueError(f"data.separator must name the token behind every document: {file} does not say which it is")
+    raise ValueError(f"data.separator must name the token after every document: {file} does not name one")

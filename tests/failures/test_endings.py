@@ -123,7 +123,7 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_that_sentence_and_nobo
 def test_a_file_of_half_a_token_ends_the_job_with_that_sentence(shape, runs, tmp_path):
     path = tmp_path / "odd.bin"
     path.write_bytes(bytes(40001))
-    says = f"{path} has 40001 bytes, which is no whole number of uint16"
+    says = f"{path} has 40001 bytes, which is not a whole number of uint16"
     outcome, last = run(runs, Case("half a token", shape, (f"data.path={path}",), deaths=0, ends=says))
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
 

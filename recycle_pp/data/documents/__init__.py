@@ -1,11 +1,12 @@
-"""The documents of text files, .jsonl and .parquet, in one order, from any place in it.
+"""The documents of text files, .jsonl and .parquet, in a fixed order, from any position.
 
     corpus = Corpus.of(["wiki.parquet", "notes"], column="text")
-    for piece in corpus.pieces(Position(0, 0)):      # piece.text, piece.ends, piece.next: where to go on behind it
+    for piece in corpus.pieces(Position(0, 0)):      # piece.text, piece.ends, piece.next: where the next piece starts
         ...
 
-A format is a module with `pieces(file, column, offset)`; `offset` is its own: a byte of a text file or of a .jsonl, a
-row of a .parquet. A text file is one document, which comes in pieces; the others hold one document a line or row.
+A format is a module with `pieces(file, column, offset)`. The meaning of `offset` depends on the format: a byte of a
+text file or .jsonl, a row of a .parquet. A text file is one document, split into pieces. The others hold one document
+per line or row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4", ".7z", ".tar", ".tgz")
 
 @dataclass(frozen=True)
 class Position:
-    """The piece that begins at `offset` of the file number `file`."""
+    """The piece that starts at `offset` of file number `file`."""
 
     file: int
     offset: int
@@ -34,7 +35,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Corpus:
-    """files: in order, with their sizes in bytes; column: of .jsonl and .parquet, the one that holds the text."""
+    """files: in order; sizes: in bytes; column: the one that holds the text in .jsonl and .parquet."""
 
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
@@ -42,10 +43,10 @@ class Corpus:
 
     @classmethod
     def of(cls, paths: Sequence[str], column: str = "text") -> Corpus:
-        """The files at `paths`, folders unfolded: their .jsonl and .parquet files if they have any, else all.
+        """The files at `paths`. For a folder: its .jsonl and .parquet files if it has any, else all files.
 
         Raises:
-            ValueError: nothing there, empty, or packed; a sentence without the key.
+            ValueError: a path is missing, empty, or compressed; a sentence without the key.
         """
         found: list[Path] = []
         for path in map(Path, paths):
@@ -62,7 +63,7 @@ class Corpus:
         return cls(tuple(found), sizes, column)
 
     def pieces(self, start: Position) -> Iterator[tuple[Piece, Position]]:
-        """Every piece from `start` on, and the position behind it; ValueError names the file and the place."""
+        """Every piece from `start` on, and the position after it. ValueError names the file and the place."""
         offset = start.offset
         for number in range(start.file, len(self.files)):
             for piece in self._format(number).pieces(self.files[number], self.column, offset):
@@ -70,7 +71,7 @@ class Corpus:
             offset = 0
 
     def done(self, position: Position) -> int:
-        """About how many bytes lie before a position."""
+        """Approximate number of bytes before a position."""
         if position.file >= len(self.files):
             return sum(self.sizes)
         extent = self._format(position.file).extent(self.files[position.file])

@@ -1,4 +1,4 @@
-"""A file of JSON lines: a document a line, in the column that holds the text."""
+"""A file of JSON lines: one document per line, in the column that holds the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST = 1 << 28  # bytes of a line
 
 
 def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
-    """From the line at byte `offset` on; empty lines are passed over."""
+    """The documents from the line at byte `offset` on. Skips empty lines."""
     with file.open("rb") as opened:
         opened.seek(offset)
         while line := opened.readline(LONGEST):
@@ -35,4 +35,4 @@ def _text(line: bytes, column: str, place: str) -> str:
     if not isinstance(record, dict) or not isinstance(record.get(column), str):
         keys = ", ".join(map(str, record)) if isinstance(record, dict) else "no object"
         raise ValueError(f"{place}: this line has no text in {column!r}; it has {keys}. data.column names the column")
-    return record[column].encode(errors="replace").decode()  # JSON can say half of a surrogate pair
+    return record[column].encode(errors="replace").decode()  # JSON may contain half of a surrogate pair

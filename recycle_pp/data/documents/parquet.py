@@ -1,4 +1,4 @@
-"""A Parquet file: a document a row, in the column that holds the text. Needs pyarrow."""
+"""A Parquet file: one document per row, in the column that holds the text. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = 1024  # read at once
 
 
 def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
-    """From row `offset` on; rows without a text are passed over. Row groups before it are not read."""
+    """The documents from row `offset` on. Skips rows without text. Does not read earlier row groups."""
     with _open(file) as table:
         kinds = {field.name: str(field.type) for field in table.schema_arrow}
         if "string" not in kinds.get(column, ""):
@@ -38,7 +38,7 @@ def _rows(file: Path, table: Any, group: int, column: str, row: int, offset: int
     while True:
         try:
             batch = next(batches, None)
-        except (OSError, ValueError) as error:  # pyarrow's are one of these
+        except (OSError, ValueError) as error:  # covers pyarrow's exceptions
             raise ValueError(f"{file}, row {row}: {_line(error)}") from None
         if batch is None:
             return
@@ -61,7 +61,7 @@ def _open(file: Path) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(file)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is no Parquet file: {_line(error)}") from None
+        raise ValueError(f"{file} is not a Parquet file: {_line(error)}") from None
 
 
 def _line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What a format of documents yields."""
+"""The unit that a format of documents yields."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """Text to tokenise on its own; `ends`: a document ends behind it; `next`: the offset behind it."""
+    """Text to tokenise separately. ends: a document ends after it; next: the offset after it."""
 
     text: str
     ends: bool

@@ -1,8 +1,8 @@
-"""A text file: one document, in pieces that tokenise as the whole does.
+"""A text file: one document, in pieces that tokenise like the whole.
 
-A piece ends behind a line break that no white space follows: tokenizers that split at white space first (all byte-level
-ones) never join what stands on its two sides. Those that mark the beginning of a text (SentencePiece's) put one more
-mark, once a mebibyte.
+A piece ends after a line break that is not followed by white space. Tokenizers that first split at white space (all
+byte-level ones) never join text across such a break. Those that mark the beginning of a text (SentencePiece) add one
+more mark per mebibyte.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from .piece import Piece
 
-SIZE = 1 << 20  # bytes of a piece, about
-LONGEST = 1 << 22  # ... at most: then it is cut anywhere
+SIZE = 1 << 20  # approximate bytes of a piece
+LONGEST = 1 << 22  # maximum bytes of a piece, then it is cut anywhere
 CUT = re.compile(rb"\n(?=[^\s])")
 
 
 def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
-    """From byte `offset` on; what is no UTF-8 becomes U+FFFD."""
+    """The pieces from byte `offset` on. Invalid UTF-8 becomes U+FFFD."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         while offset < size:
@@ -40,13 +40,13 @@ def extent(file: Path) -> int:
 
 
 def _end(block: bytes) -> int | None:
-    """Where to cut, behind the last good line break; None: read on."""
+    """Where to cut: after the last good line break; None: read more."""
     breaks = [found.end() for found in CUT.finditer(block, max(0, len(block) - SIZE))]
     if breaks:
         return breaks[-1]
     if len(block) < LONGEST:
         return None
     end = len(block)
-    while block[end - 1] & 0xC0 == 0x80 and end > len(block) - 4:  # not inside of a character
+    while block[end - 1] & 0xC0 == 0x80 and end > len(block) - 4:  # not inside a character
         end -= 1
     return end - 1 if end > 1 else len(block)

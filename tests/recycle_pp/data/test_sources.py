@@ -47,7 +47,7 @@ def test_megatrons_files_are_one_row_of_all_documents(tmp_path, code, dtype):
     [
         (0, b"NOTANIDX!", "is not an index of Megatron's"),
         (9, struct.pack("<Q", 2), "has version 2, and only version 1 is known"),
-        (17, b"\x07", "have type 7, which is no type of whole numbers"),
+        (17, b"\x07", "have type 7, which is not a type of whole numbers"),
         (18, struct.pack("<Q", 10**15), "1000000000000000 sequences and 5 boundaries need"),
         (34, struct.pack("<i", -3), "do not lie one after the other"),
         (34, struct.pack("<i", 4), "do not lie one after the other"),
@@ -115,7 +115,7 @@ def test_a_description_that_is_none_is_refused_in_one_sentence(tmp_path, content
 
 def test_a_bin_of_half_a_token_is_refused(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\0" * 13)
-    with pytest.raises(ValueError, match="has 13 bytes, which is no whole number of uint16"):
+    with pytest.raises(ValueError, match="has 13 bytes, which is not a whole number of uint16"):
         opened(str(tmp_path / "x.bin"))
 
 

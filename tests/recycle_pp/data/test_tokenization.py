@@ -221,7 +221,7 @@ def test_a_line_that_is_no_document_is_named(tmp_path, content, sentence):
 
 def test_a_parquet_that_is_none_or_has_no_such_column_is_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(ValueError, match=r"a\.parquet is no Parquet file: "):
+    with pytest.raises(ValueError, match=r"a\.parquet is not a Parquet file: "):
         pieces(parquet, tmp_path / "a.parquet")
     file = Path(formats.parquet(tmp_path / "b.parquet", ["x"]))
     with pytest.raises(ValueError, match=r"has no text in 'body'; its columns are id \(int64\), text \(string\)"):
@@ -265,11 +265,11 @@ def test_a_tokenizer_says_what_ends_a_text_or_the_user_does(tmp_path):
         tokenizer.load(str(folder), "nothing")
     changed = (folder / "tokenizer.json").read_text().replace(formats.END, "<unusual>")
     (tmp_path / "bare.json").write_text(changed)
-    with pytest.raises(ValueError, match=r"^data\.separator must name the token behind every document"):
+    with pytest.raises(ValueError, match=r"^data\.separator must name the token after every document"):
         tokenizer.load(str(tmp_path / "bare.json"))
     (tmp_path / "none.json").write_text("{}")
     for place, sentence in [
-        ("none.json", "is no tokenizer"),
+        ("none.json", "is not a tokenizer"),
         ("nowhere", "must be bytes, a tokenizer.json or a folder"),
     ]:
         with pytest.raises(ValueError, match=rf"^data\.tokenizer.*{sentence}") as error:
