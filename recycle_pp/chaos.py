@@ -1,17 +1,18 @@
-"""Kills, hangs, slows and revives workers of a live job, to see whether it can be trusted.
+"""Kills, hangs, slows and evicts workers of a live job, to test whether it can be trusted.
 
     torchrun --nproc-per-node=12 -m recycle_pp.train run.dir=runs/mine run.steps=2000 run.respawns=100000
     python -m recycle_pp.chaos --run-dir runs/mine --mtbf 5s --until-step 1500 --seed 7      # in another terminal
 
-It reads who lives from the run's events, strikes processes on this machine (one strike every --mtbf on average, at
-random instants; or at the times of --trace), and ends with the job, at --until-step or at a Ctrl-C, with a table:
-deaths, stalls, steps, the goodput (the share of a run without deaths that was got done), and what the processes use. It
-leaves a member of every stage alone, unless --cruel. Who was killed comes back as run.respawns allows, who was evicted
-does not. The same seed draws the same times; who lives then, and where in a step, is chance.
+It reads the live workers from the run's events and strikes processes on this machine: at random times with a mean
+distance of --mtbf, or at the times of --trace. It ends with the job, at --until-step or at Ctrl-C, and prints a table:
+deaths, stalls, steps, resources of the processes, and the goodput (progress relative to a run without deaths).
 
---trace: a CSV file with a header; the first column is a time (in hours, minutes or seconds, as its header says), the
-second one how many workers are up from then on. Where the number falls, so many are killed and held back while they
-start again; where it rises, so many may go on. --speed 60 makes a minute a second.
+At least one member of every stage survives, unless --cruel. Killed workers return as run.respawns allows; evicted ones
+do not. The same seed gives the same times. The live workers, and their position in a step, remain random.
+
+--trace: a CSV file with a header. The first column is a time in hours, minutes or seconds, as named in the header. The
+second is the number of workers that are up from then on. If it falls, as many workers are killed, and their next
+processes are held back. If it rises, as many continue. --speed 60 turns a minute into a second.
 """
 
 from __future__ import annotations
@@ -39,24 +40,25 @@ from recycle_pp.telemetry.soak import Usage, table
 
 KINDS = {
     "kill": "SIGKILL",
-    "hang": "SIGSTOP, until the job notices and kills it",
+    "hang": "SIGSTOP, until the job detects and kills it",
     "pause": "SIGSTOP for a fraction of a second",
-    "slow": "stopped for half of the time, for some seconds",
+    "slow": "stopped half of the time, for some seconds",
     "evict": "SIGTERM: the worker hands over and leaves",
 }
 SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
-_POLL = 0.02  # seconds between looks at the run folder
-_LOOK = 5.0  # seconds between looks at what its processes use
+_POLL = 0.02  # seconds between checks of the run folder
+_LOOK = 5.0  # seconds between measurements of the processes' resources
 
 
 @dataclass
 class Live:
-    """What the events of a run say about its processes on this machine."""
+    """The processes of a run on this machine, from its events."""
 
     run: RunFolder
     pids: dict[str, int] = field(default_factory=dict)  # worker -> its process
-    members: set[str] = field(default_factory=set)  # those that take part, rather than still catching up
-    held: dict[str, int | None] = field(default_factory=dict)  # down by the trace -> its new process, once it starts
+    # workers that take part, in contrast to those that are still joining
+    members: set[str] = field(default_factory=set)
+    held: dict[str, int | None] = field(default_factory=dict)  # down by the trace -> its new process, once started
     over: bool = False
     _begun: bool = False
 
@@ -70,21 +72,21 @@ class Live:
             if name == "spawned" and event.get("host") == socket.gethostname():
                 self._spawned(worker, event["pid"])
             if (name == "rejoined" and worker in self.pids) or (name == "spawned" and not self._begun):
-                self.members.add(worker)  # one that was struck meanwhile is none, though its death may be told later
+                self.members.add(worker)  # a worker struck meanwhile is not, although its death may be reported later
             elif name in ("death_detected", "left"):
                 self.struck(worker)
-            elif name == "restored":  # roles have changed, and all begin anew
+            elif name == "restored":  # roles have changed, and all workers restart
                 self.pids.clear()
                 self.members.clear()
             if name in ("plan_adopted", "restored"):
                 self._begun = name == "plan_adopted"
-            if name in ("finished", "stopped", "spawned"):  # a resume goes on in the same folder
+            if name in ("finished", "stopped", "spawned"):  # a resume continues in the same folder
                 self.over = name != "spawned"
 
     def _spawned(self, worker: str, pid: int) -> None:
         if worker in self.held:
             self.held[worker] = pid
-            _signal(pid, signal.SIGSTOP)  # it has not begun to take part: nobody waits for it
+            _signal(pid, signal.SIGSTOP)  # it does not take part yet, so no worker waits for it
         else:
             self.pids[worker] = pid
 
@@ -99,12 +101,12 @@ class Live:
         self.members.discard(worker)
 
     def steps(self) -> int:
-        """That are committed."""
+        """Number of committed steps."""
         self._steps = max((line["step"] + 1 for line in self._metrics.new()), default=self._steps)
         return self._steps
 
     def victims(self, cruel: bool) -> list[str]:
-        """Workers that may be struck: by default never the last member of a stage."""
+        """Workers that may be struck: never the last member of a stage, unless `cruel`."""
         stages = [_stage(worker) for worker in self.members]
         return sorted(w for w in self.pids if cruel or w not in self.members or stages.count(_stage(w)) > 1)
 
@@ -155,7 +157,7 @@ def strike(live: Live, times: Iterator[Change], rng: random.Random, options: arg
             worker = rng.choice(victims)
             kind = "kill" if options.trace else rng.choices(options.kinds, [SHARES[k] for k in options.kinds])[0]
             if worker not in live.members:
-                kind = "kill"  # a start may take control.lease: it would be as long until a hang in it is noticed
+                kind = "kill"  # a start may take control.lease, so a hang in it would be detected late
             if options.trace:
                 live.held[worker] = None
             hitter.hit(kind, live.pids[worker], rng)
@@ -166,7 +168,7 @@ def strike(live: Live, times: Iterator[Change], rng: random.Random, options: arg
 
 
 class Hitter:
-    """Signals to processes. The end of a pause wakes nobody who hangs since."""
+    """Sends signals to processes. The end of a pause does not wake a process that was hung meanwhile."""
 
     def __init__(self) -> None:
         self._hang: set[int] = set()
@@ -174,7 +176,7 @@ class Hitter:
 
     def hit(self, kind: str, pid: int, rng: random.Random) -> None:
         with self._lock:
-            self._hang.discard(pid)  # who hung under this number is long dead: the system uses numbers again
+            self._hang.discard(pid)  # the system reuses process ids, so the earlier hung process is dead
         if kind in ("pause", "slow"):
             pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
             threading.Thread(target=self._pause, args=(pid, pauses), daemon=True).start()
@@ -185,7 +187,7 @@ class Hitter:
             _signal(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM, "hang": signal.SIGSTOP}[kind])
 
     def _pause(self, pid: int, pauses: Sequence[float]) -> None:
-        """Stops the process for each of the pauses, and lets it go on as long in between."""
+        """Stops the process for each of the pauses, and lets it run for the same time in between."""
         with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             try:
@@ -211,7 +213,7 @@ def _signal(pid: int, number: int) -> None:
 
 class Change(NamedTuple):
     at: float  # seconds from now
-    up: bool = False  # one more, rather than one less
+    up: bool = False  # one more worker, instead of one less
 
 
 def _at_random(mtbf: float, seed: int) -> Iterator[Change]:
@@ -223,7 +225,7 @@ def _at_random(mtbf: float, seed: int) -> Iterator[Change]:
 
 
 def _times_of(path: str, speed: float) -> Iterator[Change]:
-    """One change for every worker that a trace loses or gets; ValueError for a file that is none."""
+    """One change for every worker that a trace loses or gains. ValueError for an invalid file."""
     try:
         with Path(path).open(newline="") as file:
             rows = list(csv.reader(file))
@@ -243,7 +245,7 @@ def _times_of(path: str, speed: float) -> Iterator[Change]:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    """ValueError where a value is none; `--help` and unknown options end the process as argparse does."""
+    """The parsed options. ValueError for an invalid value; `--help` and unknown options exit like argparse."""
     parser = argparse.ArgumentParser(
         prog="python -m recycle_pp.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -252,17 +254,17 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--until-step", type=int, help="stop striking when this step begins, from 0 (default: at the job's end)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the victims, kinds and times")
-    parser.add_argument("--kinds", default="kill", help=f"some of {', '.join(KINDS)}, comma-separated, or all")
-    parser.add_argument("--cruel", action="store_true", help="strike the last worker of a stage, too")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the victims, kinds and times")
+    parser.add_argument("--kinds", default="kill", help=f"one or more of {', '.join(KINDS)}, comma-separated, or all")
+    parser.add_argument("--cruel", action="store_true", help="also strike the last worker of a stage")
     parser.add_argument("--trace", help="CSV file of times, instead of --mtbf")
-    parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than the trace")
+    parser.add_argument("--speed", type=float, default=1.0, help="replay the trace this many times faster")
     options = parser.parse_args(list(arguments))
     options.mtbf = parse_seconds(options.mtbf, "--mtbf")
     options.kinds = list(KINDS) if options.kinds == "all" else options.kinds.split(",")
     for kind in options.kinds:
         if kind not in KINDS:
-            raise ValueError(f"--kinds must be some of {', '.join(KINDS)}, or all, not {kind!r}")
+            raise ValueError(f"--kinds must be one or more of {', '.join(KINDS)}, or all, not {kind!r}")
     if options.speed <= 0:
         raise ValueError(f"--speed must be above 0, not {options.speed}")
     return options

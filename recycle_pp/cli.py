@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: that of the command, or 2 after one sentence about a mistake.
+    """The exit code of the command, or 2 after one sentence about a mistake.
 
     arguments: the command line without the program's name; None: that of this process.
     """
@@ -57,13 +57,13 @@ def _help() -> str:
 
 
 def _become(name: str, arguments: Sequence[str]) -> int:
-    """Replaces this process by `python -m recycle_pp.NAME`, which has the same process id, parent and signals."""
+    """Replaces this process by `python -m recycle_pp.NAME`, which keeps its process id, parent and signals."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", f"recycle_pp.{name}", *arguments])
 
 
 def _train(arguments: list[str]) -> int:
-    """The exit code of a job on this machine alone; blocks until it has ended."""
+    """The exit code of a job on this single machine. Blocks until it has ended."""
     for number in (signal.SIGINT, signal.SIGTERM):  # no traceback until torchrun sets its own handlers
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     from recycle_pp.telemetry import startup
@@ -89,7 +89,7 @@ def _train(arguments: list[str]) -> int:
 
 
 def _layout(arguments: list[str]) -> tuple[int, int]:
-    """(pipelines, stages) of the job, whose settings are checked; ValueError: one sentence about the mistake."""
+    """(pipelines, stages) of the job, after validating its settings. ValueError: one sentence about the mistake."""
     from recycle_pp.config.checks import validate
     from recycle_pp.config.compose import compose
     from recycle_pp.telemetry.exporters.exporter import refuse_missing

@@ -1,4 +1,4 @@
-"""How a command ends: `sys.exit(exit_code(lambda: run(sys.argv[1:])))`."""
+"""The exit code of a command: `sys.exit(exit_code(lambda: run(sys.argv[1:])))`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Callable
 
 
 def exit_code(run: Callable[[], int], name: str = "error") -> int:
-    """What `run` returns. 2 after one sentence about what is wrong (ValueError, OSError), which `name` begins; 130
-    after Ctrl-C; 0 where nobody reads on."""
+    """The result of `run`; 2 after printing one sentence for a ValueError or OSError; 130 after Ctrl-C; 0 if the reader
+    of its output has gone.
+
+    name: prefix of the sentence.
+    """
     try:
         return run()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # for instance after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

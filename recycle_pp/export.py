@@ -3,9 +3,10 @@
     python -m recycle_pp.export runs/mine out                  # the newest complete checkpoint, also while the job runs
     python -m recycle_pp.export runs/mine out --step 2000 --dtype bfloat16
 
-Safetensors (with an index if there are several files), config.json, the tokenizer. The project's own model becomes a
-Llama; a model that came from a folder (model.path) keeps that folder's config.json, tokenizer and names; a model that
-is your own code is written without a config.json. `out` appears by a rename: it is whole or not there. docs/data.md
+Writes safetensors (with an index if there are several files), config.json and the tokenizer. The project's own model
+becomes a Llama. A model that came from a folder (model.path) keeps that folder's config.json, tokenizer and names. A
+model from your own code is written without a config.json. `out` appears by a rename, so it is never incomplete. See
+docs/data.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about what is wrong; 130 or 143 where a signal stopped it."""
+    """The exit code: 0; 2 after one sentence about a mistake; 130 or 143 after a signal."""
     arguments = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -42,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(f"{out}: {len(model.parts)} tensors of {path.name} in {arguments.dtype}")
     if model.config is None:
-        print("without a config.json: the model is code of your own; load the weights by name")
+        print("without a config.json: the model is your own code; load the weights by name")
     if not has_tokenizer:
-        print("without a tokenizer: neither data.tokenizer nor model.path says which it was")
+        print("without a tokenizer: neither data.tokenizer nor model.path names one")
     return 0
 
 
@@ -68,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         "--step",
         type=int,
         metavar="N",
-        help="the checkpoint of this name, the state before step N (default: the newest)",
+        help="the checkpoint step-N, the state before step N (default: the newest)",
     )
-    add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default float32: all their bits)")
+    add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default float32, no rounding)")
     return parser
 
 

@@ -4,8 +4,8 @@
     python -m recycle_pp.generate runs/mine --prompt "def " --temperature 0      # always the likeliest token
     python -m recycle_pp.generate runs/mine --prompt "def " --top-k 40 --seed 1 --max-tokens 200 --step 2000
 
-The prompt and what the model says go to stdout as they come. The same seed gives the same text on the same machine.
-Needs the extra `hf`: transformers runs the model, as `recycle_pp.export` would write it, on a GPU if there is one.
+The prompt and the model's output go to stdout as they are generated. The same seed gives the same text on the same
+machine. Needs the extra `hf`: transformers runs the model as exported by `recycle_pp.export`, on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recycle_pp.state.hf_folder import Exported, of_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about what is wrong; 130 or 143 where a signal stopped it."""
+    """The exit code: 0; 2 after one sentence about a mistake; 130 or 143 after a signal."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
@@ -54,10 +54,10 @@ def load(weights: Exported) -> tuple[Any, Any]:
         ) from None
     transformers.logging.set_verbosity_error()
     if weights.config is None:
-        raise ValueError("generate knows models with a config.json; this one is code of your own: sample with that")
+        raise ValueError("generate needs a model with a config.json; this one is your own code: sample with that")
     with tempfile.TemporaryDirectory() as folder:
         if not weights.write_config(Path(folder)):
-            raise ValueError("nothing says which tokenizer this run used: neither data.tokenizer nor model.path is set")
+            raise ValueError("this run names no tokenizer: neither data.tokenizer nor model.path is set")
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -65,7 +65,7 @@ def load(weights: Exported) -> tuple[Any, Any]:
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or model._tied_weights_keys or ())
     if unexpected or set(missing) - tied - {name for name, _ in model.named_buffers()}:
-        raise ValueError(f"config.json and the checkpoint do not go together: {sorted({*missing, *unexpected})[0]}")
+        raise ValueError(f"config.json and the checkpoint do not match: {sorted({*missing, *unexpected})[0]}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), tokenizer
 
@@ -118,16 +118,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
-    add("--prompt", required=True, help="what the text begins with")
+    add("--prompt", required=True, help="the beginning of the text")
     add(
         "--step",
         type=int,
         metavar="N",
-        help="the checkpoint of this name, the state before step N (default: the newest)",
+        help="the checkpoint step-N, the state before step N (default: the newest)",
     )
-    add("--max-tokens", type=int, default=200, help="how many to add (default 200)")
+    add("--max-tokens", type=int, default=200, help="number of tokens to add (default 200)")
     add("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
-    add("--top-k", type=int, default=0, help="draw from the likeliest k tokens (default 0: from all)")
+    add("--top-k", type=int, default=0, help="draw from the k likeliest tokens (default 0: from all)")
     add("--seed", type=int, default=0)
     return parser
 

@@ -8,16 +8,16 @@
     python -m recycle_pp.plan --memory 80GB --model llama8b parallel=2x4     # does it fit, and after deaths?
     python -m recycle_pp.plan --pipelines 1 --stages 4 --microbatches 8 --csv plan.csv      # torch's notation
 
-A problem is planned; a plan, a trace or a run folder is shown as it is, and planned anew where flags change its
-problem or --seconds asks for a search. Ctrl-C ends a long search with the best plan so far. docs/planner.md explains
-every key, docs/figures.md every figure.
+A problem is planned. A plan, a trace or a run folder is shown as it is. It is planned again if flags change its problem
+or --seconds requests a search. Ctrl-C ends a long search with the best plan so far. docs/planner.md explains every key,
+docs/figures.md every figure.
 
-If a problem file gives `layers` instead of durations, the boundaries between stages are part of the plan; its `layout`
-says how many layers each stage has:
+If a problem file gives `layers` instead of durations, the boundaries between stages are part of the plan. Its `layout`
+is the number of layers of each stage:
 
     "layers": {"F": [1, 1, 1, 1, 2], "I": [1, 1, 1, 1, 2], "W": [1, 1, 1, 1, 2]}
 
-The key `links` of a problem file says on which hosts the workers run and what a message takes between them:
+The key `links` of a problem file gives the hosts of the workers and the durations of messages between them:
 
     "links": {"hosts": [["a", "a"], ["b", "b"]], "zones": {"a": "west", "b": "east"}, "bytes": 4e6,
               "within_host": {"latency": 1e-5, "bandwidth": 2e10}, "between_hosts": {"latency": 1e-4, "bandwidth": 1e9}}
@@ -51,11 +51,11 @@ from recycle_pp.drawing.sources import baselines, totals
 from recycle_pp.plan_memory import capacity_of, show
 from recycle_pp.problem_source import Source, add_arguments, compile_planner, read_source
 
-SECONDS = 0.5  # of search
+SECONDS = 0.5  # seconds of search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about what is wrong; 130 if it was interrupted before there was a plan."""
+    """The exit code: 0; 2 after one sentence about a mistake; 130 if interrupted before there was a plan."""
     return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)))
 
 
@@ -68,14 +68,15 @@ def _run(arguments: argparse.Namespace) -> int:
     if (bytes_of_worker := capacity_of(arguments.memory)) is not None:
         return show(arguments, bytes_of_worker, Console(width=None if sys.stdout.isatty() else 200))
     if arguments.model is not None:
-        raise ValueError("--model: --memory is needed, too, with what a worker has (80GB)")
+        raise ValueError("--model: --memory is needed as well, with the memory of a worker (80GB)")
     source = read_source(arguments, prefer_shown=arguments.seconds is None)
-    console = Console(width=None if sys.stdout.isatty() else 160)  # a file's lines are not cut to a terminal's
+    # lines in a file are not limited to the width of a terminal
+    console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.what_if:
         compile_planner()
         _show_deaths(console, source, arguments, size, capacity)
         return 0
-    best = source.shown  # a plan without ops is one, too
+    best = source.shown  # a plan without ops is also a plan
     if best is None:
         best = _planned(source, SECONDS if arguments.seconds is None else arguments.seconds)
     if arguments.out:
@@ -101,25 +102,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(parser)
     add = parser.add_argument
-    add("--out", help="where the plan is written (JSON)")
-    add("--csv", help="where a fault-free plan is written in torch.distributed.pipelining's CSV")
+    add("--out", help="write the plan to this file (JSON)")
+    add("--csv", help="write a fault-free plan to this file, in torch.distributed.pipelining's CSV")
     add("--json", action="store_true", help="print the figures as JSON")
     add("--seconds", type=float, help=f"search time; ends early at a provable optimum (default {SECONDS:g})")
-    add("--what-if", action="store_true", help="a table with one row for every worker that could die next")
+    add("--what-if", action="store_true", help="print a table with one row for every worker that could die next")
     add(
         "--model", metavar="llama8b", help="for --memory 80GB: a model of configs/model, or a folder with a config.json"
     )
-    add("--bytes", metavar="2GB", help="of one micro-batch in flight on a worker, for --what-if")
-    add("--capacity", metavar="16GB", help="what a worker has for micro-batches in flight, for --what-if")
+    add("--bytes", metavar="2GB", help="size of one micro-batch in flight on a worker, for --what-if")
+    add("--capacity", metavar="16GB", help="memory of a worker for micro-batches in flight, for --what-if")
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What would otherwise be noticed only after the search."""
+    """Checks that would otherwise fail only after the search."""
     if arguments.seconds is not None and not arguments.seconds >= 0:
         raise ValueError(f"--seconds: {arguments.seconds:g} is not a time")
     if arguments.capacity is not None and arguments.bytes is None:
-        raise ValueError("--capacity: --bytes is needed, too, the size of one micro-batch in flight")
+        raise ValueError("--capacity: --bytes is needed as well, the size of one micro-batch in flight")
     for name in ("out", "csv"):
         folder = Path(getattr(arguments, name) or ".").parent
         if not folder.is_dir():
@@ -132,13 +133,13 @@ def _planned(source: Source, seconds: float) -> Plan:
 
 
 def _search(problem: Problem, seconds: float) -> Plan:
-    """The best plan within the time, with a line that shows how it gets better; Ctrl-C ends it early."""
+    """The best plan within the time, with a progress line. Ctrl-C ends it early."""
     begin, said = time.perf_counter(), 0.0
     best: Callable[[], Plan] | None = None
     pressed = False
 
     def press(number: int, frame: Any) -> None:
-        # Not raised in the middle of a search: what calls machine code may swallow an exception.
+        # Not raised in the middle of a search, because machine code may swallow an exception.
         nonlocal pressed
         if pressed or best is None:
             raise KeyboardInterrupt
@@ -170,7 +171,7 @@ def _search(problem: Problem, seconds: float) -> Plan:
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
-    """The figures, and the problem they belong to; times in `time_unit`."""
+    """The figures and their problem; times in `time_unit`."""
     chart = Chart.of(plan)
     m = Measures.of(chart)
     value = m.makespan if m.period is None else m.period
@@ -194,7 +195,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
 def _show_deaths(
     console: Console, source: Source, arguments: argparse.Namespace, size: float | None, capacity: float | None
 ) -> None:
-    """The --what-if table."""
+    """Prints the --what-if table."""
     terminal = sys.stderr.isatty()
 
     def progress(done: int, total: int) -> None:

@@ -1,11 +1,12 @@
-"""`plan --memory 80GB`: does a job fit into so many bytes a worker, stage by stage, and after deaths?
+"""`plan --memory 80GB`: whether a job fits into the memory of a worker, by stage, also after deaths.
 
     python -m recycle_pp.plan --memory 80GB --model llama8b --pipelines 8 --stages 4 --microbatches 32
     python -m recycle_pp.plan --memory 80GB --model meta-llama/Llama-3-8B parallel=2x4 numerics=bf16
     python -m recycle_pp.plan --memory 16GB model.layers=12 run.device=cpu --json
 
-Settings of the trainer say the rest, as for a training run. Exit code 2 where the job does not fit with nobody dead,
-after the sentence that says what would. Bytes are those of tensors; a GPU's context and libraries take some besides.
+Settings of the trainer describe the rest, as for a training run. If the job does not fit even without deaths, a
+sentence states what would, and the exit code is 2. Bytes count tensors; a GPU's context and libraries need additional
+memory.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PARTS = (
 
 
 def capacity_of(text: str | None) -> float | None:
-    """Bytes, where `--memory` gives a size (80GB) and not a limit of micro-batches (4, 1f1b+2)."""
+    """Bytes, if `--memory` gives a size (80GB); None if it gives a limit of micro-batches (4, 1f1b+2)."""
     if text is None or text.isdigit() or "/" in text or text.startswith("1f1b"):
         return None
     try:
@@ -49,7 +50,8 @@ def capacity_of(text: str | None) -> float | None:
 
 
 def show(arguments: argparse.Namespace, capacity: float, console: Console) -> int:
-    """Prints the tables, or JSON. ValueError, one sentence, where not even the job without deaths fits."""
+    """Prints the tables, or JSON. The exit code: 2 if not even the job without deaths fits. ValueError: one
+    sentence."""
     settings = settings_of(arguments)
     compile_planner()
     device = "cpu" if settings.run.device == "cpu" else "cuda"
@@ -68,10 +70,10 @@ def show(arguments: argparse.Namespace, capacity: float, console: Console) -> in
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Those of the command line: `--model`, the flags of a problem's shape, settings of the trainer."""
+    """The settings of the command line: `--model`, the flags of a problem's shape, settings of the trainer."""
     if wrong := next((word for word in arguments.source if "=" not in word), None):
         raise ValueError(
-            f"--memory: a model and settings of the trainer (parallel=2x4) are needed beside it, not {wrong}"
+            f"--memory: a model and settings of the trainer (parallel=2x4) are needed as well, not {wrong}"
         )
     words = [f"parallel.{key}={n}" for key in ("pipelines", "stages", "microbatches") if (n := getattr(arguments, key))]
     model = arguments.model

@@ -1,17 +1,17 @@
-"""What `plan` and `visualize` work on, read from a command line in one way.
+"""The input of `plan` and `visualize`, read from a command line.
 
     parser = ...; add_arguments(parser)
     source = read_source(parser.parse_args())       # ValueError: one sentence
     source.problem, source.shown, source.run
 
-A command line names a file (a problem, a plan, a trace), a run folder, or a problem on flags. What flags leave out is
-as in a training run without settings (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches beyond 1F1B's,
-a backward that may be split, an optimizer step at the commit. Settings of the trainer are flags too:
+A command line names a file (a problem, a plan, a trace), a run folder, or a problem by flags. Defaults of the flags are
+those of a training run (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches beyond 1F1B's, a backward
+that may be split, and an optimizer step at the commit. Settings of the trainer are also flags:
 
     --pipelines 3 --stages 4 --microbatches 6 --fail 1.2
     parallel=2x4 emulate=sleep optimizer.stagger=true +fail_at=20:1.2
 
-What a problem file leaves out is as docs/planner.md says. Flags win over a file's keys.
+Defaults of a problem file are in docs/planner.md. Flags override the keys of a file.
 """
 
 from __future__ import annotations
@@ -53,36 +53,36 @@ _FLAGS = (*_KEYS, "fail", "durations", "memory", "speed")
 
 @dataclass(frozen=True)
 class Source:
-    """shown: the plan or trace that the source holds, None where it only says what to plan. run: of a run folder."""
+    """shown: the plan or trace in the source; None if it is only a problem to plan. run: for a run folder."""
 
     problem: Problem
     unit: str = "slots"
     shown: Plan | None = None
     run: Run | None = None
-    step: int = 0  # of a run's trace
+    step: int = 0  # step of a run's trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The sources and the flags of a problem."""
+    """Adds the sources and the flags of a problem."""
     add = parser.add_argument
     add(
         "source",
         nargs="*",
         help="a file (a problem, a plan or a trace), a run folder, or settings of the trainer (parallel=2x4)",
     )
-    add("--step", type=int, help="of a run folder; default: the last in which somebody died")
-    flags = parser.add_argument_group("a problem on flags; what is left out is as in a training run")
+    add("--step", type=int, help="step of a run folder; default: the last step with a death")
+    flags = parser.add_argument_group("a problem by flags; defaults as in a training run")
     add = flags.add_argument
     add("--pipelines", type=int)
     add("--stages", type=int)
     add("--microbatches", type=int, help="per pipeline")
     add("--fail", nargs="+", action="extend", metavar="D.S", help="dead workers, like 1.2")
-    add("--durations", metavar="F=1,I=1,W=1,O=1", help="one number an op, or one per stage: F=1/1/2/1")
+    add("--durations", metavar="F=1,I=1,W=1,O=1", help="one number per op, or one per stage: F=1/1/2/1")
     add(
         "--memory",
         metavar="1f1b+2",
-        help="micro-batches in flight: none, a number, one per stage (4/3/6/1), or 1f1b+k; of `plan` also what a "
-        "worker has, 80GB, with --model or settings of the trainer",
+        help="micro-batches in flight: none, a number, one per stage (4/3/6/1), or 1f1b+k; for `plan` also the memory "
+        "of a worker, 80GB, with --model or settings of the trainer",
     )
     add("--backward", choices=("decoupled", "coupled", "mixed"))
     add("--optimizer", choices=("staggered", "barrier", "none"))
@@ -91,11 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--send-rerouted", type=float, help="latency between stages of different pipelines")
     add("--allreduce", type=float, help="from a stage's last gradient to its optimizer steps")
     add("--speed", nargs="+", metavar="D.S=0.8", help="slow or fast workers")
-    add("--unit", choices=("slots", "ms", "s"), help="what the problem's times are (default slots)")
+    add("--unit", choices=("slots", "ms", "s"), help="unit of the problem's times (default slots)")
 
 
 def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Source:
-    """The source of a parsed command line. prefer_shown: False where its problem is to be planned anew in any case."""
+    """The source of a parsed command line. prefer_shown: False to plan its problem in any case."""
     words, settings = _split(arguments.source)
     given = any(getattr(arguments, name) is not None for name in _FLAGS)
     if words and settings:
@@ -123,7 +123,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Sou
 
 
 def read_file(path: str | Path) -> Source:
-    """A file with a problem, a plan or a trace; ValueError in one sentence that names it."""
+    """A file with a problem, a plan or a trace. ValueError: one sentence that names it."""
     try:
         data = json.loads(read(Path(path)).decode())
         if isinstance(data, dict) and {"pipelines", "stages", "microbatches"} & data.keys():
@@ -141,7 +141,8 @@ def read_file(path: str | Path) -> Source:
 
 
 def compile_planner() -> None:
-    """Waits until the planner's inner loops are compiled, and says so where that takes long: with them plans differ."""
+    """Waits until the planner's inner loops are compiled, because plans differ without them. Prints a line if that
+    takes long."""
     if not compiled.load(timeout=1.0):
         sentence = "loading the planner's inner loops; the first time on a machine compiles them, for half a minute"
         print(sentence, file=sys.stderr, flush=True)
@@ -149,20 +150,20 @@ def compile_planner() -> None:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Files and folders; settings of the trainer."""
+    """(files and folders, settings of the trainer)."""
     settings = [word for word in words if "=" in word and not Path(word).exists()]
     return [word for word in words if word not in settings], settings
 
 
 def _of_settings(settings: Settings) -> Source:
-    """As the trainer plans its steps, with those dead that +fail_at takes."""
+    """The problem of the trainer's steps, after the deaths of +fail_at and +hang_at."""
     settings.schedule.profile_steps = 0
     dead = sorted({fault.worker for fault in faults(settings) if fault.kind in ("kill", "hang")})
     return Source(initial_problem(settings).replace(failed=dead), "s" if settings.emulate.mode else "slots")
 
 
 def _of_run(run: Run, step: int | None) -> Source:
-    """A traced step; of a run that has traced none, the plan of its configuration with the durations it measured."""
+    """A traced step. For a run without traces: the plan of its configuration with its measured durations."""
     if run.steps or step is not None:
         at = run.newest if step is None else step
         trace = run.trace(at)
@@ -190,7 +191,8 @@ def _of_run(run: Run, step: int | None) -> Source:
 
 
 def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:
-    """The source's problem with the keys that flags change; what it shows is then no longer that problem's."""
+    """The source's problem with the keys that flags change. Without the shown plan, which belongs to the old
+    problem."""
     keys: Json = {name: getattr(arguments, name) for name in _KEYS if getattr(arguments, name) is not None}
     if arguments.fail is not None:
         keys["failed"] = [_worker("--fail", text) for item in arguments.fail for text in item.split(",")]
@@ -216,7 +218,7 @@ def _worker(flag: str, text: str) -> Worker:
 
 
 def _pair(flag: str, text: str) -> tuple[str, Any]:
-    """KEY=NUMBER, or KEY=NUMBER/NUMBER/... for one per stage."""
+    """(key, value) of KEY=NUMBER, or of KEY=NUMBER/NUMBER/... for one value per stage."""
     key, _, value = text.partition("=")
     try:
         numbers = [float(x) for x in value.split("/")]
@@ -226,12 +228,12 @@ def _pair(flag: str, text: str) -> tuple[str, Any]:
 
 
 def parse_durations(text: str) -> dict[str, Any]:
-    """`durations` of F=1,I=1/1/2/1: one number, or one per stage. ValueError that begins with the flag."""
+    """`durations` in F=1,I=1/1/2/1: one number, or one per stage. The ValueError starts with the flag."""
     return dict(_pair("--durations", item) for item in text.split(","))
 
 
 def parse_memory(text: str) -> Any:
-    """`memory_limit` of none, a number, one per stage, or 1f1b+k. ValueError that begins with the flag."""
+    """`memory_limit` in none, a number, one per stage, or 1f1b+k. The ValueError starts with the flag."""
     try:
         if text == "none":
             return None

@@ -1,4 +1,4 @@
-"""A run in a few lines: what died and why, what it cost, and that the loss went on.
+"""A summary of a run in a few lines: deaths, their causes and cost, and the loss.
 
 python -m recycle_pp.report runs/mine      # without an argument: the newest under runs/
 """
@@ -14,7 +14,7 @@ from recycle_pp.telemetry.run_folder import newest_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, or 2 after one sentence about what is wrong."""
+    """The exit code: 0, or 2 after one sentence about a mistake."""
     return exit_code(lambda: _run(arguments), "recycle_pp")
 
 

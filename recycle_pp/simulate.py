@@ -1,17 +1,17 @@
-"""Weeks on machines that come and go, before you rent them: what each way of dealing with losses would deliver.
+"""Simulates weeks on unreliable machines before you rent them: the throughput of each way to handle losses.
 
     python -m recycle_pp.simulate --trace spot.csv --pipelines 6 --stages 4 --microbatches 32
     python -m recycle_pp.simulate --mtbf 2h --repair 20m --days 30 --pipelines 6 --stages 4 --microbatches 32 --seed 1
     python -m recycle_pp.simulate --trace spot.csv --pipelines 6 --stages 4 --microbatches 12 32 64
     python -m recycle_pp.simulate --trace spot.csv --profile runs/mine --out report.html
 
-The trace is a CSV of a time and how many machines are there from then on, or of a time, a machine's name and 1 or 0 (up
-or down); or machines fail at random (--mtbf: of one machine). Who dies is drawn by --seed. Every membership is planned
-by the planner, a broken step by the recovery protocol's rules; recovery times are measured ones. What is compared,
-what is assumed and how far it can be trusted: docs/simulate.md.
+The trace is a CSV of a time and the number of machines from then on, or of a time, a machine's name and 1 or 0 (up or
+down). Without a trace machines fail at random (--mtbf, per machine). --seed decides which machines die. The planner
+plans every membership, and the recovery protocol's rules give the length of a broken step. Recovery times are
+measured. The policies, the assumptions and the accuracy: docs/simulate.md.
 
-Results are shares of a job without losses that runs 1F1B. The layers are alike, F = I = W = 100 ms a stage, unless
---durations, --profile or --model and --gpu say otherwise.
+Results are relative to a job without losses that runs 1F1B. Layers are alike, with F = I = W = 100 ms per stage, unless
+--durations, --profile, or --model and --gpu set other values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from recycle_pp.simulation.shapes import best_shapes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 1 if a replayed job ends; 2 after a sentence about what is wrong; 130 if interrupted."""
+    """The exit code: 0; 1 if a replayed job ends early; 2 after one sentence about a mistake; 130 if interrupted."""
     return exit_code(lambda: _run(flags.parser(__doc__).parse_args(argv)))
 
 
@@ -83,7 +83,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _each_kind(given: argparse.Namespace, job: Job, costs: Costs, policies: list[str], kinds: Sequence[Kind]) -> int:
-    """Every kind of machine on its own, with its own interruptions and speed."""
+    """Prints a comparison for every kind of machine, with its own interruptions and speed."""
     if given.json or given.out:
         raise ValueError("--prices: --json and --out need --trace or --mtbf")
     compile_planner()
@@ -102,7 +102,7 @@ def _each_kind(given: argparse.Namespace, job: Job, costs: Costs, policies: list
 
 
 def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs) -> int:
-    """The shapes of the same job, the fastest first."""
+    """Prints the shapes of the job, fastest first."""
     if not given.capacity:
         raise ValueError("--best needs --capacity: with machines of any size one stage is best")
     policy = PLANNED_ONLY if given.policy == "all" else flags.policies_of(given.policy)[0]
@@ -116,7 +116,7 @@ def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs
 
 
 def _fleet(given: argparse.Namespace, job: Job, costs: Costs, kinds: Sequence[Kind]) -> int:
-    """The cheapest machines for a target speed."""
+    """Prints the cheapest machines for a target speed."""
     if not kinds:
         raise ValueError("--fleet needs --prices")
     compile_planner()
@@ -137,12 +137,13 @@ def _fleet(given: argparse.Namespace, job: Job, costs: Costs, kinds: Sequence[Ki
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)  # a file's lines are not cut to a terminal's
+    # lines in a file are not limited to the width of a terminal
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Costs) -> int:
-    """A real job through the compressed trace, and the simulation of the same; 0 also where they differ, 1 if there was
-    no job."""
+    """Runs a real job through the compressed trace, and simulates the same. Returns 0 even if they differ, 1 if the job
+    failed."""
     seconds = parse_seconds(given.replay, "--replay")
     with tempfile.TemporaryDirectory(prefix="recycle-replay-") as folder:
         try:
@@ -152,7 +153,7 @@ def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Cos
             return 1
         measured = job_of(real.run.path, memory=job.problem.memory_limit, optimizer=given.optimizer)
     compile_planner()
-    costs = replace(costs, start=median(costs.recovery.returns))  # machines stay, only processes die
+    costs = replace(costs, start=median(costs.recovery.returns))  # only processes die; machines stay up
     found = compare(measured, real.there, costs, ["respawned", "bound"], seed=given.seed, plans=given.plans)
     _show([found])
     steps = found.outcomes["respawned"].steps

@@ -1,11 +1,11 @@
-"""How a run is: running or dead, step, speed, loss, who lives, the last deaths, stalls, ETA.
+"""Prints the state of a run: running or dead, step, speed, loss, live workers, last deaths, stalls, ETA.
 
     python -m recycle_pp.status runs/mine              # without an argument: the newest under runs/
     python -m recycle_pp.status runs/mine --watch
     python -m recycle_pp.status runs/mine --json
 
-From any terminal, and from any node that has the run folder. Exit code 0: it runs, or has finished; 1: it is dead,
-silent or has stopped; 2: one sentence about what is wrong.
+Works from any terminal and any node with the run folder. Exit code 0: the run is running or has finished; 1: it is
+dead, silent or has stopped; 2: one sentence about a mistake.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.status import Looker, Status, text
 
 WATCH_SECONDS = 1.0
-CLEAR = "\x1b[H\x1b[J"  # to the terminal's first corner, and nothing left of what stood there
+CLEAR = "\x1b[H\x1b[J"  # moves to the top left of the terminal and clears it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", nargs="?", help="a run folder; default: the newest under runs/")
-    parser.add_argument("--json", action="store_true", help="for machines; with --watch an object a line")
-    parser.add_argument("--watch", action="store_true", help="again and again, until the run has ended or Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch one object per line")
+    parser.add_argument("--watch", action="store_true", help="repeat until the run has ended or Ctrl-C")
     arguments = parser.parse_args(argv)
     try:
         looker = Looker(newest_run(arguments.run))

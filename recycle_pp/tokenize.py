@@ -1,12 +1,12 @@
-"""Tokenises text once, into a file that data.path takes.
+"""Tokenises text once, into a file for data.path.
 
     python -m recycle_pp.tokenize corpus.parquet --tokenizer models/smollm --out train.bin
     python -m recycle_pp.tokenize notes/ more.jsonl --tokenizer tokenizer.json --column body --out train.bin
     python -m recycle_pp.tokenize --verify train.bin
 
-Text files, folders, .jsonl and .parquet; a separator token goes behind every document. The file holds bare uint16
-(uint32 for more than 65536 tokens), as nanoGPT's; train.bin.json beside it says so, with a checksum. Ctrl-C, SIGTERM
-and even SIGKILL lose a few seconds: the same command goes on where it stopped. docs/data.md has more.
+Accepts text files, folders, .jsonl and .parquet, and writes a separator token after every document. The file holds bare
+uint16 (uint32 for more than 65536 tokens), like nanoGPT's. train.bin.json beside it holds the type and a checksum.
+Ctrl-C, SIGTERM and even SIGKILL cost a few seconds: the same command continues where it stopped. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from recycle_pp.supervisor.child import die_with_parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about what is wrong; 130 or 143 where a signal stopped it."""
+    """The exit code: 0; 2 after one sentence about a mistake; 130 or 143 after a signal."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        print("\nstopped; the same command continues from here", file=sys.stderr)
         return 130
     return 0
 
@@ -68,8 +68,8 @@ def _tokenise(arguments: argparse.Namespace) -> int:
 
 
 def _for_run() -> int:
-    """What the training's first process starts: makes and checks the data of the settings on stdin, and says on
-    stdout what is wrong with them."""
+    """Makes and checks the data of the settings on stdin, and prints a mistake in them on stdout. Started by the
+    training's first process."""
     die_with_parent(os.getppid(), signal.SIGINT)
     progress = ProgressLine(sys.stderr.isatty())
     try:
@@ -84,7 +84,7 @@ def _for_run() -> int:
 
 
 class ProgressLine:
-    """A line on stderr that is written over on a terminal, else a line every four seconds."""
+    """A progress line on stderr: overwritten on a terminal, else a new line every four seconds."""
 
     def __init__(self, terminal: bool):
         self._terminal, self._seconds = terminal, 0.5 if terminal else 4.0
@@ -145,10 +145,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("text", nargs="*", metavar="TEXT", help="text file, folder, .jsonl or .parquet")
-    add("--tokenizer", help="a folder that holds a tokenizer.json, the file itself, or bytes")
+    add("--tokenizer", help="a folder with a tokenizer.json, the file itself, or bytes")
     add("--out", metavar="FILE.bin", help="the token file; FILE.bin.json is written beside it")
-    add("--column", default="text", help="of .jsonl and .parquet: where the text is (default text)")
-    add("--separator", help="token behind every document (default: the tokenizer's own end of text)")
+    add("--column", default="text", help="column of .jsonl and .parquet that holds the text (default text)")
+    add("--separator", help="token after every document (default: the tokenizer's end-of-text token)")
     add("--verify", metavar="FILE.bin", help="read a finished file and check its checksum")
     add("--settings", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -1,15 +1,15 @@
-"""Trains a model: what torchrun starts, once for every worker.
+"""Trains a model. torchrun starts this module once for every worker.
 
     torchrun --nproc-per-node=12 -m recycle_pp.train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2
-    recycle train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2            # the same, with torchrun in its process
+    recycle train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2            # the same; runs torchrun in this process
     python -m recycle_pp.train parallel=1x1 model=tiny          # one worker needs no torchrun
-    torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # a new node, for a job that runs
-    torchrun --nproc-per-node=4 -m recycle_pp.train +join=runs/mine         # the same, where the run folder is shared
+    torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # adds a node to a running job
+    torchrun --nproc-per-node=4 -m recycle_pp.train +join=runs/mine         # the same, with a shared run folder
     python -m recycle_pp.train --help                           # every key
 
-Each of these processes becomes a supervisor (`recycle_pp.supervisor`); rank 0 reads the configuration first. A mistake
-in it ends the process with exit code 2 and one sentence, before any worker starts, which torchrun's summary shows, too.
-Other codes: 0 done, 1 the job failed, 130 Ctrl-C, 143 SIGTERM (docs/exit-codes.md).
+Each of these processes becomes a supervisor (`recycle_pp.supervisor`). Rank 0 reads the configuration first. A mistake
+in it ends the process with exit code 2 and one sentence, before any worker starts. torchrun's summary repeats it. Other
+exit codes: 0 done, 1 the job failed, 130 Ctrl-C, 143 SIGTERM (docs/exit-codes.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from recycle_pp.wire.launch import Address, Launch
 if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
 
-AT_MOST = 256_000_000  # bytes of text that are tokenised while other processes wait: they do for ten minutes
+AT_MOST = 256_000_000  # most bytes of text to tokenise while other processes wait, which they do for ten minutes
 
 
 def main(arguments: list[str]) -> int:
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _with_address(arguments: list[str]) -> list[str]:
-    """`+join=RUN_DIR` as `+join=HOST:PORT`."""
+    """The arguments, with `+join=HOST:PORT` instead of `+join=RUN_DIR`."""
     folders = {text: RunFolder(text.partition("=")[2]) for text in arguments if text.lstrip("+").startswith("join=")}
     found = {text: run for text, run in folders.items() if run.path.is_dir()}
     return [f"+join={address_of(found[text])}" if text in found else text for text in arguments]
@@ -86,7 +86,7 @@ class Prepared(NamedTuple):
     run       of rank 0
     address   of the coordinator; None if the ranks of one node find it by their private file
     complete  a sentence, if nothing is left to do
-    node      what this node was started with, if the job has several
+    node      the settings with which this node was started, if the job has several nodes
     """
 
     settings: Settings | None = None
@@ -97,7 +97,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(launch: Launch, arguments: list[str]) -> Prepared:
-    """What this rank must know before it can join; of one node's ranks only rank 0 reads the configuration."""
+    """The information that this rank needs to join. On a single node only rank 0 reads the configuration."""
     if launch.rank > 0 and launch.one_node:
         return Prepared()
     from recycle_pp.config.compose import compose
@@ -126,8 +126,8 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     if done >= settings.run.steps:
         complete = f"run.dir={folder.path} has done {plural(done, 'step')}, and run.steps is {settings.run.steps}"
         if settings.run.resume is True:
-            raise ValueError(f"{complete}: raise it to go on")
-        settings.run.steps = done  # which an export takes, if the one at the run's end has failed
+            raise ValueError(f"{complete}: raise it to continue")
+        settings.run.steps = done  # needed by an export, if the one at the end of the run failed
         return Prepared(settings, folder, address, f"the run is complete: {complete}", node)
     startup.goes_on("prepares the data")
     prepare_data(settings, launch.world)
@@ -151,7 +151,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
 
 
 def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[str]]:
-    """(the settings of the run that the command line resumes, what they change); `settings` if it resumes none."""
+    """(the settings of the resumed run, its changes); `settings` unchanged if the command line resumes no run."""
     folder = RunFolder(settings.run.dir)
     if settings.run.resume in (True, "auto") and folder.config.exists() and finished(folder.checkpoints):
         from recycle_pp.config.resume import take_up
@@ -161,9 +161,9 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
 
 
 def prepare_data(settings: Settings, world: int) -> None:
-    """Tokenises what data.path names and is not tokenised yet, shows how far it is, and checks what came out; blocks.
+    """Tokenises the text of data.path if necessary, shows the progress, and checks the result. Blocks.
 
-    In a process of its own, so that this one stays small; a signal ends both, and the next start goes on there.
+    Runs in a separate process, so that this one stays small. A signal ends both, and the next start continues.
     """
     from recycle_pp.data.sources import needs_preparation, untokenised
 
@@ -191,9 +191,9 @@ def prepare_data(settings: Settings, world: int) -> None:
 
 
 def export(run: RunFolder, step: int) -> int:
-    """Writes the last checkpoint as a Hugging Face folder, in a process of its own; its exit code, or 1 for the job."""
+    """Exports the last checkpoint to a Hugging Face folder, in a separate process. Returns 0, or 1 if that failed."""
     out = run.path / "hf" / f"step-{step:06d}"
-    if out.exists():  # of the same steps, before a resume
+    if out.exists():  # exported before a resume
         return 0
     command = [sys.executable, "-m", "recycle_pp.export", str(run.path), str(out), "--step", str(step)]
     if code := subprocess.run(command, check=False).returncode:
@@ -202,7 +202,7 @@ def export(run: RunFolder, step: int) -> int:
 
 
 def _steps_done(run: RunFolder) -> int:
-    """Of the newest whole checkpoint, 0 without one. ValueError where there are some and none is whole."""
+    """Steps in the newest intact checkpoint; 0 without checkpoints. ValueError if all of them are damaged."""
     from recycle_pp.coordinator.checkpoints import newest_whole
 
     done, damaged = newest_whole(run.checkpoints)
@@ -213,8 +213,9 @@ def _steps_done(run: RunFolder) -> int:
 
 
 if __name__ == "__main__":
-    # Until the supervisor takes the signals over: no traceback for a Ctrl-C. It also ends with torchrun's agent.
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node: torchrun's summary lists each code but 0
+    # Until the supervisor installs its handlers: no traceback for a Ctrl-C. It also ends with torchrun's agent.
+    # one rank per node, because torchrun's summary lists each nonzero code
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: os._exit(128 + number if speaks else 0))
     faulthandler.enable()
@@ -224,5 +225,5 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    # Its threads may be stuck in a disk or a pipe, and none of them must wake in an interpreter that ends.
+    # Threads may be blocked by a disk or a pipe, and must not wake up in an interpreter that is shutting down.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Draws schedules: plans, and what really happened in a step.
+"""Draws schedules: plans, and traces of real steps.
 
     python -m recycle_pp.visualize plan.json                                    # in the terminal
     python -m recycle_pp.visualize --pipelines 3 --stages 4 --microbatches 6 --fail 1.2
@@ -9,7 +9,8 @@
     python -m recycle_pp.visualize runs/demo --follow
 
 A problem with layers and deaths is drawn twice: re-routed, and with the boundaries between stages moved.
-The ending of --out decides: .svg .png .pdf (figures), .html (a page), .json (Chrome trace), .csv (torch's notation).
+The suffix of --out selects the format: .svg .png .pdf (figures), .html (a page), .json (Chrome trace), .csv (torch's
+notation).
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from recycle_pp.problem_source import Source, add_arguments, compile_planner, re
 
 FIGURES = (".svg", ".png", ".pdf")
 ENDINGS = (*FIGURES, ".html", ".json", ".csv")
-SECONDS = 0.5  # of search for a plan, as in `recycle_pp.plan`
-POLL = 0.5  # seconds between looks at a run that goes on
+SECONDS = 0.5  # seconds of search for a plan, as in `recycle_pp.plan`
+POLL = 0.5  # seconds between checks of a running job
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about what is wrong; 130 if it was interrupted."""
+    """The exit code: 0; 2 after one sentence about a mistake; 130 if interrupted."""
     return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)), "visualize")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.follow:
         return _once(arguments)
-    with suppress(KeyboardInterrupt):  # which is how it is meant to end
+    with suppress(KeyboardInterrupt):  # the intended way to end it
         return _follow(arguments)
     return 0
 
@@ -56,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _once(a: argparse.Namespace) -> int:
-    """To the files of --out, or to the terminal."""
+    """Draws to the files of --out, or to the terminal."""
     for out in a.out:
         if Path(out).suffix.lower() not in ENDINGS:
             raise ValueError(f"--out {out}: the ending must be one of {', '.join(ENDINGS)}")
@@ -85,13 +86,13 @@ def _once(a: argparse.Namespace) -> int:
 
 
 def _charts(a: argparse.Namespace, source: Source) -> list[Chart]:
-    """One chart, or those to compare; the one that everything is measured against first."""
+    """One chart, or those to compare, starting with the reference."""
     if source.run and source.shown is not None:
         return charts_of(source.run, source.step, with_plan=a.with_plan)
     chosen = _plan_of(source)
     moved = source.problem.layers is not None and bool(source.problem.dead)
     charts = [Chart.of(chosen, "boundaries moved" if moved else title_of(chosen) if a.against else "")]
-    if moved:  # beside what re-routing alone makes of the deaths
+    if moved:  # for comparison: only re-routed
         rerouted = plan_rerouted(source.problem, seconds=SECONDS)
         charts.insert(0, Chart.of(replace(rerouted, time_unit=source.unit), "re-routed"))
     if not a.against:
@@ -100,7 +101,7 @@ def _charts(a: argparse.Namespace, source: Source) -> list[Chart]:
     name = "fault-free 1F1B" if a.against == "1f1b" else "fault-free"
     if name not in known:
         raise ValueError(
-            f"--against {a.against}: nothing to compare with, since nobody is dead or this is no whole step"
+            f"--against {a.against}: nothing to compare with, since no worker is dead or this is not a whole step"
         )
     return [Chart.of(known[name], name), *charts]
 
@@ -123,7 +124,7 @@ def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] |
 
 
 def _named(name: str, step: int | None) -> Chart:
-    """A chart whose title is its source."""
+    """A chart with its source as title."""
     if Path(name).is_dir():
         run = Run(name)
         at = run.newest if step is None else step
@@ -135,10 +136,10 @@ def _named(name: str, step: int | None) -> Chart:
 
 
 def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namespace) -> list[str]:
-    """One file; what it leaves out, in sentences."""
+    """Writes one file. Returns sentences about omitted parts."""
     ending = Path(out).suffix.lower()
     if ending in FIGURES:
-        from recycle_pp.drawing import figure  # matplotlib takes its time
+        from recycle_pp.drawing import figure  # slow import
 
         return figure.save(charts, out, beside=a.beside, width=a.inches)
     if ending == ".html":
@@ -153,18 +154,18 @@ def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namesp
 
 
 def _all_steps(run: Run) -> list[page.Step]:
-    """A stop of the page's slider for every traced step."""
+    """A page step for every traced step."""
     stops = []
     for step in run.steps:
         charts = charts_of(run, step, with_plan=True)
-        note = "somebody died in this step" if charts[0].recovery else ""
+        note = "a worker died in this step" if charts[0].recovery else ""
         stops.append(page.Step(f"step {step}", charts, note, baselines(charts[0].plan, run, step)))
     return stops
 
 
 class _Terminal(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would leave with 1
+        raise BrokenPipeError  # rich would exit with code 1
 
 
 def _console(a: argparse.Namespace) -> Console:
@@ -208,23 +209,23 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(p)
     p.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two files or run folders, one above the other")
     p.add_argument(
-        "--against", choices=("1f1b", "fault-free"), help="also the same job with nobody dead: as 1F1B, or as planned"
+        "--against", choices=("1f1b", "fault-free"), help="also draw the job without deaths: as 1F1B, or as planned"
     )
     p.add_argument(
-        "--with-plan", action="store_true", help="of a run folder: also the plan that the planner makes of it"
+        "--with-plan", action="store_true", help="for a run folder: also draw the planner's plan of the step"
     )
-    p.add_argument("--follow", action="store_true", help="draw again while the run goes on")
+    p.add_argument("--follow", action="store_true", help="draw again while the run continues")
     out = p.add_argument_group("output")
     out.add_argument(
         "--out", action="append", default=[], metavar="FILE", help=f"{' '.join(ENDINGS)}; default: the terminal"
     )
     out.add_argument("--beside", action="store_true", help="figures: charts side by side, not one above the other")
     out.add_argument("--inches", type=float, help="figures: their width")
-    out.add_argument("--title", help="of a page")
+    out.add_argument("--title", help="title of a page")
     out.add_argument("--width", type=int, help="terminal: columns")
-    out.add_argument("--from", type=float, dest="begin", metavar="T", help="terminal: begin at this time")
+    out.add_argument("--from", type=float, dest="begin", metavar="T", help="terminal: start at this time")
     out.add_argument("--to", type=float, dest="end", metavar="T", help="terminal: end at this time")
-    out.add_argument("--all", action="store_true", help="terminal: every pipeline, however many")
+    out.add_argument("--all", action="store_true", help="terminal: draw all pipelines")
     return p
 
 

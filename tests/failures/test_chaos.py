@@ -97,7 +97,10 @@ def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
     [
         (["--run-dir", "nowhere"], "--run-dir nowhere holds no run"),
         (["--mtbf", "soon"], "--mtbf must be a time above 0"),
-        (["--kinds", "kill,tickle"], "--kinds must be some of kill, hang, pause, slow, evict, or all, not 'tickle'"),
+        (
+            ["--kinds", "kill,tickle"],
+            "--kinds must be one or more of kill, hang, pause, slow, evict, or all, not 'tickle'",
+        ),
         (["--trace", "nowhere.csv"], "--trace nowhere.csv must be a CSV"),
     ],
 )

@@ -126,12 +126,12 @@ def test_a_model_of_own_code_is_written_without_a_config(run, tmp_path, capsys):
     saver.save(4, 0, {"model.blocks.0.weight": torch.ones(3, 4)})
     checkpoint.finish(run / "checkpoints", 4, [saver.wait()], {})
     assert export.main([str(run), str(tmp_path / "out")]) == 0
-    assert "without a config.json: the model is code of your own" in capsys.readouterr().out
+    assert "without a config.json: the model is your own code" in capsys.readouterr().out
     from safetensors.torch import load_file
 
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["blocks.0.weight"], torch.ones(3, 4))
     assert generate.main([str(run), "--prompt", "a"]) == 2
-    assert "this one is code of your own" in capsys.readouterr().err
+    assert "this one is your own code" in capsys.readouterr().err
 
 
 def test_bytes_have_a_tokenizer_too(run, tmp_path):
