@@ -171,7 +171,9 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     missing = np.flatnonzero(source == -1)
     if len(missing):
         op = next(plan.listed(a.take(consumer[missing])))
-        raise ValueError(f"{op.kind} of micro-batch {op.microbatch} on {op.worker} needs a tensor that nobody holds")
+        raise ValueError(
+            f"{op.kind} of micro-batch {op.microbatch} on {op.worker} needs a tensor that no live worker holds"
+        )
     ended = np.empty(len(a), np.int64)
     ended[np.argsort(a.end, kind="stable")] = np.arange(len(a))
     order = np.argsort(np.where(source < 0, consumer, len(a) + ended[np.maximum(source, 0)]))

@@ -129,7 +129,7 @@ def _sizes(given: Mapping[str, Any], stages: int) -> tuple[float, ...]:
     value = given.get("bytes", 0)
     sizes = list(value) if isinstance(value, (list, tuple)) else [value] * (stages - 1)
     if len(sizes) != stages - 1:
-        raise ValueError(f"links.bytes: {stages - 1} numbers are needed, one between two stages, not {len(sizes)}")
+        raise ValueError(f"links.bytes: {stages - 1} numbers are needed, one per stage boundary, not {len(sizes)}")
     return tuple(_number("links.bytes", size) for size in sizes)
 
 

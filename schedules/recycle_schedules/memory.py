@@ -98,7 +98,7 @@ class StageMemory:
         moments = self.moments(peers, in_flight, whole).values()
         return self.always(peers, ran) | max(moments, key=lambda parts: sum(parts.values()))
 
-    def aside(self, peers: int) -> float:
+    def outside_compute(self, peers: int) -> float:
         """Most additional memory in the phases without micro-batches in flight."""
         return max(sum(parts.values()) for name, parts in self.moments(peers, 0).items() if name != "compute")
 
@@ -107,7 +107,7 @@ class StageMemory:
         micro-batch takes no memory."""
         room = capacity - sum(self.always(peers, ran).values())
         room_for_flight = room - sum(self.moments(peers, 0, whole)["compute"].values())
-        if min(room_for_flight, room - self.aside(peers)) < 0:
+        if min(room_for_flight, room - self.outside_compute(peers)) < 0:
             return 0
         each = self.each(whole)
         return math.floor(room_for_flight / each) if each else math.inf

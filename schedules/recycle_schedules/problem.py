@@ -76,7 +76,7 @@ class Problem(ProblemKeys):
     def model(self) -> Layers:
         """The layers from the key `layers`. ValueError if the problem has none."""
         if self.layers is None:
-            raise ValueError("layers: the problem has stages only")
+            raise ValueError("layers: missing, so there is no layout to plan; give layers or use plan(problem)")
         return Layers.of(self.layers, self.stages)
 
     def with_layout(self, layout: Sequence[int]) -> Problem:

@@ -32,7 +32,7 @@ def check(p: ProblemKeys) -> None:
     put("failed", _failed(p))
     put("whole", _stages("whole", p, p.whole))
     if p.whole and p.backward == "decoupled":
-        raise ValueError("whole: a decoupled backward is never whole")
+        raise ValueError("whole: not possible with a decoupled backward")
     _durations(p)
     _layers(p)
     for name in ("send", "send_rerouted"):
@@ -40,7 +40,7 @@ def check(p: ProblemKeys) -> None:
             _time(name, getattr(p, name))
     if p.links is not None:
         if p.send or p.send_rerouted is not None:
-            raise ValueError("links: they say how long messages take; leave out send and send_rerouted")
+            raise ValueError("links: cannot be combined with send and send_rerouted; links define the message times")
         Links.of(p.links, p.pipelines, p.stages)
     _times("allreduce", p.allreduce, p.stages)
     if not 0 <= _number("i_release", p.i_release) <= 1:
@@ -125,16 +125,16 @@ def _durations(p: ProblemKeys) -> None:
 def _layers(p: ProblemKeys) -> None:
     if p.capacity_bytes is not None:
         if p.layers is None:
-            raise ValueError("capacity_bytes: layers are needed, too, with bytes and activation_bytes")
+            raise ValueError("capacity_bytes: needs layers with bytes and activation_bytes")
         if _number("capacity_bytes", p.capacity_bytes) <= 0:
             raise ValueError(f"capacity_bytes: {p.capacity_bytes} is not above 0")
     if p.layers is None:
         return
     Layers.of(p.layers, p.stages)
     if p.durations:
-        raise ValueError("durations: layers say how long things take; leave out one of the two")
+        raise ValueError("durations: cannot be combined with layers, which define the durations")
     if p.remainder:
-        raise ValueError("layers: what is left of a broken step has the layout that the step had; give durations")
+        raise ValueError("layers: the remainder of a broken step keeps the step's layout; give durations instead")
 
 
 def _per_worker(name: str, p: ProblemKeys, given: Any) -> dict[Worker, float]:
@@ -253,7 +253,7 @@ def _done_entry(p: ProblemKeys, entry: Any) -> Done:
         op, mb, s, pair = entry["op"], tuple(entry["microbatch"]), entry["stage"], entry["worker"]
         delivered = entry.get("delivered", False)
     except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"done: an entry has op, microbatch, stage, worker and delivered, unlike {entry!r}") from None
+        raise ValueError(f"done: an entry has op, microbatch, stage, worker and delivered, not {entry!r}") from None
     worker = _worker("done", p, pair)
     ints = len(mb) == 2 and all(isinstance(x, int) and not isinstance(x, bool) for x in mb)
     if not ints or not (0 <= mb[0] < p.pipelines and 0 <= mb[1] < p.counts[mb[0]]):

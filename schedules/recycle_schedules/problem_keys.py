@@ -145,7 +145,7 @@ class ProblemKeys:
     @cached_property
     def _per_stage(self) -> dict[str, tuple[float, ...]]:
         if self.layers is not None:
-            raise ValueError("layers: how long a stage takes depends on the layout; plan_layout(problem) finds one")
+            raise ValueError("layers: the durations of a stage depend on the layout; use plan_layout(problem)")
         given = {"F": 1.0, "I": 1.0, "W": 1.0, "O": 0.0} | dict(self.durations) | {"allreduce": self.allreduce}
         wide = {
             k: tuple(map(float, v)) if isinstance(v, (list, tuple)) else (float(v),) * self.stages

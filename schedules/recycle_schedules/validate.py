@@ -77,7 +77,7 @@ class _Check:
         self.start[at], self.end[at], self.place[at] = a.start[m], a.end[m], a.pipeline[m]
         code = (a.kind[m].astype(np.int64) * N + a.microbatch[m]) * P + a.stage[m]
         twice = code[np.setdiff1d(np.arange(len(code)), np.unique(code, return_index=True)[1])]
-        self._say(
+        self._add(
             twice, lambda c: f"{KINDS[c // (N * P)]} of micro-batch {self._mb(c // P % N)} at stage {c % P} twice"
         )
         self.kept = {(int(p.first[mb[0]]) + mb[1], s): b for (mb, s), b in p.begun.items()}
@@ -88,12 +88,12 @@ class _Check:
         d = int(np.searchsorted(first, g, side="right")) - 1
         return d, int(g - first[d])
 
-    def _say(self, where, sentence) -> None:
-        """Add sentence(k) for each k of `where`, up to SHOWN of them."""
-        for k in where[:SHOWN]:
+    def _add(self, found, sentence) -> None:
+        """Add the error sentence(k) for each k of `found`, up to SHOWN of them."""
+        for k in found[:SHOWN]:
             self.errors.append(sentence(k))
-        if len(where) > SHOWN:
-            self.errors.append(f"... and {len(where) - SHOWN} more like this")
+        if len(found) > SHOWN:
+            self.errors.append(f"... and {len(found) - SHOWN} more like this")
 
     def _op(self, k: int) -> str:
         """Op k as text."""
@@ -118,11 +118,11 @@ class _Check:
         at = a.pipeline, a.stage
         time = np.array([p.per_stage(kind) for kind in KINDS])[a.kind, a.stage] / speed[at]
         bad = lambda mask: np.flatnonzero(mask)  # noqa: E731
-        self._say(bad(dead[at]), lambda k: f"{self._op(k)}: the worker is dead")
+        self._add(bad(dead[at]), lambda k: f"{self._op(k)}: the worker is dead")
         wrong = np.abs(a.end - a.start - time) > LENGTH
-        self._say(bad(wrong), lambda k: f"{self._op(k)} lasts {a.end[k] - a.start[k]:g}, not {time[k]:g}")
-        self._say(bad(np.isin(a.stage, list(p.finished))), lambda k: f"{self._op(k)}: the stage is committed")
-        self._say(bad(a.start < busy[at] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
+        self._add(bad(wrong), lambda k: f"{self._op(k)} lasts {a.end[k] - a.start[k]:g}, not {time[k]:g}")
+        self._add(bad(np.isin(a.stage, list(p.finished))), lambda k: f"{self._op(k)}: the stage is committed")
+        self._add(bad(a.start < busy[at] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
         pipeline = np.repeat(np.arange(D), p.counts)
         home = np.where(a.kind == O, a.pipeline, pipeline[a.microbatch] if len(pipeline) else a.pipeline)
         moved = (a.kind != O) & (home != a.pipeline)
@@ -131,7 +131,7 @@ class _Check:
             begun[g, s] = True
         if p.reroute == "failed_only":
             stray = moved & ~dead[home, a.stage] & ~begun[a.microbatch, a.stage]
-            self._say(bad(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
+            self._add(bad(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
 
     def each_microbatch(self) -> None:
         """Every micro-batch has the required ops at every stage, on one worker, in order."""
@@ -147,7 +147,7 @@ class _Check:
             fine[g, s] = int(bits[g, s]) in [f - code(kinds) for f in sets if f & code(kinds) == code(kinds)]
         fine[:, list(p.finished)] = bits[:, list(p.finished)] == 0
         names = lambda b: "".join(KINDS[k] for k in range(4) if b >> k & 1) or "nothing"  # noqa: E731
-        self._say(
+        self._add(
             np.argwhere(~fine),
             lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} has {names(bits[tuple(k)])} to run",
         )
@@ -157,10 +157,10 @@ class _Check:
         apart = (top >= 0) & (low != top)
         for (g, s), (w, _) in self.kept.items():
             apart[g, s] |= bool(top[g, s] >= 0) and bool(low[g, s] != w.pipeline or top[g, s] != w.pipeline)
-        self._say(np.argwhere(apart), lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} runs on several workers")
+        self._add(np.argwhere(apart), lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} runs on several workers")
         for first, then in ((F, I), (F, B), (I, W)):
             early = self.start[then] < self.end[first] - EPS
-            self._say(
+            self._add(
                 np.argwhere(early),
                 lambda k, a=first, b=then: (
                     f"{KINDS[b]} of {self._mb(k[0])} at stage {k[1]} starts before its {KINDS[a]} ends"
@@ -182,10 +182,10 @@ class _Check:
                     continue
                 lag = p.graph.time(min(s, t), *(place[:, x] for x in sorted((s, t))))
                 early = (start[:, t] < end[:, s] + lag - EPS) & ~there[which, :, s]
-                self._say(
+                self._add(
                     np.flatnonzero(early),
                     lambda g, t=t, s=s, which=which: (
-                        f"{'FI'[which]} of {self._mb(g)} at stage {t} starts before the tensor from stage {s} is there"
+                        f"{'FI'[which]} of {self._mb(g)} at stage {t} starts before the tensor from stage {s} arrives"
                     ),
                 )
 
@@ -214,9 +214,9 @@ class _Check:
         np.maximum.at(compute_end, (a.pipeline[~m], a.stage[~m]), a.end[~m])
         steps = np.flatnonzero(m)
         early = a.start[steps] < ready[a.stage[steps]] - EPS
-        self._say(steps[early], lambda k: f"{self._op(k)} starts before its gradients are ready")
+        self._add(steps[early], lambda k: f"{self._op(k)} starts before its gradients are ready")
         last_op = a.start[steps] < compute_end[a.pipeline[steps], a.stage[steps]] - EPS
-        self._say(steps[last_op], lambda k: f"{self._op(k)} is not the worker's last op")
+        self._add(steps[last_op], lambda k: f"{self._op(k)} is not the worker's last op")
 
     def workers(self, a: OpArrays, tag: str) -> None:
         """Every worker runs one op at a time and keeps its memory limit."""
@@ -227,7 +227,7 @@ class _Check:
         w, start, end = worker[order], a.start[order], a.end[order]
         late = np.flatnonzero((w[1:] == w[:-1]) & (start[1:] < end[:-1] - EPS))
         name = lambda w: Worker(int(w) // p.stages, int(w) % p.stages)  # noqa: E731
-        self._say(late, lambda k: f"{tag}worker {name(w[k])} runs two ops at time {start[k + 1]:g}")
+        self._add(late, lambda k: f"{tag}worker {name(w[k])} runs two ops at time {start[k + 1]:g}")
         self._memory(a, tag)
 
     def _memory(self, a: OpArrays, tag: str) -> None:
@@ -239,4 +239,4 @@ class _Check:
             w = Worker(*divmod(int(x.worker[k]), p.stages))
             return f"{tag}worker {w} holds {x.level[k]:g} micro-batches at {x.time[k]:g}, limit {p.limit(w):g}"
 
-        self._say(over, sentence)
+        self._add(over, sentence)

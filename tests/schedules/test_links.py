@@ -50,7 +50,7 @@ MISTAKES = [
         TWO_HOSTS | {"measured": [["a", "b", {}], ["b", "a", {}]]},
         "the link between b and a is given twice",
     ),
-    (TWO_HOSTS | {"bytes": [1, 2]}, "links.bytes: 1 numbers are needed, one between two stages, not 2"),
+    (TWO_HOSTS | {"bytes": [1, 2]}, "links.bytes: 1 numbers are needed, one per stage boundary, not 2"),
     (TWO_HOSTS | {"bytes": "many"}, "links.bytes: 'many' is not a finite number"),
 ]
 
@@ -62,7 +62,7 @@ def test_a_mistake_gets_one_sentence_that_names_the_key(value, sentence):
 
 
 def test_links_and_send_exclude_each_other():
-    with pytest.raises(ValueError, match="links: they say how long messages take; leave out send"):
+    with pytest.raises(ValueError, match="links: cannot be combined with send"):
         Problem(pipelines=2, stages=2, microbatches=1, links=TWO_HOSTS, send=1)
 
 

@@ -37,7 +37,7 @@ def test_shards_and_received_bytes_depend_on_the_number_of_live_peers():
     assert stage(copies=2).always(8, 0)["optimizer state"] == 30
     ahead = stage(copies=2, arriving=40, gradient=0)
     assert [ahead.moments(n, 0)["update"]["update"] for n in (2, 4, 8)] == [10, 20, 30], "receives the missing blocks"
-    assert stage().aside(1) == 80 + 40 and stage().aside(4) == 80 + 60
+    assert stage().outside_compute(1) == 80 + 40 and stage().outside_compute(4) == 80 + 60
 
 
 @given(st.integers(0, 1000), st.integers(1, 8), st.integers(0, 30), st.sampled_from([0, 2]), st.booleans())

@@ -21,7 +21,7 @@ def one_f_one_b(problem: Problem) -> Plan:
 
     ValueError if a worker is dead, the problem is a remainder, or backward is decoupled."""
     if problem.dead or problem.remainder or problem.backward == "decoupled":
-        raise ValueError("1F1B is a fault-free schedule with coupled backward")
+        raise ValueError("1F1B needs a fault-free whole step with coupled backward")
     x = Instance.of(problem)
     P, g0 = problem.stages, 0
     host = np.repeat(x.pipeline, P) * np.int64(P) + np.tile(np.arange(P), problem.total)  # no re-routing

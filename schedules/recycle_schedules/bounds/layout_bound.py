@@ -166,7 +166,7 @@ class LayoutBounds:
         low, high = 0.0, 2 * float(self.work[-1]) * max(self.rates) + 1.0
         found = within(high)
         if found is None:
-            raise ValueError("capacity_bytes: in no layout have all stages room for their layers and one micro-batch")
+            raise ValueError("capacity_bytes: no layout leaves every stage room for its layers and one micro-batch")
         for _ in range(40):
             middle = (low + high) / 2
             better = within(middle)

@@ -41,10 +41,10 @@ Rows = tuple[np.ndarray, np.ndarray]
 def initial(x: Instance, target: int) -> PartialSchedule:
     """The best schedule of all attempts. target: value in ticks that ends the search early."""
     best = _Best(x, target)
-    everybody = _LiveSet(x, best)
-    everybody.attempts()
+    all_live = _LiveSet(x, best)
+    all_live.attempts()
     if best.value > target and x.problem.reroute == "any":
-        for fewer in everybody.one_fewer()[:FEWER]:
+        for fewer in all_live.one_fewer()[:FEWER]:
             if round(lower_bound(fewer) * x.ticks) + 1 < best.value:
                 _LiveSet(Instance.of(fewer), best).attempts()
     return best.schedule

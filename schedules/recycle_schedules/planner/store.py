@@ -81,7 +81,7 @@ class PlanStore:
         store has no room for more: new plans may evict those of other memberships, but neither each other nor the plan
         of this problem."""
         room, size = self._most, 0
-        for count, after in enumerate((canonical(problem)[0], *_afterwards(problem))):
+        for count, after in enumerate((canonical(problem)[0], *_after_next_deaths(problem))):
             if room < size or count == MOST_PLANS:
                 return
             if after not in self._made and count > 0:
@@ -126,7 +126,7 @@ def _dead_stages(p: Problem) -> list[tuple[int, ...]]:
     return stages
 
 
-def _afterwards(problem: Problem) -> Iterator[Problem]:
+def _after_next_deaths(problem: Problem) -> Iterator[Problem]:
     for dead in _next_deaths(problem):
         try:
             after, _ = canonical(problem.replace(failed=[*problem.dead, *dead]))

@@ -49,7 +49,7 @@ def test_memory_moves_boundaries_too(capsys):
     layers = dict.fromkeys("FIW", [1.0] * 8) | {"bytes": [1.0] * 6 + [2.0] * 2, "activation_bytes": [0.1] * 8}
     assert layout_of(settings, {"layers": layers, "capacity_bytes": 5.7}) == [5, 3]
     assert layout_of(settings, {"layers": layers, "capacity_bytes": 3.0}) is None
-    assert "in no layout have all stages room" in capsys.readouterr().err
+    assert "no layout leaves every stage room" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_measured_is_split_evenly(monkeypatch, capsys):

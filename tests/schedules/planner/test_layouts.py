@@ -151,10 +151,10 @@ MISTAKES = [
     ({"layers": GOOD | {"O": [1, 1]}}, "layers.O: a list of numbers is needed"),
     ({"layers": GOOD | {"O": [1, 1, -1]}}, "layers.O: -1 is not a finite number"),
     ({"layers": GOOD, "stages": 4}, "layers: 3 layers are too few for 4 stages"),
-    ({"layers": GOOD, "durations": {"F": 2}}, "durations: layers say how long things take"),
+    ({"layers": GOOD, "durations": {"F": 2}}, "durations: cannot be combined with layers"),
     ({"layers": GOOD, "capacity_bytes": 0}, "capacity_bytes: 0 is not above 0"),
-    ({"layers": GOOD, "busy_until": {"0,0": 1}}, "layers: what is left of a broken step"),
-    ({"capacity_bytes": 5}, "capacity_bytes: layers are needed"),
+    ({"layers": GOOD, "busy_until": {"0,0": 1}}, "layers: the remainder of a broken step"),
+    ({"capacity_bytes": 5}, "capacity_bytes: needs layers"),
 ]
 
 
@@ -167,13 +167,13 @@ def test_mistakes_get_one_sentence(keys, sentence):
 
 def test_layers_that_do_not_fit_and_invalid_layouts_are_rejected():
     job = Problem(pipelines=2, stages=2, microbatches=2, layers=GOOD | {"bytes": [5, 5, 5]})
-    with pytest.raises(ValueError, match="capacity_bytes: in no layout"):
+    with pytest.raises(ValueError, match="capacity_bytes: no layout leaves every stage room"):
         plan_layout(job.replace(capacity_bytes=6))
     with pytest.raises(ValueError, match="capacity_bytes: stage 1 has no room for one micro-batch"):
         job.replace(capacity_bytes=6).with_layout((1, 2))
     with pytest.raises(ValueError, match="layout: 2 numbers of at least 1 that add up to 3"):
         job.with_layout((3, 0))
-    with pytest.raises(ValueError, match=r"plan_layout\(problem\) finds one"):
+    with pytest.raises(ValueError, match=r"use plan_layout\(problem\)"):
         plan(job)
-    with pytest.raises(ValueError, match="layers: the problem has stages only"):
+    with pytest.raises(ValueError, match="layers: missing"):
         plan_layout(Problem(pipelines=2, stages=2, microbatches=2))
