@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from recycle_schedules import Worker, plan
-from recycle_schedules.memory import Way, fastest, ways
+from recycle_schedules.memory import Mode, fastest, modes
 
 from recycle_pp.config.checks import validate
 from recycle_pp.config.settings import Settings
@@ -204,14 +204,14 @@ class _Job:
         ran = -(-p.pipelines * p.microbatches // peers)
         wanted = min(self._problem.limit(Worker(0, stage)), ran)
         enough = min(p.stages - stage, wanted)  # as much as 1F1B has
-        way = fastest(self._ways[stage], self._capacity, peers, ran, enough)
-        most = min(way.memory.in_flight(self._capacity, peers, ran, way.whole), wanted)
-        parts = way.memory.peak(peers, ran, max(1, most), way.whole)
-        return Row(*about, in_flight=most, wanted=wanted, whole=way.whole, recompute=way.recompute, parts=parts)
+        mode = fastest(self._modes[stage], self._capacity, peers, ran, enough)
+        most = min(mode.memory.in_flight(self._capacity, peers, ran, mode.whole), wanted)
+        parts = mode.memory.peak(peers, ran, max(1, most), mode.whole)
+        return Row(*about, in_flight=most, wanted=wanted, whole=mode.whole, recompute=mode.recompute, parts=parts)
 
     @cached_property
-    def _ways(self) -> list[list[Way]]:
-        """Of each stage, the fastest first."""
+    def _modes(self) -> list[list[Mode]]:
+        """The modes of each stage, fastest first."""
         backward = "coupled" if self._settings.schedule.backward == "coupled" else "mixed"
         found = []
         for stage in range(len(self._layers)):
@@ -220,9 +220,9 @@ class _Job:
                 for recompute in (False, True)
             )
             if self._settings.model.recompute is True:
-                found.append([replace(way, recompute=True) for way in ways(again, again, backward)])
+                found.append([replace(mode, recompute=True) for mode in modes(again, again, backward)])
             else:
-                found.append(ways(kept, again, backward))
+                found.append(modes(kept, again, backward))
         return found
 
     def _period(self, rows: list[Row], failed: list[Worker]) -> float:

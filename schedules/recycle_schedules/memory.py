@@ -3,8 +3,8 @@
     stage = StageMemory(weights=8e9, state=24e9, sums=16e9, flight=1e9, ...)
     stage.peak(peers=3, ran=6, in_flight=4)      # {"weights": ..., ...} in the phase with the highest use
     stage.in_flight(80e9, peers=3, ran=6)        # number of micro-batches that fit
-    Memory.of({"capacity": 80e9, "stages": [...]}, stages=4).limit(worker, way, peers=3, ran=6)
-    fastest(ways(kept, recomputed, "mixed"), 80e9, peers=3, ran=6, enough=4)     # the fastest mode that fits
+    Memory.of({"capacity": 80e9, "stages": [...]}, stages=4).limit(worker, mode, peers=3, ran=6)
+    fastest(modes(kept, recomputed, "mixed"), 80e9, peers=3, ran=6, enough=4)     # the fastest mode that fits
 
 A step has four phases, and the peak is the highest of them: micro-batches are in flight, the sums are reduced over the
 peers, the optimizer steps, a checkpoint is copied. After a death each peer runs more micro-batches and keeps their
@@ -114,7 +114,7 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
-class Way:
+class Mode:
     """An execution mode of a stage.
 
     memory: its memory in this mode. recompute: the backward recomputes the layers. whole: every backward is a B."""
@@ -124,27 +124,27 @@ class Way:
     whole: bool
 
 
-def ways(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> list[Way]:
+def modes(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> list[Mode]:
     """The available modes, fastest first.
 
     recomputed: the stage's memory with recomputation, None if it is not an option. Recomputation costs an extra F. It
     saves little if backwards are split, because a micro-batch waiting for its W is about as large as after its F."""
-    found = [] if backward == "coupled" else [Way(kept, False, False)]
+    found = [] if backward == "coupled" else [Mode(kept, False, False)]
     if recomputed is None:
-        return found or [Way(kept, False, True)]
+        return found or [Mode(kept, False, True)]
     if backward == "decoupled":
-        return [*found, Way(recomputed, True, False)]
-    return [*found, Way(kept, False, True), Way(recomputed, True, True)]
+        return [*found, Mode(recomputed, True, False)]
+    return [*found, Mode(kept, False, True), Mode(recomputed, True, True)]
 
 
-def fastest(among: Sequence[Way], capacity: float, peers: int, ran: int, enough: float) -> Way:
+def fastest(among: Sequence[Mode], capacity: float, peers: int, ran: int, enough: float) -> Mode:
     """The first mode in which `enough` micro-batches fit, else the first with the most. If no mode fits one, the mode
     with the smallest peak for one micro-batch."""
-    fitting = [way.memory.in_flight(capacity, peers, ran, way.whole) for way in among]
+    fitting = [mode.memory.in_flight(capacity, peers, ran, mode.whole) for mode in among]
     if not any(fitting):
-        return min(among, key=lambda way: sum(way.memory.peak(peers, ran, 1, way.whole).values()))
+        return min(among, key=lambda mode: sum(mode.memory.peak(peers, ran, 1, mode.whole).values()))
     wanted = min(enough, max(fitting))
-    return next(way for way, n in zip(among, fitting, strict=True) if n >= wanted)
+    return next(mode for mode, n in zip(among, fitting, strict=True) if n >= wanted)
 
 
 @dataclass(frozen=True)
@@ -190,20 +190,20 @@ class Memory:
         """Whether all workers have the same capacity."""
         return not self.capacity
 
-    def way(self, stage: int, backward: str, workers: Sequence[Worker], ran: int) -> Way:
+    def mode(self, stage: int, backward: str, workers: Sequence[Worker], ran: int) -> Mode:
         """The mode of the stage with these live workers. The smallest capacity among them decides."""
         recomputed = None if self.recomputed is None else self.recomputed[stage]
-        among = ways(self.stages[stage], recomputed, backward)
+        among = modes(self.stages[stage], recomputed, backward)
         sizes = [size for w in workers if (size := self.capacity.get(w, self.default)) is not None]
         enough = min(len(self.stages) - stage, ran)
         return fastest(among, min(sizes), max(1, len(workers)), ran, enough) if sizes and recomputed else among[0]
 
-    def limit(self, worker: Worker, way: Way, peers: int, ran: int) -> float:
+    def limit(self, worker: Worker, mode: Mode, peers: int, ran: int) -> float:
         """Most micro-batches in flight on a worker. peers, ran: as for `StageMemory`."""
         capacity = self.capacity.get(worker, self.default)
         if capacity is None:
             return math.inf
-        return max(self.least, way.memory.in_flight(capacity, peers, ran, way.whole))
+        return max(self.least, mode.memory.in_flight(capacity, peers, ran, mode.whole))
 
 
 def _stages(key: str, given: Any, stages: int) -> tuple[StageMemory, ...]:
@@ -231,4 +231,4 @@ def _size(name: str, value: Any) -> float:
     return value
 
 
-__all__ = ["Memory", "StageMemory", "Way", "fastest", "ways"]
+__all__ = ["Memory", "Mode", "StageMemory", "fastest", "modes"]

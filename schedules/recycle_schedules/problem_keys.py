@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from .memory import Memory, Way
+from .memory import Memory, Mode
 from .ops import KINDS, Done, MicroBatch, Worker
 from .progress import BIT, WEIGHTS, Progress
 
@@ -173,23 +173,23 @@ class ProblemKeys:
         return None if self.memory is None else Memory.of(self.memory, self.stages)
 
     @cached_property
-    def ways(self) -> tuple[Way, ...] | None:
+    def modes(self) -> tuple[Mode, ...] | None:
         """The execution mode of each stage, chosen by its memory. None if `memory` is not given."""
         if self.bytes is None:
             return None
         lists = [[Worker(d, s) for d in pipelines] for s, pipelines in enumerate(self.live)]
         ran = [-(-self.total // max(1, len(workers))) for workers in lists]
-        return tuple(self.bytes.way(s, self.backward, workers, ran[s]) for s, workers in enumerate(lists))
+        return tuple(self.bytes.mode(s, self.backward, workers, ran[s]) for s, workers in enumerate(lists))
 
     @property
     def recomputes(self) -> tuple[bool, ...]:
         """(P,): whether the stage recomputes its layers in I and B to save memory."""
-        return tuple(way.recompute for way in self.ways) if self.ways else (False,) * self.stages
+        return tuple(mode.recompute for mode in self.modes) if self.modes else (False,) * self.stages
 
     @property
     def coupled(self) -> tuple[bool, ...]:
         """(P,): whether the stage runs every new backward as a B."""
-        by_bytes = [way.whole for way in self.ways] if self.ways else [False] * self.stages
+        by_bytes = [mode.whole for mode in self.modes] if self.modes else [False] * self.stages
         return tuple(self.backward == "coupled" or s in self.whole or by_bytes[s] for s in range(self.stages))
 
     @property
@@ -201,10 +201,10 @@ class ProblemKeys:
     def limit(self, worker: Worker) -> float:
         """Most micro-batches in flight on a worker, math.inf if there is no limit."""
         counted = self._counted_limit(worker)
-        if self.bytes is None or self.ways is None:
+        if self.bytes is None or self.modes is None:
             return counted
         peers = max(1, len(self.live[worker.stage]))
-        return min(counted, self.bytes.limit(worker, self.ways[worker.stage], peers, -(-self.total // peers)))
+        return min(counted, self.bytes.limit(worker, self.modes[worker.stage], peers, -(-self.total // peers)))
 
     def _counted_limit(self, worker: Worker) -> float:
         m = self.memory_limit

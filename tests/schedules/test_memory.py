@@ -78,16 +78,16 @@ def choosing(capacity: float, failed: object = (), **changes: object) -> Problem
 
 def test_stages_short_of_memory_run_whole_backwards_and_then_recompute():
     room = 40 + 120 + 80 + 5 + 6
-    ways = lambda problem: [(way.whole, way.recompute) for way in problem.ways]  # noqa: E731
+    modes = lambda problem: [(mode.whole, mode.recompute) for mode in problem.modes]  # noqa: E731
     split, whole, again = (False, False), (True, False), (True, True)
-    assert ways(choosing(room + 60)) == [split, split, split]
-    assert ways(choosing(room + 30)) == [whole, whole, split]
-    assert ways(choosing(room + 20)) == [again, whole, split]
-    assert ways(choosing(room + 20, backward="coupled")) == [again, whole, whole]
-    assert ways(choosing(room + 20, backward="decoupled")) == [split, split, split], "recomputation would save nothing"
+    assert modes(choosing(room + 60)) == [split, split, split]
+    assert modes(choosing(room + 30)) == [whole, whole, split]
+    assert modes(choosing(room + 20)) == [again, whole, split]
+    assert modes(choosing(room + 20, backward="coupled")) == [again, whole, whole]
+    assert modes(choosing(room + 20, backward="decoupled")) == [split, split, split], "recomputation would save nothing"
     nothing = choosing(room + 20)
     nothing = nothing.replace(memory=nothing.memory | {"capacity": 0, "least": 1})
-    assert ways(nothing) == [again, again, again], "one micro-batch is allowed, in the smallest mode"
+    assert modes(nothing) == [again, again, again], "one micro-batch is allowed, in the smallest mode"
 
 
 def test_a_death_may_make_its_peers_recompute_which_lengthens_their_backward_by_an_f():
