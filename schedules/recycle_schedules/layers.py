@@ -94,8 +94,7 @@ class Layers:
 
 
 def fitting(room: float, each: float) -> float:
-    """How many items of size `each` fit into `room`: a whole number, inf if `each` is 0, and 0 if `room` is
-    negative."""
+    """The number of items of size `each` that fit into `room`. inf if `each` is 0, and 0 if `room` is negative."""
     if room < 0:
         return 0
     return math.floor(room / each * (1 + 1e-12)) if each else math.inf

@@ -25,7 +25,7 @@ from .ops import Worker
 class StageMemory:
     """Memory of a worker of one stage, in bytes, except for `copies` (a count) and `staggered`.
 
-    weights     the weights used in compute, and autocast's rounded copies of them
+    weights     the weights used in computation, and autocast's rounded copies of them
     state       optimizer state of all parameters of the stage, one copy: moments, undo copies, and master weights if
                 they differ from the weights
     copies      number of workers that hold each block of the state and of its gradient; 0: every worker holds all
