@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
-from recycle_pp.supervisor.dismissal import dismiss
+from recycle_pp.supervisor.dismissal import REFUSED_SECONDS, dismiss
 from recycle_pp.supervisor.supervisor import supervise
 from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.checkpoint_folders import finished
@@ -113,6 +113,19 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         node = NodeSettings.of(settings, arguments)
     if launch.rank > 0:
         return Prepared(address=address, node=node)
+    try:
+        return _prepare_job(launch, arguments, settings, address, node)
+    except ValueError as error:
+        if not launch.one_node:  # only rank 0 has checked this
+            startup.goes_on("sends the other nodes the reason of the refusal")
+            asyncio.run(dismiss(launch, address, str(error), code=2, seconds=REFUSED_SECONDS))
+        raise
+
+
+def _prepare_job(
+    launch: Launch, arguments: list[str], settings: Settings, address: Address | None, node: NodeSettings | None
+) -> Prepared:
+    """Rank 0's part: the checks, the data, and the run folder."""
     from recycle_pp.config.checks import validate
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 

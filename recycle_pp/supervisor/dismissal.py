@@ -1,8 +1,9 @@
-"""Ends the other ranks of a launch for which nothing is left to do: rank 0, in the place of a job.
+"""Ends the other ranks of a launch that has no job: rank 0, in the place of the coordinator.
 
     asyncio.run(dismiss(launch, address, "the run is complete: ..."))
+    asyncio.run(dismiss(launch, address, "run.steps must be at least 1, not 0", code=2, seconds=REFUSED_SECONDS))
 
-Each rank comes to where the coordinator would listen, hears `Finish` with code 0 and the sentence, and ends.
+Each rank connects to where the coordinator would listen, receives `Finish` with the code and the sentence, and ends.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 
-LEAVE_SECONDS = 20.0  # for a rank that has been told to go to do so
+REFUSED_SECONDS = 20.0  # for the other ranks to connect, if rank 0 refuses the start
+LEAVE_SECONDS = 20.0  # for a rank to hang up after `Finish`
 
 
-async def dismiss(launch: Launch, address: Address | None, sentence: str) -> None:
-    """Returns when every other rank has been told, or has not come in ten minutes, as at a job's start.
+async def dismiss(
+    launch: Launch, address: Address | None, sentence: str, code: int = 0, seconds: float | None = None
+) -> None:
+    """Returns when every other rank has ended, or after `seconds`; None: ten minutes, as at a job's start.
 
-    address: of the coordinator, None on one node. ValueError where rank 0 cannot listen there.
+    address: of the coordinator, None on one node.
+    code: the exit code of the first rank of each other node.
+    Raises ValueError if rank 0 cannot listen at `address`.
     """
     if launch.world == 1:
         return
@@ -32,7 +38,7 @@ async def dismiss(launch: Launch, address: Address | None, sentence: str) -> Non
     async def handle(peer: Peer) -> None:
         if not isinstance(peer.hello, SupervisorHello):
             return
-        peer.send(Finish(0, sentence))
+        peer.send(Finish(code, sentence))
         with suppress(TimeoutError, ChannelClosed):  # it hangs up when it has read that
             async with asyncio.timeout(LEAVE_SECONDS):
                 while True:
@@ -47,7 +53,8 @@ async def dismiss(launch: Launch, address: Address | None, sentence: str) -> Non
     if launch.one_node:
         publish(launch, Address(at.host, server.sockets[0].getsockname()[1], at.token))
     missing = asyncio.create_task(until_all_have_come(told, launch.world, _say, _say))
-    await asyncio.wait({missing, asyncio.create_task(told.all.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    told_all = asyncio.create_task(told.all.wait())
+    await asyncio.wait({missing, told_all}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     missing.cancel()
     withdraw(launch)
     server.close()

@@ -226,8 +226,10 @@ class Supervisor:
         except (OSError, ValueError) as error:
             if self._launch.local_rank == 0:
                 where = f"{address.host}:{address.port}" if address else "this machine"
-                reason = why(error) if isinstance(error, OSError) else str(error)
-                fail(f"no job of recycle_pp found at {where} in {JOIN_SECONDS / 60:.0f} minutes: {reason}")
+                if isinstance(error, OSError):
+                    fail(f"no job of recycle_pp found at {where} in {JOIN_SECONDS / 60:.0f} minutes: {why(error)}")
+                else:
+                    fail(f"no job of recycle_pp at {where}: {error}")
             return 1
         self._token, where = place.token, f"{place.host}:{place.port}"
         if entered is not None:

@@ -80,6 +80,27 @@ def test_a_rank_outside_of_its_job_is_refused_at_once():
     assert time.monotonic() - begun < 10
 
 
+def test_a_mistake_that_only_rank_0_checks_ends_the_other_nodes_with_the_same_sentence_and_2():
+    """Two nodes, one rank each: of more workers than were launched only rank 0 knows."""
+    variables = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()), "RECYCLE_TOKEN": TOKEN}
+    command = [sys.executable, "-m", "recycle_pp.train", "model=tiny", "parallel=3x1"]
+    nodes = [
+        subprocess.Popen(
+            command, env={**os.environ, **variables, "RANK": str(rank), "GROUP_RANK": str(rank)},
+            stderr=subprocess.PIPE, text=True, preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        said = [node.communicate(timeout=60)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [2, 2], said
+    assert all("3 * 1 = 3 workers, but 2 processes were launched" in text.splitlines()[-1] for text in said), said
+
+
 SLOW = """
 import os, sys, time
 

@@ -1,0 +1,52 @@
+"""The first connection to a coordinator: how long a node waits for it."""
+
+import asyncio
+import time
+
+import pytest
+
+from recycle_pp.supervisor import joining
+from recycle_pp.supervisor.joining import FirstLauncher, find_coordinator
+from recycle_pp.testing.ports import free_ports
+from recycle_pp.wire.launch import Address, Launch
+from recycle_pp.wire.messages.handshake import SupervisorHello
+
+HELLO = SupervisorHello(1, "host", 1, 1)
+
+
+def launch(port):
+    return Launch(rank=1, world=2, local_world=1, master_port=port, agent=1, agents=2)
+
+
+def test_a_node_ends_soon_after_the_launcher_of_rank_0_has(monkeypatch):
+    """As a node whose processes need a minute to import, when the others were refused half a minute ago."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="launcher of rank 0's node has ended before the job began; its output"):
+        asyncio.run(find_coordinator(launch(free_ports()), HELLO, Address("127.0.0.1", free_ports(), "x" * 16)))
+    assert 2.0 <= time.monotonic() - begun < 10.0
+
+
+@pytest.mark.parametrize("kind", ["the store listens", "the port is not a store's"])
+def test_a_node_waits_while_the_launcher_of_rank_0_runs(kind, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(kind == "the store listens"))
+    monkeypatch.setattr(joining, "JOIN_SECONDS", 4.0)
+
+    async def wait():
+        store = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1")
+        port = store.sockets[0].getsockname()[1] if kind == "the store listens" else free_ports()
+        with pytest.raises(ConnectionRefusedError):
+            await find_coordinator(launch(port), HELLO, Address("127.0.0.1", free_ports(), "x" * 16))
+        store.close()
+
+    asyncio.run(wait())
+
+
+def test_one_look_at_a_port_that_refuses_is_no_proof(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+    async def look():
+        first = FirstLauncher(launch(free_ports()))
+        return [await first.has_ended() for _ in range(20)]
+
+    assert not any(asyncio.run(look()))
