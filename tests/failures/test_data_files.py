@@ -85,6 +85,12 @@ def test_sigterm_ends_a_job_that_waits_for_its_training_data(server, tmp_path):
         assert not job.events("hang_suspected"), job.explain()
 
 
+def replaced(path, tokens):
+    new = path.with_suffix(".new")
+    tokens.tofile(new)
+    new.replace(path)
+
+
 def overwritten(path, tokens):
     with path.open("r+b") as file:
         tokens.tofile(file)
@@ -107,6 +113,29 @@ def test_a_data_file_that_changes_ends_the_job_with_one_sentence(change, sentenc
         (stopped,) = [e for e in job.run.lines(job.run.events) if e["event"] == "stopped"]
         assert stopped["reason"].startswith(f"{path} {sentence}"), stopped
         assert not [e for e in job.run.lines(job.run.events) if e["event"] == "death_detected"], job.output
+
+
+def test_a_data_file_that_is_replaced_or_touched_changes_nothing_and_no_worker_with_other_data_comes_back(
+    zygote, tokens, tmp_path
+):
+    path = tmp_path / "train.bin"
+    tokens[:200_000].tofile(path)
+    common = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "run.standby=off", f"data.path={path}")
+    with zygote.run(
+        [*common, "parallel.pipelines=1", "parallel.stages=1", "parallel.microbatches=8", "run.steps=150"]
+    ) as job:
+        assert job.wait(200) == 0, job.output
+        expected = results(job.run)
+    with zygote.run([*common, *SHAPE, "run.steps=150"]) as job:
+        job.wait_for_event("started", 60)
+        path.touch()
+        replaced(path, tokens[200_000:400_000])
+        (pid,) = [e["pid"] for e in job.run.lines(job.run.events) if e["event"] == "spawned" and e["worker"] == "1.0"]
+        os.kill(pid, signal.SIGKILL)
+        refused = job.wait_for_event("refused", 60)
+        assert job.wait(200) == 0, job.output
+        assert results(job.run) == expected, job.output
+    assert refused["worker"] == "1.0" and refused["detail"].startswith("data.path has changed on"), refused
 
 
 @needs_server
