@@ -85,7 +85,7 @@ def test_a_program_that_has_taken_the_port_is_told_from_a_job(hasty, tmp_path):
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greets) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with node(hasty, tmp_path, 1, f"127.0.0.1:{server.server_address[1]}", OURS) as waits:
-            with said(waits, "what listens there is no job of recycle_pp"):
+            with said(waits, "the process that listens there is not a job of recycle_pp"):
                 pass
         server.shutdown()
 

@@ -43,7 +43,7 @@ def test_an_ordinary_command_line_joins_nothing():
             ENVIRONMENT,
             "join must be HOST:PORT of the job's coordinator, or its run",
         ),
-        (["+join=node0:1", "run.steps=3"], ENVIRONMENT, "all settings of a node that joins are those of the job"),
+        (["+join=node0:1", "run.steps=3"], ENVIRONMENT, "a node that joins runs with the job.s settings"),
         (["+join=node0:1"], {}, "set RECYCLE_TOKEN on every node"),
     ],
 )
