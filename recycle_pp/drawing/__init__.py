@@ -1,7 +1,7 @@
-"""Pictures of schedules: a Plan or a Trace in, a terminal chart, a figure, a page or a table out.
+"""Pictures of schedules: from a Plan or a Trace to a terminal chart, a figure, a page or a table.
 
-    chart = Chart.of(plan)              # chart.py: what every picture is drawn from
+    chart = Chart.of(plan)              # chart.py: the input of every picture
     terminal.render(chart); figure.save([chart], "x.pdf"); page.save([Step("plan", [chart])], "x.html")
 
-`python -m recycle_pp.visualize` is the command line over this.
+`python -m recycle_pp.visualize` is the command line.
 """

@@ -1,10 +1,10 @@
-"""What a picture is drawn from: a Plan's or a Trace's ops as flat arrays, one row a worker.
+"""The input of every picture: the ops of a Plan or a Trace as flat arrays, with one row per worker.
 
     chart = Chart.of(plan, title="adapted")
     for row in range(len(chart.workers)): chart.ops_of(row)     # a slice of the arrays, in the order of time
 
-Rows go pipeline by pipeline; dead workers have theirs too. Times are in the plan's unit (seconds are shown as
-milliseconds) from its first op.
+Rows are ordered by pipeline, and include dead workers. Times are in the plan's unit from its first op. Seconds are
+shown as milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ F, I, W, B, O = range(len(KINDS))
 
 REROUTED, CUT, REDONE, LOST = 1, 2, 4, 8
 """Bits of `marks`. Rerouted: runs outside its own pipeline; cut: ended by a death; redone: repeats a lost op;
-lost: ran to its end on a worker that died, and had to be redone."""
+lost: completed on a worker that died, and had to be redone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Chart:
 
     @cached_property
     def span(self) -> float:
-        """From 0 to the last end; 1 if there is nothing."""
+        """Time from 0 to the last end; 1 without ops."""
         last = float(self.end.max()) if len(self) else 1.0
         return max(last, self.recovery.resumed) if self.recovery else last
 
@@ -89,13 +89,13 @@ class Chart:
 
     @cached_property
     def names(self) -> list[str]:
-        """What every row is called: the worker, and its host where the stage graph knows it."""
+        """The label of every row: the worker, and its host if the stage graph knows it."""
         hosts = [self.problem.graph.host(worker) for worker in self.workers]
         return [f"{worker} {host}" if host else str(worker) for worker, host in zip(self.workers, hosts, strict=True)]
 
     @cached_property
     def dead_from(self) -> dict[int, float]:
-        """Rows of dead workers -> when they died (0 where they were never there)."""
+        """Rows of dead workers -> time of death (0 if they were never alive)."""
         rows = [w.pipeline * self.problem.stages + w.stage for w in sorted(self.problem.dead)]
         return {r: float(self.end[self.ops_of(r)].max(initial=0.0)) for r in rows} | self._died_here
 
@@ -109,15 +109,15 @@ class Chart:
         return slice(int(self.first[row]), int(self.first[row + 1]))
 
     def name(self, op: int) -> str:
-        """Torch's notation with the global micro-batch: 2F7."""
+        """The op in torch's notation, with the global micro-batch: 2F7."""
         microbatch = self.microbatch[op]
         return f"{self.row[op] % self.problem.stages}{KINDS[self.kind[op]]}{'' if microbatch < 0 else microbatch}"
 
     @cached_property
     def links(self) -> tuple[np.ndarray, np.ndarray]:
-        """The boundary tensors as (sending op, receiving op), indices into the arrays: F to the next stage's F, I or B
-        to the stage's before. Where an op ran twice, the link starts at the latest run that ended before its consumer
-        began."""
+        """The boundary tensors as (sending op, receiving op), indices into the arrays: from F to F of the next stage,
+        from I or B to that of the previous one. If an op ran twice, the link starts at the latest run that ended before
+        its consumer started."""
         P = self.problem.stages
         stage = self.row % P
         key = self.microbatch.astype(np.int64) * P + stage
@@ -130,14 +130,12 @@ class Chart:
             consumers = ops[(stage[ops] - step >= 0) & (stage[ops] - step < P)]
             if not len(producers) or not len(consumers):
                 continue
-            # of the producers with the wanted key, the last that ended in time: keys and ends as one sorted number
+            # of the producers with the wanted key, the last one that ended in time: keys and ends as one sorted number
             width = self.span + 1.0
             have = key[producers] * width + self.end[producers]
             want = (key[consumers] - step) * width + self.start[consumers]
             at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
-            late = (
-                key[producers[at]] != key[consumers] - step
-            )  # measured clocks may differ a little: then the first run
+            late = key[producers[at]] != key[consumers] - step  # measured clocks may differ slightly: use the first run
             at = np.minimum(at + late, len(producers) - 1)
             found = key[producers[at]] == key[consumers] - step
             pairs.append((producers[at[found]], consumers[found]))
@@ -146,7 +144,7 @@ class Chart:
         return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
 
     def alike(self) -> list[list[int]]:
-        """The pipelines, those whose rows look the same grouped: a job of 64 pipelines with one death has few kinds."""
+        """The pipelines, grouped by rows that look the same. A job of 64 pipelines with one death has few groups."""
         groups: dict[bytes, list[int]] = {}
         P, M = self.problem.stages, np.append(np.concatenate([[0], np.cumsum(self.problem.counts)]), 0)
         for d in range(self.problem.pipelines):
@@ -161,20 +159,18 @@ class Chart:
 
 
 def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """LOST for whole ops that a redone op of the same micro-batch, stage and kind repeats."""
-    same = np.where(
-        kind == B, I, kind
-    )  # a redone backward may be split though the first was not, and the other way round
+    """LOST for complete ops that a redone op of the same micro-batch, stage and kind repeats."""
+    same = np.where(kind == B, I, kind)  # a redone backward may be split even if the original was not, and vice versa
     ident = key * len(KINDS) + same
     again = ident[(marks & REDONE) != 0]
     return np.where(np.isin(ident, again) & ((marks & (REDONE | CUT)) == 0), LOST, 0).astype(np.uint8)
 
 
 def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]]:
-    """Which rows to draw in at most so many, in groups from the top; and sentences that say what is left out.
+    """The rows to draw, at most `most_rows`, in groups from the top; and sentences about omitted parts.
 
-    All, pipeline by pipeline, if they fit. Else the stages in which somebody died, each with its workers, and of the
-    other stages one worker; where nobody died, one pipeline of each kind that looks alike."""
+    All rows by pipeline, if they fit. Otherwise all workers of each stage with a death, and one worker of each other
+    stage. Without deaths, one pipeline of each kind that looks alike."""
     P, D = chart.problem.stages, chart.problem.pipelines
     if most_rows >= D * P or not chart.dead_from:
         shown, notes = shown_pipelines(chart, most_rows)
@@ -188,7 +184,7 @@ def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]
     drawn, everybody = sum(map(len, groups)), D * len(hit)
     what = f"all {drawn} workers"
     if drawn < everybody:
-        what = f"{drawn} of {everybody} workers, the dead and those who run most of their work"
+        what = f"{drawn} of {everybody} workers, the dead and the peers that run most of their work"
     notes = [f"the stages with deaths stand first ({_ranges(hit)}): {what}"]
     if others:
         folded = D * len(others) - len(sample)
@@ -200,7 +196,7 @@ def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]
 
 
 def _peers(chart: Chart, stage: int, room: int) -> list[int]:
-    """Rows of a stage: all, or the dead and those with most re-routed and redone ops, two at least."""
+    """Rows of a stage: all, or the dead and the workers with the most re-routed and redone ops, at least two."""
     rows = list(range(stage, len(chart.workers), chart.problem.stages))
     if len(rows) <= room:
         return rows
@@ -211,9 +207,9 @@ def _peers(chart: Chart, stage: int, room: int) -> list[int]:
 
 
 def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]:
-    """Which pipelines to draw in at most so many rows, and sentences that say what is left out.
+    """The pipelines to draw in at most `most_rows` rows, and sentences about omitted parts.
 
-    All if they fit; else one of each kind that looks alike; else the hit ones first."""
+    All if they fit; else one of each kind that looks alike; if there are too many kinds, those with deaths first."""
     P, D = chart.problem.stages, chart.problem.pipelines
     room = max(1, most_rows // P)
     if room >= D:

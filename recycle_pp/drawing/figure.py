@@ -1,12 +1,12 @@
-"""Schedules as figures for papers: svg, png or pdf by the file's ending.
+"""Schedules as figures for papers. The file's suffix selects svg, png or pdf.
 
     figure.save([chart], "plan.pdf")
-    figure.save([fault_free, adapted], "both.svg")               # one above the other, one time axis
+    figure.save([fault_free, adapted], "both.svg")               # one above the other, with one time axis
     figure.save([fault_free, adapted], "both.svg", beside=True)
 
-Text stays text and fonts are embedded. Groups in the svg carry the ids `<chart>-<kind>` (`0-F`, `1-W-rerouted`).
+Text stays text, and fonts are embedded. Groups in the svg have the ids `<chart>-<kind>` (`0-F`, `1-W-rerouted`).
 
-(It is as long as it is because strip, chart and legend share one grid of inches.)
+(Longer than most files because strip, chart and legend share one grid in inches.)
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
     "svg.fonttype": "none",
-    "svg.hashsalt": "recycle_pp",  # the same ids, and so the same file, every time
+    "svg.hashsalt": "recycle_pp",  # constant ids, so the file is always the same
 }
 MOST_ROWS = 48
-MOST_NUMBERS = 4000  # more numbers than this nobody reads
+MOST_NUMBERS = 4000  # more numbers are not readable
 MARKS = {"": 0, "rerouted": REROUTED, "lost": LOST, "redone": REDONE, "cut": CUT}
 
 
 def save(charts: Sequence[Chart], path: str | Path, *, beside: bool = False, width: float | None = None) -> list[str]:
-    """Draw and write, as what the ending (.svg, .png, .pdf) says. `width` in inches. Returns what is left out."""
+    """Draws and writes the charts, in the format of the suffix (.svg, .png, .pdf). `width` in inches. Returns sentences
+    about omitted parts."""
     with matplotlib.rc_context(STYLE):
         figure, notes = draw(charts, beside=beside, width=width)
         suffix = Path(path).suffix.lstrip(".").lower()
@@ -55,7 +56,7 @@ def save(charts: Sequence[Chart], path: str | Path, *, beside: bool = False, wid
 
 
 def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None = None) -> tuple[Figure, list[str]]:
-    """The figure, and sentences about what it leaves out."""
+    """The figure, and sentences about omitted parts."""
     picks, notes = [], []
     for chart in charts:
         groups, left_out = shown_rows(chart, MOST_ROWS)
@@ -67,7 +68,7 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
     row_height = 0.19 if max(rows) <= 48 else 9.0 / max(rows)
     heights = [max(r * row_height, 0.6) for r in rows]
     strips = [0.72 if c.recovery and c.recovery.phases else 0.0 for c in charts]
-    # one grid: chart, strip, chart, strip, ... in inches, so that rows are equally high in every picture
+    # one grid: chart, strip, chart, strip, ... in inches, so that rows have the same height in every picture
     title, axis = 0.34, 0.38
     handles = _legend(charts)
     lines = max(1, -(-len(handles) // max(1, int((width - 0.2) / 0.78))))
@@ -159,7 +160,7 @@ def _frame(axes: Axes, chart: Chart, groups: list[list[int]], row_height: float,
 
 
 def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height: float, number: int) -> None:
-    """One collection for every kind and mark; numbers where they fit. `inch`: inches of a time unit."""
+    """Adds one collection for every kind and mark, and numbers if they fit. inch: inches per time unit."""
     place = np.full(len(chart.workers), -1)
     place[list(line)] = list(line.values())
     y = place[chart.row]
@@ -176,7 +177,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
                 continue
             gid = f"{number}-{kind}" + (f"-{name}" if name else "")
             axes.add_collection(PolyCollection(_boxes(chart, pick, y, pad), gid=gid, **_look(kind, mark, edge)))
-            if mark == REROUTED and not edge:  # too narrow for an outline: a dark foot
+            if mark == REROUTED and not edge:  # too narrow for an outline: a dark foot instead
                 foot = _boxes(chart, pick, y + 0.62, 0.0, height=0.38 - pad)
                 axes.add_collection(PolyCollection(foot, gid=f"{gid}-foot", facecolor=palette.INK, lw=0, zorder=3.4))
         if later := _next_step(chart):
@@ -195,7 +196,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
     room = (chart.end - chart.start) * inch * 72
     sizes = {i: min(7.0, row_height * 40, room[i] / (0.62 * len(label))) for i, label in labels.items()}
     if sum(size >= 3.5 for size in sizes.values()) < len(sizes) / 2:
-        return  # the few that fit would look like the only ones
+        return  # a few numbers would look like the only ops
     for i, label in labels.items():
         size = sizes[i]
         if size < 3.5:
@@ -210,7 +211,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
 
 
 def _next_step(chart: Chart) -> float | None:
-    """The period, if the next step begins before this one has ended everywhere."""
+    """The period, if the next step starts before this one has ended on all workers."""
     steady = period(chart.plan)
     return steady if steady and steady < chart.span * (1 - 1e-9) else None
 
@@ -224,7 +225,7 @@ def _boxes(
 
 
 def _look(kind: str, mark: int, edge: float) -> dict[str, Any]:
-    """Fill, outline and hatch of an op."""
+    """Fill, outline and hatching of an op."""
     fill = palette.FILL[kind]
     if mark == CUT:
         return {"facecolor": palette.PAPER, "edgecolor": palette.ALARM, "hatch": "xxxx", "lw": 0.8, "zorder": 3.5}
@@ -258,7 +259,7 @@ def _dead(axes: Axes, chart: Chart, line: dict[int, int], span: float, number: i
 
 
 def _phases(axes: Axes, chart: Chart) -> None:
-    """The recovery, magnified: a segment a phase."""
+    """Draws the recovery, magnified: one segment per phase."""
     r = chart.recovery
     assert r is not None
     axes.set_xlim(0, max(r.stall, 1e-9))
@@ -280,7 +281,7 @@ def _phases(axes: Axes, chart: Chart) -> None:
 
 
 def _legend(charts: Sequence[Chart]) -> list[Patch]:
-    """Only what the charts hold."""
+    """Entries for everything in the charts."""
     kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
     handles = [Patch(facecolor=palette.FILL[KINDS[k]], label=palette.NAMES[KINDS[k]], lw=0) for k in kinds]
     marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))

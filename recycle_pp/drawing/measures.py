@@ -1,4 +1,4 @@
-"""The figures under a picture: how long, how idle, how full.
+"""The figures under a picture: lengths, bubbles, memory.
 
 m = Measures.of(chart)
 m.makespan, m.period, m.bubble[stage], m.peak[stage]
@@ -20,9 +20,11 @@ from .chart import CUT, REROUTED, B, Chart, F, I, W
 class Measures:
     """makespan, period (None for remainders and traces) and lower_bound in the chart's unit.
 
-    idle, bubble: the share of bubbles, of all and by stage; lost, redone: ops (docs/figures.md defines them).
-    peak: by stage, the most micro-batches in flight on one worker. rerouted, cut: numbers of ops. between_hosts: how
-    many boundary tensors leave their host; None where the stage graph knows no hosts."""
+    idle, bubble   share of bubbles, in total and by stage
+    lost, redone   numbers of ops (docs/figures.md defines them)
+    peak           by stage, the most micro-batches in flight on one worker
+    rerouted, cut  numbers of ops
+    between_hosts  boundary tensors that leave their host; None if the stage graph knows no hosts"""
 
     makespan: float
     period: float | None
@@ -56,7 +58,8 @@ class Measures:
 
 
 def overhead(plan: Plan, base: Plan) -> float:
-    """By what share a step of `plan` is longer than one of `base`: of periods, or of makespans if one has no period."""
+    """Relative extra length of a step of `plan`, compared to `base`: of periods, or of makespans if one has no
+    period."""
     mine, other = period(plan), period(base)
     if mine is None or other is None:
         mine, other = plan.makespan, base.makespan
@@ -64,7 +67,7 @@ def overhead(plan: Plan, base: Plan) -> float:
 
 
 def period(plan: Plan) -> float | None:
-    """None for remainders and for traces: one measured step does not tell how steps overlap."""
+    """The period of a plan. None for remainders and for traces, because one measured step does not show the overlap."""
     return None if isinstance(plan, Trace) else plan.period
 
 
@@ -77,8 +80,9 @@ def _between_hosts(chart: Chart) -> int | None:
 
 
 def _peak(chart: Chart) -> np.ndarray:
-    """By stage: the most in flight on one of its workers: +1 at the start of F, -1 at the end of W or B, a part of it
-    at the end of I. What is freed at an instant is free for what begins then. A cut op never frees what it holds."""
+    """By stage, the most micro-batches in flight on one worker: +1 at the start of F, -1 at the end of W or B, partly
+    at the end of I. Memory that is freed at an instant is available to ops that start then. A cut op never frees
+    memory."""
     P, release = chart.problem.stages, chart.problem.i_release
     kept, freed = np.zeros((2, len(chart)))
     kept[chart.kind == F] = 1.0

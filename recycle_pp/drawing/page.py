@@ -3,9 +3,9 @@
     page.save([Step("plan", [chart])], "x.html")
     page.save([Step("step 19", [before]), Step("step 20", [planned, trace])], "run.html", title="runs/demo", first=1)
 
-A step's charts are shown one above the other. The ops travel as deflated typed arrays (about 3 bytes an op) and are
-unpacked when their step is first shown; `page/` holds what draws them. The page says what it shows in text too, takes
-the keyboard, and never interprets a name from a file as markup.
+Charts of a step are shown one above the other. The ops are stored as deflated typed arrays (about 3 bytes per op) and
+unpacked when their step is first shown. `page/` contains the drawing code. The page also has its content as text,
+supports the keyboard, and never interprets a name from a file as markup.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 
 SCRIPTS = ("chart.js", "paint.js", "pixels.js", "frame.js", "main.js", "controls.js")
-MOST_ROWS = 48  # of the first look; `f` shows all
+MOST_ROWS = 48  # in the initial view; `f` shows all
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the slider stops at: charts to compare, and a note."""
+    """A position of the slider: charts to compare, and a note."""
 
     name: str
     charts: Sequence[Chart]
@@ -43,7 +43,7 @@ class Step:
 
 
 def save(steps: Iterable[Step], path: str | Path, *, title: str = "", first: int = 0) -> None:
-    """Write the page; it opens at `steps[first]`."""
+    """Writes the page, which opens at `steps[first]`."""
     Path(path).write_text(render(steps, title=title, first=first), encoding="utf-8")
 
 
@@ -76,7 +76,7 @@ def render(steps: Iterable[Step], *, title: str = "", first: int = 0) -> str:
 
 
 def _packed(chart: Chart) -> str:
-    """The arrays one after the other, widest first so that each is aligned: zlib, then base64."""
+    """The concatenated arrays, widest elements first so that each is aligned: zlib, then base64."""
     parts = (
         chart.first.astype("<u4"), chart.microbatch.astype("<i4"), chart.start.astype("<f4"), chart.end.astype("<f4"),
         chart.kind.astype("u1"), chart.marks.astype("u1"),
@@ -104,7 +104,7 @@ def _meta(chart: Chart, data: str) -> Json:
 
 
 def _used(chart: Chart) -> set[str]:
-    """What the legend must explain."""
+    """The names of everything that the legend must explain."""
     marks = int(np.bitwise_or.reduce(chart.marks, initial=0))
     names = {"rerouted": REROUTED, "cut": CUT, "lost": LOST, "redone": REDONE}
     out = {KINDS[int(k)] for k in np.unique(chart.kind)} | {name for name, bit in names.items() if marks & bit}

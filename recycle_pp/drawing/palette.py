@@ -2,9 +2,9 @@
 
     palette.FILL["F"], palette.text_on("F")
 
-The fills are at least 19 apart (CIE76) from each other and from both backgrounds for people with normal vision,
-deuteranopia, protanopia and tritanopia (Machado, Oliveira, Fernandes 2009); the tests compute it. No meaning hangs on
-colour alone: letters, outlines and hatching repeat it.
+The fills differ by at least 19 (CIE76) from each other and from both backgrounds, for normal vision, deuteranopia,
+protanopia and tritanopia (Machado, Oliveira, Fernandes 2009). The tests compute it. Letters, outlines and hatching
+repeat all information in colours.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INK = "#14181F"
 PAPER = "#FFFFFF"
 DEAD = "#8A8F98"  # hatching of dead workers
 ALARM = "#B3123A"  # deaths, cut and lost ops
-STALL = "#F6D5DC"  # behind the ops, from the death to the last worker's next op
+STALL = "#F6D5DC"  # background of the ops, from the death to the last worker's next op
 
 
 def text_on(kind: str) -> str:

@@ -2,9 +2,9 @@
 
     perfetto.save([chart], "x.json")
 
-A process a pipeline, a thread a stage, a flow from each op to the op that takes its tensor; deaths as instants and the
-phases of a recovery as a process of their own. A slot is drawn as a millisecond. Several charts follow one another as
-further processes. Format: "Trace Event Format" (Google), JSON object form.
+A pipeline is a process, a stage a thread, and a boundary tensor a flow between two ops. Deaths are instants, and the
+phases of a recovery are a separate process. A slot is drawn as a millisecond. Several charts are consecutive
+processes. Format: "Trace Event Format" (Google), JSON object form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 
 def save(charts: Sequence[Chart], path: str | Path) -> None:
-    """Written event by event: a million ops need no second copy in memory."""
+    """Writes the trace event by event, so a million ops need no second copy in memory."""
     with open(path, "w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -81,7 +81,7 @@ def _slices(chart: Chart, process: int) -> Iterator[Event]:
 
 
 def _flows(chart: Chart, process: int, first: int) -> Iterator[Event]:
-    """A flow event belongs to the slice around it, so both ends lie just inside their ops."""
+    """A flow event belongs to the slice around it, so both ends are placed just inside their ops."""
     micro, P = MICROSECONDS.get(chart.unit, 1e3), chart.problem.stages
     a, b = chart.links
     inside = (chart.end - chart.start) * 1e-3

@@ -1,6 +1,6 @@
-"""A death inside a step and what followed it, read from a Trace.
+"""A death within a step and the recovery, from a Trace.
 
-recovery = Recovery.of(trace, origin)      # None if nobody died in this step
+recovery = Recovery.of(trace, origin)      # None if no worker died in this step
 recovery.stall, recovery.phases["announced"]
 """
 
@@ -15,7 +15,7 @@ from recycle_schedules import Trace, Worker
 
 @dataclass(frozen=True)
 class Recovery:
-    """Who died, when, and when each phase ended; on the chart's time axis, in its unit."""
+    """The dead workers, the time of death, and the end of each phase, on the chart's time axis and in its unit."""
 
     workers: tuple[Worker, ...]
     died: float
@@ -23,8 +23,10 @@ class Recovery:
 
     @classmethod
     def of(cls, trace: Trace, origin: float) -> Recovery | None:
-        """None where no phases were measured. A trace that does not say when its worker `died` has that at the last end
-        of the dead workers' ops; one that does not say who, has those of the dead that ran something in it."""
+        """The recovery in a trace; None if no phases were measured.
+
+        If the trace has no time for `died`, it is the last end of the dead workers' ops. If it names no dead workers,
+        they are the dead ones that ran ops in it."""
         if not trace.phases:
             return None
         a, P = trace.arrays, trace.problem.stages
@@ -44,11 +46,11 @@ class Recovery:
 
     @property
     def stall(self) -> float:
-        """From the death until every worker that had to wait went on."""
+        """Time from the death until every waiting worker continued."""
         return self.resumed - self.died
 
     def spans(self) -> list[tuple[str, float, float]]:
-        """(phase, begin, end) in order of time; each phase begins where the one before ended."""
+        """(phase, start, end) in order of time. Each phase starts at the end of the previous one."""
         ends = list(self.phases.items())
         begins = [self.died, *(t for _, t in ends[:-1])]
         return [(name, begin, end) for (name, end), begin in zip(ends, begins, strict=True)]

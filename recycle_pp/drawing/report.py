@@ -1,4 +1,4 @@
-"""The words and figures under a picture.
+"""The text and figures under a picture.
 
 console.print(table([chart, other]))
 for sentence in recovery(chart): print(sentence)
@@ -18,11 +18,11 @@ from .chart import CUT, LOST, REDONE, Chart
 from .measures import Measures, overhead, period
 
 Baselines = Sequence[tuple[str, Plan]]
-"""(name, plan): further plans of the same job to compare with, "fault-free" for instance."""
+"""(name, plan): further plans of the same job for comparison, for instance "fault-free"."""
 
 
 def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
-    """The figures with a column a chart."""
+    """The figures, with one column per chart."""
     out = Table(box=None, pad_edge=False, show_header=len(charts) > 1)
     out.add_column("", overflow="fold")
     for chart in charts:
@@ -34,7 +34,7 @@ def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
 
 
 def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[str, list[str]]]:
-    """(name, one cell a chart)."""
+    """(name, one cell per chart)."""
     measures = [Measures.of(c) for c in charts]
     units = [c.unit for c in charts]
 
@@ -65,7 +65,7 @@ def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[st
 
 
 def _bound(m: Measures, unit: str) -> str:
-    """With how far the plan is from it."""
+    """The lower bound, and the distance of the plan from it."""
     if not m.lower_bound:
         return ""
     value = m.makespan if m.period is None else m.period
@@ -74,7 +74,7 @@ def _bound(m: Measures, unit: str) -> str:
 
 
 def _against(plan: Plan, base: Plan) -> str:
-    """Relative length of a step; nothing where the units differ (slots and measured milliseconds)."""
+    """Relative length of a step; "other unit" if the units differ (slots and measured milliseconds)."""
     if plan.time_unit != base.time_unit:
         return "other unit"
     length = period(base) or base.makespan
@@ -82,14 +82,14 @@ def _against(plan: Plan, base: Plan) -> str:
 
 
 def _by_stage(values: Sequence[Any], show: Callable[[Any], str]) -> str:
-    """Every value for up to 16 stages, else the extremes."""
+    """All values for up to 16 stages, otherwise the extremes."""
     if len(values) <= 16:
         return " ".join(map(show, values))
     return f"{show(min(values))} to {show(max(values))}"
 
 
 def recovery(chart: Chart) -> list[str]:
-    """What happened in a step in which somebody died, in sentences; nothing for other steps."""
+    """Sentences about a step with a death; none for other steps."""
     r = chart.recovery
     if not r:
         return []
@@ -135,7 +135,7 @@ def count_of(count: int, noun: str) -> str:
 
 
 def number(x: float) -> str:
-    """Four digits, no exponent up to a million."""
+    """Four digits, without an exponent up to a million."""
     return f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"
 
 

@@ -1,9 +1,9 @@
-"""What charts are compared with, and the traces of a run folder.
+"""The plans with which charts are compared, and the traces of a run folder.
 
     run = Run("runs/demo"); run.steps; run.newest; run.trace(20)
-    baselines(plan)                                                # the same job with nobody dead
+    baselines(plan)                                                # the same job without deaths
 
-Everything wrong with them is a ValueError or OSError in one sentence.
+Every mistake in them is a ValueError or OSError with one sentence.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .chart import Chart
 
 
 class Run:
-    """The traces of a run folder. Only steps around a death or a rejoin leave one."""
+    """The traces of a run folder. Only steps around a death or a rejoin have one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
-            raise ValueError(f"{path} is no folder")
+            raise ValueError(f"{path} is not a folder")
 
     @property
     def steps(self) -> list[int]:
@@ -40,7 +40,7 @@ class Run:
             known = f"there are {', '.join(map(str, steps))}" if steps else "there are none yet"
             raise ValueError(f"{self.path} has no trace of step {step}; {known}")
         path = self.path / "traces" / f"step-{step:06d}.json"
-        with open_regular(path):  # a pipe would never end
+        with open_regular(path):  # reading a pipe would never end
             pass
         try:
             return load(path)
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def newest(self) -> int:
-        """The last step in which somebody died, else the last that was traced."""
+        """The last step with a death, otherwise the last one with a trace."""
         steps = self.steps
         if not steps:
             raise ValueError(f"{self.path} has no traces; steps around a death or a rejoin leave one")
@@ -75,8 +75,8 @@ class Run:
 
 
 def charts_of(run: Run, step: int, *, with_plan: bool) -> list[Chart]:
-    """The step as it went, and beside it what the planner makes of the same problem in the same unit: for a step in
-    which somebody died, the plan of the steps that follow."""
+    """The measured step, and with it the planner's plan of the same problem in the same unit. For a step with a death,
+    that is the plan of the following steps."""
     trace = Chart.of(run.trace(step), f"step {step}, as it went")
     if not with_plan or trace.problem.remainder or not trace.problem.durations:
         return [trace]
@@ -88,10 +88,13 @@ def charts_of(run: Run, step: int, *, with_plan: bool) -> list[Chart]:
 def baselines(
     of: Plan, run: Run | None = None, step: int = 0, problem: Problem | None = None
 ) -> list[tuple[str, Plan]]:
-    """What a step is compared with: a measured one with the traced step before, a planned one with fault-free 1F1B and,
-    where somebody is dead, with the fault-free plan of the same job; with layers also with re-routing alone.
+    """The plans for comparison with a step.
 
-    problem: what was planned, if that gives layers."""
+    - a measured step: the previous traced step
+    - a planned step: fault-free 1F1B; with deaths also the fault-free plan of the same job; with layers also re-routing
+      without moving them
+
+    problem: the planned problem, if it gives layers."""
     if run is not None:
         before = [s for s in run.steps if s < step]
         return [(f"step {before[-1]}", Chart.of(run.trace(before[-1])).plan)] if before else []
@@ -104,7 +107,7 @@ def baselines(
         alive, layout = fault_free.problem, fault_free.layout
         if p.dead and layout is not None:
             extra = [("re-routed", plan(problem.with_layout(layout)))]
-    elif of.layout is not None and p.dead:  # how the job looks with nobody dead is not known: its layers are not
+    elif of.layout is not None and p.dead:  # the job's layers without deaths are unknown
         same = " with the same layers"
     one_f_one_b = alive.replace(backward="coupled", optimizer="barrier" if p.optimizer != "none" else "none",
                                 memory_limit={"base": "1f1b", "extra": 0}, reroute=None)  # fmt: skip
@@ -118,7 +121,7 @@ def baselines(
 
 
 def title_of(plan: Plan) -> str:
-    """Fault-free, or who is dead."""
+    """Fault-free, or the dead workers."""
     dead = sorted(plan.problem.dead)
     names = ", ".join(f"W({w.pipeline},{w.stage})" for w in dead[:4]) + (
         f" and {len(dead) - 4} more" if len(dead) > 4 else ""
@@ -127,7 +130,7 @@ def title_of(plan: Plan) -> str:
 
 
 def totals(run: Run) -> str:
-    """The figures of the whole run; "" while it goes on."""
+    """The figures of the whole run; "" while it is running."""
     path = run.path / "summary.json"
     try:
         summary = decode(path, read(path), Summary)
@@ -141,7 +144,7 @@ def totals(run: Run) -> str:
 
 
 def _last_step(path: Path) -> Step | None:
-    """The last whole line that counts of a metrics.jsonl that grows; None if there is none."""
+    """The last complete and valid line of a growing metrics.jsonl; None if there is none."""
     try:
         lines = read(path).splitlines()
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""A Gantt chart in the terminal: one row a worker, letters where there is no colour.
+"""A Gantt chart in the terminal: one row per worker, and letters if there is no colour.
 
     terminal.show([chart], Console())                     # with the figures under it
     terminal.show([fault_free, adapted], Console(), window=(0, 40), most_rows=1000)
 
-F I W B O are the ops, small letters run outside their own pipeline; the number is the global micro-batch.
+F I W B O are the ops. Lower-case letters run outside their own pipeline. The number is the global micro-batch.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 
 LABEL = 6  # columns of "12.15 "
-MOST_FOLDS = 4  # a plan wider than so many terminals is drawn coarsely instead
-WIDEST_SLOT = 4  # columns; more only spreads the chart
+MOST_FOLDS = 4  # a plan wider than this many terminals is drawn coarsely
+WIDEST_SLOT = 4  # columns; wider slots only stretch the chart
 
 
 @dataclass(frozen=True)
 class Scale:
-    """columns of `step` time units each, from `begin`; `folds` of `width` columns."""
+    """Columns of `step` time units each, from `begin`, in `folds` of `width` columns."""
 
     begin: float
     step: float
     width: int
     folds: int
-    exact: bool  # ops are letters; else columns show how busy a worker is
+    exact: bool  # ops are letters; otherwise columns show the load of a worker
 
     @classmethod
     def of(cls, charts: Sequence[Chart], room: int, window: tuple[float, float] | None) -> Scale:
@@ -42,8 +42,8 @@ class Scale:
         lengths = np.concatenate([c.end - c.start for c in charts])
         lengths = np.append(lengths[lengths > 1e-9], length)
         measured = any(isinstance(c.plan, Trace) for c in charts)
-        shortest = float(np.median(lengths) if measured else lengths.min())  # a few quick ops must not stretch the rest
-        # whole columns a slot where slots are whole: every op of a kind then has the same width
+        shortest = float(np.median(lengths) if measured else lengths.min())  # a few short ops must not stretch the rest
+        # whole columns per slot if slots are whole, so that all ops of a kind have the same width
         whole = all(np.all(np.mod(np.concatenate([c.start, c.end]) / shortest, 1) < 1e-9) for c in charts)
         fit = room * shortest / length  # columns of the shortest op
         if fit >= 1:
@@ -56,7 +56,7 @@ class Scale:
         return cls(begin, length / room, room, 1, False)
 
     def times(self, fold: int) -> np.ndarray:
-        """The middles of a fold's columns. Shape (width,)."""
+        """The centres of a fold's columns. Shape (width,)."""
         return self.begin + self.step * (fold * self.width + np.arange(self.width) + 0.5)
 
 
@@ -68,7 +68,7 @@ def show(
     most_rows: int = 48,
     baselines: report.Baselines = (),
 ) -> None:
-    """Print the charts (those of one unit in one scale), a legend and the figures; say what is cut."""
+    """Prints the charts (those of one unit in one scale), a legend, the figures, and sentences about omitted parts."""
     room = max(console.width - LABEL, 8)
     scales = {unit: Scale.of([c for c in charts if c.unit == unit], room, window) for unit in {c.unit for c in charts}}
     notes: list[str] = []
@@ -94,7 +94,7 @@ def show(
 
 
 def _fold(chart: Chart, scale: Scale, fold: int, groups: list[list[int]], console: Console) -> list[Text]:
-    """The lines of one stretch of time: axis, rows, a blank line between groups."""
+    """The lines of one interval: axis, rows, and a blank line between groups."""
     lines = [_axis(chart, scale, fold)]
     for i, group in enumerate(groups):
         if i and chart.problem.stages > 1:
@@ -107,7 +107,7 @@ def _axis(chart: Chart, scale: Scale, fold: int) -> Text:
     first = scale.begin + scale.step * scale.width * fold
     apart = _round_up(scale.step * 8)
     marks = [" "] * (scale.width + 12)
-    t = abs(np.ceil(first / apart - 1e-9)) * apart  # abs: no -0
+    t = abs(np.ceil(first / apart - 1e-9)) * apart  # abs: avoids -0
     while t < first + scale.step * scale.width:
         at = round((t - first) / scale.step)
         text = f"{t:g}" + (f" {chart.unit}" if t == 0 or (fold and t - first < apart) else "")
@@ -124,7 +124,7 @@ def _round_up(x: float) -> float:
 
 
 def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> Text:
-    """One worker's line: the op at the middle of every column, runs of one op written as one cell."""
+    """One worker's line: the op at the centre of every column. Runs of one op are one cell."""
     ops, times = chart.ops_of(row), scale.times(fold)
     colour, plain = console.color_system is not None, not console.options.ascii_only
     line = Text(f"{chart.workers[row]!s:<{LABEL}}", "bold" if row in chart.dead_from else "")
@@ -132,10 +132,10 @@ def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> T
     if scale.exact:
         at = np.searchsorted(chart.start[ops], times, side="right") - 1 + ops.start
         at = np.where((at >= ops.start) & (times < np.append(chart.end, 0.0)[at]), at, -1)
-    else:  # every column by itself
+    else:  # every column separately
         shares = _shares(chart, ops, scale)
         at = np.where(shares.any(axis=1), np.arange(scale.width), -1)
-    state = np.where(at >= 0, at, [-2 - _gap(chart, row, t) for t in times])  # one number a column: op or kind of gap
+    state = np.where(at >= 0, at, [-2 - _gap(chart, row, t) for t in times])  # one number per column: op or kind of gap
     edges = [0, *(np.flatnonzero(np.diff(state)) + 1), len(state)]
     for a, b in pairwise(edges):
         width, what = int(b - a), int(state[a])
@@ -149,22 +149,22 @@ def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> T
 
 
 def _shares(chart: Chart, ops: slice, scale: Scale) -> np.ndarray:
-    """What part of each column each kind takes, and, last, the re-routed ops. Shape (columns, kinds + 1)."""
+    """The share of each kind in each column and, last, of re-routed ops. Shape (columns, kinds + 1)."""
     edges = scale.begin + scale.step * np.arange(scale.width + 1)
     out = np.zeros((scale.width, len(KINDS) + 1))
     for k in range(len(KINDS) + 1):
         pick = chart.kind[ops] == k if k < len(KINDS) else (chart.marks[ops] & REROUTED) != 0
         start, end = chart.start[ops][pick], chart.end[ops][pick]
-        if len(start):  # time taken before each edge: whole ops, and the begun one's part
+        if len(start):  # time taken before each edge: complete ops, and part of the current one
             done = np.concatenate([[0.0], np.cumsum(end - start)])
             begun = np.searchsorted(start, edges, side="right")
             part = np.maximum(np.append(end, 0.0)[begun - 1] - edges, 0.0) * (begun > 0)
             out[:, k] = np.diff(done[begun] - part) / scale.step
-    return np.clip(np.where(out < 1e-6, 0.0, out), 0.0, 1.0)  # differences of sums leave dust
+    return np.clip(np.where(out < 1e-6, 0.0, out), 0.0, 1.0)  # removes rounding errors of the differences
 
 
 def _coarse_cell(shares: np.ndarray, colour: bool, unicode: bool) -> tuple[str, str]:
-    """How full a column is: the height of a block (or a digit) in the mixed colour of its ops; r: mostly re-routed."""
+    """The load of a column: the height of a block (or a digit) in the mixed colour of its ops; r: mostly re-routed."""
     busy = float(shares[:-1].sum())
     mixed = "r" if shares[-1] > busy / 2 > 0 else ""
     block = mixed or ("▁▂▃▄▅▆▇█"[min(7, int(busy * 8))] if unicode else str(min(9, int(busy * 10))))
@@ -198,7 +198,7 @@ def _gap_cell(what: int, width: int, unicode: bool) -> tuple[str, str]:
 
 
 def _cell(chart: Chart, op: int, width: int, colour: bool) -> str:
-    """Letter and number in a width; without colour filled up so that one sees how long the op is."""
+    """Letter and number in a cell. Without colour the cell is filled, to show the length of the op."""
     marks, microbatch = int(chart.marks[op]), int(chart.microbatch[op])
     letter = KINDS[chart.kind[op]]
     letter = letter.lower() if marks & REROUTED else letter
@@ -223,7 +223,7 @@ def _style(chart: Chart, op: int) -> str:
 
 
 def _legend(charts: Sequence[Chart], console: Console) -> Text:
-    """Only what the charts hold."""
+    """Entries for everything in the charts."""
     kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
     marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))
     colour = console.color_system is not None
@@ -250,7 +250,7 @@ def _legend(charts: Sequence[Chart], console: Console) -> Text:
 
 
 def _lines_of(entries: Sequence[Text], width: int) -> Text:
-    """The entries side by side; a line breaks between two of them, never inside one."""
+    """The entries side by side. Line breaks are only between entries."""
     text, used = Text(), 0
     for entry in entries:
         if used and used + entry.cell_len > width:

@@ -1,10 +1,10 @@
-"""A schedule in the notation of torch.distributed.pipelining: a line a worker, its ops in order, `2F7`.
+"""A schedule in the notation of torch.distributed.pipelining: one line per worker with its ops in order, `2F7`.
 
     torch_csv.save(chart, "x.csv")
 
-The lines go pipeline by pipeline, stage by stage. With one pipeline this is what torch's schedules read
-(`_load_csv(path, "compute_only")`); with several the micro-batch is the global one, so that re-routed ops keep their
-name. A dead worker's line is empty. Optimizer steps have no name there and are left out.
+Lines are ordered by pipeline, then stage. With one pipeline torch's schedules can read it (`_load_csv(path,
+"compute_only")`). With several, micro-batches have global numbers, so that re-routed ops keep their names. A dead
+worker's line is empty. Optimizer steps have no name in this notation and are omitted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measured seconds as milliseconds, which read better: `in_milliseconds(trace)`."""
+"""Converts measured seconds to milliseconds, which are easier to read: `in_milliseconds(trace)`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from recycle_schedules import KINDS, Plan, Trace
 
 
 def in_milliseconds(plan: Plan) -> Plan:
-    """The same plan or trace, all its times and its problem's multiplied by 1000."""
+    """The same plan or trace, with all times, also those of its problem, multiplied by 1000."""
     a, p = plan.arrays, plan.problem
     problem = p.replace(
-        durations={kind: [1e3 * x for x in p.per_stage(kind)] for kind in KINDS},  # the defaults, too
+        durations={kind: [1e3 * x for x in p.per_stage(kind)] for kind in KINDS},  # including the defaults
         **{key: _scaled(getattr(p, key)) for key in ("send", "send_rerouted", "allreduce", "busy_until")},
     )
     if p.links is not None:
@@ -34,7 +34,7 @@ def _scaled(value: Any) -> Any:
 
 
 def _scaled_links(value: Any, key: str = "") -> Any:
-    """The problem's key `links`: latencies are times, bandwidths bytes per time."""
+    """The scaled value of the problem's key `links`: latencies are times, bandwidths bytes per time."""
     if isinstance(value, Mapping):
         return {k: _scaled_links(v, k) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
