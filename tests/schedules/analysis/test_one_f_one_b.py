@@ -10,7 +10,7 @@ from recycle_schedules.validate import validate
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
-def what_torch_runs(stages, stage, microbatches):
+def torch_actions(stages, stage, microbatches):
     """The forwards and backwards that Schedule1F1B calls on a stage, recorded without processes or tensors."""
     ran = []
 
@@ -30,7 +30,7 @@ def test_1f1b_equals_torchs(stages, microbatches):
     ours = one_f_one_b(Problem(pipelines=1, stages=stages, microbatches=microbatches, durations={"F": 1, "B": 2}))
     for stage in range(stages):
         mine = [f"{stage}{op.kind}{op.microbatch[1]}" for op in ours.of(Worker(0, stage)) if op.kind != "O"]
-        assert mine == what_torch_runs(stages, stage, microbatches)
+        assert mine == torch_actions(stages, stage, microbatches)
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 6), (8, 8)])
