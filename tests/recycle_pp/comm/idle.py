@@ -1,10 +1,10 @@
-"""Connections that say nothing."""
+"""Connections that send nothing."""
 
 import select
 
 
 def still_open(sockets) -> int:
-    """How many of these, to which nobody sends anything but a greeting, the other end has not closed."""
+    """Number of these connections that the other end has not closed. They carry at most a greeting."""
     poll = select.poll()
     for sock in sockets:
         poll.register(sock, select.POLLRDHUP)

@@ -73,7 +73,7 @@ def everywhere(count: int, function) -> list:
     small=st.sampled_from([0, 100, 1000]),
     seed=st.integers(0, 2**31),
 )
-def test_an_all_reduce_gives_everybody_the_sum_in_the_order_of_the_workers(count, sizes, dtype, small, seed):
+def test_an_all_reduce_gives_every_worker_the_sum_in_the_order_of_the_workers(count, sizes, dtype, small, seed):
     generator = torch.Generator().manual_seed(seed)
     given_ = [[(torch.randn(n, generator=generator) * 1e6).to(dtype) for n in sizes] for _ in range(count)]
     expected = []

@@ -57,7 +57,7 @@ def test_a_worker_that_comes_back_is_linked_anew():
 
 
 def die_while_linking(node: Node) -> None:
-    """The second worker of each pipeline publishes where it listens, and dies before it connects to anybody."""
+    """The second worker of each pipeline publishes its address, and dies before it connects."""
     if node.me.stage == 1:
         Mesh.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     obey_in_threads(node)
@@ -74,7 +74,7 @@ def obey_in_threads(node: Node) -> None:
             threading.Thread(target=run, daemon=True).start()
 
 
-def test_members_that_die_while_the_connections_are_made_hold_nobody_up():
+def test_members_that_die_while_connections_are_made_delay_no_survivor():
     """Some survivors wait to be connected by the dead, others are refused; either way the next generation stands."""
     members = grid(3, 2)
     with Rehearsal(members, die_while_linking) as play:
@@ -133,7 +133,7 @@ def large_message(node: Node) -> None:
 
 
 def test_a_death_in_the_midst_of_a_large_message_does_not_hold_the_receiver():
-    """Gloo forgets to tell the operation whose bytes were just arriving: only the abort ends this wait."""
+    """Gloo does not fail an operation whose bytes were just arriving, so only the abort ends this wait."""
     members = grid(2, 1)
     with Rehearsal(members, large_message) as play:
         play.reports(2)

@@ -29,7 +29,9 @@ def test_each_group_is_aborted_though_another_ones_abort_waits_for_it():
 def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
     ends = []
     monkeypatch.setattr(nccl, "ABORT_SECONDS", 0.05)
-    monkeypatch.setattr(threading, "excepthook", lambda failed: ends.append(failed.exc_value))  # a worker's says why
+    monkeypatch.setattr(
+        threading, "excepthook", lambda failed: ends.append(failed.exc_value)
+    )  # a worker's prints the reason
     hanging = threading.Event()
     monkeypatch.setattr(Backend, "abort", lambda self: hanging.wait(30))
     fake.links.rebuild(0, [ME, PEER], ME)
@@ -49,7 +51,7 @@ def announcement(generation):
 
 @pytest.mark.parametrize("place", ["make", "connect"])
 def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monkeypatch):
-    """A thread in C++ learns that nobody waits for its key any more as a RuntimeError of torch's."""
+    """A thread in C++ gets the end of its wait for a key as a RuntimeError of torch."""
     dead, building, given_up, said = [], threading.Event(), threading.Event(), []
     monkeypatch.setattr(threading, "excepthook", lambda failed: dead.append(failed.exc_value))
 
@@ -79,7 +81,7 @@ def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monk
 
 
 def test_an_abort_of_a_late_link_that_hangs_ends_the_worker_too(fake, monkeypatch):
-    """The executor has gone on long since: its GPU would hang with nobody to notice."""
+    """The executor has already continued, so a hang of its GPU would go unnoticed."""
     ends, making, given_up, ended = [], threading.Event(), threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda failed: (ends.append(failed.exc_value), ended.set()))
     fake.links.rebuild(0, [BEFORE, ME], ME)

@@ -26,7 +26,7 @@ from .fake_nccl import AFTER, BEFORE, CPU, ME, PEER, Work, in_thread
 pytestmark = pytest.mark.timeout(60)
 
 
-# -- who meets whom ------------------------------------------------------------------------------------------------
+# -- meetings ------------------------------------------------------------------------------------------------------
 
 
 def play(links):
@@ -55,7 +55,7 @@ shapes = st.tuples(st.integers(1, 5), st.integers(2, 5))
 
 
 @given(shapes.flatmap(lambda shape: st.lists(st.sampled_from(links_of(*shape)), unique=True)))
-def test_whatever_links_a_plan_has_nobody_waits_for_ever_for_a_group(links):
+def test_no_worker_waits_for_ever_for_a_group_with_any_links_of_a_plan(links):
     assert play(links)[1] == []
 
 
@@ -67,7 +67,7 @@ def test_a_step_without_a_death_takes_two_rounds(shape):
 # -- a communicator that behaves like NCCL's ------------------------------------------------------------------------
 
 
-def test_a_group_is_built_once_a_generation_and_only_for_who_has_messages(fake):
+def test_a_group_is_built_once_per_generation_and_only_for_pairs_with_messages(fake):
     members = [BEFORE, ME, Worker(1, 0), PEER, AFTER]
     fake.links.rebuild(0, members, ME)
     fake.links.connect([])

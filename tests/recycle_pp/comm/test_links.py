@@ -179,7 +179,7 @@ def test_an_abort_ends_what_blocks_on_live_workers(where):
         assert all(report[1:] == (True, 0) for _, report in reports if report != "later operations raise")
 
 
-def test_a_death_is_seen_by_who_waits_for_the_dead_before_anybody_says_so():
+def test_a_worker_that_waits_for_a_dead_peer_sees_the_death_before_it_is_announced():
     members = grid(1, 2)
     with Rehearsal(members, wait_for_the_other) as play:
         play.reports(2)
@@ -199,7 +199,7 @@ def wait_for_the_other(node: Node) -> None:
 
 
 def many_messages(node: Node) -> None:
-    """Everybody receives from everybody, posted in another order than sent, sizes from nothing to megabytes."""
+    """All workers receive from all others, in another order than sent, with sizes from zero to megabytes."""
     node.links.rebuild(0, node.members, node.me, 0)
     others = [worker for worker in node.members if worker != node.me]
     sizes = [1, 7, 1000, 300_000, 2, 64]
@@ -242,7 +242,7 @@ def careless_sender(node: Node) -> None:
     node.hear()
 
 
-def test_sends_that_nobody_waits_for_are_let_go():
+def test_sends_without_a_waiter_are_released():
     with Rehearsal(grid(2, 1), careless_sender) as play:
         assert [let_go for _, let_go in play.reports(2)] == [True, True]
 

@@ -174,7 +174,7 @@ def test_connections_that_stay_idle_are_closed_in_time(monkeypatch):
 
 
 def test_a_proof_cannot_be_sent_back_to_its_sender():
-    """Whoever only mirrors what the joiner says has not shown that it knows the token."""
+    """An end that only mirrors the joiner's messages has not proved that it knows the token."""
     receiver = Receiver("127.0.0.1", TOKEN)
     refused: list[BaseException] = []
 

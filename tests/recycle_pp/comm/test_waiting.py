@@ -11,7 +11,7 @@ from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
 
 
 def stuck(release: threading.Event):
-    """What Gloo does while its peer lives and says nothing."""
+    """Behaves like Gloo while its peer is alive and silent."""
     assert release.wait(30)
 
 

@@ -1,4 +1,4 @@
-"""The faults that a command line asks for."""
+"""The injected faults of a command line."""
 
 import re
 
@@ -36,7 +36,7 @@ def test_every_worker_can_be_killed_at_every_moment_of_every_step(step, pipeline
 
 
 @given(st.text(max_size=20))
-def test_any_other_text_is_a_mistake_and_no_crash(text):
+def test_any_other_text_is_a_mistake_and_not_a_crash(text):
     try:
         found = asked(fail_at=text)
     except ValueError as error:
@@ -57,6 +57,6 @@ def test_any_other_text_is_a_mistake_and_no_crash(text):
         ({"slow_at": "20:1.2@nan"}, "must be a number of at least 1"),
     ],
 )
-def test_faults_that_cannot_be_are_named(keys, sentence):
+def test_impossible_faults_are_named(keys, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         asked(**keys)

@@ -1,4 +1,4 @@
-"""Which settings nodes of one job must share, and how a difference is found."""
+"""The settings that all nodes of a job must share, and the first difference between two nodes."""
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.node_settings import OF_A_NODE, NodeSettings, first_difference

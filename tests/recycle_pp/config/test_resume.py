@@ -1,4 +1,4 @@
-"""A run that goes on has its own configuration, but for what the command line may change."""
+"""A resumed run keeps its configuration, except for keys that the command line may change."""
 
 import re
 from dataclasses import asdict
@@ -13,14 +13,14 @@ def before(*arguments):
     return asdict(compose([*arguments, "run.dir=runs/mine"]))
 
 
-def test_what_the_command_line_does_not_say_stays_as_it_was():
+def test_keys_that_the_command_line_does_not_set_are_unchanged():
     old = before("parallel=2x2", "model=tiny", "optimizer.lr=0.001", "+fail_at=20:1.1")
     settings, said = take_up(["run.dir=runs/mine", "run.resume=true"], old)
     assert (settings.parallel.stages, settings.optimizer.lr, settings.fail_at) == (2, 0.001, [])
     assert said == []
 
 
-def test_what_it_says_is_listed_also_where_it_is_the_default():
+def test_keys_that_it_sets_are_listed_even_if_they_are_the_default():
     old = before("parallel=2x2", "optimizer.lr=0.001", "run.steps=10")
     settings, said = take_up(["run.resume=auto", "optimizer.lr=0.003", "run.steps=60"], old)
     assert said == ["optimizer.lr 0.001 -> 0.003", "run.steps 10 -> 60"]
@@ -61,7 +61,7 @@ def test_pipelines_that_cannot_share_a_step_are_refused_with_those_that_can(chan
         "numerics.reproducible=true",
     ],
 )
-def test_what_would_compute_something_else_is_refused(change):
+def test_changes_that_would_alter_the_computation_are_rejected(change):
     with pytest.raises(ValueError, match=r"must stay .* when run\.dir"):
         take_up(["run.resume=true", "run.dir=runs/mine", change], before())
 
@@ -75,7 +75,7 @@ def test_bf16_of_a_version_that_had_autocast_only_stays_autocast():
         take_up(["run.resume=true", "numerics.precision=bf16"], old)
 
 
-def test_keys_that_are_new_or_gone_since_then_are_no_traceback():
+def test_keys_that_were_added_or_removed_since_then_cause_no_traceback():
     old = before("optimizer.lr=0.001")
     del old["checkpoint"]["minutes"], old["log"]
     old["model"]["fish"], old["pond"] = 3, {"depth": 2}

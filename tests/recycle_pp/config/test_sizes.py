@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes in the notation of users."""
 
 import pytest
 from hypothesis import given

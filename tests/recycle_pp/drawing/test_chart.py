@@ -71,8 +71,8 @@ def test_without_the_instant_of_the_death_it_is_the_last_end_on_the_dead_worker(
     assert r and r.died == 213.0
 
 
-def test_only_who_died_in_this_step_is_marked_though_others_are_dead_too() -> None:
-    """Also where it had run nothing yet, and who was dead before had."""
+def test_only_deaths_in_this_step_are_marked_although_others_are_dead_too() -> None:
+    """Also if it had run no op yet, and workers that were dead before had."""
     trace = recovered(death=213.0)
     both = trace.problem.replace(failed=[Worker(1, 2), Worker(0, 1)])
     died = Trace(

@@ -1,4 +1,4 @@
-"""Colours that everybody can tell apart."""
+"""Colours that are distinct for all kinds of colour vision."""
 
 from __future__ import annotations
 

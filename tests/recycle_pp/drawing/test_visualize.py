@@ -54,7 +54,7 @@ def test_a_file_may_hold_a_plan_a_trace_or_a_problem(
     assert ("died at 213 ms" in capsys.readouterr().out) == (what == "trace")
 
 
-def test_a_run_folder_shows_the_step_in_which_somebody_died(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_folder_shows_the_step_with_a_death(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--width", "140"]) == 0
     out = capsys.readouterr().out
     assert "step 20, as it went" in out and "W(1,2) died" in out and "against step 19" in out

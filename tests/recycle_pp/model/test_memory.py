@@ -1,4 +1,4 @@
-"""What the byte model says, against the tensors that real stages allocate."""
+"""The byte model, compared with the tensors that real stages allocate."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_a_file_of_counts_may_begin_with_machines_missing_and_not_at_zero(tmp_pa
     assert [change.at for change in there.changes] == [600, 600]
 
 
-def test_a_file_of_machines_says_who(tmp_path):
+def test_a_file_of_machines_names_the_machines_that_change(tmp_path):
     there = read(written(tmp_path, "second,machine,up\n0,a,1\n0,b,0\n5,a,down\n7,b,up\n9,b,1\n10,c,1\n"))
     assert (there.machines, there.absent) == (3, {1})
     assert there.changes == (Change(5, 0, False), Change(7, 1, True))

@@ -1,4 +1,4 @@
-"""The commands of docs/simulate.md run as they stand there."""
+"""The commands in docs/simulate.md run unchanged."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ COMMANDS = re.findall(
     r"^python -m recycle_pp\.simulate (.*?)(?: *#.*)?$", (ROOT / "docs" / "simulate.md").read_text(), flags=re.MULTILINE
 )
 LONG = ("--pipelines 125", "12 32 64", "--replay", "--best")
-"""What takes a minute or more."""
+"""Commands that take a minute or more."""
 
 
 def test_there_are_commands():

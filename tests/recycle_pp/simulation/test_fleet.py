@@ -22,7 +22,7 @@ WORKED = [
 
 
 def tried(kinds, target, repair, lost, least=0.0):
-    """The least cost over all counts up to the limits; None if none will do."""
+    """The lowest cost over all counts up to the limits; None if none reaches the target."""
     fleets = (of(kinds, counts, repair=repair, lost=lost)
               for counts in itertools.product(*(range(kind.limit + 1) for kind in kinds)))  # fmt: skip
     fine = [f.dollars_an_hour for f in fleets if f.speed >= target - 1e-9 and f.machines >= least - 1e-9]

@@ -1,4 +1,4 @@
-"""The picture and the page: what they show, in the svg's own structure."""
+"""The content of the picture and the page, in the svg's own structure."""
 
 import re
 import xml.etree.ElementTree as ET

@@ -1,4 +1,4 @@
-"""What no policy can do, and what each must."""
+"""Limits that hold for every policy, and requirements on each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recycle_pp.simulation.policies import NAMES
 from recycle_pp.simulation.step_times import StepTimes
 
 NOTHING = Costs(Recovery((0.0,), (0.0,), "none"), 1e30, *(1e-9,) * 6)
-"""Changes cost no time."""
+"""Costs with which changes take no time."""
 
 
 @st.composite
@@ -67,7 +67,7 @@ def relative(there: Availability, costs: Costs = NOTHING, job: Job = JOB) -> dic
     return {name: o.relative for name, o in compare(job, there, costs, NAMES).outcomes.items()}
 
 
-def test_without_losses_everybody_runs_1f1b_and_we_have_fewer_bubbles():
+def test_without_losses_every_policy_runs_1f1b_and_ours_has_fewer_bubbles():
     found = relative(QUIET)
     assert all(found[name] == pytest.approx(1) for name in ("spares", "torchft", "oobleck", "recycle"))
     assert found["restart"] == pytest.approx(1, abs=0.01)
@@ -107,7 +107,7 @@ def test_a_machine_that_comes_back_takes_part_once_it_has_the_state():
     assert found.shares["idle"] * 12 * 1000 == pytest.approx(60 + 16 + 1.35, rel=0.01), "start, 16 GB, half a step"
 
 
-def test_a_spare_is_used_before_anybody_restarts():
+def test_a_spare_is_used_before_a_restart():
     there = Availability(13, 10000.0, (Change(5000.0, 3, False),))
     costs = Costs(swap=20.0)
     assert relative(there, costs)["spares"] == pytest.approx(1 - 20 / 10000, abs=1e-3)

@@ -1,4 +1,4 @@
-"""What a million costs, which shape is best, and the commands that say so."""
+"""The price of a million tokens, the best shape, and the commands that print them."""
 
 from __future__ import annotations
 

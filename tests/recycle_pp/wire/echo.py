@@ -17,7 +17,7 @@ HELLO = WorkerHello(rank=3, incarnation=0, moved=False)
 
 @asynccontextmanager
 async def echo_server(**options):
-    """Answers every message of a worker with itself; yields (host, port, the hellos of those who were let in)."""
+    """Answers every message of a worker with itself; yields (host, port, the hellos of the admitted workers)."""
     hellos = []
 
     async def handler(peer):

@@ -1,4 +1,4 @@
-"""The mutual challenge: both ends prove that they know the token, and nothing that is overheard helps anybody."""
+"""The mutual challenge: both ends prove that they know the token, and overheard messages are useless."""
 
 import queue
 import threading
@@ -35,7 +35,7 @@ def handshake(client_token, server_token, hello=HELLO):
             ends["hello"] = admit(server_token, to_client.put, lambda _: to_server.get(timeout=5))
         except Refused as refused:
             ends["refused"] = str(refused)
-            to_client.put(Accepted(b""))  # as an impostor would go on
+            to_client.put(Accepted(b""))  # like an impostor
 
     thread = threading.Thread(target=server)
     thread.start()
@@ -47,7 +47,7 @@ def handshake(client_token, server_token, hello=HELLO):
 
 
 @given(st.text(), st.builds(WorkerHello, st.integers(-1, 999), st.integers(0, 99), st.booleans()))
-def test_whoever_knows_the_token_is_who_it_says(token, hello):
+def test_a_client_with_the_token_is_admitted_with_its_hello(token, hello):
     assert handshake(token, token, hello) == hello
 
 

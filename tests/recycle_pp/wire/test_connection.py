@@ -1,4 +1,4 @@
-"""Connections that carry messages, and that nobody who misbehaves disturbs anybody."""
+"""Connections carry messages, and a misbehaving client does not disturb others."""
 
 import asyncio
 import logging

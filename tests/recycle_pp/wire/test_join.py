@@ -52,7 +52,7 @@ def test_mistakes_get_one_sentence(arguments, environment, told):
         newcomer.find_place(arguments, environment)
 
 
-def test_it_is_sent_on_to_whoever_coordinates():
+def test_a_new_node_is_redirected_to_the_coordinator():
     async def main():
         coordinator, there = await job(WELCOME)
         other, here = await job(Redirect(Leader(3, 1, there.host, there.port)))

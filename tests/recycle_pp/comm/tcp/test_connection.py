@@ -105,7 +105,7 @@ def test_messages_of_a_generation_that_has_ended_are_read_and_dropped(ends):
     buffer = torch.empty(4)
     assert done(there.receive(buffer, 4, 1)) is None and buffer.tolist() == [3.0] * 4
     assert isinstance(done(there.receive(torch.empty(4), 3, 1)), ConnectionLost)
-    assert not posted.wait(0.01)  # its generation says so to who waits
+    assert not posted.wait(0.01)  # the generation, not the job, ends the wait
     assert not there._posted and not there._early
 
 
@@ -146,7 +146,7 @@ def test_what_came_before_the_end_can_still_be_received():
 
 
 def test_a_send_that_a_paused_peer_does_not_read_ends_with_the_connection():
-    mine, theirs = two_ends()  # nobody reads from theirs
+    mine, theirs = two_ends()  # no thread reads from theirs
     connection = Connection(mine, Pool())
     jobs = [connection.send(of(1, LARGE), 0, 1) for _ in range(2)]
     assert not jobs[0].wait(0.2)

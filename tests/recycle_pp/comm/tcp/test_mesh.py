@@ -1,4 +1,4 @@
-"""Who is connected with whom, and who is refused."""
+"""Connections between members, and rejected connections."""
 
 import json
 import socket
@@ -73,7 +73,7 @@ def test_a_member_that_refuses_connections_is_tried_until_it_accepts_and_the_tim
     made = [Mesh(1, 4, "127.0.0.1", Pool(), reachability) for _ in range(2)]
     host, _, secret = json.loads(meshes[0].address)
     begun = time.monotonic()
-    for mesh in made:  # the second replaces the first, as renewed links do: the time goes on
+    for mesh in made:  # the second replaces the first, like renewed links: the time continues
         mesh.link({0: json.dumps([host, port, secret]).encode()})
         job = mesh.linked(0)
         assert not job.wait(0.7)
@@ -101,7 +101,7 @@ def test_a_thousand_idle_connections_cost_no_thread_and_no_member_its_place(mesh
 
 def test_a_generation_that_ends_before_a_connection_stands_does_not_make_it_stand(meshes):
     """Else the next one would take it for made, and find none."""
-    meshes[0].link({1: meshes[1].address})  # who waits to be connected
+    meshes[0].link({1: meshes[1].address})  # this end waits for the connection
     generation = Generation(0)
     threading.Timer(0.05, generation.end).start()
     with pytest.raises(LinkBroken, match="aborted"):

@@ -193,7 +193,7 @@ def abort_and_rebuild(node: Node) -> None:
 
     def block() -> None:
         if rank == 0:
-            dist.recv(torch.empty(4), src=1)  # it lives, and says nothing
+            dist.recv(torch.empty(4), src=1)  # it is alive and silent
         else:
             dist.all_reduce(torch.ones(4))
 

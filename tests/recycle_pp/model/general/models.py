@@ -77,7 +77,7 @@ def batch(seed=5, vocabulary=256, **more):
 
 
 def seeded_layers(layers, key):
-    """Dropout of an untouched model drawn as the contract says: by (seed, step, g, layer)."""
+    """Dropout of an untouched model drawn according to the contract: by (seed, step, g, layer)."""
     for k, layer in enumerate(layers):
         if k:
             layer.register_forward_pre_hook(lambda *_, k=k: _seed(CPU, *key, k))

@@ -150,7 +150,7 @@ def test_a_stage_holds_its_own_parameters_only(tmp_path):
 
 
 def test_labels_that_do_not_count_are_left_out_of_the_mean_over_the_step(tmp_path):
-    """Micro-batches with 20 and with 3 labels that count weigh 20 to 3, whoever divides: the model, or the stage."""
+    """Micro-batches with 20 and 3 counted labels weigh 20 to 3, whether the model or the stage divides."""
     models.folder("llama", tmp_path)
     first, second = models.batch(1), models.batch(2)
     first.labels.view(-1)[20:] = -100

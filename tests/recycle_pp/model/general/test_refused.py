@@ -1,4 +1,4 @@
-"""What would train something else than the whole model is refused, with a sentence that says what."""
+"""Configurations that would not train the whole model are rejected, with a sentence that states the reason."""
 
 import pytest
 
