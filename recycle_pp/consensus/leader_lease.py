@@ -5,6 +5,7 @@
     lease.held                      # False after a suspension or a cut, until a majority has answered
     await lease.wait()              # returns when it is held; Deposed when it is lost for good
     await lease.fresh()             # returns when a majority has answered so lately that silence of others is theirs
+    lease.lapsed(seconds)           # whether it was lost and regained within the last seconds
     lease.permits()                 # the same as `wait` for a thread: True when held, False when lost
     lease.close()                   # the job is over: nothing needs to be asked any more
 
@@ -49,6 +50,7 @@ class LeaderLease:
         self._agreement, self._seconds, self._lost = agreement, lease_seconds(suspicion), lost
         self._fresh = suspicion / 2  # seconds
         self._until = -math.inf
+        self._regained = -math.inf  # when it was last held again
         self.term = -1  # known as soon as the lease is held for the first time
         self._over = False
         self._news = asyncio.Event()  # set, and replaced, whenever the lease was renewed or lost
@@ -59,6 +61,11 @@ class LeaderLease:
     def held(self) -> bool:
         """Any thread."""
         return clock() < self._until
+
+    def lapsed(self, seconds: float) -> bool:
+        """Whether the lease was lost and regained in the last `seconds`: then this leader may have been silent for so
+        long that others closed their connections to it."""
+        return clock() - self._regained < seconds
 
     async def wait(self) -> None:
         await self._wait_until(lambda: self.held)
@@ -105,6 +112,8 @@ class LeaderLease:
             except (Deposed, LostMajority):
                 break
             failures, self.term = 0, term
+            if not self.held and self._until > -math.inf:
+                self._regained = clock()
             self._set(asked + self._seconds)
             await asyncio.sleep(self._fresh / RENEWALS)
         self.revoke()

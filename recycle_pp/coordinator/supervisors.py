@@ -53,7 +53,7 @@ class Supervisors:
     ) -> None:
         self._settings, self._run, self._leader = context.settings, context.run, leader
         self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
-        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._recorder, self._lifecycle, self._lease = context.recorder, context.lifecycle, context.lease
         self._driver, self._deaths, self._returns = driver, deaths, returns
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node that came, and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
@@ -95,9 +95,11 @@ class Supervisors:
             self._handlers[type(message)](rank, message)
 
     def lost(self, number: int, peer: Peer) -> None:
-        """The connection ended: the node is gone, or its agent. After a reset the supervisor has a while to return."""
+        """The connection ended: the node is gone, or its agent. The supervisor may return for a while after a reset,
+        and if this coordinator was suspended or cut off: supervisors close connections to a silent coordinator."""
         if number in self._roster and (rank := self._roster[number]).supervisor is peer:
-            patience = min(REFUSED, self._settings.control.suspicion) if peer.was_reset else 0.0
+            waits = peer.was_reset or self._lease.lapsed(self._settings.control.suspicion)
+            patience = min(REFUSED, self._settings.control.suspicion) if waits else 0.0
             self._await_return(rank, peer, time.monotonic() + patience)
 
     def _await_return(self, rank: Rank, peer: Peer, until: float) -> None:

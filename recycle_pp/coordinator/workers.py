@@ -57,6 +57,7 @@ class Workers:
         self._settings, self._run, self._timers = context.settings, context.run, context.timers
         self._roster, self._restarts = context.roster, context.restarts
         self._recorder, self._lifecycle, self._spans = context.recorder, context.lifecycle, context.spans
+        self._lease = context.lease
         self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
         self._links = BrokenLinks(context, driver, deaths, returns)
         self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
@@ -114,8 +115,10 @@ class Workers:
             self._handlers[type(message)](rank, message)
 
     def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
-        """The connection ended. After a reset a member has a while to return; its supervisor reports a death anyway."""
-        if peer.was_reset and rank.role in self._driver.job.live:
+        """The connection ended. A member may return for a while after a reset, and if this coordinator was suspended or
+        cut off; its supervisor reports a death anyway."""
+        waits = peer.was_reset or self._lease.lapsed(self._settings.control.suspicion)
+        if waits and rank.role in self._driver.job.live:
             seconds = min(REFUSED, self._settings.control.suspicion)
             self._timers.after(seconds, self._has_not_returned, rank, incarnation, peer)
         else:

@@ -153,6 +153,8 @@ class Participant:
     def commit(self, message: Commit) -> None:
         """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
         step = message.step
+        if step <= self.committed:  # sent twice: to the new connection, and again because an earlier State lacked it
+            return
         assert step == self.committed + 1, (step, self.committed)
         self.committed, self.last, self.attempt = step, message, FIRST
         self.records.pop(step, None)

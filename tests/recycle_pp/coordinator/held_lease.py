@@ -4,5 +4,8 @@
 class HeldLease:
     held = True
 
+    def lapsed(self, seconds: float) -> bool:
+        return False
+
     async def wait(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Which supervisor gets which rank."""
+"""Which supervisor gets which rank, and when its node counts as lost."""
 
 from types import SimpleNamespace
 
@@ -17,6 +17,8 @@ from recycle_pp.wire.messages.supervisors import NoPlace, SupervisorWelcome
 
 
 class Peer:
+    was_reset = False
+
     def __init__(self, rank, host, pid=7):
         self.hello, self.told = SupervisorHello(rank, host, pid), []
 
@@ -29,17 +31,20 @@ def of():
     """Two nodes of one worker."""
     settings = Settings(parallel=Parallel(pipelines=2, stages=1))
     roster, returns = Roster(settings), SimpleNamespace(probed=None, cut={})
-    lifecycle = Lifecycle(SimpleNamespace(), lambda: None)
+    lifecycle, lease = Lifecycle(SimpleNamespace(), lambda: None), SimpleNamespace(lapsed=lambda seconds: False)
+    later = SimpleNamespace(after=lambda *_: None)
     context = Context(
-        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), None, SimpleNamespace(), lifecycle, None
+        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), later, SimpleNamespace(), lifecycle, lease
     )
     for number in range(2):
         rank = roster.enter(number)
         rank.supervisor, rank.incarnation, rank.alive = Peer(number, f"node{number}"), 0, True
     driver = SimpleNamespace(job=SimpleNamespace(live=set()))
-    deaths, watch = SimpleNamespace(dying=None, reported=None), SimpleNamespace(supervisor_beats=None, stacks=None)
+    lost = []
+    deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
+    watch = SimpleNamespace(supervisor_beats=None, stacks=None)
     supervisors = Supervisors(context, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, watch, returns)
-    return SimpleNamespace(supervisors=supervisors, roster=roster, returns=returns)
+    return SimpleNamespace(supervisors=supervisors, roster=roster, returns=returns, lease=lease, lost=lost)
 
 
 def welcome(of, peer):
@@ -73,3 +78,15 @@ def test_a_newcomer_without_a_place_learns_which_link_is_cut(of):
     of.returns.cut[1] = "node1 cannot reach node0 (10.0.0.1:4000)"
     reason = welcome(of, Peer(-1, "node2"))[1].reason
     assert reason.startswith("no node of the job is lost: node1 cannot reach node0 (10.0.0.1:4000), and")
+
+
+def test_a_node_whose_connection_ends_is_lost_at_once(of):
+    of.supervisors.lost(1, of.roster[1].supervisor)
+    assert of.lost == [1]
+
+
+def test_a_coordinator_that_was_suspended_waits_for_the_supervisors_that_gave_it_up(of):
+    """They closed their connections because it was silent, and return within moments."""
+    of.lease.lapsed = lambda seconds: True
+    of.supervisors.lost(1, of.roster[1].supervisor)
+    assert of.lost == []

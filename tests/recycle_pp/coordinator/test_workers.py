@@ -41,7 +41,7 @@ def test_why_a_job_has_stopped_stays_its_last_word_though_a_checkpoint_gets_done
         lifecycle,
         HeldLease(),
     )
-    workers = Workers(context, driver, deaths=None, watch=None)
+    workers = Workers(context, driver, deaths=None, watch=None, returns=None)
     if ends:
         lifecycle.stop("memory has failed")
     workers.handle(context.roster.enter(0), Assembled(8))

@@ -1,0 +1,14 @@
+"""What a worker does with messages that come twice."""
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.participant import Participant
+from recycle_pp.wire.messages.workers import Commit
+
+
+def test_a_commit_that_comes_twice_is_applied_once():
+    """After a reset the coordinator repeats the newest commit, which may have gone to the new connection already."""
+    me = Participant(Worker(0, 0), stages=1)
+    for _ in range(2):
+        me.commit(Commit(0, 0, scale=1.0, norm=1.0, loss=2.0))
+    assert me.committed == 0 and len(me.commits) == 1
