@@ -97,6 +97,7 @@ class Watch:
         self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
         self._judged = self._not_before = -math.inf  # the last time; the last one before the newest generation was seen
         self._renewed = (-1, 0)  # step, how often in it
+        self._disks_silent = -math.inf  # when the disks of all readers were last silent
         self._awaited_data = math.inf  # when the next report is due that the job waits for its training data
         self._deadlocked: float | None = None  # since when all signs say that nobody works for those who wait
         self._reports: tuple[int, list[Any]] = (-1, [])  # step, and what happened in it
@@ -163,6 +164,7 @@ class Watch:
             if known.read_since is not None:
                 known.read_since += slept
         self._awaited_data += slept
+        self._disks_silent += slept
 
     def _judge(self, now: float) -> None:
         standing = self._watched.standing()
@@ -173,6 +175,8 @@ class Watch:
         present = {rank.role: rank for rank in self._roster if rank.alive and rank.supervisor is not None}
         signs = {worker: self._sign(rank, standing, now) for worker, rank in present.items()}
         verdict = judge(signs, self._patience, standing.works)
+        if verdict.no_disk:
+            self._disks_silent = now
         self._report_data(signs, verdict.no_disk, now)
         if not verdict.deadlock:
             self._deadlocked = None
@@ -212,10 +216,14 @@ class Watch:
             delivered = now - at
         elif activity.kind == "waits" and activity.what != "orders" and signs.seconds > now - self._not_before:
             delivered = since  # it began in a generation that is void now, which should have ended it
+        seconds = signs.seconds
+        if activity.kind == "waits":  # a joiner's wait for a generation began long before it
+            seconds = min(seconds, since)
+        elif activity.what == "data":  # disks that were all silent do not answer in the same moment
+            seconds = min(seconds, now - self._disks_silent)
         return Sign(
             activity,
-            # A wait for the word of a generation begins with it: a joiner's began long before.
-            min(signs.seconds, since) if activity.kind == "waits" else signs.seconds,
+            seconds,
             signs.quiet,
             delivered,
             silent,

@@ -236,6 +236,23 @@ def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_again_and_again(t
     assert all(abs(seconds - 0.2 * (n + 1)) < 0.1 for n, (_, _, seconds) in enumerate(job.awaited))
 
 
+def test_a_disk_that_answers_a_moment_after_the_others_costs_its_reader_nothing(tmp_path):
+    job = Job(tmp_path, suspicion=0.4)
+    job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
+    job.reading = {0: job.since, 4: job.since, 8: job.since + 0.01}
+
+    async def disks_answer():
+        watched = asyncio.create_task(job.watched(1.5))
+        await asyncio.sleep(1.0)
+        job.say[4], job.reading[4], job.reading[8] = TURN, None, None
+        await asyncio.sleep(0.1)
+        job.say[0], job.reading[0] = TURN, None
+        await watched
+
+    asyncio.run(disks_answer())
+    assert not job.found
+
+
 def test_a_reader_whose_disk_alone_is_silent_is_found(tmp_path):
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA}
