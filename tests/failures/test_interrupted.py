@@ -1,6 +1,8 @@
-"""SIGKILL at any instant of an export: nothing is damaged, and the next try works."""
+"""SIGKILL at any instant of a resume or an export: nothing is damaged, and the next try works."""
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import time
@@ -8,6 +10,45 @@ import time
 import pytest
 
 from recycle_pp import export
+
+from .harness import Case, explain
+from .test_surroundings import check_same_weights, interrupted, resumed
+
+STEPS = 200
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
+@pytest.mark.timeout(600)
+def test_a_resume_killed_again_and_again_at_any_instant_ends_with_the_same_weights(seed, zygote, runs, tmp_path):
+    chance, folder = random.Random(f"resume {seed}"), tmp_path / "run"
+    interrupted(runs, folder, steps=STEPS)
+    case = resumed("2x2", folder, STEPS)
+    for kill in range(8):
+        with zygote.run(case.arguments) as job:
+            if kill % 2:  # while it trains; else while it reads the folder, cuts the files, loads the checkpoint
+                wait_for_another_start(job)
+            time.sleep(chance.uniform(0.0, 0.3 if kill % 2 else 1.0))
+            killed = [job.pid, *job.supervisors()]
+            assert len(killed) > 1, job.output
+            for pid in killed:
+                with contextlib.suppress(ProcessLookupError):  # the launcher's death ended it
+                    os.kill(pid, signal.SIGKILL)
+    outcome = runs.of(case, "killed resumes")
+    check_same_weights(runs, outcome, Case("nobody dies", "2x2", steps=STEPS))
+    assert [line["step"] for line in outcome.metrics] == [*range(STEPS)], explain(outcome)
+    assert list(outcome.samples) == [*range(STEPS)], explain(outcome)
+
+
+def wait_for_another_start(job):
+    """Another one than the run's earlier jobs had."""
+
+    def starts():
+        return sum(event["event"] == "started" for event in job.run.lines(job.run.events))
+
+    before, deadline = starts(), time.monotonic() + 60
+    while starts() <= before:
+        assert time.monotonic() < deadline, job.output
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
