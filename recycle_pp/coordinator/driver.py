@@ -53,7 +53,6 @@ class Driver:
         self.planning = Planning(self._settings, context.run, self._planned, self._lifecycle.stop, context.lease)
         self.ending = Ending(self._settings, self._recorder.say)
         self._placed = False  # who holds what of sharded state
-        self._saving_told = SavingChanged(occupied=False, due=False)
         self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
 
     def drive(self, event: Event) -> None:
@@ -61,9 +60,8 @@ class Driver:
         if self._lifecycle.over:
             return
         saving = SavingChanged(self.saving.occupied, self.ending.save_due)
-        if saving != self._saving_told:
-            self._saving_told = saving
-            self.job.handle(saving)
+        if saving != self.job.saving:
+            self.send(self.job.handle(saving).sends)
         outcome = self.job.handle(event)
         self.send(self._with_probes(outcome.sends))
         if outcome.expiry is not None:

@@ -114,7 +114,7 @@ class Job:
         self._speculation = Speculation(self.stagger)
         self._validation = Validation()
         self._wrong: dict[Worker, str] = {}  # members no more, and still alive: what is wrong with their state
-        self._saving = SavingChanged(occupied=False, due=False)  # the newest
+        self.saving = SavingChanged(occupied=False, due=False)  # the newest
         self._ending = False  # the next commit is the last one
         self._notes: list[Json] = []  # of the event under way
         self._expiry: HoldExpired | None = None  # likewise
@@ -278,7 +278,7 @@ class Job:
         return []
 
     def _change_saving(self, event: SavingChanged) -> list[Send]:
-        self._saving = event
+        self.saving = event
         return []
 
     def _end_early(self, event: EndRequested) -> list[Send]:
@@ -382,9 +382,9 @@ class Job:
         voters, last = sorted(self.live), decision.step == self.steps - 1
         early = self._ending and not last
         self.skipped = self.skipped + 1 if decision.scale is None else 0
-        due = self._saving.due or self._due(self.save_every, decision.step)
+        due = self.saving.due or self._due(self.save_every, decision.step)
         save = last or early or (due and not self.skipped)  # what made a gradient infinite may be in the weights
-        skipped = save and self._saving.occupied and not (last or early)
+        skipped = save and self.saving.occupied and not (last or early)
         saves = save and not skipped
         # Of sharded state everybody has a part to save: who leaves waits for the next commit.
         gone = set() if last or early or (saves and self.copies) else self._leave_now()

@@ -259,7 +259,7 @@ class Recorder:
 
     @harmless
     def remove_undone(self) -> None:
-        """The steps after `committed`, which the coordinator that was lost has recorded, and nobody has who is left."""
+        """Removes the steps after the newest commit: the lost coordinator recorded them, no live worker has them."""
         self._cut(self._job.committed + 1)
 
     @harmless

@@ -2,6 +2,8 @@
 
 from recycle_schedules import Worker
 
+from recycle_pp.protocol.events import SavingChanged
+
 from .orders import Order
 from .world import Fault
 
@@ -25,3 +27,11 @@ def test_a_fresh_job_given_the_same_events_decides_the_same():
         again = world.fresh_job()
         for event, outcome in world.log:
             assert again.handle(event) == outcome, (seed, event)
+
+
+def test_a_job_begins_without_a_checkpoint_under_way():
+    """So the coordinator tells each job that replaces another one again."""
+    job = Order((2, 2, 2), steps=1).run().fresh_job()
+    assert job.saving == SavingChanged(occupied=False, due=False)
+    job.handle(SavingChanged(occupied=True, due=True))
+    assert job.saving.occupied and job.saving.due
