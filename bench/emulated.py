@@ -23,7 +23,7 @@ from recycle_schedules import Plan, Worker, plan
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
-from recycle_pp.coordinator.problem import initial_problem
+from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.testing.local_cluster import Zygote
 
 DEAD = Worker(1, 2)

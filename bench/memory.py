@@ -27,8 +27,8 @@ from typing import Any
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.sizes import format_size, parse_size
-from recycle_pp.coordinator.fitting import Outcome, outlook
-from recycle_pp.coordinator.footprint import needs_of
+from recycle_pp.fitting.footprint import needs_of
+from recycle_pp.fitting.outlook import Outcome, outlook
 from recycle_pp.model.memory import PROCESS, sent_bytes, stage_memory
 from recycle_pp.testing.local_cluster import Zygote
 

@@ -48,8 +48,8 @@ from recycle_pp.drawing import report
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.measures import Measures
 from recycle_pp.drawing.sources import baselines, totals
-from recycle_pp.plan_memory import capacity_of, show
-from recycle_pp.problem_source import Source, add_arguments, compile_planner, read_source
+from recycle_pp.fitting.memory_table import capacity_of, show
+from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_source
 
 SECONDS = 0.5  # seconds of search
 

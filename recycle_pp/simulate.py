@@ -30,7 +30,7 @@ from rich.console import Console
 from recycle_pp.command import exit_code
 from recycle_pp.config.sizes import parse_size
 from recycle_pp.config.times import parse_seconds
-from recycle_pp.problem_source import compile_planner
+from recycle_pp.fitting.problem_source import compile_planner
 from recycle_pp.simulation import flags, page, picture, report
 from recycle_pp.simulation.availability import DAY, Availability, draw
 from recycle_pp.simulation.compare import Comparison, compare

@@ -148,11 +148,11 @@ def _prepare_job(
     anew = settings.run.resume == "auto"
     settings.run.resume = settings.run.resume is True or done > 0
     if settings.model.split == "auto":
-        from recycle_pp.coordinator.balance import balanced
+        from recycle_pp.fitting.balance import balanced
 
         settings.model.split = balanced(settings)
     if settings.parallel.memory == "auto":
-        from recycle_pp.coordinator.machine import memory_of_a_worker
+        from recycle_pp.fitting.machine import memory_of_a_worker
 
         settings.parallel.memory = memory_of_a_worker(settings.run.device)
     startup.goes_on(f"makes the run folder {settings.run.dir}")

@@ -32,7 +32,7 @@ from recycle_pp.drawing import page, perfetto, terminal, torch_csv
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.report import Baselines
 from recycle_pp.drawing.sources import Run, baselines, charts_of, title_of, totals
-from recycle_pp.problem_source import Source, add_arguments, compile_planner, read_file, read_source
+from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_file, read_source
 
 FIGURES = (".svg", ".png", ".pdf")
 ENDINGS = (*FIGURES, ".html", ".json", ".csv")

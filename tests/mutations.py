@@ -31,7 +31,7 @@ from pathlib import Path
 from mutants import KINDS, STATEMENT, Mutation, Place, mutations
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = [f"recycle_pp/{room}" for room in ("protocol", "coordinator", "state", "numerics", "execution")]
+PACKAGES = [f"recycle_pp/{room}" for room in ("protocol", "coordinator", "fitting", "state", "numerics", "execution")]
 PROBE = '__import__("mutation_probe").reached({number})'
 SUITE_SECONDS = 3 * 3600.0
 PASSED, FAILED, NONE = 0, 1, 5  # exit codes of pytest; with another one, the tests could not even be collected

@@ -40,8 +40,8 @@ from .checkpoints import Saving, Whole
 from .context import Context
 from .deaths import Deaths
 from .driver import Driver
+from .job import new_job
 from .lifecycle import Lifecycle
-from .problem import new_job
 from .ranks import Rank
 from .restart_policy import RestartPolicy
 from .returns import Returns

@@ -24,6 +24,7 @@ import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.consensus.agreement import Deposed
+from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Json, ProblemChanged, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
@@ -35,7 +36,7 @@ from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 from .checkpoints import CannotRestore, Whole, newest_whole
 from .context import Context
 from .driver import Driver
-from .problem import new_job, with_less_memory
+from .job import new_job
 from .ranks import NODE_LOSS, Rank
 
 UNEXPLAINED_SECONDS = 3.0  # the longest time that later events wait for the cause of a death

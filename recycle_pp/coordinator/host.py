@@ -17,6 +17,7 @@ import traceback
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Leader
+from recycle_pp.fitting.footprint import footprint
 from recycle_pp.telemetry.background import Unhurried, apart
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.exporters.processes import Exporters
@@ -30,7 +31,6 @@ from recycle_pp.wire.connection import Peer
 
 from .checkpoints import NOTHING, Whole
 from .coordinator import WRITE_SECONDS, Coordinator
-from .footprint import footprint
 from .successor import Successor
 
 # Beats at which all that there is becomes none of the garbage collector's business: imports, and the planner's

@@ -18,13 +18,12 @@ from recycle_schedules import Problem, Worker
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.consensus.leader_lease import LeaderLease
+from recycle_pp.fitting.problem import memory_of
+from recycle_pp.fitting.profile import Profile
+from recycle_pp.fitting.slowness import Speed
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.workers import LinksMeasured, Ready
-
-from .problem import memory_of
-from .profile import Profile
-from .slowness import Speed
 
 
 class Planning:

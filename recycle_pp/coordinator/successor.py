@@ -31,7 +31,7 @@ from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, Assembled, As
 from .checkpoints import newest_whole
 from .coordinator import Coordinator
 from .failover_discovery import FailoverDiscovery
-from .problem import new_job
+from .job import new_job
 from .ranks import Rank
 
 HISTORY_SECONDS = 2.0  # for what is in the run folder of the time before

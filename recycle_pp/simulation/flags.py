@@ -12,7 +12,7 @@ from typing import Any
 
 from recycle_pp.config.sizes import parse_size
 from recycle_pp.config.times import parse_seconds
-from recycle_pp.problem_source import parse_durations, parse_memory
+from recycle_pp.fitting.problem_source import parse_durations, parse_memory
 
 from . import measured
 from .availability import DAY, Availability, draw, read

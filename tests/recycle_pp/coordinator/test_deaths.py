@@ -9,10 +9,10 @@ from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.context import Context
 from recycle_pp.coordinator.deaths import Deaths
 from recycle_pp.coordinator.lifecycle import Lifecycle
-from recycle_pp.coordinator.problem import initial_problem
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
+from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.protocol.events import ProblemChanged
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.telemetry.run_folder import RunFolder

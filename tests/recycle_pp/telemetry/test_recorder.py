@@ -7,7 +7,7 @@ import json
 import pytest
 
 from recycle_pp.config.settings import Parallel, Run, Settings
-from recycle_pp.coordinator.problem import new_job
+from recycle_pp.coordinator.job import new_job
 from recycle_pp.telemetry.events import Events
 from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recycle_schedules import Problem, Worker
 from recycle_schedules.graph import StageGraph
 
-from recycle_pp.coordinator.link_table import ALIKE, MOST, LinkTable
+from recycle_pp.fitting.link_table import ALIKE, MOST, LinkTable
 
 FAST = (0.0001, 1e9)  # seconds one way, bytes a second
 

@@ -8,8 +8,8 @@ import yaml
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.resume import take_up
-from recycle_pp.coordinator import balance
-from recycle_pp.coordinator.balance import balanced, by_weights, layout_of
+from recycle_pp.fitting import balance
+from recycle_pp.fitting.balance import balanced, by_weights, layout_of
 from recycle_pp.train import prepare
 from recycle_pp.wire.launch import Launch
 

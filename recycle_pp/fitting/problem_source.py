@@ -29,9 +29,9 @@ from recycle_schedules import Plan, Problem, Trace, Worker, compiled
 from recycle_pp.config.compose import compose
 from recycle_pp.config.faults import faults
 from recycle_pp.config.settings import Settings
-from recycle_pp.coordinator.problem import initial_problem
-from recycle_pp.coordinator.profile import Profile
 from recycle_pp.drawing.sources import Run
+from recycle_pp.fitting.problem import initial_problem
+from recycle_pp.fitting.profile import Profile
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.files import UnreadableFile, decode, read
 from recycle_pp.wire.records import Profile as Measured

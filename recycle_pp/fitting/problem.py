@@ -7,43 +7,19 @@ job = new_job(settings, first_step=20)               # the protocol around it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from recycle_schedules import Problem, Worker, actions, plan
+from recycle_schedules import Problem, Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import parse_size
 from recycle_pp.model.memory import room_for_tensors, stage_memory
-from recycle_pp.protocol.job import Job
-from recycle_pp.protocol.validation import per_pass
 
 from .machine import gpu_memory
 
 Measured = Sequence[Sequence[Mapping[str, float]]]  # by stage and way in which it may run, keys of a StageMemory
-
-
-def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
-    """The job's protocol, before its first generation. waiting: the workers that it begins with, as after a restore; by
-    default all."""
-    s = settings
-    return Job(
-        initial_problem(s),
-        steps=s.run.steps,
-        planner=plan,
-        derive=actions,
-        clip=s.optimizer.clip,
-        stagger=s.optimizer.stagger,
-        copies=s.parallel.copies,
-        third=s.control.mismatch == "third",
-        first_step=first_step,
-        evaluate_every=s.run.validate_every,
-        evaluate_microbatches=per_pass(s.validation_microbatches, s.parallel.pipelines, s.parallel.microbatches),
-        save_every=s.checkpoint.every,
-        generation=generation,
-        waiting=set(waiting),
-    )
 
 
 def initial_problem(settings: Settings) -> Problem:

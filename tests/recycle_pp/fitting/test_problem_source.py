@@ -14,10 +14,10 @@ from recycle_schedules import Problem, Worker, plan
 from recycle_pp import plan as plan_command
 from recycle_pp import visualize
 from recycle_pp.config.settings import Settings
-from recycle_pp.coordinator.problem import initial_problem
-from recycle_pp.problem_source import read_file
+from recycle_pp.fitting.problem import initial_problem
+from recycle_pp.fitting.problem_source import read_file
 
-from .drawing.examples import DEAD, recovered, run_folder, shape
+from ..drawing.examples import DEAD, recovered, run_folder, shape
 
 SOURCES = [
     "--pipelines 3 --stages 4 --microbatches 6 --fail 1.2",

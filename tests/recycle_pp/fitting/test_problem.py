@@ -1,4 +1,4 @@
-"""The job as the planner sees it: what `parallel.memory` makes of it."""
+"""The planner's Problem, as `parallel.memory` limits it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from recycle_schedules import Worker, plan
 from recycle_schedules.in_flight import peaks
 
 from recycle_pp.config.checks import validate
-from recycle_pp.coordinator import machine
-from recycle_pp.coordinator.problem import initial_problem, new_job, with_less_memory
+from recycle_pp.fitting.problem import initial_problem, with_less_memory
 from recycle_pp.model.memory import PROCESS, stage_memory
-from recycle_pp.protocol.events import LinksBroken, MessageReceived, PlanMade, WorkerDied, WorkerReady
-from recycle_pp.wire.messages.workers import Adopt, Report, SteadyPlan
 
 from ..in_process import small
 
@@ -53,31 +50,6 @@ def test_with_auto_a_death_makes_its_peers_recompute_and_a_return_ends_it():
     assert dead.replace(failed=[]).recomputes == (False, False)
 
 
-def test_workers_hear_with_each_plan_whether_their_stage_recomputes():
-    auto = WIDE | {"model__recompute": "auto", "parallel__memory": "1GB", "schedule__profile_steps": 0}
-    of = stage_memory(small(**auto), 0)
-    room = PROCESS + sum(of.always(3, 6).values()) + of.whole_op + 2.02 * of.flight
-    job = new_job(small(**auto | {"parallel__memory": f"{room}"}), first_step=0)
-
-    def told(kind):
-        """What the live workers hear of a generation, and then of the steps to come."""
-        out = [
-            send
-            for w in sorted(job.live)
-            for send in job.handle(MessageReceived(w, Report(job.generation, [], False, 0.0))).sends
-        ]
-        out += job.handle(PlanMade(job.problem_now())).sends
-        return {send.to.stage: send.message.recompute for send in out if isinstance(send.message, kind)}
-
-    for worker in job.problem.workers():
-        job.handle(WorkerReady(worker))
-    assert told(Adopt) == {0: False, 1: False}
-    job.handle(WorkerDied(Worker(1, 0)))
-    assert told(SteadyPlan) == {0: True, 1: False}
-    job.handle(LinksBroken())
-    assert told(Adopt) == {0: True, 1: False}
-
-
 def test_auto_without_bytes_is_refused():
     with pytest.raises(ValueError, match=r"^model.recompute=auto needs parallel.memory: the memory"):
         validate(small(model__recompute="auto"))
@@ -100,17 +72,6 @@ def test_who_has_run_out_of_memory_gets_less_and_bytes_still_hold_for_all():
 @pytest.mark.parametrize("changes", [{"emulate__mode": "sleep"}, {"model__kind": "hf"}], ids=str)
 def test_what_is_not_known_in_bytes_is_not_limited_by_them(changes):
     assert initial_problem(small(**WIDE, **changes, parallel__memory="1MB")).memory is None
-
-
-def test_auto_is_a_share_of_the_machine_or_its_gpu(monkeypatch):
-    monkeypatch.setattr(machine, "host_memory", lambda: 40e9)
-    monkeypatch.setattr(machine, "gpu_memory", lambda: None)
-    assert machine.memory_of_a_worker("auto", workers_here=4) == "9 GB"
-    monkeypatch.setattr(machine, "gpu_memory", lambda: 80e9)
-    assert machine.memory_of_a_worker("auto", workers_here=4) == "72 GB"
-    assert machine.memory_of_a_worker("cpu", workers_here=4) == "9 GB"
-    monkeypatch.setattr(machine, "host_memory", lambda: None)
-    assert machine.memory_of_a_worker("cpu", workers_here=4) is None
 
 
 def test_a_memory_that_is_no_size_is_refused():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.coordinator.slowness import Slowness, Speed
+from recycle_pp.fitting.slowness import Slowness, Speed
 
 OPS = 18  # of a worker in a step
 seeds = st.integers(0, 1 << 32)

@@ -7,7 +7,7 @@ import pytest
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import format_size
-from recycle_pp.coordinator.fitting import outlook, refusal, remedies
+from recycle_pp.fitting.outlook import outlook, refusal, remedies
 
 LARGE = ["model=llama8b", "parallel=2x4", "parallel.pipelines=4", "parallel.microbatch_size=1", "numerics=bf16"]
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from recycle_schedules import Problem, Worker, plan
 
 from recycle_pp.config.compose import compose
-from recycle_pp.coordinator.latency_breakdown import breakdown_of
-from recycle_pp.coordinator.problem import initial_problem
-from recycle_pp.coordinator.profile import Profile
-from recycle_pp.coordinator.slowness import Speed
+from recycle_pp.fitting.latency_breakdown import breakdown_of
+from recycle_pp.fitting.problem import initial_problem
+from recycle_pp.fitting.profile import Profile
+from recycle_pp.fitting.slowness import Speed
 from recycle_pp.telemetry.packing import pack, unpack
 
 TURN, MESSAGE, SUM = 0.0005, 0.002, 0.01  # seconds

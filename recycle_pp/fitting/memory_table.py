@@ -23,8 +23,8 @@ from rich.table import Table
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import format_size, parse_size
-from recycle_pp.coordinator.fitting import Outcome, Row, outlook, refusal
-from recycle_pp.problem_source import compile_planner
+from recycle_pp.fitting.outlook import Outcome, Row, outlook, refusal
+from recycle_pp.fitting.problem_source import compile_planner
 
 PARTS = (
     "weights",

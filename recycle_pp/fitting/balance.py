@@ -1,7 +1,7 @@
 """model.split=auto: boundaries between stages by what the layers take, not by counting them.
 
     settings.model.split = balanced(settings)                   # before any worker starts
-    python -m recycle_pp.coordinator.balance < settings.json    # the process that measures: prints the layers' times
+    python -m recycle_pp.fitting.balance < settings.json    # the process that measures: prints the layers' times
 
 An embedding and above all a head of a large vocabulary take as much as several layers. The first stage has the one and
 the last stage the other, so they count with the first and the last layer. One layer of each sort is run on a
@@ -46,7 +46,7 @@ def balanced(settings: Settings) -> list[int] | None:
     bounds = LayoutBounds(_problem(settings, dict.fromkeys("FIW", by_weights(settings))))
     if bounds.of(even) <= ENOUGH * bounds.best:
         return None
-    command = [sys.executable, "-m", "recycle_pp.coordinator.balance"]
+    command = [sys.executable, "-m", "recycle_pp.fitting.balance"]
     done = subprocess.run(command, input=json.dumps(asdict(settings)), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         print("model.split=auto: the layers could not be measured; every stage has as many", file=sys.stderr)

@@ -1,0 +1,39 @@
+"""The job's protocol, from its settings.
+
+job = new_job(settings, first_step=20)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from recycle_schedules import Worker, actions, plan
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.fitting.problem import initial_problem
+from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.validation import per_pass
+
+
+def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
+    """A job before its first generation.
+
+    waiting: the workers of that generation, for instance after a restore; empty for all workers
+    """
+    s = settings
+    return Job(
+        initial_problem(s),
+        steps=s.run.steps,
+        planner=plan,
+        derive=actions,
+        clip=s.optimizer.clip,
+        stagger=s.optimizer.stagger,
+        copies=s.parallel.copies,
+        third=s.control.mismatch == "third",
+        first_step=first_step,
+        evaluate_every=s.run.validate_every,
+        evaluate_microbatches=per_pass(s.validation_microbatches, s.parallel.pipelines, s.parallel.microbatches),
+        save_every=s.checkpoint.every,
+        generation=generation,
+        waiting=set(waiting),
+    )

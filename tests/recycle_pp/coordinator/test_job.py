@@ -1,0 +1,38 @@
+"""A job made from settings sends what the settings ask for."""
+
+from __future__ import annotations
+
+from recycle_schedules import Worker
+
+from recycle_pp.coordinator.job import new_job
+from recycle_pp.model.memory import PROCESS, stage_memory
+from recycle_pp.protocol.events import LinksBroken, MessageReceived, PlanMade, WorkerDied, WorkerReady
+from recycle_pp.wire.messages.workers import Adopt, Report, SteadyPlan
+
+from ..in_process import small
+
+SHAPE = {
+    "model__sequence": 256, "parallel__microbatch_size": 4, "parallel__pipelines": 3, "parallel__microbatches": 6,
+    "schedule__memory_extra": 4, "schedule__profile_steps": 0, "model__recompute": "auto", "run__device": "cpu",
+}  # fmt: skip
+
+
+def test_each_plan_names_the_stages_that_recompute():
+    of = stage_memory(small(**SHAPE, parallel__memory="1GB"), 0)
+    room = PROCESS + sum(of.always(3, 6).values()) + of.whole_op + 2.02 * of.flight
+    job = new_job(small(**SHAPE, parallel__memory=f"{room}"), first_step=0)
+
+    def recomputing(kind: type) -> dict[int, bool]:
+        """By stage, `recompute` in the messages of this kind: of the next generation, and of its next plan."""
+        reports = [MessageReceived(w, Report(job.generation, [], False, 0.0)) for w in sorted(job.live)]
+        sends = [send for report in reports for send in job.handle(report).sends]
+        sends += job.handle(PlanMade(job.problem_now())).sends
+        return {send.to.stage: send.message.recompute for send in sends if isinstance(send.message, kind)}
+
+    for worker in job.problem.workers():
+        job.handle(WorkerReady(worker))
+    assert recomputing(Adopt) == {0: False, 1: False}
+    job.handle(WorkerDied(Worker(1, 0)))
+    assert recomputing(SteadyPlan) == {0: True, 1: False}
+    job.handle(LinksBroken())
+    assert recomputing(Adopt) == {0: True, 1: False}
