@@ -57,7 +57,7 @@ class Returns:
         self._timers.after(AGAIN_SECONDS, self._probe, rank, rank.supervisor)
         sentence = f"{rank.host} cannot reach {' and '.join(message.unreachable)}"
         if sentence not in self.cut.values():  # once for all workers of a node
-            self._recorder.say(f"{sentence}: its workers start when the network between them works")
+            self._recorder.say(f"{sentence}: its workers start once the network between them works")
         self.cut[rank.number] = sentence
 
     def _begin(self, rank: Rank, event: str | None, seconds: float) -> None:

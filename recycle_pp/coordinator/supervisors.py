@@ -143,7 +143,7 @@ class Supervisors:
     def _why_no_place(self) -> str:
         if self._returns.cut:
             return (
-                f"no node of the job is lost: {next(iter(self._returns.cut.values()))}, and its workers start when the "
+                f"no node of the job is lost: {next(iter(self._returns.cut.values()))}, and its workers start once the "
                 "network between them works; stop its agent to put another node in its place"
             )
         return "no node of the job is lost, so there is no place for another one"

@@ -1,19 +1,19 @@
-"""A worker process, as its supervisor starts it and sees it die, and as the worker itself leaves its last words.
+"""Starts a worker process, detects its death and finds the cause.
 
-    child = Child.spawn(settings, LogFile(run.log("1.2")))    # in the supervisor: imports everything, and waits
-    child.begin(spec)                             # now it is this worker
-    child.tell(CoordinatorAt(host, port))         # where the coordinator is now
+    child = Child.spawn(settings, LogFile(run.log("1.2")))    # the process imports all modules and waits
+    child.assign(spec)                            # the process becomes this worker
+    child.send(CoordinatorAt(host, port))         # new address of the coordinator
     child.wait()                                  # in a thread: returns within a millisecond of the death
-    child.pidfd                                   # readable when the kernel has cleaned up behind it: then
+    child.pidfd                                   # readable once the kernel has cleaned up; then:
     death = child.reap()                          # Death(cause="signal", detail="SIGKILL", at=..., injected=True)
 
     last_words(spec, cause="exception", detail=traceback.format_exc())   # in the worker, before it dies
     last_words(spec, cause="injected", detail="kill@vote")
 
-The worker gets its spec (with the job's token) through a pipe on its standard input, never through its command line or
-environment; what it is told later comes the same way, a line of JSON each. It leads a session of its own, so that a
-Ctrl-C in the terminal reaches only the supervisor, and dies with its supervisor (PR_SET_PDEATHSIG). A supervisor whose
-process has imported torch (tests) forks the worker; a real one, which never does, executes a fresh interpreter.
+The worker receives its spec, which contains the job's token, through a pipe on its standard input, never on its command
+line or in its environment. Later messages use the same pipe, one line of JSON each. The worker leads its own session,
+so Ctrl-C in the terminal reaches only the supervisor. It dies with its supervisor (PR_SET_PDEATHSIG). A supervisor
+never imports torch and executes a fresh interpreter; in tests, where the process has imported torch, it forks.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Child:
     """A running worker process."""
 
-    incarnation = -1  # until it begins
+    incarnation = -1  # until `assign`
 
-    def __init__(self, pid: int, ears: int, words: tuple[int, int], lifeline: Lifeline, output: Output):
+    def __init__(self, pid: int, stdin: int, words: tuple[int, int], lifeline: Lifeline, output: Output):
         self.pid, self._output = pid, output
-        self._ears, self._lifeline = ears, lifeline
+        self._stdin, self._lifeline = stdin, lifeline
         self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
         self.signs = VitalSigns(pid, Board(lifeline.memory))
-        self._words, self._words_there = words
+        self._words, self._inherited_words = words
         self._oom_kills = _oom_kills()
 
     @classmethod
     def spawn(cls, settings: Mapping[str, Any], log: LogFile, module: str = "recycle_pp.execution.worker") -> Child:
-        """Starts `module` as a process whose standard output and error go to `log`; it imports all that a worker needs,
-        and waits for `begin`. Waits for no disk.
+        """Starts `module` as a process that imports everything a worker needs, then waits for `assign`.
 
-        Executed, it runs as `__main__` and calls main(WorkerSpec.read()); forked, the same is called.
+        Its standard output and error go to `log`. Never waits for a disk. An executed process runs the module as
+        `__main__`, a forked one calls its `main`; both end in main(WorkerSpec.read()).
         """
-        words_end, words_there = os.pipe()
+        words_read, inherited_words = os.pipe()
         lifeline = Lifeline.create()
         stdin, spec_end = os.pipe()
         output = Output(log)
@@ -77,40 +77,43 @@ class Child:
         sys.stdout.flush(), sys.stderr.flush()  # else a forked child would print our buffers again
         pid = os.fork()
         if pid == 0:
-            _become_worker(settings, module, parent, stdin, output.descriptor, (words_there, lifeline.descriptor))
-        for descriptor in (stdin, words_there):
+            _become_worker(settings, module, parent, stdin, output.descriptor, (inherited_words, lifeline.descriptor))
+        for descriptor in (stdin, inherited_words):
             os.close(descriptor)
         output.copy()
-        return cls(pid, spec_end, (words_end, words_there), lifeline, output)
+        return cls(pid, spec_end, (words_read, inherited_words), lifeline, output)
 
-    def begin(self, spec: WorkerSpec) -> None:
-        """From now on it is this worker."""
+    def assign(self, spec: WorkerSpec) -> None:
+        """Makes the process this worker."""
         self.incarnation = spec.incarnation
-        spec.last_words, spec.lifeline = self._words_there, self._lifeline.descriptor  # its numbers of what it inherits
-        self.tell(spec)
+        spec.last_words, spec.lifeline = (
+            self._inherited_words,
+            self._lifeline.descriptor,
+        )  # descriptors that it inherits
+        self.send(spec)
 
     @property
     def ended(self) -> bool:
-        """It has died, and can be reaped."""
+        """Whether the process is dead and can be reaped."""
         return bool(select.select([self.pidfd], [], [], 0.0)[0])
 
-    def tell(self, message: WorkerSpec | Ahead | CoordinatorAt) -> None:
-        """One line to its standard input."""
+    def send(self, message: WorkerSpec | Ahead | CoordinatorAt) -> None:
+        """Writes one line to its standard input."""
         with suppress(BrokenPipeError):
-            os.write(self._ears, msgspec.json.encode(message) + b"\n")  # far below a pipe's 64 KiB: never blocks
+            os.write(self._stdin, msgspec.json.encode(message) + b"\n")  # never blocks: far below a pipe's 64 KiB
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def wait(self) -> float | None:
-        """Blocks until it dies, and returns when (time.monotonic()); None if it was reaped before it was a worker."""
+        """Blocks until it dies; the time.monotonic() of its death. None if it was reaped before `assign`."""
         if self._lifeline.wait():
             self._died_at = time.monotonic()
         return self._died_at
 
     async def stacks(self, seconds: float) -> str:
-        """The stacks of its threads, once it has written all of them; "" if it writes nothing in `seconds`."""
+        """The stack traces of all its threads; "" if it writes none within `seconds`."""
         before = seen = self._output.received
         self.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + seconds
@@ -122,17 +125,19 @@ class Child:
         return self._output.since(before).decode(errors="replace")
 
     def reap(self, seconds: float = 0.0) -> Death:
-        """How it ended, once `pidfd` is readable, or `seconds` later; releases everything of the worker and ends what
-        it started itself. A killed process whose end the kernel holds up (a dead file system) is left behind."""
+        """Its death, once `pidfd` is readable or after `seconds`. Kills its children and releases its resources.
+
+        Leaves a killed process behind if the kernel cannot end it (a file system that does not answer).
+        """
         seen = self._died_at or time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # its session; before waitpid, while the number is still ours
+            os.killpg(self.pid, signal.SIGKILL)  # its session, before waitpid frees the process id
         select.select([self.pidfd], [], [], seconds)
         gone, status = os.waitpid(self.pid, os.WNOHANG)
         status = status if gone else signal.SIGKILL
         words = _read_words(self._words)
         self._output.close()
-        for descriptor in (self._words, self._ears, self.pidfd):
+        for descriptor in (self._words, self._stdin, self.pidfd):
             os.close(descriptor)
         self._lifeline.close()
         del self.signs  # holds the lifeline's memory
@@ -144,14 +149,14 @@ class Child:
         if os.WIFSIGNALED(status):
             name = _signal_name(os.WTERMSIG(status))
             if words and words.cause == "injected":
-                hung = words.detail.startswith("hang")  # that began long before its kill
+                hung = words.detail.startswith("hang")  # `words.at` is when the hang began
                 return Death("signal", name, seen if hung else words.at, injected=True)
             if name == "SIGKILL" and _oom_kills() > self._oom_kills:
                 return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, where=where)
             return Death("signal", name, seen, where=where)
         if words:
             return Death(words.cause, words.detail, seen, where=where, mistake=words.mistake)
-        # A worker that fails before its main function leaves no words, but its output may tell.
+        # A worker that fails before its main function sends no last words, but its output may show the cause.
         line = self._output.last_line()
         ending = f"; its log ends: {line[:500]}" if line else ""
         return Death("exit", f"exit code {os.WEXITSTATUS(status)}{ending}", seen)
@@ -160,12 +165,12 @@ class Child:
 # ------------------------------------------------------------------------------------------------- in the child
 
 
-def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
-    """A worker's environment; the user's own variables override it. One thread; with parallel.backend=nccl also
-    `comm.nccl.environment`."""
+def default_environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Defaults for a worker's environment variables, which the user's own override: one thread and, with
+    parallel.backend=nccl, those of `comm.nccl.environment`."""
     environment = {
         "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a worker's log records what the worker did, without torch's warnings
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # keeps torch's warnings out of the worker's log
     }
     if settings.get("parallel", {}).get("backend") == "nccl":
         environment |= ENVIRONMENT
@@ -178,7 +183,7 @@ def defaults(settings: Mapping[str, Any]) -> dict[str, str]:
 def _become_worker(
     settings: Mapping[str, Any], module: str, parent: int, stdin: int, output: int, inherited: tuple[int, int]
 ) -> NoReturn:
-    """From fork to the worker's main function; never returns to the supervisor's code."""
+    """The child's side of the fork: runs the worker's main function and exits."""
     status = 1
     try:
         die_with_parent(parent)
@@ -190,7 +195,7 @@ def _become_worker(
         os.dup2(output, 1)
         os.dup2(output, 2)
         if "torch" not in sys.modules:
-            for name, value in defaults(settings).items():
+            for name, value in default_environment(settings).items():
                 os.environ.setdefault(name, value)
             for descriptor in inherited:
                 os.set_inheritable(descriptor, True)
@@ -205,12 +210,12 @@ def _become_worker(
 
 
 def _run_forked(module: str, inherited: tuple[int, int]) -> int:
-    # The supervisor's sockets and its event loop are not ours. They become /dev/null rather than being closed, so that
-    # a number cannot be used anew and then be closed when a stale Python object goes.
+    # Inherited sockets and the event loop belong to the supervisor. Their descriptors are redirected to /dev/null, not
+    # closed: a stale Python object would later close a reused number.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
         if descriptor > 2 and descriptor not in (*inherited, null):
-            with suppress(OSError):  # the listing's own
+            with suppress(OSError):  # the descriptor of the listing
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)
     gc.freeze()
@@ -218,7 +223,7 @@ def _run_forked(module: str, inherited: tuple[int, int]) -> int:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Sends this process a signal when the thread of `parent` that started it ends; ends now if it is gone already."""
+    """Sends this process a signal when the thread of `parent` that started it ends. Exits if that has happened."""
     if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
@@ -229,7 +234,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def _read_words(descriptor: int) -> LastWords | None:
-    """The last whole line that `last_words` wrote to the pipe."""
+    """The last complete line that `last_words` wrote to the pipe."""
     os.set_blocking(descriptor, False)
     data = b""
     with suppress(BlockingIOError):  # a grandchild may still hold the other end
@@ -249,7 +254,7 @@ def _signal_name(number: int) -> str:
 
 
 def _oom_kills() -> int:
-    """How many processes of our cgroup (v2) the kernel has killed for want of memory; 0 where it does not say."""
+    """Number of processes of this cgroup (v2) that the out-of-memory killer has killed; 0 if unknown."""
     with suppress(OSError, ValueError, KeyError, StopIteration):
         group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))[3:]
         text = (Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events").read_text()

@@ -1,9 +1,9 @@
-"""Ends the other ranks of a launch that has no job: rank 0, in the place of the coordinator.
+"""Ends the other ranks of a launch that has no job to run. Rank 0 does this instead of starting a coordinator.
 
     asyncio.run(dismiss(launch, address, "the run is complete: ..."))
     asyncio.run(dismiss(launch, address, "run.steps must be at least 1, not 0", code=2, seconds=REFUSED_SECONDS))
 
-Each rank connects to where the coordinator would listen, receives `Finish` with the code and the sentence, and ends.
+Each rank connects to the coordinator's address, receives `Finish` with the exit code and the reason, and exits.
 """
 
 from __future__ import annotations
@@ -16,52 +16,57 @@ from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 
-REFUSED_SECONDS = 20.0  # for the other ranks to connect, if rank 0 refuses the start
-LEAVE_SECONDS = 20.0  # for a rank to hang up after `Finish`
+REFUSED_SECONDS = 20.0  # for the other ranks to connect, if rank 0 rejects the configuration
+LEAVE_SECONDS = 20.0  # for a rank to disconnect after `Finish`
 
 
 async def dismiss(
     launch: Launch, address: Address | None, sentence: str, code: int = 0, seconds: float | None = None
 ) -> None:
-    """Returns when every other rank has ended, or after `seconds`; None: ten minutes, as at a job's start.
+    """Returns when every other rank has disconnected, or after `seconds`.
 
-    address: of the coordinator, None on one node.
-    code: the exit code of the first rank of each other node.
+    address   of the coordinator; None on one node
+    sentence  the reason, for users
+    code      exit code of the first rank of each other node
+    seconds   time limit; None: ten minutes, as at a job's start
+
     Raises ValueError if rank 0 cannot listen at `address`.
     """
     if launch.world == 1:
         return
     from recycle_pp.coordinator.arrivals import until_all_have_come
 
-    told = Told(launch.world)
+    notified = Notified(launch.world)
 
     async def handle(peer: Peer) -> None:
         if not isinstance(peer.hello, SupervisorHello):
             return
         peer.send(Finish(code, sentence))
-        with suppress(TimeoutError, ChannelClosed):  # it hangs up when it has read that
+        with suppress(TimeoutError, ChannelClosed):  # the rank disconnects after reading it
             async with asyncio.timeout(LEAVE_SECONDS):
                 while True:
                     await peer.recv(FROM_SUPERVISOR)
-        told.add(peer.hello.rank)
+        notified.add(peer.hello.rank)
 
     at = address or Address("127.0.0.1", 0, new_token())
     try:
         server = await serve(handle, at.host, at.port, at.token)
     except OSError as error:
-        raise ValueError(f"{sentence}; the other ranks cannot be told: {at.host}:{at.port}: {error.strerror}") from None
+        raise ValueError(
+            f"{sentence}; the other ranks cannot be notified: {at.host}:{at.port}: {error.strerror}"
+        ) from None
     if launch.one_node:
         publish(launch, Address(at.host, server.sockets[0].getsockname()[1], at.token))
-    missing = asyncio.create_task(until_all_have_come(told, launch.world, _say, _say))
-    told_all = asyncio.create_task(told.all.wait())
-    await asyncio.wait({missing, told_all}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    missing = asyncio.create_task(until_all_have_come(notified, launch.world, _print, _print))
+    all_notified = asyncio.create_task(notified.all.wait())
+    await asyncio.wait({missing, all_notified}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     missing.cancel()
     withdraw(launch)
     server.close()
 
 
-class Told:
-    """The ranks that know; rank 0 does."""
+class Notified:
+    """The ranks that have received `Finish`, and rank 0."""
 
     def __init__(self, world: int) -> None:
         self._ranks, self._world, self.all = {0}, world, asyncio.Event()
@@ -79,5 +84,5 @@ class Told:
         return rank in self._ranks
 
 
-def _say(sentence: str) -> None:
+def _print(sentence: str) -> None:
     print(f"recycle_pp: {sentence}", flush=True)

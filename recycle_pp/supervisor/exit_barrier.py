@@ -1,16 +1,16 @@
-"""Lets torchrun's agents end with the job: else they would wait in torch's exit barrier, for minutes, for lost nodes.
+"""Prevents torchrun's agents from waiting minutes for lost nodes in torch's exit barrier.
 
-    limit_wait(launch)                  # the first rank of each node, at its end: for a store that does not answer
-    await release(launch, lost=1)       # the coordinator's rank, at its end: for agents that are lost; takes seconds
+    limit_wait(launch)                  # before exit, on the first rank of each node: if the store does not answer
+    await release(launch, lost=1)       # before exit, on the coordinator's rank: for lost agents; takes seconds
 
-At its end each agent registers itself in a store that the agent of node 0 hosts (static rendezvous), and waits until
-all agents have. Two cases would hold it up:
+Before it exits, each agent registers in a store hosted by the agent of node 0 (static rendezvous) and waits until all
+agents have registered. Two cases would delay it:
 
-- An agent is lost. `release` registers it, by torch's own code in a process of its own, as supervisors do not import
-  torch.
-- Node 0 is lost, so the store does not answer. Connections to a dead process are reset, and the agents exit with 0 at
-  once. To a machine behind a cut link TCP would repeat its packets for a quarter of an hour: `limit_wait` lets the
-  agent's connection break after `SILENT_SECONDS`.
+- An agent is lost. `release` registers it with torch's own code, in a separate process because supervisors do not
+  import torch.
+- Node 0 is lost, so the store does not answer. If only the process is dead, connections are reset and the agents exit
+  with 0 at once. If the link is cut, TCP would retransmit for a quarter of an hour; `limit_wait` makes the agent's
+  connection fail after `SILENT_SECONDS`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from recycle_pp.wire.launch import Launch
 
 from .foreign_sockets import connections_to
 
-SECONDS = 20.0  # for importing torch on a busy machine; then the agents wait as they would have
-SILENT_SECONDS = 8.0  # without an answer of the store's machine
+SECONDS = 20.0  # to import torch on a busy machine; after that the agents wait as without `release`
+SILENT_SECONDS = 8.0  # without a packet from the store's machine
 _STORE_SECONDS = 5.0  # for the store to answer
-_CONNECT_SECONDS = 2.0  # for its machine, when only that is asked
+_CONNECT_SECONDS = 2.0  # to check whether its machine answers
 
 
 def limit_wait(launch: Launch) -> None:
-    """Lets the agent's connection to the store break `SILENT_SECONDS` after its machine stops answering.
+    """Makes the agent's connection to the store fail `SILENT_SECONDS` after the store's machine stops answering.
 
-    Prints a sentence if the kernel does not permit that and the machine does not answer.
+    If the kernel does not permit that and the machine does not answer, prints what to expect.
     """
     if launch.agents == 1:
         return
     try:
         for sock in connections_to(os.getppid(), launch.master_port):
-            with sock, suppress(OSError):  # the connection has broken
+            with sock, suppress(OSError):  # the connection is broken already
                 set_keepalive(sock, SILENT_SECONDS)
     except ProcessLookupError:  # the agent has ended
         pass
@@ -57,7 +57,7 @@ def limit_wait(launch: Launch) -> None:
                 "wait; kill -9 it if you do not want to wait",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-        except OSError:  # it answers
+        except OSError:  # the machine answered
             pass
 
 

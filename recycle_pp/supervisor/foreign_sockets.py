@@ -1,9 +1,9 @@
-"""Connections of another process, for as long as this one needs to change something about them.
+"""Changes options of another process's TCP connections.
 
     for sock in connections_to(os.getppid(), port=29500):
         with sock: set_keepalive(sock, 8.0)     # acts on the other process's connection
 
-The kernel permits it to root and, if kernel.yama.ptrace_scope is 0, to processes of the same user (ptrace(2)).
+The kernel permits this to root and, if kernel.yama.ptrace_scope is 0, to processes of the same user (ptrace(2)).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PIDFD_GETFD = 438  # pidfd_getfd(2): the same number on all architectures that 
 
 
 def connections_to(pid: int, port: int) -> Iterator[socket.socket]:
-    """Duplicates of the process's TCP connections to that port of any machine. PermissionError if not permitted."""
+    """Duplicates of the process's TCP connections to that port on any machine. Raises PermissionError."""
     pidfd = os.pidfd_open(pid)
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -55,6 +55,6 @@ def _duplicate(pidfd: int, descriptor: int) -> socket.socket | None:
 def _peer_port(sock: socket.socket) -> int | None:
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         return None
-    with contextlib.suppress(OSError):  # it listens, or has broken
+    with contextlib.suppress(OSError):  # listening or broken
         return int(sock.getpeername()[1])
     return None

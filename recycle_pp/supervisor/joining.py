@@ -1,15 +1,15 @@
-"""How a supervisor gets its first connection to the coordinator, which may not listen yet.
+"""Connects a supervisor to the coordinator for the first time. The coordinator may not be listening yet.
 
-    peer, address = await find_coordinator(launch, hello, address=None)      # of this node, by its private file
-    peer, address = await find_coordinator(launch, hello, Address(...))      # of another node
-    why(error)                                                               # an OSError of it in words
+    peer, address = await find_coordinator(launch, hello, address=None)      # on this node, by its private file
+    peer, address = await find_coordinator(launch, hello, Address(...))      # on another node
+    explain(error)                                                           # an OSError of it, for users
 
-A node whose launcher shares a store with that of rank 0's node ends as soon as that launcher has ended: the start was
-refused there.
+If the launcher of rank 0's node exits, the start was rejected there. A node that shares a store with that launcher
+notices this and exits too.
 
-Nodes of a cluster do not start together: every 4 s the node's first rank says for whom it waits, and why. For whom the
-coordinator itself waits says `coordinator.arrivals`. On one node rank 0 speaks, unless no launcher is known to have
-started it: then every rank does.
+Nodes of a cluster do not start together. Every 4 s the first rank of a waiting node prints what it waits for and why.
+`coordinator.arrivals` prints which ranks the coordinator waits for. On one node only rank 0 prints; if the ranks were
+started without a known launcher, each rank does.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from recycle_pp.wire.launch import Address, Launch, find
 from recycle_pp.wire.messages.handshake import SupervisorHello
 
 JOIN_SECONDS = 600.0  # for the coordinator to appear
-SAY_SECONDS = 4.0  # between two lines of a node that waits
+REPORT_SECONDS = 4.0  # between two lines of a waiting node
 LOOK_SECONDS = 0.5  # between two checks of rank 0's launcher
 
 
 async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Address | None) -> tuple[Peer, Address]:
-    """A connection on which `hello` was accepted, and where it leads; tries for `JOIN_SECONDS`.
+    """A connection on which `hello` was accepted, and its address. Retries for `JOIN_SECONDS`.
 
-    address: None where all ranks are on one node: the coordinator publishes its address in a private file there.
+    address: None if all ranks are on one node, where the coordinator publishes its address in a private file.
 
     Raises:
-        OSError: no coordinator in `JOIN_SECONDS`.
-        ValueError: the coordinator refuses the hello, or rank 0's launcher has ended; with the reason.
+        OSError: no coordinator answered within `JOIN_SECONDS`.
+        ValueError: the coordinator rejected the hello, or rank 0's launcher has exited; with the reason.
     """
     loop = asyncio.get_running_loop()
     deadline, waiting, first = loop.time() + JOIN_SECONDS, Waiting(launch), FirstLauncher(launch)
     while True:
         place = address or find(launch)
-        error: OSError = TimeoutError("rank 0 did not say where it is")
+        error: OSError = TimeoutError("rank 0 has not published its address")
         if place is not None:
             try:
                 return await connect(place.host, place.port, place.token, hello), place
             except OSError as failure:
                 error = failure
         if isinstance(error, ConnectionRefusedError) and await first.has_ended():
-            raise ValueError("the launcher of rank 0's node has ended before the job began; its output says why")
-        waiting.say(f"{place.host}:{place.port}" if place is not None else "", error)
+            raise ValueError("the launcher of rank 0's node exited before the job started; its output says why")
+        waiting.report(f"{place.host}:{place.port}" if place is not None else "", error)
         if loop.time() > deadline:
             raise error
         await asyncio.sleep(0.02 if address is None else 0.2)
@@ -60,17 +60,17 @@ async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Addr
 class FirstLauncher:
     """torchrun's agent on rank 0's node, seen from another node.
 
-    With static rendezvous this agent hosts the store where all agents meet before any rank starts. A store that refuses
-    connections later has ended, and its agent with it.
+    With static rendezvous this agent hosts the store where all agents meet before any rank starts. If that store
+    refuses connections later, the agent has exited.
     """
 
     def __init__(self, launch: Launch) -> None:
-        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # else no store listens on the port
+        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # otherwise no store listens on the port
         self._at = (launch.master_address, launch.master_port) if shared and not launch.one_node else None
         self._refusal, self._due = Refusal(), 0.0
 
     async def has_ended(self) -> bool:
-        """True once connections were refused for two seconds. Cheap: looks once in `LOOK_SECONDS`."""
+        """True after two seconds of refused connections. Connects at most once in `LOOK_SECONDS`."""
         now = asyncio.get_running_loop().time()
         if self._at is None or now < self._due:
             return False
@@ -88,19 +88,19 @@ class FirstLauncher:
 
 
 class Waiting:
-    """The lines of one node that waits; `say` may be called as often as the coordinator was tried."""
+    """Status lines of a waiting node. `report` may be called after every attempt."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch, self._begun = launch, time.monotonic()
-        self._said = self._begun
+        self._reported = self._begun
 
-    def say(self, where: str, error: OSError) -> None:
-        """Prints, now and then. where: HOST:PORT of the coordinator; error: of the last try to reach it."""
+    def report(self, where: str, error: OSError) -> None:
+        """Prints a line every `REPORT_SECONDS`. where: HOST:PORT of the coordinator; error: of the last attempt."""
         now = time.monotonic()
-        rank_0_speaks = self._launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
-        if rank_0_speaks or now < self._said + SAY_SECONDS:
+        rank_0_reports = self._launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
+        if rank_0_reports or now < self._reported + REPORT_SECONDS:
             return
-        self._said = now
+        self._reported = now
         if self._launch.one_node:
             print(
                 f"recycle_pp: rank {self._launch.rank} has waited {now - self._begun:.0f} s for rank 0 of this machine",
@@ -111,19 +111,19 @@ class Waiting:
             return
         node = f"node {self._launch.agent} ({socket.gethostname()})"
         print(
-            f"recycle_pp: {node} has waited {now - self._begun:.0f} s for rank 0's node at {where}: {why(error)}",
+            f"recycle_pp: {node} has waited {now - self._begun:.0f} s for rank 0's node at {where}: {explain(error)}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
 
 
-def why(error: OSError) -> str:
-    """Why the coordinator cannot be reached, and what to look at."""
+def explain(error: OSError) -> str:
+    """Why the coordinator cannot be reached, and what to check."""
     match error:
         case ConnectionRefusedError():
-            return "nothing listens there: that node is not ready yet, or has ended, or this is a wrong address"
+            return "nothing listens there: that node is not ready yet or has ended, or the address is wrong"
         case socket.gaierror():
             return f"this host name cannot be resolved ({error.strerror})"
         case TimeoutError():
-            return "no answer: a wrong address, a firewall in between, or another program listens there"
+            return "no answer: the address is wrong, a firewall drops the packets, or another program listens there"
         case _:
             return error.strerror or str(error)

@@ -1,14 +1,13 @@
-"""A process's death, known 0.2 ms after SIGKILL: long before its parent can wait for it.
+"""Detects the death of a process 0.2 ms after SIGKILL, long before its pidfd is readable.
 
-    line = Lifeline.create()            # the parent; the child inherits line.descriptor
-    Lifeline(descriptor).hold()         # the child, in its main thread, once
-    line.wait()                         # the parent, in a thread: True as soon as the child is dead
+    line = Lifeline.create()            # in the parent; the child inherits line.descriptor
+    Lifeline(descriptor).hold()         # in the child, in its main thread, once
+    line.wait()                         # in a thread of the parent: True as soon as the child is dead
 
-A killed process first gives back its memory and closes its devices, and only then becomes a zombie: its pidfd is
-readable, and its sockets are closed, after 30 ms where it had imported torch and 300 MB (`bench/detection.py`), and
-later where a GPU's driver has to clean up. But the kernel wakes those who wait for a robust mutex (robust_list(2)) at
-the very beginning of its owner's exit. So the child holds such a mutex for life, in memory that it shares with its
-parent.
+A killed process frees its memory and closes its devices before it becomes a zombie. With torch and 300 MB imported,
+its sockets close and its pidfd becomes readable after 30 ms (`bench/detection.py`), or later if a GPU driver has to
+clean up. But at the very start of a process's exit, the kernel wakes the waiters of its robust mutexes
+(robust_list(2)). So the child holds such a mutex for life, in memory shared with its parent.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import os
 import time
 
 _PROCESS_SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
-_POLL_SECONDS = 0.02  # until the child holds its end
+_POLL_SECONDS = 0.02  # until the child holds the mutex
 _libc = ctypes.CDLL(None)
-_held: list[Lifeline] = []  # unmapped memory would tell nobody anything
+_held: list[Lifeline] = []  # keeps the memory mapped: an unmapped mutex wakes no waiter
 
 
 class Lifeline:
-    """descriptor: of the shared memory, to be inherited; both ends close their own."""
+    """descriptor: of the shared memory, inherited by the child; each process closes its own."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -35,7 +34,7 @@ class Lifeline:
 
     @property
     def memory(self) -> mmap.mmap:
-        """A page; what is behind its first quarter is free for others."""
+        """One page. The mutex uses the first quarter; the rest is free."""
         assert self._memory is not None
         return self._memory
 
@@ -52,16 +51,16 @@ class Lifeline:
         return line
 
     def hold(self) -> None:
-        """By the thread whose end is the process's end; it never lets go."""
+        """Locks the mutex for good. To be called in the main thread, whose end is the end of the process."""
         _held.append(self)
         _libc.pthread_mutex_lock(self._mutex)
 
     def wait(self) -> bool:
-        """Blocks until the holder is dead; False after `close`, if nobody has ever held it."""
-        mapped = self._memory  # as long as this thread waits
+        """Blocks until the holder is dead. False if the line was closed before any process held it."""
+        mapped = self._memory  # keeps it mapped while this thread waits
         if mapped is None:
             return False
-        while (code := _libc.pthread_mutex_trylock(self._mutex)) == 0:  # nobody holds it yet
+        while (code := _libc.pthread_mutex_trylock(self._mutex)) == 0:  # not held yet
             _libc.pthread_mutex_unlock(self._mutex)
             if self._memory is None:
                 return False

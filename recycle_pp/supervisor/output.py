@@ -1,13 +1,12 @@
-"""A worker's standard output and error: a pipe, which a thread of the supervisor copies to the worker's log.
+"""A worker's standard output and error: a pipe that a thread of the supervisor copies to the worker's log.
 
     output = Output(log)
     os.dup2(output.descriptor, 1)          # in the child
     output.copy()                          # in the parent, after the fork
-    output.since(output.received)          # what it has written from a moment on, from memory
-    output.close()                         # after the worker's end
+    output.since(received)                 # the output after that many bytes, from memory
+    output.close()                         # after the worker's death
 
-A worker whose standard output were the log itself would stand still in a `print`, or in a library's warning, as long
-as the log's disk does not answer.
+If a worker wrote to the log itself, a `print` or a library's warning would block while the log's disk is silent.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from contextlib import suppress
 
 from recycle_pp.telemetry.log_file import LogFile
 
-KEPT = 1 << 16  # newest bytes, for stacks and the last line
+KEPT = 1 << 16  # newest bytes kept in memory, for stack traces and the last line
 PIPE = 1 << 20  # bytes that a worker may write while the supervisor is suspended
 CLOSE_SECONDS = 0.5  # for the last lines; a process that cannot be killed keeps its end of the pipe open
 
 
 class Output:
-    """descriptor: the worker's end, until `copy`. received: bytes so far."""
+    """descriptor: the worker's end, closed by `copy`. received: number of bytes so far."""
 
     def __init__(self, log: LogFile) -> None:
         self.received = 0
         self._log, self._kept = log, b""
         self._ours, self.descriptor = os.pipe()
-        with suppress(OSError):  # more than this user may have
+        with suppress(OSError):  # above this user's limit
             fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE)
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
 
@@ -40,7 +39,7 @@ class Output:
         self._thread.start()
 
     def since(self, received: int) -> bytes:
-        """What came after the first `received` bytes; the newest `KEPT` of it."""
+        """The output after the first `received` bytes, at most its newest `KEPT` bytes."""
         kept, count = self._kept, self.received - received
         return kept[-count:] if count > 0 else b""
 
@@ -49,7 +48,7 @@ class Output:
         return lines[-1] if lines else ""
 
     def close(self) -> None:
-        """Returns when the last line has come, or after `CLOSE_SECONDS`."""
+        """Returns when all output is copied, or after `CLOSE_SECONDS`."""
         self._thread.join(CLOSE_SECONDS)
 
     def _copy(self) -> None:

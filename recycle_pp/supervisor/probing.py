@@ -1,4 +1,4 @@
-"""Whether this machine reaches the other nodes of the job, before its worker is started among them.
+"""Checks, before a worker is restarted here, whether this machine can reach the other nodes of the job.
 
 names = await unreachable(probe.targets, token)         # ["node1 (10.0.0.2:41234)"]
 """
@@ -16,7 +16,7 @@ SECONDS = 3.0  # for a connection: a lost packet delays it by one second, two by
 
 
 async def unreachable(targets: Sequence[Target], token: str) -> list[str]:
-    """In words, those of the supervisors at `targets` to which no authenticated connection can be made."""
+    """Descriptions of the targets to which no authenticated connection can be made."""
     reached = await asyncio.gather(*(_reaches(target, token) for target in targets))
     return [f"{of.name} ({of.host}:{of.port})" for of, yes in zip(targets, reached, strict=True) if not yes]
 

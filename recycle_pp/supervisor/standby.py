@@ -1,11 +1,11 @@
-"""When a rank's next worker process may be started ahead: `run.standby`.
+"""Decides when to start a rank's standby process (`run.standby`).
 
     standby = Standby(launch, settings)
-    if standby.due(signs): monitor.stand_by(settings)        # at every heartbeat
+    if standby.due(signs): monitor.start_standby(settings)        # at every heartbeat
 
-A worker that is killed is back when its successor has imported torch, found its place and got the state; the first of
-these takes seconds, and needs nothing of the job. So a second process imports ahead and waits: after the worker's first
-step, when importing delays nobody's start, at first one rank of a machine after the other, later at once.
+The replacement of a killed worker has to import torch, join the job and receive the state. The import takes seconds and
+does not depend on the job, so a standby process does it in advance. The first one starts after the worker's first step,
+so that it delays no worker's start. The ranks of a machine take turns. After a death its successor starts at once.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.wire.launch import Launch
 from recycle_pp.wire.messages.supervisors import Signs
 
-FREE = 400_000_000  # bytes of memory a worker of this machine that must be free for run.standby=auto
-BEATS = 4  # heartbeats between two ranks: importing torch keeps a core busy for two seconds
+FREE = 400_000_000  # bytes of free memory per worker of this machine that run.standby=auto requires
+BEATS = 4  # heartbeats between two ranks of a machine: importing torch keeps a core busy for two seconds
 
 
 class Standby:
     def __init__(self, launch: Launch, settings: Settings) -> None:
         self._launch, self._wanted = launch, settings.run.standby
         self._incarnation = self._step = -1
-        self._beats = 0  # since the first step of this incarnation was done
-        self._turn = 1 + BEATS * launch.local_rank  # at the start all ranks are due at once: one after the other
+        self._beats = 0  # heartbeats since the first step of this incarnation
+        self._turn = 1 + BEATS * launch.local_rank  # staggered, as all ranks finish their first step together
 
     def due(self, signs: Signs | None) -> bool:
-        """signs: of the worker at this heartbeat."""
+        """Whether to start it now. signs: of the worker at this heartbeat."""
         if self._wanted == "off" or signs is None or signs.activity.step < 0 or "torch" in sys.modules:
-            return False  # who is forked from a process that has torch imports nothing
+            return False  # with torch imported here, workers are forked and import nothing
         if signs.incarnation != self._incarnation:
             if self._incarnation >= 0:
-                self._turn = 1  # the one who stood by has taken its place: the next death may be near
+                self._turn = 1  # the standby process has become the worker; the next death may follow soon
             self._incarnation, self._step, self._beats = signs.incarnation, signs.activity.step, 0
         self._beats += signs.activity.step > self._step
         if self._beats != self._turn:
@@ -44,7 +44,7 @@ class Standby:
 
 
 def free_memory() -> float:
-    """Bytes that this machine, or this container, can still give; infinite where it does not say."""
+    """Bytes of memory available on this machine or in this container; infinite if unknown."""
     found = [float("inf")]
     with suppress(OSError, ValueError, IndexError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

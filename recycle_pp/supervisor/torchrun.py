@@ -1,9 +1,9 @@
-"""Runs torchrun in this process, for a command that starts a job: without the traceback of torchrun after a failure.
+"""Runs torchrun in this process, without torchrun's traceback after a failure.
 
     sys.exit(run_torchrun(["--nproc-per-node=4", "-m", "recycle_pp.train", "run.steps=60"]))
 
-If a rank ends with a code other than 0, torchrun's own command prints the traceback of its ChildFailedError, thirty
-lines after the sentence that says why. Here the sentence is the last line, and the exit code is that of the rank.
+If a rank fails, the `torchrun` command prints a traceback of thirty lines after the sentence that says why. Here that
+sentence is the last line, and the exit code is the rank's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 
 def run_torchrun(arguments: Sequence[str]) -> int:
-    """The exit code of the first rank that failed, 0 if none did; blocks until all ranks have ended.
+    """The exit code of the first rank that failed, or 0. Blocks until all ranks have ended.
 
-    Imports torch, which takes seconds. arguments: those of the command `torchrun`."""
+    Imports torch, which takes seconds. arguments: of the `torchrun` command.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run

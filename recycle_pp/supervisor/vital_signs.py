@@ -1,13 +1,12 @@
-"""What a worker's main thread does and how it gets on, seen by its supervisor whatever state the worker is in.
+"""Vital signs of a worker's main thread: its activity, the activity's age, and whether the thread runs.
 
-    board = Board(lifeline.memory)                   # both ends
-    board.write(7, Activity("works", "F", 20, (1, 3)))       # the worker's main thread, before whatever it does: 2 us
-    signs = VitalSigns(pid, board)                   # the supervisor
-    signs.look(incarnation=0, most=1.0)              # at every heartbeat: Signs(activity=..., seconds=10.2, ...)
+    board = Board(lifeline.memory)                   # in both processes
+    board.write(7, Activity("works", "F", 20, (1, 3)))       # in the worker's main thread, before each activity: 2 us
+    signs = VitalSigns(pid, board)                   # in the supervisor
+    signs.sample(incarnation=0, max_interval=1.0)    # at every heartbeat: Signs(activity=..., seconds=10.2, ...)
 
-The board lies in memory that both processes share, so it can be read where the worker's interpreter is stuck too (a
-thread in machine code that keeps its lock). Ages are added up from look to look: a pause of this very process, as of
-the whole machine, makes nobody older.
+The board is in shared memory, so the supervisor can read it even if native code blocks the worker's interpreter. Ages
+are summed over intervals between samples, so a pause of the supervisor or of the machine adds nothing to them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _KINDS = ("starts", "works", "device", "waits")
 _WHATS = ("", "F", "I", "W", "B", "O", "R", "V", "data", "checkpoint", "send", "turn", "tensor", "sum", "copy", "links",
           "commit", "orders", "plan", "model", "state", "kernels", "ready")  # fmt: skip
 _KIND, _WHAT = ({name: code for code, name in enumerate(names)} for names in (_KINDS, _WHATS))
-_NOBODY = (-1, -1)
+_NONE = (-1, -1)
 _ENTRY = struct.Struct("<QdBB?5iQ")  # number, since, kind, what, first, step, micro-batch, peer, number again
-_OFFSET = 1024  # behind the lifeline's mutex
+_OFFSET = 1024  # after the lifeline's mutex
 
 
 class Board:
@@ -35,15 +34,15 @@ class Board:
         self._memory = memory
 
     def write(self, number: int, activity: Activity) -> None:
-        """number: counts the activities, from 1."""
+        """number: of the activity, from 1."""
         kind, what, step, microbatch, peer, first = activity
         _ENTRY.pack_into(
             self._memory, _OFFSET, number, time.monotonic(), _KIND[kind], _WHAT[what], first, step,
-            *(microbatch or _NOBODY), *(peer or _NOBODY), number,
+            *(microbatch or _NONE), *(peer or _NONE), number,
         )  # fmt: skip
 
     def read(self) -> tuple[int, float, Activity] | None:
-        """(number, since when, what); number 0 before the first one. None where it is being written."""
+        """(number, time.monotonic() of its start, activity); number 0 before the first. None during a write."""
         number, since, kind, what, first, step, d, i, pd, ps, again = _ENTRY.unpack_from(self._memory, _OFFSET)
         if number != again:
             return None
@@ -52,18 +51,18 @@ class Board:
 
 
 class VitalSigns:
-    """Of the process `pid`, whose main thread writes to `board`."""
+    """Vital signs of process `pid`, whose main thread writes to `board`."""
 
     def __init__(self, pid: int, board: Board) -> None:
         self._stat, self._board = Path(f"/proc/{pid}/task/{pid}/stat"), board
-        self._looked = time.monotonic()
+        self._sampled = time.monotonic()
         self._number, self._activity = 0, Activity()
         self._seconds, self._quiet, self._processor = 0.0, 0.0, -1
 
-    def look(self, incarnation: int, most: float) -> Signs:
-        """Its signs now. most: seconds between two looks; what is longer was a pause."""
+    def sample(self, incarnation: int, max_interval: float) -> Signs:
+        """The vital signs now. max_interval: seconds; a longer interval since the last call counts as a pause."""
         now = time.monotonic()
-        elapsed, self._looked = min(now - self._looked, most), now
+        elapsed, self._sampled = min(now - self._sampled, max_interval), now
         self._seconds += elapsed
         self._quiet += elapsed
         found = self._board.read()
@@ -72,7 +71,7 @@ class VitalSigns:
             self._seconds = min(now - since, elapsed)
             self._quiet = min(self._quiet, self._seconds)
         with suppress(OSError, ValueError, IndexError):
-            # proc(5): the name before may hold spaces; then the state, and ticks of 10 ms as user and in the kernel.
+            # proc(5): a name that may contain spaces, the state, ..., user and system time in ticks of 10 ms
             state, *fields = self._stat.read_text().rpartition(")")[2].split()
             processor = int(fields[10]) + int(fields[11])
             if processor != self._processor or state == "R":

@@ -221,7 +221,7 @@ def test_a_supervisor_whose_loop_stands_still_leaves_and_the_others_go_on(rank, 
     case = Case(f"the loop of rank {rank}'s supervisor stands still", "2x2", QUICK, steps=150, bound=300)
     outcome = runs.of(case, "one thread stops", meanwhile=freeze)
     runs.check_exact(outcome)
-    assert f"rank {rank} ends: its event loop has stood still" in outcome.output
+    assert f"rank {rank} exits: its event loop has been blocked" in outcome.output
     assert [e["worker"] for e in outcome.all("death_detected")] == [f"{rank // 2}.{rank % 2}"], explain(outcome)
     assert len(outcome.all("coordinator_elected")) == (rank == 0)
 

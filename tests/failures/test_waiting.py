@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from recycle_pp.supervisor.joining import why
+from recycle_pp.supervisor.joining import explain
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Part, Zygote
 from recycle_pp.testing.ports import free_ports
@@ -97,8 +97,8 @@ def test_a_wrong_address_is_named(hasty, tmp_path):
 
 
 def test_no_answer_is_put_into_words():
-    assert why(TimeoutError()).startswith("no answer: a wrong address, a firewall")
-    assert why(OSError(113, "No route to host")) == "No route to host"
+    assert explain(TimeoutError()).startswith("no answer: the address is wrong, a firewall")
+    assert explain(OSError(113, "No route to host")) == "No route to host"
 
 
 @pytest.mark.slow

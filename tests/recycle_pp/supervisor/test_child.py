@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recycle_pp.supervisor.child import Child, defaults
+from recycle_pp.supervisor.child import Child, default_environment
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.worker_spec import WorkerSpec
 
@@ -28,7 +28,7 @@ def spawned(play, tmp_path, monkeypatch):
     spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
     log = LogFile(tmp_path / "log")
     child = Child.spawn({"parallel": {"backend": "nccl"}}, log, "fake_worker")
-    child.begin(spec)
+    child.assign(spec)
     try:
         yield child
     finally:
@@ -75,7 +75,7 @@ def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, mo
     (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     child = Child.spawn({"parallel": {"backend": "nccl"}}, LogFile(tmp_path / "log"), "fake_worker")
-    child.begin(WorkerSpec("", 1, "", 0, 0, "", {}))
+    child.assign(WorkerSpec("", 1, "", 0, 0, "", {}))
     death = wait_for_death(child)
     assert death.cause == "exit"
     assert "No module named 'no_such_module_at_all'" in death.detail
@@ -123,12 +123,14 @@ def test_a_worker_has_its_own_environment_and_the_users_choice_stands(name, defa
 
 
 def test_only_workers_that_use_nccl_get_its_environment():
-    assert not [name for name in defaults({"parallel": {"backend": "auto"}}) if "NCCL" in name or "CUDA" in name]
+    assert not [
+        name for name in default_environment({"parallel": {"backend": "auto"}}) if "NCCL" in name or "CUDA" in name
+    ]
 
 
 @pytest.mark.parametrize(("interface", "told"), [("lo", "=lo"), ("127.0.0.1", None), (None, None)])
 def test_nccl_takes_the_network_interface_that_control_interface_names(interface, told):
-    assert defaults({"control": {"interface": interface}}).get("NCCL_SOCKET_IFNAME") == told
+    assert default_environment({"control": {"interface": interface}}).get("NCCL_SOCKET_IFNAME") == told
 
 
 def test_what_a_worker_started_ends_with_it(tmp_path, monkeypatch):
@@ -171,7 +173,7 @@ PARENT = os.getpid()
 pair = socket.socketpair()
 log = LogFile(Path({str(tmp_path / "log")!r}))
 child = Child.spawn({{}}, log, "fork_worker")
-child.begin(WorkerSpec("", 1, "", 0, 0, "", {{}}))
+child.assign(WorkerSpec("", 1, "", 0, 0, "", {{}}))
 select.select([child.pidfd], [], [], 20)
 print(child.reap(), log.flush(10.0))
 pair[0].send(b"still whole"), print(pair[1].recv(20))

@@ -22,7 +22,7 @@ def test_a_node_ends_soon_after_the_launcher_of_rank_0_has(monkeypatch):
     """As a node whose processes need a minute to import, when the others were refused half a minute ago."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     begun = time.monotonic()
-    with pytest.raises(ValueError, match="launcher of rank 0's node has ended before the job began; its output"):
+    with pytest.raises(ValueError, match="launcher of rank 0's node exited before the job started; its output"):
         asyncio.run(find_coordinator(launch(free_ports()), HELLO, Address("127.0.0.1", free_ports(), "x" * 16)))
     assert 2.0 <= time.monotonic() - begun < 10.0
 

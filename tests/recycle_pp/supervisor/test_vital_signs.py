@@ -46,7 +46,7 @@ def test_a_thread_that_gets_processor_time_is_told_from_one_that_does_not(code, 
     try:
         for _ in range(10):
             time.sleep(0.05)
-            quiet = signs.look(0, 1.0).quiet
+            quiet = signs.sample(0, 1.0).quiet
         assert quiet == 0.0 if runs else quiet > 0.4
     finally:
         process.kill()
@@ -57,9 +57,9 @@ def test_a_pause_of_the_supervisor_makes_nobody_older():
     board = Board(bytearray(4096))
     signs = VitalSigns(os.getpid(), board)
     board.write(1, TENSOR)
-    signs.look(0, 0.2)
+    signs.sample(0, 0.2)
     time.sleep(1.0)
-    assert signs.look(0, 0.2).seconds < 0.4
+    assert signs.sample(0, 0.2).seconds < 0.4
 
 
 def test_an_activity_that_is_new_is_as_old_as_it_says():
@@ -68,9 +68,9 @@ def test_an_activity_that_is_new_is_as_old_as_it_says():
     time.sleep(0.2)
     board.write(1, TENSOR)
     time.sleep(0.1)
-    assert 0.1 <= signs.look(0, 1.0).seconds < 0.2
+    assert 0.1 <= signs.sample(0, 1.0).seconds < 0.2
     time.sleep(0.1)
-    assert 0.2 <= signs.look(0, 1.0).seconds < 0.4
+    assert 0.2 <= signs.sample(0, 1.0).seconds < 0.4
 
 
 def test_an_op_is_the_first_of_its_kind_until_one_of_them_is_done():

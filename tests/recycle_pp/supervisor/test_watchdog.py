@@ -36,7 +36,7 @@ def test_a_loop_that_stands_still_ends_its_process_and_says_where_it_stood(then,
     process = run(then)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert ("rank 3 ends: its event loop has stood still" in errors) == ends
+    assert ("rank 3 exits: its event loop has been blocked" in errors) == ends
     assert ("in main" in errors) == ends and ("it goes on" in output) != ends
 
 
