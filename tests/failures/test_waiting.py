@@ -27,7 +27,7 @@ def hasty(tmp_path_factory):
         "from recycle_pp.coordinator import arrivals\n"
         "from recycle_pp.supervisor import joining\n"
         "from recycle_pp.wire import connection\n"
-        "joining.SAY_SECONDS = arrivals.SECONDS = connection.REPEAT_SECONDS = 0.5\n"
+        "joining.REPORT_SECONDS = arrivals.SECONDS = connection.REPEAT_SECONDS = 0.5\n"
     )
     with Zygote(preload) as zygote:
         yield zygote

@@ -108,7 +108,7 @@ class SimulatedSupervisor(supervisor.Supervisor):
     def _steps(self, message: Step) -> None:
         if message.generation == self._worker.generation:
             vote = Vote(message.generation, message.step)
-            asyncio.get_running_loop().call_later(STEP, lambda: self._say(vote))  # type: ignore[arg-type]
+            asyncio.get_running_loop().call_later(STEP, lambda: self._send(vote))  # type: ignore[arg-type]
 
     def _commits(self, message: Committed) -> None:
         if message.generation == self._worker.generation:
@@ -278,7 +278,7 @@ class Simulation(ExitStack):
             self.supervisors.append(of)
             where = Address("10.0.0.1", 29501, "")
             if node.rank == 0:
-                await of.found(where, SETTINGS, RunFolder("simulated"))
+                await of.start_job(where, SETTINGS, RunFolder("simulated"))
             try:
                 node.code = await of.run(where)
             except Exception as error:
