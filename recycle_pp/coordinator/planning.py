@@ -81,7 +81,7 @@ class Planning:
         """Returns the problem with what the coordinator before this one measured: its profile.json, if it is on this
         machine."""
         if measured is not None and self._profile.fits(measured):
-            self._profile.take_up(measured)
+            self._profile.load(measured)
         return self._profile.problem(problem)
 
     def look(self, job: Job) -> None:

@@ -1,12 +1,12 @@
-"""model.split=auto: boundaries between stages by what the layers take, not by counting them.
+"""model.split=auto: boundaries between stages by measured times of layers.
 
-    settings.model.split = balanced(settings)                   # before any worker starts
+    settings.model.split = balanced(settings)               # before any worker starts
     python -m recycle_pp.fitting.balance < settings.json    # the process that measures: prints the layers' times
 
-An embedding and above all a head of a large vocabulary take as much as several layers. The first stage has the one and
-the last stage the other, so they count with the first and the last layer. One layer of each sort is run on a
-micro-batch of zeros, on the device that the workers will have; `plan_layout` makes the boundaries of it. That takes
-seconds, so it is done only where the number of weights says that even stages are not the best ones.
+An embedding or a head of a large vocabulary takes as long as several layers. The embedding counts with the first layer,
+the head with the last one. One layer of each sort runs on a micro-batch of zeros, on the device of the workers, and
+`plan_layout` computes the boundaries. That takes seconds, so it happens only if even stages are not the best ones by
+the number of weights.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from recycle_pp.model.split import layers_of
 from .problem import initial_problem
 
 ENOUGH = 1.02
-"""Even stages are kept if their lower bound is at most so much above the best one, by the number of weights."""
+"""Stages stay even if their lower bound, by the number of weights, is at most this multiple of the best one."""
 REPEATS = 5
 ROOM = 0.9
 """Share of a GPU's memory for layers and micro-batches in flight; the rest is for messages and torch."""
 
 
 def balanced(settings: Settings) -> list[int] | None:
-    """The layers of each stage; None for as even as possible: with emulated compute, with a model that is not our own,
-    where even is best, and (with a sentence) where nothing can be measured. Blocks for the time of a measurement."""
+    """The number of layers of each stage; None for as even as possible.
+
+    None with emulated compute, with a model that is not the project's own, if even stages are best, and after a printed
+    sentence if the measurement fails. Blocks for the time of a measurement.
+    """
     if settings.emulate.mode or settings.model.kind != "transformer" or settings.parallel.stages == 1:
         return None
     assert isinstance(settings.model.layers, int)
@@ -49,27 +52,29 @@ def balanced(settings: Settings) -> list[int] | None:
     command = [sys.executable, "-m", "recycle_pp.fitting.balance"]
     done = subprocess.run(command, input=json.dumps(asdict(settings)), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        print("model.split=auto: the layers could not be measured; every stage has as many", file=sys.stderr)
+        print(
+            "model.split=auto: the layers could not be measured; stages have equal numbers of layers", file=sys.stderr
+        )
         return None
     return layout_of(settings, json.loads(done.stdout.splitlines()[-1]))
 
 
 def layout_of(settings: Settings, measured: dict[str, Any]) -> list[int] | None:
-    """The best layout for layers as `measure` gives them; None if it is the even one, or if none has room."""
+    """The best layout for the result of `measure`; None if that is the even one, or if no layout has room."""
     from recycle_schedules import plan_layout
 
     assert isinstance(settings.model.layers, int)
     try:
         found = plan_layout(_problem(settings, measured["layers"], measured["capacity_bytes"])).layout
     except ValueError as error:
-        print(f"model.split=auto: {error}; every stage has as many layers", file=sys.stderr)
+        print(f"model.split=auto: {error}; stages have equal numbers of layers", file=sys.stderr)
         return None
     even = [len(layers) for layers in layers_of(settings.model.layers, settings.parallel.stages)]
     return None if found is None or list(found) == even else list(found)
 
 
 def by_weights(settings: Settings) -> list[float]:
-    """What each layer takes in proportion to its weights that are multiplied with: an embedding is looked up."""
+    """The work of each layer: its number of weights, without the embedding, which needs no multiplication."""
     model = settings.model
     assert isinstance(model.layers, int)
     counts = [float(parameters(model, range(k, k + 1))) for k in range(model.layers)]
@@ -87,10 +92,10 @@ def _problem(settings: Settings, layers: dict[str, list[float]], capacity: float
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """{"layers": the problem's key, "capacity_bytes": of the device, None on a CPU}; seconds."""
+    """{"layers": the problem's key, in seconds, "capacity_bytes": of the device, None on a CPU}."""
     import torch
 
-    torch.set_num_threads(1)  # of a CPU: all of the work is then on the clock of this thread
+    torch.set_num_threads(1)  # the CPU clock of this thread then counts all of the work
     count = settings.model.layers
     assert isinstance(count, int)
     on_gpu = settings.run.device != "cpu" and torch.cuda.is_available()
@@ -108,7 +113,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
-    """Median seconds of F, I, W and O of a stage that has this layer alone; on a GPU also its bytes."""
+    """Median seconds of F, I, W and O of a stage with only this layer; on a GPU also its bytes."""
     import torch
 
     from recycle_pp.model.stage import Stage
@@ -116,7 +121,10 @@ def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
     from recycle_pp.numerics.optimizer import StageOptimizer
 
     on_gpu = device.type == "cuda"
-    allocated = lambda: torch.cuda.memory_allocated(device) if on_gpu else 0  # noqa: E731
+
+    def allocated() -> int:
+        return torch.cuda.memory_allocated(device) if on_gpu else 0
+
     empty = allocated()
     stage = Stage(settings, layer, device)
     optimizer = StageOptimizer(settings, stage)
@@ -125,9 +133,9 @@ def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
     taken = [of.empty(device).zero_() for of in stage.module.takes]
     grads = [of.empty(device).zero_() for of in stage.module.gives if of.differentiable]
     seconds: dict[str, list[float]] = {kind: [] for kind in TIMES}
-    held, flying = allocated() - empty, 0
-
-    clock = time.perf_counter if on_gpu else time.thread_time  # a CPU may be busy with other things
+    held = allocated() - empty
+    in_flight = 0
+    clock = time.perf_counter if on_gpu else time.thread_time  # other processes may use the CPU
 
     def timed(kind: str, call: Any, *arguments: Any) -> None:
         began = clock()
@@ -138,7 +146,7 @@ def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
 
     for _ in range(REPEATS):
         timed("F", stage.forward, 0, 0, batch, taken)
-        flying = allocated() - empty - held
+        in_flight = allocated() - empty - held
         timed("I", stage.backward_input, 0, grads)
         timed("W", stage.backward_weight, 0)
     payload = stage.gradients.payload()
@@ -147,7 +155,7 @@ def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
         timed("O", optimizer.step, reduced, step, 0.0)
     found = {kind: median(of) for kind, of in seconds.items()}
     if on_gpu:
-        found |= {"bytes": float(allocated() - empty), "activation_bytes": float(max(flying, 0))}
+        found |= {"bytes": float(allocated() - empty), "activation_bytes": float(max(in_flight, 0))}
     return found
 
 

@@ -1,9 +1,9 @@
-"""What a run needs, in numbers, before any worker starts: parameters, tokens a step, bytes a worker.
+"""The size of a run, before any worker starts: parameters, tokens of a step, bytes of a worker.
 
     for line in footprint(settings, workers_here=4): print(line)
 
-Bytes are those of `model.memory`, without deaths: a dead worker's peers run more micro-batches, and keep what they
-send.
+Bytes are estimates of `model.memory` for a step without deaths. The peers of a dead worker need more: they run its
+micro-batches and keep its boundary tensors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from .problem import initial_problem
 
 
 def footprint(settings: Settings, workers_here: int) -> list[str]:
-    """Up to five sentences. workers_here: on this machine. What a model that is not our own holds only its workers
-    know."""
+    """Up to five sentences. workers_here: number of workers on this machine.
+
+    For a model that is not the project's own, one sentence: only its workers can measure its memory.
+    """
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
     each_step = f"each step: {samples} sample{'s' * (samples != 1)}, {samples * settings.model.sequence:,} tokens"
@@ -58,7 +60,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
 
 
 def _in_flight(settings: Settings) -> str:
-    """What `parallel.memory` comes to."""
+    """The micro-batches in flight that `parallel.memory` allows, by stage."""
     problem = _after_the_profile(settings)
     counted, stages = problem.replace(memory=None), range(problem.stages)
     limits = [min(problem.limit(Worker(0, s)), problem.counts[0]) for s in stages]
@@ -78,7 +80,7 @@ def _in_flight(settings: Settings) -> str:
 
 
 def crowd(workers_here: int) -> str | None:
-    """A warning where there are more workers than cores; None otherwise."""
+    """A warning if there are more workers than cores, otherwise None."""
     cores = os.cpu_count() or 1
     if workers_here <= cores:
         return None
@@ -86,7 +88,7 @@ def crowd(workers_here: int) -> str | None:
 
 
 def needs_of(settings: Settings, device: str) -> list[dict[str, float]]:
-    """By stage and part, what a worker holds at the fullest moment of a step without deaths. device: cpu or cuda."""
+    """By stage, the bytes of a worker's parts at its peak in a step without deaths. device: cpu or cuda."""
     problem, p = _after_the_profile(settings), settings.parallel
     found = []
     for stage, again in enumerate(problem.recomputes):
@@ -101,7 +103,7 @@ def _after_the_profile(settings: Settings) -> Problem:
 
 
 def _all_here(settings: Settings, needs: list[dict[str, float]], workers: int) -> float:
-    """Of so many ranks, the first ones: all machines have about the same stages."""
+    """Bytes of the first `workers` ranks; other machines need about the same."""
     return sum(PROCESS + sum(needs[rank % settings.parallel.stages].values()) for rank in range(workers))
 
 

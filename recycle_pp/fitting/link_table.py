@@ -1,14 +1,14 @@
-"""The links between the job's hosts as its workers measure them: what the stage graph (`Problem.graph`) is made of.
+"""The measured links between the job's hosts, for the stage graph (`Problem.graph`).
 
     table = LinkTable()
-    table.place(Worker(0, 1), "node0")                    # on which host a worker runs
-    table.wanted(live)                                    # {Worker(0, 0): {"node1": Worker(1, 1)}, ...}: to be measured
-    table.measured("node0", {"node1": (0.0001, 1e9)})     # seconds one way, bytes a second
+    table.place(Worker(0, 1), "node0")               # the host of a worker
+    table.wanted(live)                               # {Worker(0, 0): {"node1": Worker(1, 1)}, ...}: pairs to measure
+    table.measured("node0", {"node1": (0.0001, 1e9)})  # seconds one way, bytes a second
     table.describe(2, 2, sizes=[4e6], overhead=0.001, least=0.0002)     # the problem's key `links`, or None
 
-One pair of workers measures for two hosts, and one for what stays within a host. A job on one host measures nothing and
-has a uniform graph; so has one whose links are alike as far as a plan goes (`describe`), whatever noise is in the
-figures.
+One pair of workers measures the link of two hosts, and one pair the link within a host. A job on one host measures
+nothing and has a uniform graph. A job has a uniform graph too if its links differ too little to change a plan
+(`describe`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import networkx as nx
 from recycle_schedules import Worker
 from recycle_schedules.links import Link
 
-MOST = 4  # hosts to which one worker measures the link: with NCCL each of them costs a group
+MOST = 4  # links that one worker measures; with NCCL each of them needs a group
 ALIKE = 2.0  # times within this factor of each other are alike
 
 Hosts = frozenset[str]  # one or two
@@ -35,7 +35,7 @@ class LinkTable:
         self._described: dict[tuple[Any, ...], dict[str, Any] | None] = {}
 
     def place(self, worker: Worker, host: str) -> None:
-        """A process has started as this worker, on this host."""
+        """Records the host of a worker's new process."""
         if host:
             self._host[worker] = host
             self._described.clear()
@@ -45,7 +45,7 @@ class LinkTable:
         self._described.clear()
 
     def between(self, a: Worker, b: Worker) -> Link | None:
-        """None if that link was not measured."""
+        """The link between the hosts of two workers; None if it was not measured."""
         return self._links.get(frozenset((self._host.get(a, ""), self._host.get(b, ""))))
 
     def to_json(self) -> dict[str, Any]:
@@ -53,18 +53,20 @@ class LinkTable:
         measured = [[min(hosts), max(hosts), *link] for hosts, link in self._links.items()]
         return {"hosts": {str(w): host for w, host in sorted(self._host.items())}, "measured": sorted(measured)}
 
-    def take_up(self, data: Mapping[str, Any]) -> None:
-        """From another coordinator's `to_json`."""
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Adds the figures of another coordinator, from its `to_json`."""
         for worker, host in data.get("hosts", {}).items():
             self.place(Worker.parse(worker), host)
         for a, b, *link in data.get("measured", ()):
             self.measured(a, {b: (link[0], link[1])})
 
-    # -- who measures ------------------------------------------------------------------------------------------
+    # -- pairs that measure ------------------------------------------------------------------------------------
 
     def wanted(self, live: Collection[Worker]) -> dict[Worker, dict[str, Worker]]:
-        """Who measures the links of hosts that were not there before, and with whom: workers of neighbouring stages, of
-        one pipeline where there are some, as these have a connection anyway."""
+        """The pairs of workers that should measure the links of new hosts: worker -> host -> the worker there.
+
+        Both are of neighbouring stages. Pairs of one pipeline come first because they are connected anyway.
+        """
         at: dict[str, list[Worker]] = defaultdict(list)
         for worker in sorted(w for w in live if w in self._host):
             at[self._host[worker]].append(worker)
@@ -84,18 +86,21 @@ class LinkTable:
                 busy.update((u, v))
         return dict(wanted)
 
-    # -- what the planner gets ---------------------------------------------------------------------------------
+    # -- for the planner ---------------------------------------------------------------------------------------
 
     def describe(
         self, pipelines: int, stages: int, sizes: Sequence[float], overhead: float, least: float
     ) -> dict[str, Any] | None:
-        """The value of the problem's key `links`; None where the largest boundary tensor takes about as long on every
-        link.
+        """The value of the problem's key `links`; None if the largest boundary tensor takes about as long on all links.
 
-        sizes: bytes of a boundary tensor, by boundary. overhead: seconds that a message takes beside the link's own.
-        least: a shorter time counts as this one. Hosts that are near each other are a zone."""
+        sizes     bytes of a boundary tensor, by boundary
+        overhead  seconds of a message in addition to those of its link
+        least     seconds; shorter times count as this
+
+        Hosts that are near each other form a zone.
+        """
         asked = (pipelines, stages, *sizes, overhead, least)
-        if asked not in self._described:  # after every commit it is asked again
+        if asked not in self._described:  # called after every commit
             self._described[asked] = self._describe(pipelines, stages, sizes, overhead, least)
         return self._described[asked]
 
@@ -125,7 +130,7 @@ class LinkTable:
         return {
             "hosts": [[self._host.get(Worker(d, s), "?") for s in range(stages)] for d in range(pipelines)],
             "zones": zones,
-            "within_host": {"latency": overhead},  # where none was measured
+            "within_host": {"latency": overhead},  # if it was not measured
             **{kind: plain[hosts] for kind, hosts in usual.items()},
             "measured": [[min(hosts), max(hosts), plain[hosts]] for hosts in others],
             "bytes": list(sizes),
@@ -138,7 +143,8 @@ def _neighbours(here: Iterable[Worker], there: Iterable[Worker]) -> list[tuple[W
 
 
 def _zones(between: Mapping[Hosts, float]) -> dict[str, str]:
-    """Hosts by what is about as fast as the fastest of these links; a zone has the name of its first host."""
+    """Host -> zone. Links about as fast as the fastest one join hosts to a zone, which has the name of its first
+    host."""
     graph = nx.Graph()
     graph.add_nodes_from(host for hosts in between for host in hosts)
     nearest = min(between.values())

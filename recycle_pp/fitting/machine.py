@@ -1,8 +1,8 @@
-"""What this machine has: memory of its own, of the container, of its GPU.
+"""The memory of this machine, its container and its GPU.
 
-host_memory()               # bytes that the processes here may take together; None if nobody says
+host_memory()               # bytes for all processes of this machine; None if unknown
 gpu_memory()                # bytes of the first GPU; None without one
-memory_of_a_worker("cpu")   # "4.2 GB": its share of them, for `parallel.memory=auto`
+memory_of_a_worker("cpu")   # "4.2 GB": the share of one worker, for `parallel.memory=auto`
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 
 from recycle_pp.config.sizes import format_size
 
-SHARE = 0.9  # of the memory for workers; the rest is for supervisors, drivers and messages
+SHARE = 0.9  # of the memory is for workers; the rest is for supervisors, drivers and messages
 
 
 def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | None:
-    """What each worker of this machine has; None if nobody says. device: `run.device`. workers_here: None: as torchrun
-    says."""
+    """The memory of each worker of this machine, as text; None if unknown.
+
+    device: `run.device`. workers_here: default LOCAL_WORLD_SIZE, or 1.
+    """
     gpu = None if device == "cpu" else gpu_memory()
     if gpu is not None:
         return format_size(SHARE * gpu)
@@ -31,8 +33,7 @@ def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | No
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The least of the machine's memory and the limits of the control groups that this process is in (cgroup v1 or
-    v2)."""
+    """Bytes of the machine, or the lowest limit of this process's control groups (cgroup v1 or v2) if that is lower."""
     found = [bytes_ for bytes_ in (_total(proc), *_limits(proc, groups)) if bytes_ is not None]
     return min(found, default=None)
 
@@ -54,7 +55,7 @@ def _total(proc: Path) -> float | None:
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[float]:
-    """Of each group from this process's up to the root. A container may see its own group as the root."""
+    """The limits of this process's groups up to the root. A container may see its own group as the root."""
     lines: list[str] = []
     with suppress(OSError):
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -65,8 +66,5 @@ def _limits(proc: Path, groups: Path) -> Iterator[float]:
         root, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
         inside = Path(group.strip("/"))
         for folder in (root / inside, *(root / above for above in inside.parents), root):
-            with suppress(OSError, ValueError):  # "max": none
+            with suppress(OSError, ValueError):  # "max": no limit
                 yield float((folder / name).read_text())
-
-
-__all__ = ["gpu_memory", "host_memory", "memory_of_a_worker"]

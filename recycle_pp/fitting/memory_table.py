@@ -23,8 +23,10 @@ from rich.table import Table
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import format_size, parse_size
-from recycle_pp.fitting.outlook import Outcome, Row, outlook, refusal
-from recycle_pp.fitting.problem_source import compile_planner
+
+from .outlook import Outcome, Row, outlook
+from .problem_source import compile_planner
+from .remedies import refusal
 
 PARTS = (
     "weights",
@@ -86,7 +88,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def _sentence(settings: Settings, outcome: Outcome, whole: Outcome, capacity: float, device: str) -> str:
     if not any(row.peers for row in outcome.rows):
-        return "the stage is lost: back to the newest checkpoint"
+        return "the stage is lost, and the job restarts from its newest checkpoint"
     if not outcome.fits:
         return refusal(settings, outcome, capacity, device, format_size)
     fullest = max(outcome.rows, key=lambda row: row.bytes)
@@ -95,7 +97,7 @@ def _sentence(settings: Settings, outcome: Outcome, whole: Outcome, capacity: fl
     if outcome.dead and outcome.period and whole.period:
         said += f"; a step takes {100 * (outcome.period / whole.period - 1):+.0f} % if stage {outcome.hit} is hit"
     if outcome.dead >= (settings.parallel.copies or outcome.dead + 1):
-        said += "; if both held the same blocks of the optimizer's state, back to the newest checkpoint"
+        said += "; if both held the same blocks of the optimizer's state, the job restarts from its newest checkpoint"
     return said
 
 
@@ -109,7 +111,7 @@ def _grid(outcome: Outcome) -> Table:
         grid.add_row(
             *(str(row.stage), str(row.layers), format_size(row.parameters)[:-1].strip(), str(row.peers)),
             f"{row.in_flight:g} of {row.wanted:g}",
-            _way(row),
+            _backward(row),
             *sizes,
             format_size(row.bytes),
             "yes" if row.fits else "no",
@@ -117,7 +119,7 @@ def _grid(outcome: Outcome) -> Table:
     return grid
 
 
-def _way(row: Row) -> str:
+def _backward(row: Row) -> str:
     return ("whole" if row.whole else "split") + (", recomputed" if row.recompute else "")
 
 

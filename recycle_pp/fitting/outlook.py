@@ -1,47 +1,43 @@
-"""Does a job fit into so many bytes a worker: with nobody dead, with one worker of a stage dead, with two?
+"""Whether a job fits into the memory of its workers without deaths, after one death, and after two.
 
-    found = outlook(settings, capacity=80e9, device="cuda")    # three Outcomes, a row for each stage
-    remedies(settings, 80e9, "cuda", dead=1)                   # ["model.recompute=true", ...]: what would fit
+    found = outlook(settings, capacity=80e9, device="cuda")    # three Outcomes, with a row for each stage
 
-Every stage is looked at as the one that is hit. Where splitting the backward, or keeping activations, leaves no room
-for 1F1B's P - s micro-batches, the stage runs whole backwards (B), and if that is not enough it recomputes its layers
-(one F more for each micro-batch). Stages may differ in this: it is what a run with model.recompute=auto does.
+Both deaths hit the same stage, and every stage is tried. A stage needs room for the P - s micro-batches of 1F1B. If a
+split backward leaves too little, the stage runs whole backwards (B). If that is not enough, it recomputes its layers,
+which costs one more F for each micro-batch. A run with model.recompute=auto decides in the same way, stage by stage.
 
-Durations are in proportion to what is multiplied, so periods compare memory and deaths, not machines.
+Durations are in proportion to multiplications. Periods therefore compare memory and deaths, not machines.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from recycle_schedules import Worker, plan
 from recycle_schedules.memory import Mode, fastest, modes
 
-from recycle_pp.config.checks import validate
 from recycle_pp.config.settings import Settings
 from recycle_pp.model.memory import layers_of_stages, linear_sizes, parameters, room_for_tensors, stage_memory
 
 from .problem import initial_problem
 
-DEATHS = ("nobody dead", "one dead", "two dead")
+DEATHS = ("no deaths", "one death", "two deaths")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A stage with so many live workers, and how it gets on with its memory.
+    """The memory of one stage's workers.
 
     layers, parameters   of the stage
-    peers                its live workers; 0: the stage is lost, and the job goes back to its checkpoint
-    in_flight            micro-batches that a worker may have in flight, by its memory and by `schedule`; 0: none fits
-    wanted               the same by `schedule` alone
-    whole, recompute     every backward is a B; layers are recomputed in it
-    parts                bytes of a worker at its fullest moment, by part"""
+    peers                live workers; 0: the stage is lost, and the job restarts from its newest checkpoint
+    in_flight            limit of micro-batches in flight on a worker, by memory and `schedule`; 0: none fits
+    wanted               the limit by `schedule` alone
+    whole                every backward is a B
+    recompute            the backward recomputes the layers
+    parts                bytes of a worker at its peak, by part
+    """
 
     stage: int
     layers: int
@@ -64,8 +60,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """dead: of one stage's workers. period: of the plan where the stage is hit that costs most, in forwards of an
-    average stage; None where some stage does not fit or is lost."""
+    """
+    dead     number of dead workers, all of one stage
+    rows     a row for each stage, as if that stage had the deaths
+    period   longest period over the stages that may be hit, in forwards of an average stage; None if a stage does not
+             fit or is lost
+    hit      the stage with that period; None without deaths
+    """
 
     dead: int
     rows: list[Row]
@@ -82,98 +83,31 @@ class Outcome:
 
 
 def outlook(settings: Settings, capacity: float, device: str) -> list[Outcome]:
-    """With 0, 1 and 2 dead. ValueError for models that are not the project's own Transformer."""
+    """The outcomes with 0, 1 and 2 dead workers.
+
+    capacity: bytes of a worker. device: cpu or cuda. ValueError if the model is not the project's own Transformer.
+    """
     job = _Job(settings, capacity, device)
     return [job.outcome(dead) for dead in range(len(DEATHS))]
 
 
-def refusal(settings: Settings, outcome: Outcome, capacity: float, device: str, size: Callable[[float], str]) -> str:
-    """One sentence: what does not fit, by how much, and what would. size: bytes in words."""
-    row = max((row for row in outcome.rows if not row.fits), key=lambda row: row.bytes)
-    parts = ", ".join(f"{name} {size(of)}" for name, of in row.parts.items() if of)
-    after = "" if not outcome.dead else f" once {'one' if outcome.dead == 1 else 'two'} of its workers are dead"
-    after = after.replace("one of its workers are", "one of its workers is")
-    sentence = (
-        f"a worker of stage {row.stage} needs {size(row.bytes)}{after}, with one micro-batch in flight, and has "
-        f"{size(capacity)} ({parts})"
-    )
-    found = remedies(settings, capacity, device, outcome.dead)
-    return (
-        f"{sentence}; it would fit with {', or with '.join(found)}" if found else f"{sentence}; no setting alone helps"
-    )
-
-
-def remedies(settings: Settings, capacity: float, device: str, dead: int) -> list[str]:
-    """Up to three changes of the settings with which the job fits with so many dead, the fewest keys first."""
-    changes = list(_changes(settings))
-    found: list[set[str]] = []
-    for count in (1, 2, 3):
-        for several in itertools.combinations(changes, count):
-            words = [word for words in several for word in words]
-            keys = {word.partition("=")[0] for word in words}
-            if len(keys) < len(words) or any(keys == {word.partition("=")[0] for word in known} for known in found):
-                continue  # a larger factor of the same
-            changed = deepcopy(settings)
-            for word in words:
-                _set(changed, word)
-            try:
-                validate(changed)
-                if all(_Job(changed, capacity, device).rows_fit(n) for n in range(dead + 1)):
-                    found.append(set(words))
-            except ValueError:
-                continue
-            if len(found) == 3:
-                break
-        if found:
-            break
-    return [" ".join(sorted(words)) for words in found]
-
-
-def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
-    """What may be changed: words of a command line, one or several together."""
-    p, numerics = settings.parallel, settings.numerics
-    if not p.copies:
-        yield ("parallel.sharded=true", "parallel.optimizer_copies=2")
-    if settings.model.recompute is False:
-        yield ("model.recompute=true",)
-    if numerics.reproducible and numerics.sums == "int64":
-        yield ("numerics.sums=int32",)
-    if numerics.precision == "fp32":
-        yield ("numerics.precision=bf16",)
-    assert isinstance(settings.model.layers, int)
-    for factor in (2, 4, 8):
-        if p.stages * factor <= settings.model.layers:
-            yield (f"parallel.stages={p.stages * factor}",)
-    for size in (2, 4):
-        if p.microbatch_size % size == 0:
-            yield (
-                f"parallel.microbatch_size={p.microbatch_size // size}",
-                f"parallel.microbatches={p.microbatches * size}",
-            )
-
-
-def _set(settings: Settings, word: str) -> None:
-    path, _, text = word.partition("=")
-    group, _, key = path.partition(".")
-    value: Any = {"true": True, "false": False}.get(text, int(text) if text.isdigit() else text)
-    setattr(getattr(settings, group), key, value)
-    settings.model.split = None
+def fits(settings: Settings, capacity: float, device: str, dead: int) -> bool:
+    """Whether every stage has room for a micro-batch with 0, 1, ... and `dead` dead workers."""
+    job = _Job(settings, capacity, device)
+    return all(row.fits for n in range(dead + 1) for row in job.rows(n) if row.peers)
 
 
 class _Job:
     def __init__(self, settings: Settings, capacity: float, device: str) -> None:
         if not settings.model.own:
             raise ValueError(
-                f"model.kind={settings.model.kind}: what its layers take is known only when they run; model=llama "
-                "knows those of the Llama family"
+                f"model.kind={settings.model.kind}: the memory of its layers is known only while they run; for the "
+                "Llama family, model=llama computes it"
             )
         self._settings, self._device = settings, device
         self._capacity = room_for_tensors(capacity, device)
         self._problem = initial_problem(settings).replace(durations=None, memory=None)
         self._layers = layers_of_stages(settings)
-
-    def rows_fit(self, dead: int) -> bool:
-        return all(row.fits for row in self.rows(dead) if row.peers)
 
     def outcome(self, dead: int) -> Outcome:
         rows = self.rows(dead)
@@ -203,7 +137,7 @@ class _Job:
             return Row(*about, in_flight=0, wanted=0, whole=False, recompute=bool(model.recompute), parts={})
         ran = -(-p.pipelines * p.microbatches // peers)
         wanted = min(self._problem.limit(Worker(0, stage)), ran)
-        enough = min(p.stages - stage, wanted)  # as much as 1F1B has
+        enough = min(p.stages - stage, wanted)  # the micro-batches of 1F1B
         mode = fastest(self._modes[stage], self._capacity, peers, ran, enough)
         most = min(mode.memory.in_flight(self._capacity, peers, ran, mode.whole), wanted)
         parts = mode.memory.peak(peers, ran, max(1, most), mode.whole)
@@ -236,7 +170,7 @@ class _Job:
 
     @cached_property
     def _times(self) -> dict[str, list[float]]:
-        """F, I and W of each stage in proportion to their multiplications: matrices, and attention beside them."""
+        """F, I and W of each stage, in proportion to the multiplications of its matrices and its attention."""
         model = self._settings.model
         matrices = [float(sum(linear_sizes(model, layers))) for layers in self._layers]
         attention = [float(len(layers) * model.sequence * model.heads * model.head_size) for layers in self._layers]

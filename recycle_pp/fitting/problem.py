@@ -1,8 +1,7 @@
-"""The job as the planner sees it.
+"""The planner's Problem of a job, from its settings.
 
-problem = initial_problem(settings)                  # with nobody dead; durations are unknown before the profile
-problem = with_less_memory(problem, Worker(1, 2))    # its host ran out of memory
-job = new_job(settings, first_step=20)               # the protocol around it
+problem = initial_problem(settings)                  # all workers live; durations are unknown before the profile
+problem = with_less_memory(problem, Worker(1, 2))    # after this worker ran out of memory
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from recycle_pp.model.memory import room_for_tensors, stage_memory
 
 from .machine import gpu_memory
 
-Measured = Sequence[Sequence[Mapping[str, float]]]  # by stage and way in which it may run, keys of a StageMemory
+Measured = Sequence[Sequence[Mapping[str, float]]]
+"""Bytes by stage, then without and with recomputing; the keys of a StageMemory."""
 
 
 def initial_problem(settings: Settings) -> Problem:
-    """The job with nobody dead; durations as far as they are known before the profile."""
+    """The problem of a step with all workers. Durations are 1 before the profile, or those of `emulate`."""
     s, e = settings.schedule, settings.emulate
     known = {"F": e.F, "I": e.I, "W": e.W, "O": e.O} if e.mode else {"F": 1.0, "I": 1.0, "W": 1.0, "O": 1.0}
     profiling = s.profile_steps > 0 and not e.mode
@@ -41,27 +41,31 @@ def initial_problem(settings: Settings) -> Problem:
 
 
 def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str, Any] | None:
-    """The problem's key `memory`, of `parallel.memory`; None without, and while nobody knows what stages take.
+    """The value of the problem's key `memory`; None without `parallel.memory`, or if the bytes of stages are unknown.
 
-    measured: by stage, as workers find it (`model.measured_memory`), of a model that is not the project's own. One
-    micro-batch in flight is tried in any case: a job that may run out of memory is better than none."""
+    measured: by workers (`model.measured_memory`), for a model that is not the project's own.
+
+    One micro-batch in flight is always allowed: a job that may run out of memory is better than none.
+    """
     capacity = settings.parallel.memory
     if capacity in (None, "auto") or settings.emulate.mode or (not settings.model.own and measured is None):
         return None
     device = "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
     memory: dict[str, Any] = {"capacity": room_for_tensors(parse_size(str(capacity)), device), "least": 1}
     auto = settings.model.recompute == "auto"
-    ways = (False, True) if auto else (None,)
+    modes = (False, True) if auto else (None,)
     found = measured or [
-        [asdict(stage_memory(settings, s, device=device, recompute=again)) for again in ways]
+        [asdict(stage_memory(settings, s, device=device, recompute=again)) for again in modes]
         for s in range(settings.parallel.stages)
     ]
     return memory | dict(zip(("stages", "recomputed"), zip(*found, strict=True), strict=False))
 
 
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:
-    """One micro-batch in flight less on that worker, as long as one is left; the others keep their limits. What was
-    known of bytes still holds: the estimate was too high for this worker."""
+    """The problem with one micro-batch in flight less on that worker, but at least one.
+
+    Other workers keep their limits. The limits by bytes stay too.
+    """
     limits = {}
     for d in range(problem.pipelines):
         for s in range(problem.stages):

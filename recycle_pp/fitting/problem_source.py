@@ -183,7 +183,7 @@ def _of_run(run: Run, step: int | None) -> Source:
     profile = Profile(settings)
     if not profile.fits(measured):
         raise UnreadableFile(folder.profile, "its stages are not those of config.yaml")
-    profile.take_up(measured)
+    profile.load(measured)
     try:
         return Source(profile.problem(source.problem), "s", run=run)
     except ValueError as error:

@@ -1,15 +1,18 @@
-"""The job's own durations, measured while it trains: what the planner plans with.
+"""Durations measured while the job trains, for the planner.
 
     profile = Profile(settings)
-    for speed in profile.add({worker: table, ...}): ...       # who has become slow, or is so no more
-    problem = profile.problem(problem)       # measured times, and a smaller share for workers that are slow
+    for speed in profile.add({worker: table, ...}): ...       # workers that became slow or recovered
+    problem = profile.problem(problem)       # with measured times, and the speeds of slow workers
 
-The first steps run I and W apart, the last of them runs B, so that all are measured; the very first is warm-up. From
-then on plans use the medians of what ops took on their device (a span's `own`: without what its thread waited for a
-core, so that a busy machine changes no plan), and every step is compared with them, worker by worker. `slowness` says
-who is slow; it is planned with that speed until it is as fast as the others again. Who takes `FROM_THE_START` times as
-long as its peers while this is measured is compared with them, and is not part of the medians. Durations are those of
-stages that keep what F computes: where one recomputes it, I and B take an F longer, which the problem adds.
+Step 0 is warm-up. The other profiled steps run I and W separately, and the last one runs B, so that every kind of op is
+measured. Later plans use the medians. These are of a span's `own`, which excludes the time in which the thread waited
+for a core, so a busy machine changes no plan.
+
+Each later step is compared with the medians, worker by worker. `slowness` decides which workers are slow; plans use
+their speed until they recover. A worker that takes `FROM_THE_START` times as long as its peers in the profiled steps is
+not part of the medians, and is compared with those of its peers.
+
+Durations are those of a stage that does not recompute. If it recomputes, the problem adds an F to I and B.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from .problem import Measured
 from .slowness import Slowness, Speed
 
 KINDS = "FIWBO"
-MATTERS = 0.02  # of the shortest op: what links differ by less changes no plan
-FROM_THE_START = 1.6  # peers that share busy cores differ by 0.87 to 1.1 in the medians of the first steps
+MATTERS = 0.02  # of the shortest op; smaller differences between links change no plan
+FROM_THE_START = 1.6  # on shared busy cores, medians of the first steps are 0.87 to 1.1 times those of peers
 
 
 class Profile:
@@ -45,18 +48,18 @@ class Profile:
         self._seconds: dict[str, list[list[float]]] = {kind: [[] for _ in stages] for kind in KINDS}
         self._turns: list[np.ndarray] = []
         self._turn = 0.0  # their median, once the profile is complete
-        self._messages: dict[tuple[Worker, Worker], list[np.ndarray]] = {}  # seconds of those from one to the other
-        self._message = self._overhead = 0.0  # seconds: of a message, and of it what its link does not explain
+        self._messages: dict[tuple[Worker, Worker], list[np.ndarray]] = {}  # (from, to) -> seconds
+        self._message = self._overhead = 0.0  # seconds of a message; the part that its link does not explain
         self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
         self._durations: dict[str, list[float]] = {}  # once the profile is complete
         self._here: dict[Worker, dict[str, list[float]]] = {}  # the same seconds, by worker
-        self._usual: dict[Worker, dict[str, float]] = {}  # and their medians
+        self._usual: dict[Worker, dict[str, float]] = {}  # medians of these
         self._slowness = Slowness()
         self.links = LinkTable()
         self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
         self._again: Sequence[bool] = [False for _ in stages]  # the stages that recompute, in the newest step
-        self._model: dict[int, tuple[int, float]] = {}  # what each stage's workers say of it
+        self._model: dict[int, tuple[int, float]] = {}  # by stage: boundary bytes, deferred share
 
     @property
     def complete(self) -> bool:
@@ -65,27 +68,33 @@ class Profile:
     def describe(
         self, stage: int, boundary_bytes: int, deferred_share: float, memory: Sequence[Mapping[str, float]] = ()
     ) -> None:
-        """Bytes of the stage's output for one micro-batch; the share of its parameters whose gradients come with W; the
-        bytes that it takes in each way in which it may run, where its workers measure them."""
+        """Records what a worker reports about its stage.
+
+        boundary_bytes  output of the stage for one micro-batch
+        deferred_share  share of its parameters whose gradients come with W
+        memory          measured bytes without and with recomputing; empty if they are computed from shapes
+        """
         self._model[stage] = boundary_bytes, deferred_share
         if memory:
             self._memory[stage] = memory
 
     @property
     def memory(self) -> Measured | None:
-        """By stage, what its workers have measured; None while some are missing."""
+        """The measured bytes of all stages; None while some are missing."""
         stages = range(self._settings.parallel.stages)
         return [self._memory[stage] for stage in stages] if len(self._memory) == len(stages) else None
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
-        """A process has started as this worker. machine: its host's name, the same for all that share its cores."""
-        self._usual.pop(worker, None)  # measured on another one, perhaps
+        """Records the machine of a worker's new process. machine: host name, the same for all that share its cores."""
+        self._usual.pop(worker, None)  # may be of another machine
         self._slowness.place(worker, machine, cores)
         self.links.place(worker, machine)
 
     def add(self, tables: Mapping[Worker, np.ndarray], again: Sequence[bool] | None = None) -> list[Speed]:
-        """The spans of a committed step, as `packing.unpack` gives them. again: the stages that recompute in it, where
-        `model.recompute` leaves it to bytes; None: as before."""
+        """Takes the spans of a committed step. Returns the workers that became slow or recovered.
+
+        tables: of `packing.unpack`. again: whether each stage recomputed in this step; default as before.
+        """
         self._again = self._again if again is None else again
         if self.complete:
             return self._compare(tables)
@@ -95,7 +104,7 @@ class Profile:
             if self._seen == self._steps:
                 for worker, of in self._here.items():
                     if self._again[worker.stage] and "F" in of:
-                        _keep(of)
+                        _subtract_recomputing(of)
                 here = {w: {k: _median(x) for k, x in of.items()} for w, of in self._here.items()}
                 peers = {w: _peers(here, w) for w in here}
                 for worker, of in self._here.items():
@@ -109,14 +118,14 @@ class Profile:
         return []
 
     def seconds(self, worker: Worker, kind: str) -> float | None:
-        """How long an op of this kind takes there; None as long as it is not measured."""
+        """Seconds of an op of this kind on this worker; None before the profile is complete."""
         if kind not in self._durations:
             return None
         again = self._durations["F"][worker.stage] if self._again[worker.stage] and kind in "IB" else 0.0
         return (self._durations[kind][worker.stage] + again) * self._slowness.factors.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
-        """`problem` as the next step should be planned."""
+        """The problem of the next step: with measured times, or with the backward to profile."""
         s = self._settings
         if self.complete:
             return problem.replace(
@@ -125,9 +134,8 @@ class Profile:
                 **self._message_times(self._durations, s.parallel),
                 allreduce=[_median(x) for x in self._sums],
                 speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self._slowness.factors.items())},
-                reroute="any"
-                if self._slowness.factors
-                else s.schedule.reroute,  # a slow worker's share goes to its peers
+                # peers take micro-batches of slow workers
+                reroute="any" if self._slowness.factors else s.schedule.reroute,
             )
         if s.emulate.mode:
             return problem.replace(**self._message_times(problem.durations, s.parallel))
@@ -136,7 +144,7 @@ class Profile:
         return problem.replace(backward="coupled" if self._seen == self._steps - 1 > 0 else "decoupled")
 
     def _message_times(self, durations: Mapping[str, Any], parallel: Parallel) -> dict[str, Any]:
-        """The problem's keys about messages: `links` where these differ by as much as a plan can tell."""
+        """The problem's keys about messages: `links` if these differ enough to change a plan, else `send`."""
         shortest = min((t for kind in "FIW" for t in np.ravel(durations.get(kind, 0.0)) if t > 0), default=0.0)
         sizes = [self._model.get(stage, (0, 0.0))[0] for stage in range(parallel.stages - 1)]
         links = self.links.describe(parallel.pipelines, parallel.stages, sizes, self._overhead, MATTERS * shortest)
@@ -159,18 +167,18 @@ class Profile:
         }
 
     def fits(self, data: Mapping[str, Any]) -> bool:
-        """Was this profile.json measured with as many stages as this job has?"""
+        """Whether this profile.json has the stages of this job."""
         stages = self._settings.parallel.stages
         durations, sums, sizes = data["durations_seconds"], data["sum_seconds"], data["boundary_bytes"]
         whole = set(durations) == set(KINDS) and all(len(of) == stages for of in (*durations.values(), sums))
         return whole and len(sizes) == stages - 1
 
-    def take_up(self, data: Mapping[str, Any]) -> None:
-        """What another coordinator has measured, from its `to_json`."""
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Takes the figures of another coordinator, from its `to_json`."""
         self._durations, self._seen = data["durations_seconds"], data["steps"]
         self._turn, self._message = data["turn_seconds"], data["message_seconds"]
         self._overhead = data.get("overhead_seconds", 0.0)
-        self.links.take_up(data.get("links", {}))
+        self.links.load(data.get("links", {}))
         for stage, size in enumerate(data["boundary_bytes"]):
             self._model.setdefault(stage, (size or 0, 0.0))
         self._sums = [[seconds] for seconds in data["sum_seconds"]]
@@ -197,22 +205,23 @@ class Profile:
 
     def _set_message_times(self) -> None:
         times = {pair: _joined(parts) for pair, parts in self._messages.items()}
-        unexplained = [np.maximum(0.0, x - self._on_the_way(*pair)) for pair, x in times.items()]
+        unexplained = [np.maximum(0.0, x - self._link_seconds(*pair)) for pair, x in times.items()]
         self._message, self._overhead = _median(_joined(times.values())), _median(_joined(unexplained))
 
-    def _on_the_way(self, sender: Worker, receiver: Worker) -> float:
-        """Seconds that a message's link takes, by what was measured; 0 where nothing was."""
+    def _link_seconds(self, sender: Worker, receiver: Worker) -> float:
+        """Seconds of a boundary tensor on its link; 0 if the link was not measured."""
         link = self.links.between(sender, receiver)
         first = min(sender.stage, receiver.stage)
         return link.time(self._model.get(first, (0, 0.0))[0]) if link else 0.0
 
     def _medians(self) -> dict[str, list[float]]:
-        """By stage, with the turn to the next op; B is I and W where it was never run, and emulated ops that never ran
-        take what they are told to."""
+        """By stage, including the turn to the next op. A B that never ran counts as I + W. Emulated ops that never ran
+        have the durations of the settings."""
         emulate = self._settings.emulate
-        told = {"F": emulate.F, "I": emulate.I, "W": emulate.W, "O": emulate.O} if emulate.mode else {}
+        emulated = {"F": emulate.F, "I": emulate.I, "W": emulate.W, "O": emulate.O} if emulate.mode else {}
         medians = {
-            kind: [_median(x) + self._turn if x else told.get(kind, 0.0) for x in self._seconds[kind]] for kind in KINDS
+            kind: [_median(x) + self._turn if x else emulated.get(kind, 0.0) for x in self._seconds[kind]]
+            for kind in KINDS
         }
         medians["B"] = [b or i + w for b, i, w in zip(medians["B"], medians["I"], medians["W"], strict=True)]
         return medians
@@ -222,7 +231,7 @@ class Profile:
         return self._slowness.add(longer)
 
     def _longer(self, worker: Worker, table: np.ndarray) -> tuple[float, float] | None:
-        """Own and wall time of its ops in a step, by what they took in the first steps: here, else on its stage."""
+        """Own and wall time of a worker's ops in a step, as multiples of their medians here, else on its stage."""
         here = self._usual.get(worker, {})
         known = {k: here.get(k) or self._durations[k][worker.stage] if k in "FIWB" else 0.0 for k in SPANS}
         if self._again[worker.stage]:
@@ -235,8 +244,8 @@ class Profile:
         return float(ops[:, OWN].sum() / total), float((ops[:, 4] - ops[:, 3]).sum() / total)
 
 
-def _keep(seconds: dict[str, list[float]]) -> None:
-    """Of a worker that recomputed: what I and B would have taken without, in place."""
+def _subtract_recomputing(seconds: dict[str, list[float]]) -> None:
+    """Subtracts recomputing from the I and B of a worker, in place."""
     forward = _median(seconds["F"])
     for kind in "IB":
         if kind in seconds:
@@ -244,7 +253,7 @@ def _keep(seconds: dict[str, list[float]]) -> None:
 
 
 def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[str, float]:
-    """Kind -> the median over the other workers of its stage; of none nothing."""
+    """Kind -> the median over the other workers of its stage."""
     others = [of for w, of in here.items() if w.stage == worker.stage and w != worker]
     return {kind: _median([of[kind] for of in others if kind in of]) for kind in {k for of in others for k in of}}
 
@@ -259,7 +268,7 @@ def _joined(parts: Collection[np.ndarray]) -> np.ndarray:
 
 
 def _median(values: Sequence[float] | np.ndarray) -> float:
-    """0 of nothing. Of a few, Python's is ten times as fast as numpy's; of many it is the other way round."""
+    """The median; 0 without values. Python's is ten times as fast for a few values, numpy's for many."""
     if len(values) > 100:
         return float(np.median(values))
     return float(median(values)) if len(values) else 0.0

@@ -1,22 +1,22 @@
-"""Tells slow workers from a busy machine.
+"""Detects slow workers, also on a busy machine.
 
     slowness = Slowness()
     slowness.place(worker, "host-a", cores=8)
-    for speed in slowness.add({worker: (own, wall), ...}): ...     # of a step: who has become slow, or is so no more
-    slowness.factors                                               # of those who are slow now
+    for speed in slowness.add({worker: (own, wall), ...}): ...     # after a step: workers that became slow or recovered
+    slowness.factors                                               # of the workers that are slow now
 
-`own` and `wall` are the times of a worker's ops in a step as multiples of what such ops took before, the first without
-what the thread waited for a core. Slow is, for a reason that lasts:
+`own` and `wall` are the times of a worker's ops in a step, as multiples of the profiled times. `own` excludes the time
+in which the thread waited for a core. A worker is slow in two cases:
 
-- whose own time is at least `SLOW` (1.35) times the median of all others, in 5 of its last `STEPS` (7) steps. A busy
-  machine does not lengthen it: 12 workers on 2 cores at a load of 20 reach 1.26. What it was compared with comes from
-  few steps, though, and these may have been quick by chance: a worker's first `STEPS` steps correct it, by `CHANCE`
-  (1.25) at most.
-- who waits for a core as no other worker of its machine does (a neighbour on its core, a limit on its container): wall
-  time in 7 of the last `STEADY` (8) steps at least `WAITS` (1.6) times that of the others there; `CROWDED` (2.0) where
-  they have fewer cores than they are (12 on 2 reach 1.72). Workers of unknown machines are not judged by this.
+- Its own time is at least `SLOW` (1.35) times the median of all others in 5 of its last `STEPS` (7) steps. A busy
+  machine does not cause that: 12 workers on 2 cores at a load of 20 reach 1.26. The profile covers few steps, which may
+  have been fast by chance. The first `STEPS` steps of a worker therefore correct its times, by `CHANCE` (1.25) at most.
+- It waits for a core longer than the other workers of its machine, for instance because of another process on its core
+  or a limit of its container. Its wall time is at least `WAITS` (1.6) times theirs in 7 of the last `STEADY` (8) steps.
+  The factor is `CROWDED` (2.0) if the workers outnumber the cores: 12 on 2 reach 1.72. Workers of unknown machines
+  cannot be slow in this way.
 
-It ends when the median of what made it slow is below `NORMAL` (1.2; waiting: 1.4): after 4 or 5 good steps.
+A worker has recovered when the median that made it slow falls below `NORMAL` (1.2; waiting: 1.4), after 4 or 5 steps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from recycle_schedules import Worker
 
 SLOW, NORMAL, STEPS, CHANCE = 1.35, 1.2, 7, 1.25
 WAITS, CROWDED, WAITS_NO_MORE, STEADY = 1.6, 2.0, 1.4, 8
-AGAIN = 1.5  # a factor that changes less than this changes no plan
+AGAIN = 1.5  # the factor of a slow worker is updated if it changes by this
 
 
 class Speed(NamedTuple):
     worker: Worker
-    factor: float  # how many times longer its ops take than those of its peers; 1.0 when it is slow no more
+    factor: float  # duration of its ops as a multiple of its peers'; 1.0: it recovered
 
 
 class Slowness:
@@ -44,20 +44,23 @@ class Slowness:
         self._machines: dict[Worker, str] = {}
         self._cores: dict[str, int] = {}
         self._own: dict[Worker, deque[float]] = {}
-        self._usual: dict[Worker, float] = {}  # of its first steps
+        self._usual: dict[Worker, float] = {}  # own time in the first steps
         self._wall: dict[Worker, deque[float]] = {}
-        self._waits: set[Worker] = set()  # who are slow for that reason alone
+        self._waits: set[Worker] = set()  # slow only because they wait for a core
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
-        """A process takes this place: what was known of the one before is void, but for its share until it has shown
-        its own speed."""
+        """Records the machine of a worker's new process and drops the times of the old process. Its factor stays until
+        the new process has been measured."""
         if machine:
             self._machines[worker], self._cores[machine] = machine, cores
         for known in (self._own, self._usual, self._wall):
             known.pop(worker, None)
 
     def add(self, longer: Mapping[Worker, tuple[float, float]]) -> list[Speed]:
-        """Returns onsets and ends alone. A factor that changes by `AGAIN` in between changes in `factors`."""
+        """Takes (own, wall) of each worker in a step. Returns the workers that became slow or recovered.
+
+        Later changes of a slow worker's factor are only in `factors`.
+        """
         for worker, (own, _) in longer.items():
             others = [o for w, (o, _) in longer.items() if w != worker]
             self._own.setdefault(worker, deque(maxlen=STEPS)).append(_beside(own, others))
@@ -103,6 +106,6 @@ class Slowness:
 
 
 def _beside(value: float, others: list[float]) -> float:
-    """1.0 without others: nobody to compare with."""
+    """The value as a multiple of the median of others; 1.0 without others."""
     usual = median(others) if others else 0.0
     return value / usual if usual > 0 else 1.0

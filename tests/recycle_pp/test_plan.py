@@ -213,7 +213,7 @@ LLAMA = shlex.split(
 def test_a_size_as_memory_asks_whether_the_job_fits_stage_by_stage_and_after_deaths(capsys):
     assert main(["--memory", "80GB", *LLAMA]) == 0
     said = capsys.readouterr().out
-    assert [name for name in ("nobody dead: fits;", "one dead: fits;", "two dead: fits;") if name in said] != []
+    assert [name for name in ("no deaths: fits;", "one death: fits;", "two deaths: fits;") if name in said] != []
     assert said.count("optimizer state") >= 3 and said.count("recomputed") >= 12
     assert main(["--memory", "80GB", *LLAMA, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -232,7 +232,7 @@ def test_a_folder_with_a_config_json_is_a_model_too(tmp_path, capsys):
     sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "vocab_size": 256}))
     assert main(["--memory", "1GB", "--model", str(tmp_path), "parallel=2x2"]) == 0
-    assert "nobody dead: fits" in capsys.readouterr().out
+    assert "no deaths: fits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

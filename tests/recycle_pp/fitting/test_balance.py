@@ -1,4 +1,4 @@
-"""model.split=auto: who is measured, what follows, and that a run keeps it."""
+"""model.split=auto: when layers are measured, the resulting layout, and resumes."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def test_a_model_that_cannot_be_measured_is_split_evenly(monkeypatch, capsys):
     assert "could not be measured" in capsys.readouterr().err
 
 
-def test_the_runs_configuration_has_what_was_measured_and_a_resume_keeps_it(tmp_path):
+def test_config_yaml_has_the_measured_split_and_a_resume_keeps_it(tmp_path):
     arguments = [*BIG_HEAD, f"run.dir={tmp_path / 'run'}"]
     settings, run, *_ = prepare(Launch(world=2, local_world=2), arguments)
     split = settings.model.split
@@ -70,7 +70,7 @@ def test_the_runs_configuration_has_what_was_measured_and_a_resume_keeps_it(tmp_
     assert again.model.split == split and said == []
 
 
-def test_a_resume_with_other_stages_measures_anew():
+def test_a_resume_with_other_stages_measures_again():
     before = json.loads(json.dumps({"model": {"split": [5, 1]}, "parallel": {"stages": 2, "microbatches": 4}}))
     now, said = take_up(["parallel.stages=3"], before)
     assert now.model.split == "auto" and "model.split [5, 1] -> auto" in said

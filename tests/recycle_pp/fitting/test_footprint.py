@@ -1,4 +1,4 @@
-"""What the start says of parameters and memory."""
+"""The sentences about parameters and memory at the start of a job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from recycle_pp.fitting.footprint import footprint, needs_of
 from ..in_process import small
 
 
-def test_the_start_says_it_in_sentences(monkeypatch):
+def test_the_footprint_is_a_list_of_sentences(monkeypatch):
     monkeypatch.setattr("recycle_pp.fitting.footprint.host_memory", lambda: 1e6)
     settings = small(run__device="cpu")
     first, second, third = footprint(settings, workers_here=2)
@@ -19,7 +19,7 @@ def test_the_start_says_it_in_sentences(monkeypatch):
     )
 
 
-def test_fewer_micro_batches_in_flight_take_less_than_more_do():
+def test_micro_batches_in_flight_take_memory():
     wide = {"model__sequence": 512, "parallel__microbatch_size": 8}
     most = [needs_of(small(**wide, schedule__memory_extra=extra), "cpu")[1]["activations"] for extra in (0, 2)]
     assert most[1] > 1.5 * most[0]

@@ -1,4 +1,4 @@
-"""The table of measured links: few probes cover all hosts, and only differences that a plan can tell make a graph."""
+"""Measured links: few probes cover all hosts, and only differences that matter to a plan change the graph."""
 
 from collections import Counter
 from itertools import combinations, product
@@ -16,7 +16,7 @@ FAST = (0.0001, 1e9)  # seconds one way, bytes a second
 
 @st.composite
 def placements(draw):
-    """Where every worker of a job runs."""
+    """Worker -> host."""
     pipelines, stages = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     hosts = st.sampled_from([f"node{k}" for k in range(draw(st.integers(1, 5)))])
     return {Worker(d, s): draw(hosts) for d, s in product(range(pipelines), range(stages))}
@@ -30,7 +30,7 @@ def table(placement):
 
 
 def of_hosts(rows, links):
-    """A job's table, and the stage graph that comes of it."""
+    """A table and the stage graph made from it."""
     placement = {Worker(d, s): host for d, row in enumerate(rows) for s, host in enumerate(row)}
     made = table(placement)
     for (a, b), link in links.items():
@@ -41,7 +41,7 @@ def of_hosts(rows, links):
 
 
 @given(placements())
-def test_every_pair_of_hosts_that_exchanges_tensors_is_measured_once_and_no_worker_measures_with_many(placement):
+def test_each_pair_of_connected_hosts_is_measured_once_and_no_worker_measures_many_links(placement):
     wanted = table(placement).wanted(placement)
     probes = Counter()
     for worker, partners in wanted.items():
@@ -67,7 +67,7 @@ def test_a_job_on_one_host_measures_nothing_and_has_a_uniform_graph():
     assert made.describe(3, 4, sizes=[4e6] * 3, overhead=0.001, least=0.0) is None
 
 
-def test_only_links_to_hosts_that_were_not_there_before_are_measured():
+def test_only_links_to_new_hosts_are_measured():
     rows = {Worker(d, s): f"node{d}" for d in range(3) for s in range(2)}
     made, live = table(rows), [w for w in rows if w.pipeline < 2]
     assert made.wanted(live)
@@ -78,14 +78,14 @@ def test_only_links_to_hosts_that_were_not_there_before_are_measured():
 
 
 @given(st.lists(st.floats(1.0, ALIKE), min_size=4, max_size=4))
-def test_noise_makes_no_difference(noise):
+def test_noise_in_measurements_leaves_the_graph_uniform(noise):
     pairs = [("a", "a"), ("a", "b"), ("a", "c"), ("b", "c")]
     links = {pair: (0.003 * x, 1e12) for pair, x in zip(pairs, noise, strict=True)}
     described, graph = of_hosts([["a", "a"], ["b", "b"], ["c", "c"]], links)
     assert described is None and graph.uniform
 
 
-def test_what_no_op_is_short_enough_to_notice_makes_no_difference():
+def test_differences_far_below_the_shortest_op_leave_the_graph_uniform():
     links = {("a", "a"): (1e-6, 1e12), ("a", "b"): (0.0009, 1e12)}  # 0.001 and 0.0019 of a message, 0.002 is the least
     assert of_hosts([["a", "a"], ["b", "b"]], links)[0] is None
 
@@ -110,31 +110,31 @@ def test_a_link_unlike_the_others_of_its_kind_has_its_own_times():
     assert graph.between(Worker(2, 0), Worker(3, 1)) == pytest.approx(0.001 + 0.1 + 4e6 / 1e9)
 
 
-def test_a_host_that_has_left_is_in_the_graph_no_more():
+def test_a_host_without_workers_leaves_the_graph():
     links = {("a", "a"): FAST, ("a", "b"): FAST, ("a", "c"): (0.1, 1e8)}
     made = table({Worker(d, s): host for d, host in enumerate("abc") for s in range(2)})
     for (a, b), link in links.items():
         made.measured(a, {b: link})
     for s in range(2):
-        made.place(Worker(2, s), "b")  # a newcomer in its place
+        made.place(Worker(2, s), "b")  # a new process on another host
     described = made.describe(3, 2, sizes=[0.0], overhead=0.0, least=0.001)
     assert described is None
 
 
 @given(placements())
-def test_another_coordinator_takes_the_table_up_as_it_is(placement):
+def test_another_coordinator_loads_the_same_table(placement):
     made, other = table(placement), LinkTable()
     hosts = sorted(set(placement.values()))
     for k, (a, b) in enumerate(combinations(hosts, 2)):
         made.measured(a, {b: (0.1 * k, 1e6)})
-    other.take_up(made.to_json())
+    other.load(made.to_json())
     assert other.to_json() == made.to_json()
     shape = {"pipelines": 4, "stages": 4, "sizes": [1e3] * 3, "overhead": 0.0, "least": 0.0}
     assert other.describe(**shape) == made.describe(**shape)
 
 
-def test_the_described_links_are_a_graph_whatever_was_measured():
-    """Also where only some of the links were."""
+def test_any_subset_of_measured_links_makes_a_graph():
+    """Hosts may have unmeasured links."""
     for known in range(1, 4):
         links = dict(list({("a", "b"): FAST, ("b", "c"): (0.2, 1e7), ("c", "d"): (0.01, 1e9)}.items())[:known])
         _, graph = of_hosts([[host] * 3 for host in "abcd"], links)

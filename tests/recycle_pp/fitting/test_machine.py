@@ -30,7 +30,7 @@ def test_auto_is_a_share_of_the_machine_or_its_gpu(monkeypatch):
         ("0::/", {"memory.max": "max"}, 1024 * 1e6),
     ],
 )
-def test_the_host_has_what_its_control_groups_leave(tmp_path, lines, files, least):
+def test_control_groups_limit_the_memory_of_the_host(tmp_path, lines, files, least):
     proc, groups = tmp_path / "proc", tmp_path / "groups"
     for path, text in {proc / "meminfo": "MemTotal: 1000000 kB", proc / "self/cgroup": lines}.items():
         path.parent.mkdir(parents=True, exist_ok=True)

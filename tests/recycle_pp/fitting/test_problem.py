@@ -19,7 +19,7 @@ WIDE = {
 
 
 def room_for(in_flight: float, **changes: object) -> str:
-    """`parallel.memory` for so many micro-batches in flight on stage 0 with nobody dead."""
+    """`parallel.memory` for `in_flight` micro-batches on stage 0 without deaths."""
     of = stage_memory(small(**WIDE, **changes), 0)
     return f"{PROCESS + sum(of.always(3, 6).values()) + of.op + in_flight * of.each()}"
 
@@ -57,11 +57,11 @@ def test_auto_without_bytes_is_refused():
         validate(small(model__recompute="yes"))
 
 
-def test_one_micro_batch_is_tried_however_little_there_is():
+def test_one_micro_batch_is_always_allowed():
     assert initial_problem(small(**WIDE, parallel__memory="1MB")).limit(Worker(2, 1)) == 1
 
 
-def test_who_has_run_out_of_memory_gets_less_and_bytes_still_hold_for_all():
+def test_running_out_of_memory_lowers_the_limit_of_that_worker_and_keeps_the_limits_by_bytes():
     problem = initial_problem(small(**WIDE, parallel__memory=room_for(3.02)))
     less = with_less_memory(with_less_memory(problem, Worker(1, 0)), Worker(1, 0))
     assert [less.limit(Worker(d, 0)) for d in range(3)] == [3, 1, 3]
@@ -70,11 +70,11 @@ def test_who_has_run_out_of_memory_gets_less_and_bytes_still_hold_for_all():
 
 
 @pytest.mark.parametrize("changes", [{"emulate__mode": "sleep"}, {"model__kind": "hf"}], ids=str)
-def test_what_is_not_known_in_bytes_is_not_limited_by_them(changes):
+def test_stages_of_unknown_size_have_no_limit_by_bytes(changes):
     assert initial_problem(small(**WIDE, **changes, parallel__memory="1MB")).memory is None
 
 
-def test_a_memory_that_is_no_size_is_refused():
+def test_an_invalid_size_is_refused():
     with pytest.raises(
         ValueError, match=r"^parallel.memory must be auto, null or a size: 'much' is not a size above 0"
     ):

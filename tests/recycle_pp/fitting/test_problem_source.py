@@ -1,4 +1,4 @@
-"""One parser and one definition of every figure: `plan` and `visualize` say the same of the same thing."""
+"""`plan` and `visualize` read the same command lines and print the same figures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_plan_and_visualize_print_the_same_figures(
     assert any(line[0] == "bubbles" and line[1].endswith("%") for line in planned)
 
 
-def test_what_flags_leave_out_is_as_in_a_training_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_of_flags_are_those_of_a_training_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command.main(["--stages", "4", "--json", "--seconds", "0"]) == 0
     problem = Problem.from_json(json.loads(capsys.readouterr().out)["problem"])
     settings = Settings()
@@ -67,7 +67,7 @@ def test_what_flags_leave_out_is_as_in_a_training_run(capsys: pytest.CaptureFixt
     assert problem == initial_problem(settings)
 
 
-def test_settings_of_the_trainer_are_flags_and_the_workers_that_it_kills_are_dead(
+def test_settings_of_the_trainer_are_flags_and_workers_to_be_killed_are_dead(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = "parallel=2x2 schedule.memory_extra=0 optimizer.stagger=true +fail_at=[3:0.1,4:1.0] --send 0.5"
@@ -77,12 +77,12 @@ def test_settings_of_the_trainer_are_flags_and_the_workers_that_it_kills_are_dea
     assert found.dead == {Worker(0, 1), Worker(1, 0)} and found.memory_limit == {"base": "1f1b", "extra": 0}
 
 
-def test_what_a_problem_file_leaves_out_is_as_documented(folder: Path) -> None:
+def test_defaults_of_a_problem_file_are_as_documented(folder: Path) -> None:
     (folder / "bare.json").write_text('{"pipelines": 1, "stages": 2, "microbatches": 4}')
     assert read_file(folder / "bare.json").problem == Problem(1, 2, 4)
 
 
-def test_the_figures_come_as_json_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_available_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command.main([str(folder / "trace.json"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["lost_ops"] == found["redone_ops"] == 6 and found["period"] is None
@@ -100,7 +100,7 @@ def test_the_figures_come_as_json_too(folder: Path, capsys: pytest.CaptureFixtur
         ("--fail 1.2 --step 3", "--step needs a run folder"),
     ],
 )
-def test_both_refuse_in_the_same_words(
+def test_plan_and_visualize_refuse_with_the_same_sentence(
     words: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = words.format(folder=folder).split()
@@ -109,7 +109,7 @@ def test_both_refuse_in_the_same_words(
     assert sentence.format(folder=folder) in first and first.partition(": ")[2] == second.partition(": ")[2]
 
 
-def test_where_links_are_given_a_plan_is_compared_with_one_that_ignores_them(
+def test_a_plan_with_links_is_compared_with_a_plan_that_ignores_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = {"pipelines": 2, "stages": 2, "microbatches": 4, "failed": [[1, 0]]}

@@ -1,4 +1,4 @@
-"""The profile: times by which the planner plans, and workers that have become slow."""
+"""The profile: measured times for the planner, and slow workers."""
 
 import json
 from statistics import median
@@ -30,7 +30,7 @@ TRUE = Problem(
 
 
 def executed(problem=TRUE, slow=None, origin=0.0):
-    """Spans of a step and of the optimizer steps after it, as workers report them that follow the plan of `problem`."""
+    """Spans of workers that follow the plan of `problem`: of a step, and of the optimizer steps after it."""
     slow = slow or {}
     compute, optimizer = {}, {}
     for op in plan(problem).ops:
@@ -48,7 +48,7 @@ def tables(spans):
 
 
 def steps(count, slow=None, of=TRUE):
-    """What `add` gets step by step: a step's optimizer spans come with the next one."""
+    """The arguments of `add`, step by step; optimizer spans of a step come with the next one."""
     before = {}
     for step in range(count):
         compute, optimizer = executed(of, slow=slow, origin=float(step))
@@ -63,7 +63,7 @@ def complete_profile():
     return profile
 
 
-def test_gaps_tell_turns_messages_and_sums_apart():
+def test_the_breakdown_separates_turns_messages_and_sums():
     compute, optimizer = executed()
     found = breakdown_of(tables(compute), tables(optimizer), barrier=True)
     assert median(found.turns) == pytest.approx(TURN)
@@ -73,13 +73,13 @@ def test_gaps_tell_turns_messages_and_sums_apart():
     assert found.sums == pytest.approx({0: SUM + TURN, 1: SUM + TURN})
 
 
-def test_the_plan_of_a_complete_profile_takes_as_long_as_the_steps_that_were_measured():
+def test_the_plan_of_a_complete_profile_is_as_long_as_the_measured_steps():
     profile = complete_profile()
     measured = profile.problem(initial_problem(SETTINGS)).replace(backward="decoupled", memory_limit=None)
     assert plan(measured).makespan == pytest.approx(plan(TRUE).makespan, rel=0.03)
 
 
-def test_an_emulated_job_is_planned_as_it_was_told_until_the_profile_is_complete():
+def test_before_the_profile_is_complete_an_emulated_job_is_planned_with_its_settings():
     assert Profile(SETTINGS).problem(initial_problem(SETTINGS)) == initial_problem(SETTINGS)
 
 
@@ -103,8 +103,8 @@ def two_hosts(profile, between, within=(0.0005, 1e12)):
     return profile
 
 
-def test_links_that_differ_are_planned_with_and_a_message_takes_as_long_as_it_was_measured_to():
-    """2.5 ms of them, on a link that explains 2.1: the rest is what any message takes."""
+def test_different_links_are_part_of_the_plan_and_messages_keep_their_measured_time():
+    """A message takes 2.5 ms, of which the link explains 2.1; each message takes the rest as well."""
     profile = two_hosts(Profile(SETTINGS), between=(0.0021, 1e15), within=(0.0001, 1e15))
     for _, spans in steps(3):
         profile.add(spans)
@@ -123,7 +123,7 @@ def test_links_that_are_alike_change_no_bit_of_the_plan():
     assert problem == complete_profile().problem(initial_problem(SETTINGS)) and problem.graph.uniform
 
 
-def test_an_emulated_job_is_planned_with_its_links_from_the_first_step_on():
+def test_links_of_an_emulated_job_are_part_of_its_first_plan():
     problem = two_hosts(Profile(SETTINGS), between=(0.1, 1e12)).problem(initial_problem(SETTINGS))
     assert problem.graph.between(Worker(0, 0), Worker(0, 1)) == pytest.approx(0.1)
 
@@ -133,17 +133,17 @@ def test_a_run_folder_has_the_links_for_the_next_coordinator():
     for _, spans in steps(3):
         profile.add(spans)
     successor = Profile(SETTINGS)
-    successor.take_up(json.loads(json.dumps(profile.to_json())))
+    successor.load(json.loads(json.dumps(profile.to_json())))
     assert successor.problem(initial_problem(SETTINGS)) == profile.problem(initial_problem(SETTINGS))
 
 
-def test_a_worker_that_gets_slow_is_planned_with_its_speed_until_it_is_as_fast_as_before():
+def test_plans_use_the_speed_of_a_slow_worker_until_it_recovers():
     profile, slow = complete_profile(), Worker(0, 1)
     (_, usual), *_ = steps(1)
     for _ in range(7):
         assert profile.add(usual) == []
     (_, spans), *_ = steps(1, {slow: 3.0})
-    assert [profile.add(spans) for _ in range(4)] == [[]] * 4  # bad luck, until it lasts
+    assert [profile.add(spans) for _ in range(4)] == [[]] * 4  # too few steps
     [speed] = profile.add(spans)
     assert (speed.worker, speed.factor) == (slow, pytest.approx(3.0, rel=0.1))
     problem = profile.problem(initial_problem(SETTINGS))
@@ -151,17 +151,17 @@ def test_a_worker_that_gets_slow_is_planned_with_its_speed_until_it_is_as_fast_a
     shares = [sum(op.kind == "F" and op.worker == Worker(d, 1) for op in plan(problem).ops) for d in (0, 1)]
     assert shares[0] < shares[1]
 
-    assert profile.add(spans) == []  # as slow as before: no new plan
+    assert profile.add(spans) == []  # as slow as before
     for _ in range(2):
         assert profile.add(usual) == []
     assert [speed for _ in range(2) for speed in profile.add(usual)] == [Speed(slow, 1.0)]
     assert profile.problem(initial_problem(SETTINGS)).speed == {}
 
 
-def test_what_a_stage_recomputes_is_no_part_of_its_durations_and_makes_nobody_slow():
+def test_recomputing_is_not_part_of_durations_and_makes_no_worker_slow():
     again = (True, False)
     profile, other = Profile(SETTINGS), complete_profile()
-    recomputed = TRUE.replace(durations={**TRUE.durations, "I": [0.04, 0.03]})  # an F more
+    recomputed = TRUE.replace(durations={**TRUE.durations, "I": [0.04, 0.03]})  # one more F
     for _, spans in steps(3, of=recomputed):
         assert profile.add(spans, again) == []
     for kind in "FIW":
@@ -173,23 +173,23 @@ def test_what_a_stage_recomputes_is_no_part_of_its_durations_and_makes_nobody_sl
     assert not profile.problem(TRUE).speed
 
 
-def test_where_everybody_slows_down_alike_nobody_is_slow():
+def test_no_worker_is_slow_if_all_slow_down_alike():
     profile = complete_profile()
     everybody = {Worker(d, s): 3.0 for d in range(2) for s in range(2)}
     (_, spans), *_ = steps(1, everybody)
     assert [profile.add(spans) for _ in range(20)] == [[]] * 20
 
 
-def test_what_ops_wait_for_a_core_makes_nobody_slow():
+def test_waiting_for_a_core_makes_no_worker_slow():
     busy = Profile(SETTINGS)
     for n, (_, spans) in enumerate(steps(30)):
         for table in spans.values():
-            table[:, 4] += 0.01 * (n % 7)  # ends later, its own time is the same
+            table[:, 4] += 0.01 * (n % 7)  # later end, same own time
         assert busy.add(spans) == []
 
 
 @pytest.mark.parametrize("factor", [2.0, 4.0])
-def test_a_worker_that_is_slow_from_the_first_step_on_is_found_and_others_are_planned_without_its_times(factor):
+def test_a_worker_that_is_slow_from_the_first_step_is_detected_and_its_times_are_left_out(factor):
     profile, slow = Profile(SETTINGS), Worker(0, 1)
     told = [speed for _, spans in steps(3 + 8, {slow: factor}) for speed in profile.add(spans)]
     [speed] = told
@@ -202,7 +202,7 @@ def test_a_worker_that_is_slow_from_the_first_step_on_is_found_and_others_are_pl
 
 @settings(max_examples=5, deadline=None)
 @given(st.floats(1.0, 1.5))
-def test_what_peers_differ_by_on_busy_cores_while_it_is_measured_makes_nobody_slow(factor):
+def test_usual_differences_on_busy_cores_make_no_worker_slow(factor):
     profile = Profile(SETTINGS)
     for _, spans in steps(30, {Worker(0, 1): factor}):
         assert profile.add(spans) == []

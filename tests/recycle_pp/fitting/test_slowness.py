@@ -1,4 +1,4 @@
-"""Slow workers are found, and a busy machine makes nobody slow."""
+"""Slow workers are detected, and a busy machine makes no worker slow."""
 
 import random
 
@@ -21,9 +21,11 @@ def job(workers=12, cores=2):
 
 
 def shared_step(workers, cores, rng, slow=None):
-    """What a step takes where a scheduler gives slices of cores in turn: each op waits for as many others as want a
-    core just then. Now and then an op loses its processor for long to somebody outside of the job; its own time is
-    longer by what the caches lose."""
+    """(own, wall) of each worker in a step on a time-sharing scheduler.
+
+    An op waits while others use the core. Some ops lose their core for long to another process. Lost caches
+    lengthen the own time.
+    """
     step = {}
     for worker in workers:
         own = wall = 0.0
@@ -46,7 +48,7 @@ def test_workers_that_share_cores_are_never_slow(seed, count, cores):
 
 @pytest.mark.parametrize("factor", [1.5, 3.0])
 @given(seed=seeds)
-def test_a_worker_whose_own_time_grows_is_found_within_8_steps_on_a_busy_machine_and_so_is_its_end(factor, seed):
+def test_a_longer_own_time_and_its_end_are_each_detected_within_8_steps_on_a_busy_machine(factor, seed):
     (slowness, workers), rng = job(), random.Random(seed)
     slow = workers[seed % 12]
     for _ in range(20):
@@ -58,7 +60,7 @@ def test_a_worker_whose_own_time_grows_is_found_within_8_steps_on_a_busy_machine
 
 
 @given(st.floats(1.7, 4.0), st.integers(2, 8), seeds)
-def test_a_worker_with_a_neighbour_on_its_core_is_found_within_8_steps_and_so_is_its_end(factor, count, seed):
+def test_another_process_on_the_core_and_its_end_are_each_detected_within_8_steps(factor, count, seed):
     (slowness, workers), rng = job(count, cores=8), random.Random(seed)
 
     def step(of):
@@ -71,7 +73,7 @@ def test_a_worker_with_a_neighbour_on_its_core_is_found_within_8_steps_and_so_is
 
 
 @given(st.floats(1.0, 1.6), seeds)
-def test_a_worker_whose_ops_were_quick_by_chance_when_they_were_measured_is_not_slow(factor, seed):
+def test_a_worker_is_not_slow_if_its_profiled_steps_were_fast_by_chance(factor, seed):
     (slowness, workers), rng = job(4), random.Random(seed)
 
     def step(slow):
@@ -101,20 +103,20 @@ def test_a_busy_machine_of_several_makes_none_of_its_workers_slow():
 
 
 @given(st.floats(1.5, 10.0))
-def test_where_all_others_slow_down_alike_nobody_is_slow(factor):
+def test_no_worker_is_slow_if_all_others_slow_down_alike(factor):
     slowness, workers = job(4)
     for n in range(30):
         assert slowness.add(dict.fromkeys(workers, (factor if n > 9 else 1.0,) * 2)) == []
 
 
-def test_four_bad_steps_are_no_habit_however_bad():
+def test_four_slow_steps_are_too_few():
     slowness, workers = job(4)
     for n in range(40):
         own = 50.0 if n % 10 < 4 else 1.0
         assert slowness.add({w: (own if w == workers[0] else 1.0, 1.0) for w in workers}) == []
 
 
-def test_between_onset_and_end_a_factor_changes_in_silence():
+def test_only_onset_and_recovery_are_returned():
     slowness, workers = job(2)
 
     def add(own, steps):
@@ -125,7 +127,7 @@ def test_between_onset_and_end_a_factor_changes_in_silence():
     assert add(1.0, 7) == [Speed(workers[0], 1.0)]
 
 
-def test_a_new_process_is_judged_by_its_own_steps():
+def test_a_new_process_is_compared_by_its_own_steps():
     slowness, workers = job(2)
     for _ in range(6):
         slowness.add({workers[0]: (3.0, 3.0), workers[1]: (1.0, 1.0)})

@@ -1,0 +1,92 @@
+"""Settings with which a job that needs too much memory would fit.
+
+refusal(settings, outcome, 80e9, "cuda", format_size)    # one sentence with up to three remedies
+remedies(settings, 80e9, "cuda", dead=1)                 # ["model.recompute=true", ...]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+from recycle_pp.config.checks import validate
+from recycle_pp.config.settings import Settings
+
+from .outlook import Outcome, fits
+
+
+def refusal(settings: Settings, outcome: Outcome, capacity: float, device: str, size: Callable[[float], str]) -> str:
+    """One sentence: the stage that does not fit, its bytes by part, and the settings with which it would.
+
+    size: formats a number of bytes.
+    """
+    row = max((row for row in outcome.rows if not row.fits), key=lambda row: row.bytes)
+    parts = ", ".join(f"{name} {size(of)}" for name, of in row.parts.items() if of)
+    after = ("", " once one of its workers is dead", " once two of its workers are dead")[outcome.dead]
+    sentence = (
+        f"a worker of stage {row.stage} needs {size(row.bytes)}{after}, with one micro-batch in flight, and has "
+        f"{size(capacity)} ({parts})"
+    )
+    found = remedies(settings, capacity, device, outcome.dead)
+    return (
+        f"{sentence}; it would fit with {', or with '.join(found)}" if found else f"{sentence}; no setting alone helps"
+    )
+
+
+def remedies(settings: Settings, capacity: float, device: str, dead: int) -> list[str]:
+    """Up to three changes of settings with which the job fits after `dead` deaths, those with the fewest keys."""
+    changes = list(_changes(settings))
+    found: list[set[str]] = []
+    for count in (1, 2, 3):
+        for chosen in itertools.combinations(changes, count):
+            words = [word for change in chosen for word in change]
+            keys = {word.partition("=")[0] for word in words}
+            if len(keys) < len(words) or any(keys == {word.partition("=")[0] for word in known} for known in found):
+                continue  # a smaller factor of the same keys is enough
+            changed = deepcopy(settings)
+            for word in words:
+                _set(changed, word)
+            try:
+                validate(changed)
+                if fits(changed, capacity, device, dead):
+                    found.append(set(words))
+            except ValueError:
+                continue
+            if len(found) == 3:
+                break
+        if found:
+            break
+    return [" ".join(sorted(words)) for words in found]
+
+
+def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
+    """Candidates: words of a command line that belong together."""
+    p, numerics = settings.parallel, settings.numerics
+    if not p.copies:
+        yield ("parallel.sharded=true", "parallel.optimizer_copies=2")
+    if settings.model.recompute is False:
+        yield ("model.recompute=true",)
+    if numerics.reproducible and numerics.sums == "int64":
+        yield ("numerics.sums=int32",)
+    if numerics.precision == "fp32":
+        yield ("numerics.precision=bf16",)
+    assert isinstance(settings.model.layers, int)
+    for factor in (2, 4, 8):
+        if p.stages * factor <= settings.model.layers:
+            yield (f"parallel.stages={p.stages * factor}",)
+    for size in (2, 4):
+        if p.microbatch_size % size == 0:
+            yield (
+                f"parallel.microbatch_size={p.microbatch_size // size}",
+                f"parallel.microbatches={p.microbatches * size}",
+            )
+
+
+def _set(settings: Settings, word: str) -> None:
+    path, _, text = word.partition("=")
+    group, _, key = path.partition(".")
+    value: Any = {"true": True, "false": False}.get(text, int(text) if text.isdigit() else text)
+    setattr(getattr(settings, group), key, value)
+    settings.model.split = None

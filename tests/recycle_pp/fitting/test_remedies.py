@@ -1,0 +1,36 @@
+"""The refusal of a job that does not fit, and settings with which it would."""
+
+from __future__ import annotations
+
+import pytest
+
+from recycle_pp.config.compose import compose
+from recycle_pp.config.settings import Settings
+from recycle_pp.config.sizes import format_size
+from recycle_pp.fitting.outlook import outlook
+from recycle_pp.fitting.remedies import refusal, remedies
+
+LARGE = ["model=llama8b", "parallel=2x4", "parallel.pipelines=4", "parallel.microbatch_size=1", "numerics=bf16"]
+
+
+def job(*words: str) -> Settings:
+    return compose([*LARGE, *words])
+
+
+@pytest.mark.parametrize("capacity", [30e9, 45e9])
+def test_remedies_fit(capacity):
+    settings = job()
+    whole = outlook(settings, capacity, "cuda")[0]
+    assert not whole.fits
+    sentence = refusal(settings, whole, capacity, "cuda", format_size)
+    assert f"and has {format_size(capacity)}" in sentence and "it would fit with" in sentence
+    found = remedies(settings, capacity, "cuda", dead=0)
+    assert found
+    for words in found:
+        assert outlook(compose([*LARGE, *words.split(), "model.split=null"]), capacity, "cuda")[0].fits
+
+
+def test_the_refusal_names_no_remedy_if_none_helps():
+    settings = job()
+    whole = outlook(settings, 1e6, "cuda")[0]
+    assert refusal(settings, whole, 1e6, "cuda", format_size).endswith("no setting alone helps")
