@@ -1,11 +1,11 @@
-"""Holds back the messages with which a generation begins until the generation is agreed.
+"""Holds back the messages that start a generation until the generation is agreed.
 
     gate = AgreementGate(agreement, lease, deliver, deposed)
-    gate.announce(7, places)       # asks for agreement, while the workers report
-    gate.send(out)                 # delivers at once what needs no agreement, and the rest when there is one
+    gate.announce(7, places)       # requests agreement, while the workers report
+    gate.send(out)                 # delivers messages that need no agreement at once, the others after it
 
-So no step can be committed in two generations that do not know of each other, and agreeing costs no time of its own.
-Each `Adopt` leaves with the term of the agreement that allowed its generation.
+So two sides of a partition cannot commit the same step in different generations. The agreement runs while the workers
+report, so it adds no delay. Each `Adopt` carries the term of the agreement that allowed its generation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from recycle_pp.wire.messages.workers import Adopt, SteadyPlan
 from .agreement import Agreement, Deposed, LostMajority, Place
 from .leader_lease import LeaderLease
 
-_BEGINS = (Adopt, SteadyPlan)  # without these messages no worker can do anything in a generation
+_BEGINS = (Adopt, SteadyPlan)  # messages without which no worker can start a generation
 
 
 class AgreementGate:
-    """deliver(out): sends messages. deposed(): this supervisor may not coordinate any more, as another one does or no
-    majority answers. Both are called in the event loop."""
+    """deliver(out): sends messages. deposed(): this supervisor may no longer coordinate, because another one leads or
+    no majority answers. Both are called in the event loop."""
 
     def __init__(
         self,
@@ -43,18 +43,18 @@ class AgreementGate:
 
     @property
     def busy(self) -> bool:
-        """Messages are held back until a membership is agreed."""
+        """Whether an agreement is pending and messages are held back."""
         return self._agreeing is not None
 
     def announce(self, generation: int, places: Mapping[int, Place]) -> None:
-        """Asks for agreement on this generation. An older one is void, whether it was agreed or not."""
+        """Requests agreement on this generation. Older ones become void, agreed or not."""
         if generation != self._generation:
             self.close()
             self._generation = generation
             self._agreeing = asyncio.create_task(self._agree(generation, places))
 
     def send(self, out: Sequence[Send]) -> None:
-        if self._agreeing is None:  # a majority may have answered before there was anything to hold back
+        if self._agreeing is None:  # agreed already
             self._deliver([_with_term(send, self._term) for send in out])
             return
         self._held += [send for send in out if isinstance(send.message, _BEGINS)]
@@ -68,7 +68,7 @@ class AgreementGate:
     async def _agree(self, generation: int, places: Mapping[int, Place]) -> None:
         try:
             self._term = await self._agreement.agree(generation, places)
-            await self._lease.wait()  # the answers may have waited longer than this process was suspended
+            await self._lease.wait()  # this process may have been suspended since the majority answered
         except (LostMajority, Deposed):
             self._deposed()
             return

@@ -1,4 +1,4 @@
-"""The agreement that `control.coordinator` asks for: the supervisors' own vote, or etcd.
+"""Selects the agreement that `control.coordinator` names: the supervisors' vote, or etcd.
 
 agreement = make_agreement(settings, rank, address, token, leader)       # one in every supervisor
 """
@@ -16,8 +16,8 @@ def make_agreement(
 ) -> Agreement:
     """The agreement that `control.coordinator` names.
 
-    leader      who leads now; None in rank 0 at the start of a job, which then leads `first_term` by `leader(after=-1)`
-    first_term  newer than each term in the run folder
+    leader      the current leader; None in rank 0 at the start of a job, where `leader(after=-1)` starts `first_term`
+    first_term  newer than every term in the run folder
     """
     if settings.control.coordinator == "etcd":
         from .etcd import Etcd

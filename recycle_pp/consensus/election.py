@@ -1,29 +1,30 @@
-"""The embedded agreement: the supervisors vote for who coordinates, and acknowledge every membership.
+"""The embedded agreement: the supervisors elect the leader and acknowledge every membership.
 
     election = Election(rank=2, address=Place("127.0.0.1", 4711), token=token, leader=Leader(0, 0, "127.0.0.1", 4700))
     leader = await election.leader(after=0)
     await election.agree(generation=5, supervisors={1: place, 2: place})
 
-As in Raft (Ongaro and Ousterhout, 2014), a voter has one vote a term, and none for a candidate whose membership is
-older than its own. The log is a single entry, the membership. A new one needs a majority of the last agreed one, of
-every one that was proposed since, and of itself (Raft's joint consensus), so any two majorities that could decide
-something share a supervisor. A candidate needs the same, with two exceptions:
+As in Raft (Ongaro and Ousterhout, 2014), a voter has one vote per term, and none for a candidate whose membership is
+older than its own. The log is a single entry, the membership. A new membership needs a majority of the last agreed one,
+of every one proposed since, and of itself (Raft's joint consensus). So any two majorities that could decide something
+share a supervisor. A candidate needs the same majorities, with two exceptions:
 
-- Enough answers show that its newest membership was agreed: then older ones count no longer.
-- Enough answers show that its newest membership was not agreed, and the votes promise that it never will be: then that
-  membership does not count. So no other supervisor depends on the vote of a leader that could not finish a proposal.
+- If enough answers show that its newest membership was agreed, older ones are not needed.
+- If enough answers show that its newest membership was not agreed, and the votes promise that it never will be, that
+  membership is not needed. So a leader that died during a proposal does not block the election.
 
-A leader that hears no answers must not propose anything, as others may still receive it (a link cut in one direction).
-So a proposal follows a question to the same supervisors that a majority of them has answered, and it goes to its own
-members only: a supervisor that is reachable never acknowledges a membership without itself.
+A leader that receives no answers must not propose anything, because its messages may still arrive (a link cut in one
+direction). So it first asks the new members for a confirmation and needs a majority of them. It sends the proposal to
+the new members only: a reachable supervisor never acknowledges a membership without itself.
 
-No candidate raises a term before a majority has answered that it would vote for it (Raft's pre-vote): a voter that
-hears the leader would not, nor one that has just voted for another candidate that may live. A leader that is refused
-because of a later term in which no supervisor leads takes that term's successor, and continues. So any message may be
-seconds late; that costs the
-seconds. The next in rank is the first candidate, the others give those before them a while each, if they live. A
-supervisor whose port refuses connections for a while has ended (`refusal.py`); if that leaves no majority no supervisor
-waits. Processes of this machine that have ended are proven dead: see `majority`.
+A candidate raises its term only after a majority has answered that it would vote for it (Raft's pre-vote). A voter with
+a live leader would not, nor one that has just voted for another candidate that may be alive. If a leader is refused
+because of a later term without a leader, it is elected again in a newer term and continues. A late message only delays
+the election.
+
+The next rank is the first candidate. Each other candidate first waits `TURN_SECONDS` for every live one before it. A
+supervisor whose port refuses connections for some time counts as dead (`refusal.py`); if that leaves no majority, the
+election fails at once. Ended processes of this machine are proven dead: see `majority`.
 """
 
 from __future__ import annotations
@@ -56,17 +57,20 @@ from .refusal import REFUSED
 from .voter import Roster, Voter
 from .voter_client import VoterClient
 
-TURN = 0.2  # seconds that a candidate gives each living one before it
-CAMPAIGN = 6.0  # seconds until a candidate without a majority gives way: a question and its answer, on slow machines
-AGAIN, LONGEST = 0.02, 0.5  # seconds between two times of asking, at first and at last
-UNCOUNTED = 8.0  # seconds that a supervisor without a vote waits for somebody to say who leads
-SLOW = 15.0  # seconds that an election may take, beyond those until everybody has noticed the loss
+TURN_SECONDS = 0.2  # seconds that a candidate waits for each live one before it
+CAMPAIGN_SECONDS = 6.0  # seconds after which a campaign without a majority ends: a round trip on slow machines
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 0.5  # seconds between two attempts: first value, limit of the backoff
+NON_MEMBER_SECONDS = 8.0  # seconds for which a supervisor without a vote looks for the new leader
+SLACK_SECONDS = 15.0  # seconds for an election after all supervisors have noticed the loss
 
 
 class Election:
-    """The embedded `Agreement`. patience: seconds by which others may notice a loss later, and that a membership may
-    take to be acknowledged. refused: see `VoterClient`. first_term: see `make_agreement`. In the event loop's thread
-    only."""
+    """The embedded `Agreement`. Use it in the event loop's thread only.
+
+    patience    seconds by which other supervisors may notice a loss later; also the time to acknowledge a membership
+    refused     see `VoterClient`
+    first_term  see `make_agreement`
+    """
 
     def __init__(
         self,
@@ -82,50 +86,52 @@ class Election:
         self._refused = refused
         self.voter = Voter(rank, address, leader, first_term)
         self._clients: dict[Place, VoterClient] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._broadcasts: set[asyncio.Task[None]] = set()
 
     async def leader(self, after: int) -> Leader:
-        self.voter.lose(after, self._rank)
+        self.voter.mark_lost(after, self._rank)
         if self.voter.leader is None:
-            standing = asyncio.create_task(self._stand())
-            led = asyncio.create_task(self.voter.led.wait())
+            candidacy = asyncio.create_task(self._run_as_candidate())
+            elected = asyncio.create_task(self.voter.has_leader.wait())
             try:
-                await asyncio.wait({standing, led}, timeout=self._patience + SLOW, return_when=asyncio.FIRST_COMPLETED)
-                if self.voter.leader is None and standing.done() and (failed := standing.exception()):
+                await asyncio.wait(
+                    {candidacy, elected}, timeout=self._patience + SLACK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self.voter.leader is None and candidacy.done() and (failed := candidacy.exception()):
                     raise failed
             finally:
-                led.cancel()
-                if not standing.cancel() and not standing.cancelled():
-                    standing.exception()  # of no interest where there is a leader
+                elected.cancel()
+                if not candidacy.cancel() and not candidacy.cancelled():
+                    candidacy.exception()  # retrieved, so that asyncio does not log it
         if self.voter.leader is None:
             raise LostMajority(f"no majority of supervisors {_names(self.voter.newest.roster)} has answered in time")
         return self.voter.leader
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
-        supervisors = {**supervisors, self._rank: self._address}  # the leader is one of them
+        supervisors = {**supervisors, self._rank: self._address}  # always with the leader
         try:
-            async with asyncio.timeout(self._patience + SLOW):
+            async with asyncio.timeout(self._patience + SLACK_SECONDS):
                 while True:
-                    leader = await self._confirmed(supervisors)
+                    leader = await self._confirm_leadership(supervisors)
                     if leader is None:
                         continue
                     if await self._propose(leader, generation, supervisors):
                         return leader.term
-                    await asyncio.sleep(AGAIN)
+                    await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
             raise LostMajority(f"no majority of supervisors {_names(supervisors)} has answered in time") from None
 
     async def confirm(self, held: bool) -> int:
-        while (leader := await self._confirmed(self.voter.members())) is None:
+        while (leader := await self._confirm_leadership(self.voter.members())) is None:
             pass
         return leader.term
 
     async def supervisors(self) -> Mapping[int, Place]:
         return self.voter.newest.roster
 
-    async def superseded(self, leader: Leader) -> Leader:
+    async def successor(self, leader: Leader) -> Leader:
         while self.voter.leader is None or self.voter.leader.term <= leader.term:
-            await self.voter.news.wait()
+            await self.voter.leader_changed.wait()
         return self.voter.leader
 
     async def handle(self, peer: Peer) -> None:
@@ -133,62 +139,61 @@ class Election:
             peer.send(self.voter.answer(message))
 
     def close(self) -> None:
-        for task in self._telling:
+        for task in self._broadcasts:
             task.cancel()
         for client in self._clients.values():
             client.close()
 
     # -- as a candidate ----------------------------------------------------------------------------------------
 
-    async def _stand(self) -> None:
-        """Stands as a candidate until it leads, or is cancelled; LostMajority where too few can answer."""
+    async def _run_as_candidate(self) -> None:
+        """Runs as a candidate until elected or cancelled. LostMajority if too few can answer."""
         if self._rank not in self.voter.members():
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._patience, UNCOUNTED)):
-                    await self._ask_who_leads()
+                async with asyncio.timeout(min(self._patience, NON_MEMBER_SECONDS)):
+                    await self._find_leader()
             known = _names(self.voter.newest.roster)
             raise LostMajority(f"no majority of supervisors {known} has answered in time; this one has no vote")
         gone: set[int] = set()
         await self._wait_for_turn(gone)
         while self.voter.leader is None:
             await self._ask_all(
-                lambda: Poll(self._rank, self.voter.newest.position, sorted(gone)), gone, again=True, candidate=True
+                lambda: Poll(self._rank, self.voter.newest.position, sorted(gone)), gone, repeat=True, candidate=True
             )
             await self._campaign(gone)
             if self.voter.leader is None:
-                await asyncio.sleep(random.uniform(0, 2 * TURN))  # two may have campaigned in step
+                await asyncio.sleep(random.uniform(0, 2 * TURN_SECONDS))  # breaks a tie between two candidates
 
-    async def _ask_who_leads(self) -> None:
-        """Asks all members who leads until one says so. For a supervisor that is no member, and so may not be a
+    async def _find_leader(self) -> None:
+        """Asks all members for the leader until one knows it. For a supervisor that is not a member, which cannot be a
         candidate."""
         while True:
             for rank, place in self._others():
                 with suppress(OSError):
-                    self.voter.hear(rank, await self._client(place).ask(encode(Who())))
-            await asyncio.sleep(LONGEST)
+                    self.voter.learn_from(rank, await self._client(place).ask(encode(Who())))
+            await asyncio.sleep(LONGEST_RETRY_SECONDS)
 
     async def _wait_for_turn(self, gone: set[int]) -> None:
-        """Blocks for `TURN` seconds a living member of lower rank, which comes first; the one that was lost comes
-        last."""
+        """Waits `TURN_SECONDS` seconds for each live member of lower rank. The lost leader comes last in this order."""
         roster = self.voter.newest.roster
         order = [rank for rank in sorted(roster) if rank != self.voter.lost_rank]
         for rank in order[: order.index(self._rank)] if self._rank in order else order:
             with suppress(TimeoutError):
-                async with asyncio.timeout(TURN):
+                async with asyncio.timeout(TURN_SECONDS):
                     await self._until_gone(rank, roster[rank])
                     gone.add(rank)
 
     async def _until_gone(self, rank: int, place: Place) -> None:
-        """Blocks until that supervisor's process has ended; for ever while it lives."""
+        """Blocks until that supervisor counts as dead."""
         while not is_dead(place.process):
             try:
-                self.voter.hear(rank, await self._client(place).ask(encode(Who())))
-                await asyncio.sleep(TURN)
+                self.voter.learn_from(rank, await self._client(place).ask(encode(Who())))
+                await asyncio.sleep(TURN_SECONDS)
             except ConnectionRefusedError:
                 return
             except OSError:
                 pass
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _campaign(self, gone: set[int]) -> None:
         if self.voter.leader is not None:
@@ -197,18 +202,20 @@ class Election:
         term, self.voter.vote = self.voter.term, self._rank
         campaign = Campaign(term, self._rank, self.voter.newest.position)
         with suppress(TimeoutError):
-            async with asyncio.timeout(CAMPAIGN):
-                counting = await self._ask_all(lambda: campaign, gone, candidate=True)
-                if counting and self.voter.leader is None and self.voter.term == term:
-                    self.voter.drop_proposals_after(counting[-1].position)
+            async with asyncio.timeout(CAMPAIGN_SECONDS):
+                required = await self._ask_all(lambda: campaign, gone, candidate=True)
+                if required and self.voter.leader is None and self.voter.term == term:
+                    self.voter.drop_proposals_after(required[-1].position)
                     leader = Leader(term, self._rank, self._address.host, self._address.port)
                     self.voter.follow(leader)
-                    self._tell(Leads(leader))
+                    self._broadcast(Leads(leader))
 
-    async def _confirmed(self, among: Collection[int]) -> Leader | None:
-        """This leader, once a majority that consists of members of `among` has answered that it follows it. None: ask
-        again, because most know a later term, in which this supervisor leads now, or `among` is no majority at
-        present (supervisors whose connections broke may come back)."""
+    async def _confirm_leadership(self, among: Collection[int]) -> Leader | None:
+        """This supervisor as the leader, once a majority formed by members of `among` has confirmed it.
+
+        None: try again. Either most members know a later term, in which this supervisor has now been elected, or
+        `among` has no majority at present (supervisors with broken connections may come back).
+        """
         leader = self.voter.leader or await self.leader(after=self.voter.lost)
         if leader.rank != self._rank:
             raise Deposed("another supervisor coordinates now")
@@ -220,39 +227,42 @@ class Election:
         if self.voter.term > leader.term:
             await self.leader(after=leader.term)
         else:
-            await asyncio.sleep(TURN)
+            await asyncio.sleep(TURN_SECONDS)
         return None
 
     async def _propose(self, leader: Leader, generation: int, roster: Roster) -> bool:
-        """True when a majority has acknowledged the membership; False where too many refuse or another one leads
-        meanwhile."""
+        """Whether a majority has acknowledged the membership. False if too many refuse or another supervisor leads."""
         position = (leader.term, generation)
-        if self.voter.newest.position != position:  # else an earlier attempt has proposed it
+        if self.voter.newest.position != position:  # not proposed by an earlier attempt
             self.voter.memberships.append(Membership(position, self._rank, roster))
         question = Propose(leader, self.voter.memberships)
         others = [(rank, place) for rank, place in self._others() if rank in roster]
         if not await self._ask_all(lambda: question, set(), others=others) or self.voter.leader != leader:
             return False
-        self.voter.agreed(position)
-        self._tell(Propose(leader, self.voter.memberships))  # those, too, that had not answered yet
+        self.voter.mark_agreed(position)
+        self._broadcast(Propose(leader, self.voter.memberships))  # shows all members that it is agreed
         return True
 
     async def _ask_all(
         self,
         question: Callable[[], Message],
         gone: set[int],
-        again: bool = False,
+        repeat: bool = False,
         candidate: bool = False,
         among: Collection[int] | None = None,
         others: Sequence[tuple[int, Place]] | None = None,
     ) -> list[Membership]:
-        """The memberships that count, a majority of each of which says yes; none when too many have said no, if they
-        are not asked again. LostMajority when too few are left.
+        """Sends a request to the members and collects their answers; the memberships needed, each with a majority of
+        yes. Returns [] if too many say no.
 
-        gone       ranks that are known to have died; more are added
-        candidate  a proposal that those who say yes lack, so that it cannot be agreed any more, does not count
-        among      only their answers count
-        others     whom to ask; by default all other members
+        question   makes the request
+        gone       ranks known to be dead; dead ranks are added
+        repeat     send the request again to members that say no
+        candidate  do not need a proposal that can no longer be agreed, because voters that say yes do not have it
+        among      ranks whose answers count; default: all
+        others     ranks and addresses to ask; default: all other members
+
+        Raises LostMajority if the live members are no majority.
         """
         newest, frame = self.voter.newest, encode(question())
         everyone = self._others()
@@ -260,30 +270,33 @@ class Election:
         yes, no = {self._rank}, set[int]()
         dead = {rank for rank, place in everyone if is_dead(place.process)}
         gone |= dead
-        know = {self._rank, newest.leader}  # who has acknowledged the newest membership
-        may_know = know | self.voter.members().keys()
-        lack: dict[int, Position] = {}  # the newest membership of those that have said yes, and do not know the newest
+        holders = {self._rank, newest.leader}  # ranks that have acknowledged the newest membership
+        possible_holders = holders | self.voter.members().keys()
+        outdated: dict[int, Position] = {}  # newest membership of voters that say yes and do not have `newest`, by rank
 
         def complete() -> list[Membership]:
-            counting = self.voter.counting(know, lack if candidate else {}, dead)
+            required = self.voter.required(holders, outdated if candidate else {}, dead)
             counted = yes if among is None else yes & set(among)
-            return counting if all(majority(counted, of.roster, dead) for of in counting) else []
+            return required if all(majority(counted, of.roster, dead) for of in required) else []
 
         def hopeless(left: Collection[int]) -> Roster | None:
-            """A roster without a majority of those left, whatever the others still answer."""
-            most = {rank: (-1, -1) for rank in left if rank not in know} | lack
-            ways = [self.voter.counting(may_know), *([self.voter.counting(know, most, dead)] if candidate else [])]
-            missed = [next((of.roster for of in way if not majority(left, of.roster, dead)), None) for way in ways]
+            """A roster of which the ranks left are no majority, whatever they still answer; None if there is none."""
+            most = {rank: (-1, -1) for rank in left if rank not in holders} | outdated
+            cases = [
+                self.voter.required(possible_holders),
+                *([self.voter.required(holders, most, dead)] if candidate else []),
+            ]
+            missed = [next((of.roster for of in case if not majority(left, of.roster, dead)), None) for case in cases]
             return missed[0] if None not in missed else None
 
         async def ask(rank: int, place: Place) -> None:
-            pause = AGAIN
+            pause = RETRY_SECONDS
             while rank not in yes:
                 if is_dead(place.process):
                     dead.add(rank)
                     break
                 try:
-                    answer = await self._client(place).ask(encode(question()) if again else frame)
+                    answer = await self._client(place).ask(encode(question()) if repeat else frame)
                 except ConnectionRefusedError:
                     if is_dead(place.process):
                         dead.add(rank)
@@ -291,44 +304,43 @@ class Election:
                 except OSError:
                     pass
                 else:
-                    self.voter.hear(rank, answer)
-                    (know.add if answer.position == newest.position else may_know.discard)(rank)
+                    self.voter.learn_from(rank, answer)
+                    (holders.add if answer.position == newest.position else possible_holders.discard)(rank)
                     (yes if answer.yes else no).add(rank)
                     if answer.yes and answer.position < newest.position:
-                        lack[rank] = answer.position
-                    if not again:
+                        outdated[rank] = answer.position
+                    if not repeat:
                         return
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST)
+                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
             if rank not in yes:
                 gone.add(rank)
-                may_know.difference_update({rank} - know)
+                possible_holders.difference_update({rank} - holders)
 
         asking = {asyncio.create_task(ask(*each)) for each in others}
         try:
-            while not (counting := complete()):
+            while not (required := complete()):
                 left = self.voter.members().keys() - gone
                 if roster := hopeless(left):
                     names = _names(left & roster.keys())
                     raise LostMajority(f"of supervisors {_names(roster)} only {names} can answer: no majority")
-                if not asking or (not again and hopeless(left - no)):
+                if not asking or (not repeat and hopeless(left - no)):
                     return []
                 _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asking:
                 task.cancel()
-        # A supervisor that is not a member keeps one of those before: else, elected, it could not be elected again.
-        if len(self.voter.counting(know)) == 1 and self._rank in newest.roster:
-            self.voter.agreed(newest.position)
-        return counting
+        # A supervisor that is not a member keeps an older membership: without it, it could not be elected again.
+        if len(self.voter.required(holders)) == 1 and self._rank in newest.roster:
+            self.voter.mark_agreed(newest.position)
+        return required
 
-    def _tell(self, message: Message) -> None:
-        """Sends it to all members in the background, again until each has answered. What is under way of an earlier
-        call is cancelled."""
+    def _broadcast(self, message: Message) -> None:
+        """Sends a message to all members in the background until each has answered. Cancels earlier broadcasts."""
         frame = encode(message)
 
-        async def tell(place: Place) -> None:
-            pause = AGAIN
+        async def send(place: Place) -> None:
+            pause = RETRY_SECONDS
             while not is_dead(place.process):
                 try:
                     await self._client(place).ask(frame)
@@ -338,14 +350,14 @@ class Election:
                 except OSError:
                     pass
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST)
+                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
-        for task in self._telling:
+        for task in self._broadcasts:
             task.cancel()
         for _, place in self._others():
-            task = asyncio.create_task(tell(place))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            task = asyncio.create_task(send(place))
+            self._broadcasts.add(task)
+            task.add_done_callback(self._broadcasts.discard)
 
     def _others(self) -> Sequence[tuple[int, Place]]:
         return [(rank, place) for rank, place in sorted(self.voter.members().items()) if rank != self._rank]

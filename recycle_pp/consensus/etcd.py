@@ -2,12 +2,12 @@
 
     etcd = Etcd(["10.0.0.5:2379", "http://10.0.0.6:2379", "https://etcd.example:2379"])
     lease = await etcd.grant(seconds=10)
-    wrote = await etcd.write([Put("/job/leader", "me", lease)], provided=[Created("/job/leader", 0)])
+    wrote = await etcd.write([Put("/job/leader", "me", lease)], conditions=[Created("/job/leader", 0)])
     found = await etcd.read("/job/")                     # {"/job/leader": Entry(value="me", created=7, modified=7)}
 
-Every call goes to the endpoints in turn and raises Unreachable (an OSError) when none of them has answered. A write
-that ends so may have been done all the same: read before it is repeated. Values are text. No gRPC and no threads: a
-supervisor that forks must not have them.
+Each call tries the endpoints in turn and raises Unreachable (an OSError) if none answers. A write that fails this way
+may still have been applied, so read before you repeat it. Values are text. The client uses no gRPC and no threads,
+because a supervisor that forks must not have any.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-ANSWER_SECONDS = 2.0  # for one endpoint; a member without a quorum accepts connections and says nothing
+ANSWER_SECONDS = 2.0  # per endpoint; a member without a quorum accepts connections but never answers
 
 Json = dict[str, Any]
 
 
 class Unreachable(ConnectionError):
-    """No endpoint has answered in time."""
+    """No endpoint answered in time."""
 
 
 class Refusal(RuntimeError):
-    """etcd has answered, with an error that another try would not change: a lease that is over, no permission."""
+    """etcd answered with an error that a retry would not change: an expired lease, no permission."""
 
 
 class Entry(NamedTuple):
-    """What stands under a key. The two revisions count all changes of the store: equal ones are the same change."""
+    """The value of a key. created, modified: revisions of the store; equal revisions are the same change."""
 
     value: str
     created: int
@@ -44,92 +44,92 @@ class Entry(NamedTuple):
 class Put(NamedTuple):
     key: str
     value: str
-    lease: int = 0  # the key goes with it; 0: it stays
+    lease: int = 0  # the key is deleted with it; 0: permanent
 
     def operation(self) -> Json:
-        return {"request_put": {"key": _code(self.key), "value": _code(self.value), "lease": str(self.lease)}}
+        return {"request_put": {"key": _encode(self.key), "value": _encode(self.value), "lease": str(self.lease)}}
 
 
 class Delete(NamedTuple):
     key: str
 
     def operation(self) -> Json:
-        return {"request_delete_range": {"key": _code(self.key)}}
+        return {"request_delete_range": {"key": _encode(self.key)}}
 
 
 class Created(NamedTuple):
-    """A condition: the key was created by this change; 0: it does not exist."""
+    """A condition: the key was created in this revision; 0: it does not exist."""
 
     key: str
     revision: int
 
     def comparison(self) -> Json:
-        return {"target": "CREATE", "key": _code(self.key), "result": "EQUAL", "create_revision": str(self.revision)}
+        return {"target": "CREATE", "key": _encode(self.key), "result": "EQUAL", "create_revision": str(self.revision)}
 
 
 class Modified(NamedTuple):
-    """A condition: the key was last changed by this change; 0: it does not exist."""
+    """A condition: the key was last changed in this revision; 0: it does not exist."""
 
     key: str
     revision: int
 
     def comparison(self) -> Json:
-        return {"target": "MOD", "key": _code(self.key), "result": "EQUAL", "mod_revision": str(self.revision)}
+        return {"target": "MOD", "key": _encode(self.key), "result": "EQUAL", "mod_revision": str(self.revision)}
 
 
 class Etcd:
-    """endpoints: HOST:PORT or a URL with http or https (checked by the system's certificates)."""
+    """endpoints: HOST:PORT or an http or https URL (verified with the system's certificates)."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._endpoints = [each if "://" in each else f"http://{each}" for each in endpoints]
 
     async def read(self, prefix: str) -> dict[str, Entry]:
-        """All keys that begin with `prefix`, as of one moment that is not before the call."""
+        """All keys that start with `prefix`: a consistent snapshot, not older than the call."""
         last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        answer = await self._ask("kv/range", {"key": _code(prefix), "range_end": _code(last)})
+        answer = await self._request("kv/range", {"key": _encode(prefix), "range_end": _encode(last)})
         return {
-            _text(each["key"]): Entry(
-                _text(each.get("value", "")), int(each["create_revision"]), int(each["mod_revision"])
+            _decode(each["key"]): Entry(
+                _decode(each.get("value", "")), int(each["create_revision"]), int(each["mod_revision"])
             )
             for each in answer.get("kvs", [])
         }
 
-    async def write(self, changes: Sequence[Put | Delete], provided: Sequence[Created | Modified] = ()) -> bool:
-        """Makes all changes at once if all conditions hold, else none: whether it did."""
+    async def write(self, changes: Sequence[Put | Delete], conditions: Sequence[Created | Modified] = ()) -> bool:
+        """Applies all changes atomically if all conditions hold; whether it did."""
         transaction = {
-            "compare": [each.comparison() for each in provided],
+            "compare": [each.comparison() for each in conditions],
             "success": [each.operation() for each in changes],
         }
-        return bool((await self._ask("kv/txn", transaction)).get("succeeded", False))
+        return bool((await self._request("kv/txn", transaction)).get("succeeded", False))
 
     async def grant(self, seconds: float) -> int:
-        """A new lease: its keys vanish `seconds` (at least etcd's minimum, about 2) after it was kept alive last."""
-        return int((await self._ask("lease/grant", {"TTL": str(max(1, round(seconds)))}))["ID"])
+        """A new lease. Its keys are deleted `seconds` after its last renewal (etcd's minimum is about 2)."""
+        return int((await self._request("lease/grant", {"TTL": str(max(1, round(seconds)))}))["ID"])
 
     async def keep_alive(self, lease: int) -> bool:
-        """False where the lease is over."""
-        answer = await self._ask("lease/keepalive", {"ID": str(lease)})
+        """Renews the lease; False if it has expired."""
+        answer = await self._request("lease/keepalive", {"ID": str(lease)})
         return int(answer["result"].get("TTL", 0)) > 0
 
     async def revoke(self, lease: int) -> None:
-        await self._ask("lease/revoke", {"ID": str(lease)})
+        await self._request("lease/revoke", {"ID": str(lease)})
 
     # -- the wire ----------------------------------------------------------------------------------------------
 
-    async def _ask(self, path: str, question: Json) -> Json:
+    async def _request(self, path: str, body: Json) -> Json:
         problems = []
         for endpoint in list(self._endpoints):
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    return await _post(f"{endpoint.rstrip('/')}/v3/{path}", json.dumps(question).encode())
-            except OSError as error:  # TimeoutError is one, too
+                    return await _post(f"{endpoint.rstrip('/')}/v3/{path}", json.dumps(body).encode())
+            except OSError as error:  # includes TimeoutError
                 problems.append(f"{endpoint}: {str(error) or 'no answer'}")
-                self._endpoints.append(self._endpoints.pop(0))  # ask another one first from now on
+                self._endpoints.append(self._endpoints.pop(0))  # try another endpoint first from now on
         raise Unreachable(f"etcd does not answer ({'; '.join(problems)})")
 
 
 async def _post(url: str, body: bytes) -> Json:
-    """One request, one connection. HTTP/1.0: the answer is not chunked, and ends with the connection."""
+    """Sends one request on its own connection. An HTTP/1.0 response is not chunked and ends with the connection."""
     where = urlsplit(url)
     secure = ssl.create_default_context() if where.scheme == "https" else None
     reader, writer = await asyncio.open_connection(where.hostname, where.port or 2379, ssl=secure)
@@ -142,7 +142,7 @@ async def _post(url: str, body: bytes) -> Json:
     try:
         status, content = int(answer.split(maxsplit=2)[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
     except (IndexError, ValueError) as error:
-        raise ConnectionError("no whole answer of an etcd") from error
+        raise ConnectionError("not a complete answer from etcd") from error
     if status == 200:
         return content
     reason = str(content.get("message") or content.get("error"))
@@ -151,9 +151,9 @@ async def _post(url: str, body: bytes) -> Json:
     raise Refusal(f"{url}: {reason}")
 
 
-def _code(text: str) -> str:
+def _encode(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 
-def _text(code: str) -> str:
+def _decode(code: str) -> str:
     return b64decode(code).decode()

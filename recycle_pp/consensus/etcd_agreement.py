@@ -1,18 +1,20 @@
-"""The agreement on etcd: a place outside of the job decides, so any part of it that reaches etcd may go on.
+"""The agreement on etcd: decided outside the job, so any part of the job that reaches etcd may continue.
 
     agreement = EtcdAgreement(Etcd(endpoints), rank, address, token, leader, patience)     # see agreement.py
 
 Four kinds of keys, under a prefix that the job's token names:
 
-    leader       [term, rank, host, port]       with the leader's lease: gone `patience` seconds after its last sign
-    membership   run, term, generation, roster  what was agreed last; no lease
-    lost/RANK    the term of the leader that this supervisor has lost, while it looks for another one
+    leader       [term, rank, host, port]       with the leader's lease: deleted `patience` seconds after a renewal
+    membership   run, term, generation, roster  the last agreed membership; no lease
+    lost/RANK    term                           of the leader that this supervisor has lost, while it seeks the next one
 
-Every write is a transaction on the two keys' revisions that it was decided by, so of two sides that cannot see each
-other only one gets the next membership agreed. A leader that was followed by another gets none; nor does a new leader
-whose side has not heard of the last generation, as the one before may go on in it. A leader goes when its lease ends,
-or when most of the membership have lost it. While etcd cannot be reached nothing changes: training continues. A death
-waits twice `ETCD_SECONDS` at most: in `agree`, then in `leader`, as the coordinator gives way when `agree` fails.
+Each write is a transaction on the revisions of the leader and membership keys that it was based on. So only one side of
+a partition gets the next membership agreed. An old leader gets none agreed once it has a successor. A new leader gets
+none if its side does not know the last generation, in which its predecessor may continue.
+
+A leader is replaced when its lease expires, or when most members have lost it. While etcd is unreachable, nothing
+changes and training continues. The recovery from a death then waits at most twice `ETCD_SECONDS`: in `agree`, and after
+its failure in `leader`.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from recycle_pp.wire.connection import Peer
 from .agreement import Deposed, Leader, LostMajority, Place, majority
 from .etcd import Created, Delete, Entry, Etcd, Modified, Put, Refusal, Unreachable
 
-ETCD_SECONDS = 60.0  # for which one call waits for an etcd that does not answer
-AGAIN = 0.1  # seconds between two times of asking
+ETCD_SECONDS = 60.0  # for which one call waits while etcd does not answer
+RETRY_SECONDS = 0.1  # seconds between two attempts
 
 
 class Membership(NamedTuple):
-    run: str  # random: a job that was started again with the same token is another one
+    run: str  # random; distinguishes jobs started with the same token
     term: int
     generation: int
     roster: dict[int, Place]
@@ -50,17 +52,17 @@ class Membership(NamedTuple):
 
 
 class View(NamedTuple):
-    """The keys as of one moment."""
+    """A snapshot of the keys."""
 
     leader: Leader | None
-    led: int  # when the leader's key was created; 0: there is none
+    leader_revision: int  # revision at which the leader's key was created; 0: no leader
     membership: Membership | None
-    changed: int  # when the membership was; 0: there is none
-    lost: dict[int, int]  # rank -> term of the leader that it has lost
+    membership_revision: int  # revision at which the membership was last changed; 0: none
+    lost: dict[int, int]  # rank -> term of the leader that this rank has lost
 
 
 class EtcdAgreement:
-    """patience: seconds without a sign of life until a leader's lease ends. first_term: see `make_agreement`."""
+    """patience: seconds after which a leader's lease expires without renewal. first_term: see `make_agreement`."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class EtcdAgreement:
         self._etcd, self._rank, self._address, self._patience = etcd, rank, Place(*address), patience
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
-        self._leads: Leader | None = None  # this supervisor's own term, if it has one
+        self._own_term: Leader | None = None  # this supervisor's own term, if it has one
         self._lease = 0
         self._tasks: set[asyncio.Task[None]] = set()
         if leader is not None:
@@ -87,126 +89,126 @@ class EtcdAgreement:
         outage = _Outage()
         patient_until = loop.time() + 3 * self._patience
         marked = False
-        self._leads = None
+        self._own_term = None
         while True:
             try:
-                view = await self._look()
+                view = await self._read_view()
                 if view.leader is not None and self._is_me(view.leader) and view.leader.term > after:
-                    return self._begin(view.leader, view)
+                    return self._start_leading(view.leader, view)
                 if view.leader is not None and view.leader.term > after >= 0:
                     return view.leader
                 if view.leader is None or self._is_lost(view):
-                    await self._take(view, after)
+                    await self._try_to_lead(view, after)
                     continue
                 if loop.time() > patient_until:
                     raise LostMajority(self._still_leads(view.leader, after))
                 if after >= 0 and not marked:
-                    await self._mark(after)
+                    await self._mark_lost(after)
                     marked = True
                 outage.ended()
             except (Unreachable, Refusal) as error:
-                outage.goes_on(error)
-                patient_until = loop.time() + 3 * self._patience  # after its outage etcd renews all leases
-            await asyncio.sleep(AGAIN)
+                outage.check(error)
+                patient_until = loop.time() + 3 * self._patience  # after an outage etcd extends all leases
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
         outage, wrote = _Outage(), False
         roster = dict(supervisors)
         while True:
             try:
-                view = await self._look()
-                held = self._held(view)
+                view = await self._read_view()
+                held = self._own_membership(view)
                 new = held._replace(generation=generation, roster=roster)
                 if wrote and held == new:
                     return held.term
                 if generation <= held.generation >= 0:
-                    raise LostMajority("the job may go on elsewhere, in a generation that nobody here has heard of")
-                if view.led:
+                    raise LostMajority("the job may continue elsewhere, in a generation unknown to this side")
+                if view.leader_revision:
                     wrote = True
                     await self._write([self._put(new)], view)
                     continue
                 await self._renew(view)
                 outage.ended()
             except (Unreachable, Refusal) as error:
-                outage.goes_on(error)
-            await asyncio.sleep(AGAIN)
+                outage.check(error)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def confirm(self, held: bool) -> int:
-        """An etcd that does not answer stops no step: then a lease that is still held is confirmed."""
+        """While etcd does not answer, confirms a lease that is still held, so that steps continue."""
         while True:
             try:
-                view = await self._look()
-                term = self._held(view).term
-                if view.led:
+                view = await self._read_view()
+                term = self._own_membership(view).term
+                if view.leader_revision:
                     return term
                 await self._renew(view)
             except (Unreachable, Refusal):
-                if held and self._leads is not None:
-                    return self._leads.term
-            await asyncio.sleep(AGAIN)
+                if held and self._own_term is not None:
+                    return self._own_term.term
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def supervisors(self) -> Mapping[int, Place]:
         outage = _Outage()
         while True:
             try:
-                membership = (await self._look()).membership
+                membership = (await self._read_view()).membership
                 return membership.roster if membership else {}
             except (Unreachable, Refusal) as error:
-                outage.goes_on(error)
-            await asyncio.sleep(AGAIN)
+                outage.check(error)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    async def superseded(self, leader: Leader) -> Leader:
-        """Never returns: with etcd a leader learns of its successor when `agree` is refused."""
+    async def successor(self, leader: Leader) -> Leader:
+        """Never returns: with etcd a leader learns of its successor when `agree` fails."""
         return await asyncio.get_running_loop().create_future()
 
     async def handle(self, peer: Peer) -> None:
-        """Nothing to do: supervisors talk to etcd, not to each other."""
+        """Does nothing, as supervisors connect to etcd, not to each other."""
 
     def close(self) -> None:
-        """The lease of a leader ends by itself."""
+        """Stops the renewals, so a leader's lease expires."""
         for task in self._tasks:
             task.cancel()
 
     # -- becoming and staying the leader -----------------------------------------------------------------------
 
-    async def _take(self, view: View, after: int) -> None:
-        """Tries once to create the leader's key; somebody else may be faster."""
-        if after < 0:  # the first supervisor of a new job; what stands there is left of an older one
+    async def _try_to_lead(self, view: View, after: int) -> None:
+        """Tries once to create the leader's key. Another supervisor may be faster."""
+        if after < 0:  # a new job's first supervisor; existing keys belong to an older job
             new = Membership(secrets.token_hex(8), self._first_term, -1, {self._rank: self._address})
         elif view.membership is None or view.membership.roster.get(self._rank) != self._address:
-            raise LostMajority("the job goes on without this supervisor, or has ended")
+            raise LostMajority("the job has ended or continues without this supervisor")
         else:
             new = view.membership._replace(term=view.membership.term + 1)
-        if view.led:  # and most have lost it
+        if view.leader_revision:  # a leader that most members have lost
             await self._write([Delete(f"{self._prefix}leader")], view)
             return
         self._lease = await self._etcd.grant(self._patience)
         leader = Leader(new.term, self._rank, *self._address[:2])
         await self._write([self._put_leader(leader), self._put(new)], view)
 
-    def _begin(self, leader: Leader, view: View) -> Leader:
+    def _start_leading(self, leader: Leader, view: View) -> Leader:
         assert view.membership is not None
-        self._run, self._leads = view.membership.run, leader
-        self._background(self._stay(leader))
+        self._run, self._own_term = view.membership.run, leader
+        self._background(self._keep_lease(leader))
         return leader
 
-    async def _stay(self, leader: Leader) -> None:
-        """Keeps the lease alive; takes a new one where it ended and nobody else has become the leader."""
-        while self._leads == leader:
+    async def _keep_lease(self, leader: Leader) -> None:
+        """Renews the lease. If it has expired and there is no other leader, takes a new one."""
+        while self._own_term == leader:
             with suppress(Unreachable, Refusal, LostMajority, Deposed):
                 if not await self._etcd.keep_alive(self._lease):
-                    await self._renew(await self._look())
+                    await self._renew(await self._read_view())
             await asyncio.sleep(self._patience / 4)
 
     async def _renew(self, view: View) -> None:
-        held = self._held(view)
-        if not view.led and self._leads is not None:
+        held = self._own_membership(view)
+        if not view.leader_revision and self._own_term is not None:
             self._lease = await self._etcd.grant(self._patience)
-            await self._write([self._put_leader(self._leads), self._put(held)], view)
+            await self._write([self._put_leader(self._own_term), self._put(held)], view)
 
-    def _held(self, view: View) -> Membership:
-        """The membership as this leader has left it; Deposed where it leads no more."""
-        leads, held = self._leads, view.membership
+    def _own_membership(self, view: View) -> Membership:
+        """The membership that this leader agreed last. Deposed if it is not the leader any more."""
+        leads, held = self._own_term, view.membership
         if leads is None or held is None or (held.run, held.term) != (self._run, leads.term):
             raise Deposed("another supervisor coordinates now")
         if view.leader not in (leads, None):
@@ -214,7 +216,7 @@ class EtcdAgreement:
         return held
 
     def _is_lost(self, view: View) -> bool:
-        """Whether most of the membership say that they have lost the leader."""
+        """Whether most members have marked the leader as lost."""
         if view.membership is None or view.leader is None:
             return False
         return majority([r for r, term in view.lost.items() if term == view.leader.term], view.membership.roster)
@@ -222,13 +224,13 @@ class EtcdAgreement:
     def _is_me(self, leader: Leader) -> bool:
         return leader == (leader.term, self._rank, *self._address[:2])
 
-    async def _mark(self, term: int) -> None:
+    async def _mark_lost(self, term: int) -> None:
         lease = await self._etcd.grant(3 * self._patience)
         await self._etcd.write([Put(f"{self._prefix}lost/{self._rank}", str(term), lease)])
 
     # -- keys --------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> View:
+    async def _read_view(self) -> View:
         keys = await self._etcd.read(self._prefix)
         found = {key.removeprefix(self._prefix): entry for key, entry in keys.items()}
         none = Entry("", 0, 0)
@@ -241,13 +243,15 @@ class EtcdAgreement:
             {int(key.removeprefix("lost/")): int(e.value) for key, e in found.items() if key.startswith("lost/")},
         )
         if self._run is not None and view.membership is not None and view.membership.run != self._run:
-            raise LostMajority("another job with the same token coordinates by this etcd now")
+            raise LostMajority("another job with the same token uses this etcd now")
         return view
 
     async def _write(self, changes: list[Put | Delete], view: View) -> bool:
-        """Makes the changes if the leader and the membership are as in `view`; nothing otherwise."""
+        """Applies the changes if the leader and the membership are still those of `view`; whether it did."""
         leader, membership = f"{self._prefix}leader", f"{self._prefix}membership"
-        return await self._etcd.write(changes, [Created(leader, view.led), Modified(membership, view.changed)])
+        return await self._etcd.write(
+            changes, [Created(leader, view.leader_revision), Modified(membership, view.membership_revision)]
+        )
 
     def _put(self, membership: Membership) -> Put:
         return Put(f"{self._prefix}membership", membership.to_text())
@@ -255,20 +259,20 @@ class EtcdAgreement:
     def _put_leader(self, leader: Leader) -> Put:
         return Put(f"{self._prefix}leader", json.dumps(leader), self._lease)
 
-    # -- small things ------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------
 
     async def _learn_run(self) -> None:
-        """Which job this is, while its leader is known to live."""
+        """Reads which job this is, early, while its leader is known to be alive."""
         while self._run is None:
             with suppress(Unreachable, Refusal):
-                view = await self._look()
+                view = await self._read_view()
                 self._run = view.membership.run if view.membership else None
             await asyncio.sleep(1.0)
 
     def _still_leads(self, leader: Leader, after: int) -> str:
         where = f"the supervisor of rank {leader.rank} at {leader.host}:{leader.port}"
         if after < 0:
-            return f"{where} coordinates another job with the same token by this etcd"
+            return f"{where} coordinates another job with the same token in this etcd"
         return f"{where} coordinates the job and cannot be reached from here"
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -278,7 +282,7 @@ class EtcdAgreement:
 
 
 class _Outage:
-    """How long etcd has not answered."""
+    """Measures how long etcd has not answered."""
 
     def __init__(self) -> None:
         self._since = asyncio.get_running_loop().time()
@@ -286,7 +290,7 @@ class _Outage:
     def ended(self) -> None:
         self._since = asyncio.get_running_loop().time()
 
-    def goes_on(self, error: Exception) -> None:
-        """LostMajority after ETCD_SECONDS."""
+    def check(self, error: Exception) -> None:
+        """Raises LostMajority after `ETCD_SECONDS`."""
         if asyncio.get_running_loop().time() - self._since > ETCD_SECONDS:
-            raise LostMajority(f"{error}; without it nothing can be agreed") from error
+            raise LostMajority(f"{error}; no membership can be agreed without it") from error

@@ -1,11 +1,11 @@
-"""Which process this is, so that another one of the same machine can see for certain that it is dead.
+"""Identifies a process, so that another process on the same machine can prove its death.
 
-    mine = identity()           # to be sent along
-    is_dead(theirs)             # True: that process has ended, and cannot do anything any more
-    is_here(theirs)             # whether `is_dead` will say so once it has ended
+    mine = identity()           # sent to peers
+    is_dead(theirs)             # True: that process has ended; False: alive or unknown
+    is_here(theirs)             # whether `is_dead` can detect its death
 
-A port that refuses connections shows no death: a firewall refuses, too. A process id that is gone does, if it was an id
-of the same boot of the same kernel, and of the same process namespace: containers have theirs.
+A refused connection does not prove a death, because firewalls refuse connections too. A missing process id does, if it
+belongs to the same boot of the same kernel and to the same process namespace (each container has its own).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in ticks since the boot; "never" of one that has ended and waits for its parent."""
+    """Start time of a process in ticks since boot; "never" for a dead or zombie process, "unknown" if unreadable."""
     try:
-        # Fields 3 and 22 of proc(5)'s stat; the second one is a name in parentheses, which may hold spaces.
+        # Fields 3 and 22 of proc(5)'s stat. Field 2 is a name in parentheses, which may contain spaces.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return "never"

@@ -1,7 +1,7 @@
-"""Questions to another supervisor's voter, and its answers, over one connection.
+"""Sends requests to another supervisor's voter over one connection.
 
 client = VoterClient(place, token)
-answer = await client.ask(encode(Who()))       # any number at a time; OSError where no answer comes
+answer = await client.ask(encode(Who()))       # several at a time are allowed; OSError without an answer
 client.close()
 """
 
@@ -16,14 +16,15 @@ from recycle_pp.wire.messages.handshake import CandidateHello
 
 from .refusal import REFUSED, Refusal
 
-ANSWER = 6.0  # seconds for an answer from a supervisor that may be cut off
-CONNECT = 10.0  # seconds for a connection to it
+ANSWER_SECONDS = 6.0  # seconds for an answer from a supervisor that may be cut off
+CONNECT_SECONDS = 10.0  # seconds for a connection to it
 
 
 class VoterClient:
-    """Asks one other supervisor's `Voter`. Connects at the first question, and again after the connection was lost.
+    """A client of one other supervisor's `Voter`. Connects at the first request, and again after a lost connection.
 
-    refused: seconds of refused connections after which that supervisor counts as ended."""
+    refused: seconds of refused connections after which that supervisor counts as dead.
+    """
 
     def __init__(self, place: Place, token: str, refused: float = REFUSED) -> None:
         self._place, self._token = place, token
@@ -31,25 +32,25 @@ class VoterClient:
         self._connecting: asyncio.Task[_Connection] | None = None
 
     async def ask(self, question: bytes) -> Answer:
-        """The answer to this frame, within `ANSWER` seconds. OSError if none comes; ConnectionRefusedError if that
-        supervisor has ended, as far as refused connections show it (`Refusal`)."""
+        """The answer to this frame. OSError if none comes within `ANSWER_SECONDS`; ConnectionRefusedError if that
+        supervisor counts as dead (`Refusal`)."""
         if self._connecting is None or (self._connecting.done() and self._is_lost(self._connecting)):
             self._connecting = asyncio.create_task(self._connect())
-        connection = await asyncio.shield(self._connecting)  # others wait for it too
+        connection = await asyncio.shield(self._connecting)  # shared by concurrent requests
         return await connection.ask(question)
 
     async def _connect(self) -> _Connection:
         place = self._place
         try:
-            peer = await connect(place.host, place.port, self._token, CandidateHello(), CONNECT)
+            peer = await connect(place.host, place.port, self._token, CandidateHello(), CONNECT_SECONDS)
         except ConnectionRefusedError as error:
             if self._refusal.lasts(place.process):
                 raise
             raise ConnectionAbortedError(f"{place.host}:{place.port} refused a connection just now") from error
         except OSError:
-            self._refusal.over()
+            self._refusal.reset()
             raise
-        self._refusal.over()
+        self._refusal.reset()
         return _Connection(peer)
 
     def _is_lost(self, connecting: asyncio.Task[_Connection]) -> bool:
@@ -71,19 +72,19 @@ class _Connection:
         self._asked.append(answer)
         self._peer.send_frame(question)
         try:
-            async with asyncio.timeout(ANSWER):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 return await answer
         except TimeoutError:
             self.reading.cancel()
             raise
 
     async def _read(self) -> None:
-        """The answers, in the order of the questions, until the connection is lost."""
+        """Assigns answers to requests, in order, until the connection is lost."""
         try:
             async for message in self._peer.listen(TO_CANDIDATE):
-                assert isinstance(message, Answer)  # there is no other message to a candidate
+                assert isinstance(message, Answer)  # the only message to a candidate
                 answer = self._asked.popleft()
-                if not answer.done():  # else nobody waits for it any more
+                if not answer.done():  # not timed out
                     answer.set_result(message)
         finally:
             self._peer.abort()

@@ -151,5 +151,5 @@ class FailoverDiscovery:
                     gone.add(number)
                     return
             except OSError:
-                refusal.over()
+                refusal.reset()
             await asyncio.sleep(10 * _LOOK)

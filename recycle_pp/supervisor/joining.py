@@ -83,7 +83,7 @@ class FirstLauncher:
         except OSError:  # an unreachable network proves nothing
             return False
         writer.close()
-        self._refusal.over()
+        self._refusal.reset()
         return False
 
 

@@ -152,7 +152,7 @@ class Leadership:
     async def _watch(self, agreement: Agreement, known: Leader) -> None:
         """Leaves a leader that has a successor, also if this supervisor is that leader and does not know it yet."""
         while True:
-            known = await agreement.superseded(known)
+            known = await agreement.successor(known)
             if self.leader is None or known.term <= self.leader.term:
                 continue
             if known.rank == self.leader.rank:  # the same leader in a later term

@@ -92,7 +92,7 @@ def test_an_endpoint_that_is_gone_or_is_no_etcd_is_passed_over(server):
         port = stranger.sockets[0].getsockname()[1]
         etcd = Etcd(["127.0.0.1:1", f"http://127.0.0.1:{port}", f"http://{server.endpoint}/"])
         assert await etcd.write([Put("/f/x", "")])
-        with pytest.raises(Unreachable, match=r"127.0.0.1:1: .*; .*: no whole answer"):
+        with pytest.raises(Unreachable, match=r"127.0.0.1:1: .*; .*: not a complete answer"):
             await Etcd(["127.0.0.1:1", f"127.0.0.1:{port}"]).read("/f/")
         stranger.close()
 
