@@ -43,16 +43,20 @@ class Rank:
     call_off: Callable[[], None] = lambda: None  # the wait for the cause of its death
 
     @property
+    def hello(self) -> SupervisorHello | None:
+        """Its supervisor's; None if that is not connected."""
+        hello = self.supervisor and self.supervisor.hello
+        return hello if isinstance(hello, SupervisorHello) else None
+
+    @property
     def host(self) -> str | None:
         """The name of its node."""
-        hello = self.supervisor and self.supervisor.hello
-        return hello.host if isinstance(hello, SupervisorHello) else None
+        return None if self.hello is None else self.hello.host
 
     @property
     def agent(self) -> int | None:
         """Of the launch's agents the one that has started its supervisor; None for a newcomer, or if it is not here."""
-        hello = self.supervisor.hello if self.supervisor is not None else None
-        return hello.agent if isinstance(hello, SupervisorHello) else None
+        return None if self.hello is None else self.hello.agent
 
     def tell(self, message: Message) -> None:
         if self.supervisor is not None:

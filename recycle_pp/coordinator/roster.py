@@ -60,11 +60,14 @@ class Roster:
         return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
 
     def agents(self) -> set[int]:
-        """Of the launch's agents those with a live worker; a newcomer's agent is not one of them.
+        """The launch's agents that will end with the job, so not those of newcomers.
 
-        An agent whose workers left because a link is cut may be cut off from the agents' store as well.
+        An agent has failed already if one of its supervisors is lost. Without a live worker it may be cut off from the
+        agents' store.
         """
-        return {rank.agent for rank in self if rank.agent is not None and rank.alive}
+        connected = Counter(rank.agent for rank in self)
+        living = {hello.agent: hello.agent_ranks for rank in self if rank.alive and (hello := rank.hello) is not None}
+        return {agent for agent, ranks in living.items() if agent is not None and connected[agent] == ranks}
 
     def address(self, worker: Worker) -> Address:
         """Where a live worker receives state."""

@@ -333,7 +333,7 @@ class Supervisor:
 
     def hello(self) -> SupervisorHello:
         agent = None if self._joins else self._launch.agent
-        return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid(), agent)
+        return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid(), agent, self._launch.local_world)
 
     def _redirected(self, message: Redirect) -> None:
         """The leader closes the connection; `follow` finds the next one."""

@@ -31,12 +31,13 @@ class Accepted(Message, frozen=True):
 @sent(SUPERVISOR, LISTENER)
 class SupervisorHello(Message, frozen=True):
     """rank: -1 for a new node, which is assigned one. host, pid: for log lines. agent: torchrun's; None for a new
-    node."""
+    node. agent_ranks: number of ranks that the agent started."""
 
     rank: int
     host: str
     pid: int
     agent: int | None = None
+    agent_ranks: int = 1
 
 
 @sent(WORKER, LISTENER)

@@ -1,6 +1,7 @@
 """Who is there, and who is free."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from recycle_schedules import Worker
@@ -8,6 +9,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.protocol.events import Send
+from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.workers import TO_WORKER, Commit, Exit, StoreValues
 
 
@@ -44,6 +46,20 @@ def test_a_rank_is_made_once_and_begins_in_its_own_place():
 
 def test_only_places_of_supervisors_that_are_there_are_given():
     assert set(roster(lost=[3, 6]).places()) == set(range(12)) - {3, 6}
+
+
+def connected(agent, ranks):
+    return SimpleNamespace(hello=SupervisorHello(0, "node", 1, agent, ranks))
+
+
+def test_an_agent_that_has_lost_a_supervisor_or_all_workers_will_not_end_with_the_job():
+    made = roster()
+    for rank in made:  # four agents with three ranks each, and a newcomer in the place of rank 11
+        rank.supervisor = connected(None if rank.number == 11 else rank.number // 3, 3)
+        rank.alive = rank.number not in (0, 3, 4, 5)
+    assert made.agents() == {0, 2}  # one worker of agent 0 is dead, its supervisor is not
+    made[7].supervisor = None
+    assert made.agents() == {0}
 
 
 def with_workers(numbers):
