@@ -63,7 +63,7 @@ class Agent:
     def end(self, seconds: float) -> int:
         """The exit code, when torchrun itself has ended."""
         try:
-            return self._process.wait(seconds)
+            return self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"torchrun goes on after {seconds} s; it printed:\n{self.output}") from error
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import time
 
 import psutil
@@ -159,3 +160,15 @@ def test_a_run_that_is_complete_ends_every_rank_with_0_under_resume_auto(nodes, 
         assert job.output(node).count(sentence) == 1, job.explain()
         assert "Traceback" not in job.output(node)
     assert outcomes[0][1] == outcomes[1][1], "nothing was written"
+
+
+def test_no_agent_waits_for_one_that_lost_a_supervisor_in_the_last_moment(tmp_path):
+    """That agent fails and does not pass torch's exit barrier. It is stopped here, so it acts only after the end."""
+    with Launched(tmp_path, arguments=["run.steps=12"]) as job:
+        job.wait_for_step(2)
+        _, lost = job.supervisors([2])
+        job.agents[2].send_signal(signal.SIGSTOP)
+        lost.kill()
+        assert job.wait([0, 1], 90) == [0, 0], job.explain()
+        job.agents[2].send_signal(signal.SIGCONT)
+        assert job.wait([2], 60) == [1], job.explain()
