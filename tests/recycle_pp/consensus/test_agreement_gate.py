@@ -1,4 +1,4 @@
-"""A generation begins when it is agreed, and not before."""
+"""A generation starts only after it is agreed."""
 
 import asyncio
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ class Lease:
 
 
 def test_a_generation_that_follows_a_commit_is_held_back_too():
-    """Whoever takes over first tells the newest commit to those that have missed it."""
+    """A new leader sends the newest commit to workers that have missed it, before it announces a generation."""
 
     async def run():
         agreement, delivered = Agreement(), []
@@ -44,9 +44,11 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         Driver.send(driver, [Send(A, adoption)])
         await asyncio.sleep(0.01)
         assert agreement.asked == [(5, PLACES)]
-        assert delivered == told, "nobody begins"
+        assert delivered == told, "no worker can start the generation"
         agreement.agreed.set()
         await asyncio.sleep(0.01)
-        assert delivered[-1].message == msgspec.structs.replace(adoption, term=7), "it carries the term that allowed it"
+        assert delivered[-1].message == msgspec.structs.replace(adoption, term=7), (
+            "it carries the term of the agreement"
+        )
 
     asyncio.run(run())

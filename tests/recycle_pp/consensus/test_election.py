@@ -1,4 +1,4 @@
-"""The supervisors' vote, on real sockets in one process: who leads, and who may not."""
+"""Elections on real sockets in one process: which supervisor leads, and which cannot."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Supervisors:
-    """Elections that listen; `die` closes the port and all connections of one, as a SIGKILL would."""
+    """Listening `Election`s, by rank. `die` closes the port and all connections, as SIGKILL would."""
 
     def __init__(self):
         self.servers, self.elections, self.places, self.peers = {}, {}, {}, {}
@@ -50,10 +50,10 @@ class Supervisors:
         await self.elections[leader].agree(generation, places or self.places)
         newest = self.elections[leader].voter.memberships
         while any(election.voter.memberships != newest for election in self.elections.values()):
-            await asyncio.sleep(0.01)  # until all have heard that it is agreed
+            await asyncio.sleep(0.01)  # until all know that it is agreed
 
     async def all_notice(self, term, *ranks):
-        """What `leader(after=term)` tells each of them."""
+        """The result of `leader(after=term)` on each of them."""
         waiting = [self.elections[rank].leader(after=term) for rank in ranks or self.elections]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -79,7 +79,7 @@ def test_a_majority_is_more_than_half_or_the_half_with_the_lowest_id():
     assert majority({4}, {4}) and not majority({1, 2, 3}, {4})
 
 
-def test_the_next_in_rank_follows_a_leader_that_died():
+def test_the_next_rank_succeeds_a_dead_leader():
     async def main():
         async with agreed(4) as supervisors:
             supervisors.die(0)
@@ -93,15 +93,13 @@ def test_the_next_in_rank_follows_a_leader_that_died():
     asyncio.run(main())
 
 
-def test_a_leader_may_die_before_it_says_that_a_membership_is_agreed():
+def test_a_leader_may_die_before_the_others_know_that_a_membership_is_agreed():
     async def main():
         async with agreed(4) as supervisors:
             supervisors.die(0)
             await supervisors.all_notice(0)
             await supervisors.elections[1].agree(0, supervisors.places)
-            supervisors.die(
-                1
-            )  # at once: the others have acknowledged that they are three, and do not know that all have
+            supervisors.die(1)  # the others have acknowledged the membership, but do not know that it is agreed
             leaders = await supervisors.all_notice(1)
             assert {leader.rank for leader in leaders} == {2}
             await supervisors.elections[2].agree(1, supervisors.places)
@@ -110,13 +108,13 @@ def test_a_leader_may_die_before_it_says_that_a_membership_is_agreed():
 
 
 @pytest.mark.parametrize(("have_it", "next_one"), [([2, 3], 2), ([2], 2), ([3], 3)])
-def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(have_it, next_one):
+def test_a_supervisor_that_missed_the_newest_membership_yields_to_those_that_have_it(have_it, next_one):
     async def main():
         async with agreed(4) as supervisors:
             leader = supervisors.elections[0]
             newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 1, 2, 3)})
             known = [*leader.voter.memberships, newest]
-            for rank in have_it:  # it dies before rank 1, the next in line, has got it too
+            for rank in have_it:  # the leader dies before rank 1, the next in line, receives it
                 await leader._client(supervisors.places[rank]).ask(encode(Propose(leader.voter.leader, known)))
             supervisors.die(0)
             async with asyncio.timeout(3):
@@ -126,7 +124,7 @@ def test_whoever_missed_the_newest_membership_gives_way_to_those_who_have_it(hav
     asyncio.run(main())
 
 
-def test_who_alone_knows_a_membership_without_itself_leads_if_the_others_need_its_vote():
+def test_the_only_supervisor_that_knows_a_membership_without_itself_leads_if_its_vote_is_needed():
     async def main():
         async with agreed(6) as supervisors:
             leader = supervisors.elections[0]
@@ -141,8 +139,8 @@ def test_who_alone_knows_a_membership_without_itself_leads_if_the_others_need_it
 
 @settings(max_examples=12, deadline=None)
 @given(st.data())
-def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
-    """The leader dies with up to two memberships under way, each of which some have got."""
+def test_after_any_deaths_and_partial_proposals_a_majority_elects_one_leader(data):
+    """The leader dies after proposing up to two memberships, each received by some of the others."""
     size = data.draw(st.integers(4, 6))
     some, few = (st.sets(st.integers(1, size - 1), max_size=most) for most in (size, 1))
     proposals = [(set(range(size)) - data.draw(few), data.draw(some)) for _ in range(data.draw(st.integers(0, 2)))]
@@ -163,7 +161,7 @@ def test_whoever_got_what_and_whoever_died_a_majority_finds_one_leader(data):
     asyncio.run(main())
 
 
-def test_when_the_next_in_rank_has_died_too_the_one_after_it_leads():
+def test_the_rank_after_next_leads_if_the_next_one_is_dead_too():
     async def main():
         async with agreed(5) as supervisors:
             supervisors.die(0, 1)
@@ -174,7 +172,7 @@ def test_when_the_next_in_rank_has_died_too_the_one_after_it_leads():
 
 
 @pytest.mark.parametrize(("size", "dead"), [(4, [0, 1]), (5, [0, 2, 4]), (2, [0])])
-def test_without_a_majority_nobody_leads_and_nobody_waits(size, dead):
+def test_without_a_majority_the_election_fails_at_once(size, dead):
     async def main():
         async with agreed(size, patience=30.0) as supervisors:
             supervisors.die(*dead)
@@ -185,7 +183,7 @@ def test_without_a_majority_nobody_leads_and_nobody_waits(size, dead):
     asyncio.run(main())
 
 
-def test_a_leader_whose_half_holds_the_lowest_id_goes_on_and_then_that_half_counts():
+def test_the_half_with_the_lowest_rank_continues_and_is_the_next_membership():
     async def main():
         async with agreed(4) as supervisors:
             supervisors.die(2, 3)
@@ -196,7 +194,7 @@ def test_a_leader_whose_half_holds_the_lowest_id_goes_on_and_then_that_half_coun
     asyncio.run(main())
 
 
-def test_a_leader_without_a_majority_is_told():
+def test_a_leader_without_a_majority_gets_an_error():
     async def main():
         async with agreed(4, patience=30.0) as supervisors:
             supervisors.die(1, 2, 3)
@@ -207,7 +205,7 @@ def test_a_leader_without_a_majority_is_told():
     asyncio.run(main())
 
 
-def test_a_leader_that_most_still_hear_is_not_deposed():
+def test_a_leader_that_reaches_a_majority_is_not_deposed():
     async def main():
         async with agreed(4, patience=0.5) as supervisors:
             (leader,) = await supervisors.all_notice(0, 1)
@@ -217,7 +215,7 @@ def test_a_leader_that_most_still_hear_is_not_deposed():
     asyncio.run(main())
 
 
-def test_a_deposed_leader_gets_nothing_agreed_and_learns_who_leads():
+def test_a_deposed_leader_gets_nothing_agreed():
     async def main():
         async with agreed(4) as supervisors:
             supervisors.stop_answering(0)
@@ -230,7 +228,7 @@ def test_a_deposed_leader_gets_nothing_agreed_and_learns_who_leads():
 
 
 def test_a_supervisor_with_an_older_membership_cannot_win():
-    """Rank 1 missed the membership without it; of the first one it could have a majority still."""
+    """Rank 1 missed the membership that excludes it. It could still get a majority of the first one."""
 
     async def main():
         async with agreed(4, patience=1.0) as supervisors:
@@ -239,12 +237,12 @@ def test_a_supervisor_with_an_older_membership_cannot_win():
             supervisors.die(0)
             stale, *leaders = await supervisors.all_notice(0, 1, 2, 3)
             assert {leader.rank for leader in leaders} < {2, 3}
-            assert stale == leaders[0], "it hears who leads when it asks for votes"
+            assert stale == leaders[0], "it learns of the leader when it asks for votes"
 
     asyncio.run(main())
 
 
-def test_before_any_membership_is_agreed_the_job_is_its_first_leader():
+def test_before_any_membership_is_agreed_the_first_leader_alone_is_the_job():
     async def main():
         supervisors = Supervisors()
         await supervisors.add(0)
@@ -259,7 +257,7 @@ def test_before_any_membership_is_agreed_the_job_is_its_first_leader():
     asyncio.run(main())
 
 
-def test_a_job_that_was_resumed_begins_with_a_newer_term_and_its_leader_confirms_it():
+def test_a_resumed_job_starts_with_a_newer_term():
     async def main():
         supervisors = Supervisors()
         try:

@@ -1,4 +1,4 @@
-"""The client of etcd, on a real one."""
+"""The etcd client, with a real etcd."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ def run(coroutine):
     return asyncio.run(coroutine)
 
 
-def test_what_was_written_is_read_and_nothing_beside_it(server):
+def test_a_read_returns_the_keys_written_under_the_prefix(server):
     async def main():
         etcd = Etcd([server.endpoint])
         assert await etcd.write([Put("/a/x", "1"), Put("/a/y", "zwei"), Put("/b/x", "3")])
@@ -49,7 +49,7 @@ def test_a_write_whose_conditions_do_not_hold_changes_nothing(server):
     run(main())
 
 
-def test_of_many_who_want_the_same_key_one_gets_it(server):
+def test_only_one_of_many_concurrent_writers_creates_a_key(server):
     async def main():
         etcd = Etcd([server.endpoint])
         tries = [etcd.write([Put("/d/leader", str(k))], [Created("/d/leader", 0)]) for k in range(20)]
@@ -60,7 +60,7 @@ def test_of_many_who_want_the_same_key_one_gets_it(server):
     run(main())
 
 
-def test_a_key_goes_with_its_lease_and_stays_as_long_as_it_is_kept_alive(server):
+def test_a_key_lives_as_long_as_its_lease_is_renewed(server):
     async def main():
         etcd = Etcd([server.endpoint])
         kept, let_go = await etcd.grant(2), await etcd.grant(2)
@@ -81,7 +81,7 @@ def test_a_key_goes_with_its_lease_and_stays_as_long_as_it_is_kept_alive(server)
     run(main())
 
 
-def test_an_endpoint_that_is_gone_or_is_no_etcd_is_passed_over(server):
+def test_an_endpoint_that_is_down_or_not_etcd_is_skipped(server):
     async def main():
         async def babble(reader, writer):
             await reader.read(1000)

@@ -1,4 +1,4 @@
-"""Who leads by a real etcd, and who may not; the supervisors of a job in one process."""
+"""Elections with a real etcd; all supervisors of the job are in one process."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ class Supervisors:
 
 @asynccontextmanager
 async def agreed(server, token, size):
-    """Supervisors that follow rank 0, and their first membership."""
+    """Supervisors that follow rank 0 and have agreed on the first membership."""
     supervisors = Supervisors(server, token)
     try:
         leader = await supervisors.add(0).leader(after=-1)
@@ -59,13 +59,13 @@ async def agreed(server, token, size):
         supervisors.die(*supervisors.those)
 
 
-def test_one_of_the_others_follows_a_leader_that_most_have_lost_at_once(server):
+def test_a_leader_that_most_have_lost_is_replaced_at_once(server):
     async def main():
         async with agreed(server, "lost by most", 4) as supervisors:
             supervisors.die(0)
             begun = time.monotonic()
             leaders = await supervisors.all_notice(0)
-            assert time.monotonic() - begun < PATIENCE - 0.5, "its lease was not waited for"
+            assert time.monotonic() - begun < PATIENCE - 0.5, "the election does not wait for its lease to expire"
             assert len(set(leaders)) == 1 and leaders[0].term == 1
             first = leaders[0].rank
             await supervisors.those[first].agree(1, {r: supervisors.places[r] for r in supervisors.those})
@@ -76,8 +76,8 @@ def test_one_of_the_others_follows_a_leader_that_most_have_lost_at_once(server):
     asyncio.run(main())
 
 
-def test_the_smaller_half_goes_on_when_the_lease_has_ended(server):
-    """What an election cannot do: either of two nodes may be lost."""
+def test_either_half_continues_when_the_lease_has_expired(server):
+    """Unlike with the embedded election, either of two nodes may be lost."""
 
     async def main():
         async with agreed(server, "half", 4) as supervisors:
@@ -88,7 +88,7 @@ def test_the_smaller_half_goes_on_when_the_lease_has_ended(server):
     asyncio.run(main())
 
 
-def test_a_leader_that_most_still_hear_is_not_deposed(server):
+def test_a_leader_that_reaches_a_majority_is_not_deposed(server):
     async def main():
         async with agreed(server, "heard by most", 4) as supervisors:
             (refusal,) = await supervisors.all_notice(0, 1)
@@ -109,8 +109,8 @@ def test_a_deposed_leader_gets_nothing_agreed(server):
     asyncio.run(main())
 
 
-def test_of_two_sides_only_one_gets_the_next_membership(server):
-    """The leader is cut off from the others, and all reach etcd: whoever writes first, the other side has lost."""
+def test_only_one_side_of_a_partition_gets_the_next_membership(server):
+    """The leader is cut off from the others, and all reach etcd. The first write wins."""
 
     async def main():
         async with agreed(server, "two sides", 3) as supervisors:
@@ -130,8 +130,8 @@ def test_of_two_sides_only_one_gets_the_next_membership(server):
     asyncio.run(main())
 
 
-def test_a_side_that_has_not_heard_of_a_generation_cannot_follow_it(server):
-    """The leader is cut off from the others, not from etcd: in generation 1 it may go on alone, to the end."""
+def test_a_side_that_does_not_know_the_newest_generation_cannot_reuse_its_number(server):
+    """The leader is cut off from the others, but not from etcd. It may finish the job alone in generation 1."""
 
     async def main():
         async with agreed(server, "unheard of", 3) as supervisors:
@@ -146,7 +146,7 @@ def test_a_side_that_has_not_heard_of_a_generation_cannot_follow_it(server):
     asyncio.run(main())
 
 
-def test_who_is_no_member_any_more_cannot_lead(server):
+def test_a_former_member_cannot_lead(server):
     async def main():
         async with agreed(server, "no member", 3) as supervisors:
             await supervisors.those[0].agree(1, {rank: supervisors.places[rank] for rank in (0, 1)})
@@ -158,7 +158,7 @@ def test_who_is_no_member_any_more_cannot_lead(server):
     asyncio.run(main())
 
 
-def test_a_silent_etcd_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
+def test_an_agreement_waits_for_a_silent_etcd_and_then_fails(tmp_path, monkeypatch):
     async def main():
         with EtcdServer(tmp_path) as server:
             async with agreed(server, "silent", 3) as supervisors:
@@ -178,7 +178,7 @@ def test_a_silent_etcd_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
     asyncio.run(main())
 
 
-def test_a_leader_whose_lease_has_ended_takes_a_new_one(server):
+def test_a_leader_takes_a_new_lease_after_an_expiry(server):
     async def main():
         async with agreed(server, "lease ended", 3) as supervisors:
             leader = supervisors.those[0]
@@ -187,12 +187,12 @@ def test_a_leader_whose_lease_has_ended_takes_a_new_one(server):
             await leader._etcd.revoke(leader._lease)
             await asyncio.sleep(PATIENCE)
             (refusal,) = await supervisors.all_notice(0, 1)
-            assert isinstance(refusal, LostMajority), "it leads again, by itself"
+            assert isinstance(refusal, LostMajority), "the leader has renewed its key"
 
     asyncio.run(main())
 
 
-def test_a_job_with_the_same_token_waits_for_the_end_of_the_one_before(server):
+def test_a_job_with_the_same_token_waits_for_the_end_of_the_previous_one(server):
     async def main():
         async with agreed(server, "again", 3) as old:
             new = Supervisors(server, "again")
@@ -203,7 +203,7 @@ def test_a_job_with_the_same_token_waits_for_the_end_of_the_one_before(server):
             assert (leader.term, leader.port) == (0, 6000)
             await asyncio.sleep(1.5)
             for refusal in await old.all_notice(0):
-                assert isinstance(refusal, LostMajority), "its supervisors do not follow the new job"
+                assert isinstance(refusal, LostMajority), "the old job's supervisors do not follow the new job"
             new.die(0)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""A leader knows that it was silent."""
+"""A leader knows when it was cut off."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ class Voters:
         return 3
 
 
-def test_a_lease_that_a_cut_interrupted_has_lapsed_and_a_fresh_one_has_not():
+def test_a_lease_has_lapsed_after_a_cut_and_not_before():
     async def run():
         voters = Voters()
         lease = LeaderLease(voters, suspicion=0.05, lost=lambda: None)

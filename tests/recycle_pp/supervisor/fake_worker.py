@@ -1,6 +1,6 @@
-"""A worker for tests of the supervisor: does what its settings ask, in a process of its own.
+"""A worker for tests of the supervisor. `data.path` of its settings selects what it does.
 
-Executed by its supervisor (`python -m fake_worker`) or forked (`main`); needs only what it imports here.
+The supervisor executes it (`python -m fake_worker`) or forks it (`main`).
 """
 
 import os
@@ -19,10 +19,10 @@ def main(spec: WorkerSpec) -> int:
     match play:
         case "wait":
             time.sleep(60)
-        case "child":  # a process of its own, which must not outlive it
+        case "child":  # starts a process that must not outlive it
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
             time.sleep(60)
-        case "deaf":  # to SIGTERM
+        case "deaf":  # ignores SIGTERM
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             print("deaf", flush=True)
             time.sleep(60)

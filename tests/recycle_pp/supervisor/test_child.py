@@ -1,4 +1,4 @@
-"""How a worker starts, and that its death is seen at once and told apart."""
+"""Starting a worker, detecting its death and finding the cause."""
 
 import os
 import select
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.timeout(60)
 
 @contextmanager
 def spawned(play, tmp_path, monkeypatch):
-    """A fake worker that is executed as a real one is; killed and reaped at the end."""
+    """A fake worker, executed like a real one; killed and reaped at the end."""
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported it would be forked
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported, it would be forked
     spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
     log = LogFile(tmp_path / "log")
     child = Child.spawn({"parallel": {"backend": "nccl"}}, log, "fake_worker")
@@ -61,7 +61,7 @@ def wait_for_log(path, text, seconds=20.0):
         ("long", "exception", "the end"),
     ],
 )
-def test_causes_of_death_are_told_apart(play, cause, detail, tmp_path, monkeypatch):
+def test_the_cause_of_each_death_is_found(play, cause, detail, tmp_path, monkeypatch):
     with spawned(play, tmp_path, monkeypatch) as child:
         death = wait_for_death(child)
     assert death.cause == cause
@@ -70,7 +70,7 @@ def test_causes_of_death_are_told_apart(play, cause, detail, tmp_path, monkeypat
     assert death.where == ("F 1,2" if play == "raise" else "")
 
 
-def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, monkeypatch):
+def test_an_import_error_of_a_worker_is_reported_in_its_death(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
@@ -81,7 +81,7 @@ def test_a_worker_that_cannot_even_be_imported_says_so_in_its_death(tmp_path, mo
     assert "No module named 'no_such_module_at_all'" in death.detail
 
 
-def test_a_death_is_seen_within_milliseconds(tmp_path, monkeypatch):
+def test_a_death_is_detected_within_milliseconds(tmp_path, monkeypatch):
     delays = []
     for _ in range(3):
         with spawned("kill", tmp_path, monkeypatch) as child:
@@ -104,7 +104,7 @@ def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_pat
     ("name", "default"),
     [
         ("OMP_NUM_THREADS", "1"),
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),  # torch's watchdog ends no process whose peer has died
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),  # torch's watchdog must not end a process whose peer has died
         ("TORCH_NCCL_ENABLE_MONITORING", "0"),
         ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
         ("NCCL_NVLS_ENABLE", "0"),
@@ -112,7 +112,9 @@ def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_pat
     ],
 )
 @pytest.mark.parametrize("chosen", [None, "3"])
-def test_a_worker_has_its_own_environment_and_the_users_choice_stands(name, default, chosen, tmp_path, monkeypatch):
+def test_a_worker_gets_default_environment_variables_unless_the_user_sets_them(
+    name, default, chosen, tmp_path, monkeypatch
+):
     monkeypatch.delenv(name, raising=False)
     if chosen:
         monkeypatch.setenv(name, chosen)
@@ -128,12 +130,12 @@ def test_only_workers_that_use_nccl_get_its_environment():
     ]
 
 
-@pytest.mark.parametrize(("interface", "told"), [("lo", "=lo"), ("127.0.0.1", None), (None, None)])
-def test_nccl_takes_the_network_interface_that_control_interface_names(interface, told):
-    assert default_environment({"control": {"interface": interface}}).get("NCCL_SOCKET_IFNAME") == told
+@pytest.mark.parametrize(("interface", "expected"), [("lo", "=lo"), ("127.0.0.1", None), (None, None)])
+def test_nccl_uses_the_network_interface_of_control_interface(interface, expected):
+    assert default_environment({"control": {"interface": interface}}).get("NCCL_SOCKET_IFNAME") == expected
 
 
-def test_what_a_worker_started_ends_with_it(tmp_path, monkeypatch):
+def test_the_children_of_a_worker_end_with_it(tmp_path, monkeypatch):
     with spawned("child", tmp_path, monkeypatch) as child:
         deadline = time.monotonic() + 20
         while not (grandchildren := psutil.Process(child.pid).children()):
@@ -144,7 +146,7 @@ def test_what_a_worker_started_ends_with_it(tmp_path, monkeypatch):
         assert psutil.wait_procs(grandchildren, 5)[1] == []
 
 
-def test_a_worker_leaves_no_descriptor_behind(tmp_path, monkeypatch):
+def test_a_reaped_worker_leaves_no_open_descriptor(tmp_path, monkeypatch):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with spawned("leave", tmp_path, monkeypatch) as child:
@@ -152,13 +154,13 @@ def test_a_worker_leaves_no_descriptor_behind(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_forked_worker_has_none_of_its_supervisors_descriptors(tmp_path):
-    """In a process of its own, because this one must not be forked with all its threads."""
+def test_a_forked_worker_has_no_descriptors_of_its_supervisor(tmp_path):
+    """Runs in a separate process, because this one has threads and must not be forked."""
     script = f"""
 import os, select, socket, sys, types
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
-sys.modules["torch"] = types.ModuleType("torch")  # as if it had been imported
+sys.modules["torch"] = types.ModuleType("torch")  # simulates an import
 fork_worker = types.ModuleType("fork_worker")
 def main(spec):
     kinds = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{{fd}}")]

@@ -1,4 +1,4 @@
-"""The end of torchrun's agents: connections of another process, and the sentence if they cannot be changed."""
+"""The exit of torchrun's agents: changing another process's connections, and the message if that is not permitted."""
 
 import os
 import socket
@@ -46,9 +46,11 @@ def test_a_connection_of_another_process_is_found_and_changed():
                 assert connection.recv(1) == b"y"
 
 
-@pytest.mark.parametrize(("error", "said"), [(TimeoutError(), True), (ConnectionRefusedError(), False), (None, False)])
-def test_a_wait_that_cannot_be_ended_is_announced_if_the_stores_machine_does_not_answer(
-    error, said, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("error", "printed"), [(TimeoutError(), True), (ConnectionRefusedError(), False), (None, False)]
+)
+def test_a_wait_that_cannot_be_shortened_is_announced_if_the_stores_machine_does_not_answer(
+    error, printed, monkeypatch, capsys
 ):
     def refuse(pid, port):
         assert (pid, port) == (os.getppid(), 29500)
@@ -65,4 +67,4 @@ def test_a_wait_that_cannot_be_ended_is_announced_if_the_stores_machine_does_not
     exit_barrier.limit_wait(LAUNCH)
     assert (
         "torchrun may wait up to 16 minutes for node 0: 10.0.0.1 does not answer" in capsys.readouterr().err
-    ) == said
+    ) == printed

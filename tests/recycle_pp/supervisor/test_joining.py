@@ -1,4 +1,4 @@
-"""The first connection to a coordinator: how long a node waits for it."""
+"""How long a node waits for its first connection to the coordinator."""
 
 import asyncio
 import time
@@ -18,8 +18,8 @@ def launch(port):
     return Launch(rank=1, world=2, local_world=1, master_port=port, agent=1, agents=2)
 
 
-def test_a_node_ends_soon_after_the_launcher_of_rank_0_has(monkeypatch):
-    """As a node whose processes need a minute to import, when the others were refused half a minute ago."""
+def test_a_node_exits_soon_after_the_launcher_of_rank_0(monkeypatch):
+    """For example a node that takes a minute to import, half a minute after the start was rejected."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     begun = time.monotonic()
     with pytest.raises(ValueError, match="launcher of rank 0's node exited before the job started; its output"):
@@ -42,7 +42,7 @@ def test_a_node_waits_while_the_launcher_of_rank_0_runs(kind, monkeypatch):
     asyncio.run(wait())
 
 
-def test_one_look_at_a_port_that_refuses_is_no_proof(monkeypatch):
+def test_one_refused_connection_does_not_prove_that_the_launcher_has_exited(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
 
     async def look():

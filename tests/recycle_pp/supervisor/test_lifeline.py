@@ -1,4 +1,4 @@
-"""A death is known before the kernel has cleaned up behind it."""
+"""A death is detected before the kernel has cleaned up the process."""
 
 import os
 import select
@@ -19,7 +19,7 @@ def line():
 
 
 def forked(play):
-    """A child process that plays and ends; its pid."""
+    """Forks a child that runs `play` and exits; its pid."""
     pid = os.fork()
     if pid == 0:
         play()
@@ -28,7 +28,7 @@ def forked(play):
 
 
 def holding(line, play=signal.pause):
-    """A child that holds the line and then plays."""
+    """Forks a child that holds the line and runs `play`; its pid."""
     ready, is_ready = os.pipe()
 
     def hold():
@@ -42,7 +42,7 @@ def holding(line, play=signal.pause):
     return pid
 
 
-def test_a_killed_holder_is_known_to_be_dead_before_it_can_be_waited_for(line):
+def test_the_death_of_a_killed_holder_is_known_before_its_pidfd_is_readable(line):
     pid = holding(line, lambda: bytearray(200 << 20) and signal.pause())
     pidfd = os.pidfd_open(pid)
     time.sleep(0.3)
@@ -56,13 +56,13 @@ def test_a_killed_holder_is_known_to_be_dead_before_it_can_be_waited_for(line):
     assert seen == [(True, [])]
 
 
-def test_a_holder_that_ends_by_itself_is_dead_too(line):
+def test_the_death_of_a_holder_that_exits_is_detected(line):
     pid = holding(line, lambda: None)
     assert line.wait()
     os.waitpid(pid, 0)
 
 
-def test_who_waits_before_anybody_holds_waits_for_the_holder(line):
+def test_a_wait_may_start_before_the_line_is_held(line):
     threading.Timer(0.1, lambda: pids.append(holding(line, lambda: time.sleep(0.2)))).start()
     pids = []
     assert line.wait()
@@ -81,7 +81,7 @@ def test_a_child_of_the_holder_is_not_the_holder(line):
     os.waitpid(pid, 0)
 
 
-def test_where_nobody_ever_holds_the_wait_ends_with_the_line():
+def test_closing_a_line_that_was_never_held_ends_the_wait():
     line = Lifeline.create()
     waits = []
     thread = threading.Thread(target=lambda: waits.append(line.wait()))

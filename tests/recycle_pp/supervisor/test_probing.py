@@ -1,4 +1,4 @@
-"""Which nodes can be reached."""
+"""Probing which nodes can be reached."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from recycle_pp.wire.messages.supervisors import Target
 TOKEN = "a token of the job"
 
 
-def test_nodes_that_refuse_or_say_nothing_are_named(monkeypatch):
+def test_nodes_that_refuse_or_do_not_answer_are_named(monkeypatch):
     monkeypatch.setattr(probing, "SECONDS", 0.5)
 
     async def main():

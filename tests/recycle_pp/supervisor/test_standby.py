@@ -1,4 +1,4 @@
-"""When a rank's next process is started ahead."""
+"""When a rank's standby process is started."""
 
 import sys
 
@@ -14,7 +14,7 @@ from recycle_pp.wire.messages.supervisors import Signs
 
 @pytest.fixture(autouse=True)
 def light(monkeypatch):
-    """As a supervisor, which never imports torch."""
+    """Simulates a supervisor, which never imports torch."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
@@ -24,25 +24,25 @@ def of(local_rank, wanted="on"):
 
 
 def beats(standby, incarnation, steps):
-    """At which of these heartbeats it is due, if its worker is in these steps then."""
+    """Indices of the heartbeats at which it is due. steps: the worker's step at each heartbeat."""
     signs = [Signs(incarnation, 1, Activity("works", "F", step), 0.0, 0.0) for step in steps]
     return [number for number, sign in enumerate(signs) if standby.due(sign)]
 
 
 @pytest.mark.parametrize("local_rank", range(4))
-def test_at_the_start_one_rank_of_a_machine_comes_after_the_other_and_none_before_its_first_step_is_done(local_rank):
+def test_at_the_start_the_ranks_of_a_machine_take_turns_after_their_first_step(local_rank):
     assert beats(of(local_rank), 0, [-1, 0, 0, *range(1, 40)]) == [3 + BEATS * local_rank]
 
 
 @pytest.mark.parametrize("local_rank", range(4))
-def test_once_it_has_taken_a_place_the_next_one_is_started_as_soon_as_a_step_is_done(local_rank):
+def test_after_a_replacement_the_next_standby_process_starts_after_one_step(local_rank):
     ours = of(local_rank)
     beats(ours, 0, range(40))
     assert beats(ours, 1, [-1, 40, 40, 41, 42, 43]) == [3]
     assert beats(ours, 2, [50, 51, 52]) == [1]
 
 
-def test_without_memory_or_where_nobody_wants_it_there_is_none(monkeypatch):
+def test_no_standby_process_is_started_if_memory_is_short_or_the_user_disables_it(monkeypatch):
     assert beats(of(0, "off"), 0, range(40)) == []
     monkeypatch.setattr(standby, "free_memory", lambda: 0.0)
     assert beats(of(0, "auto"), 0, range(40)) == [] and beats(of(0, "on"), 0, range(40)) == [1]

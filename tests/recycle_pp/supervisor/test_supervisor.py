@@ -1,4 +1,4 @@
-"""A real supervisor process with a real (fake) worker under it; the test plays the coordinator."""
+"""A real supervisor process with a fake worker process; the test plays the coordinator."""
 
 import asyncio
 import os
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Rank:
-    """The supervisor that has joined, as its coordinator sees it."""
+    """A connected supervisor, as its coordinator sees it."""
 
     def __init__(self, peer, process, server):
         self.peer, self.process, self.server = peer, process, server
 
-    async def hear(self, kind, seconds=20):
-        """The next message of that class; the ones before it are dropped."""
+    async def receive(self, kind, seconds=20):
+        """The next message of class `kind`. Drops the messages before it."""
         async with asyncio.timeout(seconds):
             while not isinstance(message := await self.peer.recv(FROM_SUPERVISOR), kind):
                 pass
@@ -48,7 +48,7 @@ class Rank:
 
     async def spawn(self, incarnation=0):
         self.peer.send(Spawn(incarnation, worker=(0, 5), respawns=0))
-        return psutil.Process((await self.hear(Spawned)).pid)
+        return psutil.Process((await self.receive(Spawned)).pid)
 
     async def end(self, seconds=20):
         """(exit code, standard error) of the supervisor."""
@@ -76,7 +76,7 @@ async def joined(tmp_path, play, local_rank=0):
     started = []
     try:
         peer = await asyncio.wait_for(arrived.get(), 20)
-        settings = Settings(data=Data(path=play))  # the fake worker's orders
+        settings = Settings(data=Data(path=play))  # what the fake worker does
         peer.send(SupervisorWelcome(settings, str(tmp_path), Leader(0, 0, "127.0.0.1", port), rank=5))
         yield Rank(peer, process, server)
         started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -97,7 +97,7 @@ def run(coroutine):
     asyncio.run(coroutine)
 
 
-def test_a_death_is_reported_and_nothing_is_started_without_being_told(tmp_path):
+def test_a_death_is_reported_and_the_worker_is_not_restarted_without_an_order(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             hello = rank.peer.hello
@@ -105,7 +105,7 @@ def test_a_death_is_reported_and_nothing_is_started_without_being_told(tmp_path)
             worker = await rank.spawn(0)
             killed = time.monotonic()
             worker.kill()
-            died = await rank.hear(Died)
+            died = await rank.receive(Died)
             assert (died.incarnation, died.death.cause, died.death.detail) == (0, "signal", "SIGKILL")
             assert (died.death.injected, died.asked) == (False, False)
             assert killed <= died.death.at <= time.monotonic()
@@ -121,7 +121,7 @@ def test_last_words_reach_the_coordinator(tmp_path):
     async def main():
         async with joined(tmp_path, "raise") as rank:
             await rank.spawn()
-            died = await rank.hear(Died)
+            died = await rank.receive(Died)
             assert died.death.cause == "exception"
             assert "ValueError: no such token" in died.death.detail
             assert died.death.where == "F 1,2"
@@ -129,7 +129,7 @@ def test_last_words_reach_the_coordinator(tmp_path):
     run(main())
 
 
-def test_a_kill_strikes_the_incarnation_it_names_and_no_later_one(tmp_path):
+def test_a_kill_ends_only_the_incarnation_that_it_names(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             worker = await rank.spawn(4)
@@ -137,14 +137,14 @@ def test_a_kill_strikes_the_incarnation_it_names_and_no_later_one(tmp_path):
             await asyncio.sleep(0.2)
             assert worker.is_running()
             rank.peer.send(Kill(4))
-            died = await rank.hear(Died)
+            died = await rank.receive(Died)
             assert (died.death.detail, died.asked, died.incarnation) == ("SIGKILL", True, 4)
             assert gone(worker)
 
     run(main())
 
 
-def test_a_spawn_replaces_a_worker_that_still_lives(tmp_path):
+def test_a_spawn_replaces_a_live_worker(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             first = await rank.spawn(0)
@@ -156,7 +156,7 @@ def test_a_spawn_replaces_a_worker_that_still_lives(tmp_path):
 
 
 @pytest.mark.parametrize(("local_rank", "code"), [(0, 3), (1, 0)])
-def test_a_job_that_stops_ends_a_deaf_worker_and_fails_once_a_node(local_rank, code, tmp_path):
+def test_a_stopped_job_kills_a_worker_that_ignores_sigterm_and_fails_once_per_node(local_rank, code, tmp_path):
     async def main():
         async with joined(tmp_path, "deaf", local_rank) as rank:
             worker = await rank.spawn()
@@ -170,24 +170,24 @@ def test_a_job_that_stops_ends_a_deaf_worker_and_fails_once_a_node(local_rank, c
     run(main())
 
 
-def test_a_rank_that_was_given_up_ends_with_0(tmp_path):
+def test_a_rank_that_was_given_up_exits_with_0(tmp_path):
     async def main():
         async with joined(tmp_path, "leave") as rank:
             await rank.spawn()
-            await rank.hear(Died)
+            await rank.receive(Died)
             rank.peer.send(Finish(0))
             assert await rank.end() == (0, "")
 
     run(main())
 
 
-def test_ctrl_c_lets_the_coordinator_end_the_job_in_its_order(tmp_path):
+def test_after_ctrl_c_the_coordinator_ends_the_job(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             worker = await rank.spawn()
             for _ in range(3):  # from the terminal, and again from torchrun
                 rank.process.send_signal(signal.SIGINT)
-            assert (await rank.hear(Stopping)).signal == "SIGINT"
+            assert (await rank.receive(Stopping)).signal == "SIGINT"
             assert worker.is_running()
             rank.peer.send(Finish(130))
             assert await rank.end() == (130, "")
@@ -196,7 +196,7 @@ def test_ctrl_c_lets_the_coordinator_end_the_job_in_its_order(tmp_path):
     run(main())
 
 
-def test_a_supervisor_that_gets_no_answer_to_sigterm_ends_alone(tmp_path):
+def test_a_supervisor_without_an_answer_to_its_sigterm_exits_by_itself(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             worker = await rank.spawn()
@@ -207,7 +207,7 @@ def test_a_supervisor_that_gets_no_answer_to_sigterm_ends_alone(tmp_path):
     run(main())
 
 
-def test_without_its_coordinator_a_supervisor_ends_with_a_sentence(tmp_path):
+def test_a_supervisor_that_loses_its_coordinator_exits_with_the_reason(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
             worker = await rank.spawn()
@@ -238,18 +238,18 @@ def test_a_killed_supervisor_leaves_no_orphan(tmp_path):
 def test_a_worker_that_cannot_be_started_counts_as_dead(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
-            await rank.hear(Present)  # it has opened what it needs itself
+            await rank.receive(Present)  # after this it opens no more files for itself
             supervisor = psutil.Process(rank.process.pid)
             supervisor.rlimit(psutil.RLIMIT_NOFILE, (supervisor.num_fds() + 1,) * 2)
             rank.peer.send(Spawn(0, worker=(0, 5), respawns=0))
-            died = await rank.hear(Died)
+            died = await rank.receive(Died)
             assert died.death.cause == "exit"
             assert died.death.detail.startswith("could not be started")
 
     run(main())
 
 
-def test_a_worker_whose_log_cannot_be_written_runs_all_the_same(tmp_path):
+def test_a_worker_runs_even_if_its_log_cannot_be_written(tmp_path):
     async def main():
         (tmp_path / "logs").write_text("in the way")
         async with joined(tmp_path, "wait") as rank:
@@ -262,7 +262,7 @@ def test_a_worker_whose_log_cannot_be_written_runs_all_the_same(tmp_path):
     run(main())
 
 
-def test_a_supervisor_is_light():
+def test_a_supervisor_imports_no_heavy_modules():
     script = "import recycle_pp.train, sys; print([m for m in ('torch', 'numpy', 'hydra', 'yaml') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""What a supervisor sees of a worker's main thread: the activity, its age, whether it runs."""
+"""Vital signs of a worker's main thread: its activity, the activity's age, whether the thread runs."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def test_every_activity_is_read_as_it_was_written():
         assert (found, read) == (number, activity) and before <= since <= time.monotonic()
 
 
-def test_an_entry_that_is_half_written_is_none():
+def test_a_half_written_entry_is_not_read():
     memory = bytearray(4096)
     Board(memory).write(7, TENSOR)
     memory[1024] = 8
@@ -41,7 +41,7 @@ def watched(code):
 
 
 @pytest.mark.parametrize(("code", "runs"), [("while True: pass", True), ("import time; time.sleep(60)", False)])
-def test_a_thread_that_gets_processor_time_is_told_from_one_that_does_not(code, runs):
+def test_a_running_thread_is_distinguished_from_a_sleeping_one(code, runs):
     process, signs = watched(code)
     try:
         for _ in range(10):
@@ -53,7 +53,7 @@ def test_a_thread_that_gets_processor_time_is_told_from_one_that_does_not(code, 
         process.wait()
 
 
-def test_a_pause_of_the_supervisor_makes_nobody_older():
+def test_a_pause_of_the_supervisor_does_not_age_activities():
     board = Board(bytearray(4096))
     signs = VitalSigns(os.getpid(), board)
     board.write(1, TENSOR)
@@ -62,7 +62,7 @@ def test_a_pause_of_the_supervisor_makes_nobody_older():
     assert signs.sample(0, 0.2).seconds < 0.4
 
 
-def test_an_activity_that_is_new_is_as_old_as_it_says():
+def test_the_age_of_a_new_activity_is_counted_from_its_start():
     board = Board(bytearray(4096))
     signs = VitalSigns(os.getpid(), board)
     time.sleep(0.2)
@@ -73,16 +73,16 @@ def test_an_activity_that_is_new_is_as_old_as_it_says():
     assert 0.2 <= signs.sample(0, 1.0).seconds < 0.4
 
 
-def test_an_op_is_the_first_of_its_kind_until_one_of_them_is_done():
+def test_an_op_is_the_first_of_its_kind_until_one_is_done():
     board = Board(bytearray(4096))
     doing, firsts = Doing(board), []
     for what in ("data", "F", "data", "F", "I"):
         doing.works(what, 0)
         firsts.append(board.read()[2].first)
-    assert firsts == [False, True, False, False, True], "and reading data compiles nothing"
+    assert firsts == [False, True, False, False, True], "reading data compiles nothing"
 
 
-def test_another_thread_can_ask_whether_the_wait_could_end():
+def test_another_thread_can_check_whether_the_wait_could_end():
     doing, here = Doing(), threading.Event()
     doing.waits("tensor", 3, (0, 1), Worker(0, 0), here.is_set)
     assert doing.delivered() is None
@@ -92,7 +92,7 @@ def test_another_thread_can_ask_whether_the_wait_could_end():
     assert doing.delivered() is None
 
 
-def test_saying_it_costs_a_few_microseconds():
+def test_recording_an_activity_takes_a_few_microseconds():
     doing, count = Doing(), 5000
     best = min(_seconds(lambda: doing.works("F", 3, (1, 2)), count) for _ in range(5))
     assert best / count < 10e-6

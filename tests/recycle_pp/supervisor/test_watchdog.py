@@ -1,4 +1,4 @@
-"""A loop that stands still ends its process; one that is only busy, or was paused, does not."""
+"""A blocked event loop ends its process; a busy or paused one does not."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ async def main():
         watchdog.beat()
         await asyncio.sleep(0.05)
     {then}
-    print("it goes on", flush=True)
+    print("it continues", flush=True)
 
 asyncio.run(main())
 """
@@ -32,19 +32,19 @@ def run(then):
 
 
 @pytest.mark.parametrize(("then", "ends"), [("time.sleep(60)", True), (COMPUTES, False), ("pass", False)])
-def test_a_loop_that_stands_still_ends_its_process_and_says_where_it_stood(then, ends):
+def test_a_blocked_loop_ends_its_process_and_prints_where_it_was_blocked(then, ends):
     process = run(then)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 0
     assert ("rank 3 exits: its event loop has been blocked" in errors) == ends
-    assert ("in main" in errors) == ends and ("it goes on" in output) != ends
+    assert ("in main" in errors) == ends and ("it continues" in output) != ends
 
 
-def test_a_pause_of_the_process_is_no_hang():
+def test_a_pause_of_the_process_is_not_a_hang():
     process = run("pass")
     time.sleep(0.7)
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.5)
     process.send_signal(signal.SIGCONT)
     output, errors = process.communicate(timeout=30)
-    assert "it goes on" in output and not errors
+    assert "it continues" in output and not errors
