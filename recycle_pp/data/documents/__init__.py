@@ -56,7 +56,7 @@ class Corpus:
             found += [file for file in inside if file.suffix in FORMATS] or inside
         for file in found:
             if file.suffix in PACKED:
-                raise ValueError(f"{file} is packed; unpack it first")
+                raise ValueError(f"{file} is compressed; decompress it first")
         sizes = tuple(file.stat().st_size for file in found)
         if not sum(sizes):
             raise ValueError(f"{', '.join(map(str, paths))} holds no text")

@@ -1,4 +1,4 @@
-"""The configuration as typed data, and as composed from a command line."""
+"""The configuration as typed data and as composed from a command line."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ def test_the_files_under_configs_hold_the_defaults_of_the_dataclasses():
     assert composed == declared
 
 
-def test_settings_survive_plain_data():
+def test_settings_survive_a_round_trip_through_plain_data():
     settings = compose(["model=tiny", "model.split=[1,1,1,1]", "+fail_at=[20:1.2,31:0.1@vote]"])
     assert load(json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
 
@@ -42,7 +42,7 @@ def test_every_file_of_every_group_composes_to_a_valid_run(tmp_path):
             validate(compose([*fitting, f"{group}={name}", *more]))
 
 
-def test_the_vocabulary_of_a_folder_is_that_of_its_configuration(tmp_path):
+def test_the_vocabulary_size_of_a_model_folder_comes_from_its_configuration(tmp_path):
     (tmp_path / "config.json").write_text('{"vocab_size": 300}')
     assert compose(["model=hf", f"model.path={tmp_path}"]).model.vocabulary == 300
     assert compose(["model=hf", f"model.path={tmp_path}", "model.vocabulary=320"]).model.vocabulary == 320
@@ -59,12 +59,12 @@ def test_groups_and_keys_and_faults_are_taken_from_the_command_line():
 
 
 @pytest.mark.parametrize("D, P", [(5, 3), (1, 7), (64, 16)])
-def test_any_numbers_of_pipelines_and_stages_need_no_file(D, P):
+def test_any_shape_works_without_a_file(D, P):
     expected = compose([])
     expected.parallel.pipelines, expected.parallel.stages = D, P
     assert compose([f"parallel={D}x{P}"]).parallel == expected.parallel
     assert compose(["parallel.microbatches=4", f"parallel={D}x{P}"]).parallel.microbatches == 4
-    assert compose([f"+parallel={D}x{P}", "parallel.stages=2"]).parallel.stages == 2, "a key wins over the shape"
+    assert compose([f"+parallel={D}x{P}", "parallel.stages=2"]).parallel.stages == 2, "a key overrides the shape"
     assert compose(["parallel.stages=2", f"+parallel={D}x{P}"]).parallel.stages == 2, "in any order"
 
 
@@ -74,7 +74,7 @@ def test_the_last_of_several_layouts_counts(first, last):
     assert compose([f"parallel={first}", f"parallel={last}"]).parallel == compose([f"parallel={last}"]).parallel
 
 
-def test_a_file_with_the_name_of_a_shape_is_taken(tmp_path):
+def test_a_file_named_like_a_shape_is_used(tmp_path):
     (tmp_path / "parallel").mkdir()
     (tmp_path / "parallel" / "5x3.yaml").write_text("defaults: [3x4]\npipelines: 5\nstages: 3\nmicrobatches: 2\n")
     assert compose(["--config-dir", str(tmp_path), "parallel=5x3"]).parallel.microbatches == 2
@@ -82,12 +82,12 @@ def test_a_file_with_the_name_of_a_shape_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["5x", "0x3", "5x3x2", "x"])
-def test_a_shape_that_cannot_be_read_is_named(name):
+def test_an_invalid_shape_is_named(name):
     with pytest.raises(ValueError, match=rf"^parallel={name}: there is no such file .*or DxP for D pipelines"):
         compose([f"parallel={name}"])
 
 
-def test_a_tilde_means_the_home_folder_though_no_shell_expands_it_there(monkeypatch):
+def test_a_tilde_is_expanded_to_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/of/mine")
     settings = compose(["run.dir=~/runs/first", "data.path=~/book.txt"])
     assert settings.run.dir == "/home/of/mine/runs/first"
@@ -95,12 +95,12 @@ def test_a_tilde_means_the_home_folder_though_no_shell_expands_it_there(monkeypa
 
 
 @pytest.mark.parametrize("path", ["a=b", "it's [mine] {really}, (1)", "back\\slash", "a,b", "'quoted'", "${now:%Y}"])
-def test_a_path_may_hold_any_character(path):
+def test_a_path_may_contain_any_character(path):
     expected = {"'quoted'": "quoted", "${now:%Y}": time.strftime("%Y")}.get(path, path)
     assert compose([f"data.path={path}"]).data.path == expected
 
 
-def test_users_may_keep_files_of_their_own(tmp_path):
+def test_users_may_add_their_own_files(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("defaults: [small]\nlayers: 12\n")
     (tmp_path / "experiment").mkdir()
@@ -118,7 +118,7 @@ def test_an_unquoted_fault_in_yaml_is_recognised(tmp_path):
         compose(["--config-dir", str(tmp_path), "experiment=mine"])
 
 
-def test_the_help_names_every_key_with_its_meaning():
+def test_the_help_describes_every_key():
     text = help_text()
     for group in dataclasses.fields(Settings):
         if dataclasses.is_dataclass(getattr(Settings(), group.name)):
@@ -130,7 +130,7 @@ def test_the_help_names_every_key_with_its_meaning():
     assert "torchrun --nproc-per-node=12" in text
 
 
-def test_large_models_bring_a_learning_rate_that_fits_and_the_command_line_wins():
+def test_large_models_set_a_suitable_learning_rate_that_the_command_line_overrides():
     rates = {
         name: compose([f"model={name}"]).optimizer.lr for name in ("tiny", "small", "gpt124m", "llama1b", "llama70b")
     }
@@ -141,7 +141,7 @@ def test_large_models_bring_a_learning_rate_that_fits_and_the_command_line_wins(
     assert (large.vocabulary, large.norm_eps, large.kernels) == (128256, small.norm_eps, small.kernels)
 
 
-def test_a_smaller_learning_rate_alone_is_enough():
+def test_a_smaller_learning_rate_needs_no_other_change():
     settings = compose(["optimizer.lr=1e-4"])
     validate(settings)
     assert learning_rate(settings.optimizer, settings.run.steps, settings.run.steps) == pytest.approx(1e-5)

@@ -1,4 +1,4 @@
-"""The injected faults of a command line."""
+"""Injected faults on a command line."""
 
 import re
 
@@ -15,7 +15,7 @@ def asked(**keys):
     return faults(load({"parallel": {"pipelines": 3, "stages": 4}, "run": {"steps": 60}, **keys}))
 
 
-def test_one_fault_or_a_list_in_the_order_of_the_steps():
+def test_faults_are_sorted_by_step():
     assert asked(fail_at="20:1.2") == [Fault("kill", 20, Worker(1, 2), "forward", 1.0)]
     assert asked(
         fail_at=["31:0.1@allreduce", "20:1.2@backward"], hang_at="7:2.3@vote", slow_at="3:0.0@2.5", rejoin_at="40:1.2"
@@ -36,7 +36,7 @@ def test_every_worker_can_be_killed_at_every_moment_of_every_step(step, pipeline
 
 
 @given(st.text(max_size=20))
-def test_any_other_text_is_a_mistake_and_not_a_crash(text):
+def test_any_other_text_raises_a_value_error(text):
     try:
         found = asked(fail_at=text)
     except ValueError as error:

@@ -18,11 +18,11 @@ def test_the_first_key_that_differs_is_named_with_both_values():
     assert first_difference(node().shared, node("model=tiny").shared)[0].startswith("model.")
 
 
-def test_a_fault_is_a_setting_of_the_whole_job():
+def test_faults_are_settings_of_the_whole_job():
     assert first_difference(node().shared, node("+fail_at=3:0.1").shared) == ("fail_at", "[]", "['3:0.1']")
 
 
-def test_address_and_interface_belong_to_a_node():
+def test_address_and_interface_may_differ_between_nodes():
     here = node("control.address=10.0.0.1:29501", "control.interface=eth0")
     there = node("control.address=host0:29501", "control.interface=ens5")
     assert first_difference(here.shared, there.shared) is None
@@ -30,7 +30,7 @@ def test_address_and_interface_belong_to_a_node():
     assert OF_A_NODE == ("control.address", "control.interface")
 
 
-def test_a_run_folder_named_after_the_time_is_no_difference_and_a_given_one_is(monkeypatch):
+def test_a_run_folder_named_after_the_time_may_differ_and_a_given_one_may_not(monkeypatch):
     assert first_difference(node().shared, node().shared | {"run.dir": node().shared["run.dir"]}) is None
     key, here, there = first_difference(node().shared, node("run.dir=/shared/mine").shared)
     assert (key, there) == ("run.dir", "/shared/mine")

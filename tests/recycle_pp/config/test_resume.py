@@ -34,11 +34,11 @@ def test_a_group_replaces_the_whole_group():
 
 
 @pytest.mark.parametrize("change", ["parallel=3x5", "parallel=6x1", "parallel=9x9", "parallel.pipelines=1"])
-def test_under_another_number_of_pipelines_a_step_keeps_its_micro_batches(change):
+def test_with_another_number_of_pipelines_a_step_keeps_its_micro_batches(change):
     old = before("parallel=2x4", "parallel.microbatches=9", "parallel.microbatch_size=8", "parallel.sharded=true")
     settings, said = take_up(["run.resume=true", "model.layers=9", change], old | {"model": {"layers": 9}})
     assert settings.parallel.pipelines * settings.parallel.microbatches == 18
-    assert (settings.parallel.microbatch_size, settings.parallel.sharded) == (8, True), "the shape alone changes"
+    assert (settings.parallel.microbatch_size, settings.parallel.sharded) == (8, True), "only the shape changes"
     assert f"parallel.microbatches 9 -> {settings.parallel.microbatches}" in said
 
 
@@ -66,7 +66,7 @@ def test_changes_that_would_alter_the_computation_are_rejected(change):
         take_up(["run.resume=true", "run.dir=runs/mine", change], before())
 
 
-def test_bf16_of_a_version_that_had_autocast_only_stays_autocast():
+def test_bf16_of_an_older_version_remains_autocast():
     old = before("numerics.precision=bf16")
     assert take_up(["run.resume=true"], old)[0].numerics.precision == "bf16"
     del old["numerics"]["sums"]
@@ -87,7 +87,7 @@ def test_keys_that_were_added_or_removed_since_then_cause_no_traceback():
         take_up(["run.resume=true"], old)
 
 
-def test_a_run_from_before_there_were_validation_samples_gets_them():
+def test_a_run_of_an_older_version_gets_the_default_validation_samples():
     old = before()
     del old["run"]["validate_samples"]
     old["run"]["validate_microbatches"] = 1

@@ -1,4 +1,4 @@
-"""Sizes in the notation of users."""
+"""Sizes as users write them."""
 
 import pytest
 from hypothesis import given
@@ -19,16 +19,16 @@ from recycle_pp.config.sizes import format_size, parse_size
         ("1", 1),
     ],
 )
-def test_units_of_1000_and_of_1024_are_read(text: str, size: float) -> None:
+def test_units_of_1000_and_of_1024_are_parsed(text: str, size: float) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "0", "16 parsecs", "1e999", "nan", "1.2.3GB"])
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
+def test_any_other_text_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size above 0, like 16GB, 512MiB or 2e9"):
         parse_size(text)
 
 
 @given(st.floats(1, 9e17))
-def test_what_is_printed_is_read_back_to_three_digits(size: float) -> None:
+def test_a_printed_size_parses_back_to_three_digits(size: float) -> None:
     assert parse_size(format_size(size)) == pytest.approx(size, rel=0.006)

@@ -1,4 +1,4 @@
-"""Files of every format, made on the spot."""
+"""Makes test files of every format."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ WORDS = "def return class import self for in range brown fox jumps über the laz
 
 
 def text(length: int, seed: int = 0) -> str:
-    """Words, lines, indentation and empty lines; `length` words."""
+    """A random text of `length` words with line breaks, indentation and empty lines."""
     random = np.random.default_rng(seed)
     parts = []
     for word in random.choice(WORDS, length):
@@ -22,7 +22,7 @@ def text(length: int, seed: int = 0) -> str:
 
 
 def tokenizer(folder: Path, vocabulary: int = 320) -> Path:
-    """A byte-level BPE, as GPT-2's, in folder/tokenizer.json."""
+    """Writes a byte-level BPE like GPT-2's to folder/tokenizer.json; the folder."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -53,7 +53,7 @@ def parquet(path: Path, texts: Sequence[str | None], column: str = "text", rows:
 
 
 def megatron(prefix: Path, documents: Sequence[Sequence[int]], code: int = 8, dtype: str = "<u2") -> str:
-    """What Megatron-LM's IndexedDatasetBuilder writes: the layout was compared with its own writer's."""
+    """Writes PREFIX.bin and PREFIX.idx as Megatron-LM's IndexedDatasetBuilder does (compared with its output)."""
     arrays = [np.asarray(document, dtype) for document in documents]
     lengths = np.array([len(array) for array in arrays], "<i4")
     pointers = np.concatenate([[0], np.cumsum(lengths.astype("<i8"))[:-1]]) * np.dtype(dtype).itemsize

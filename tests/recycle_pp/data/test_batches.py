@@ -1,4 +1,4 @@
-"""Which samples a step holds, and what is said about data that cannot be used."""
+"""The samples of a step, and the errors about unusable data."""
 
 import hashlib
 import itertools
@@ -15,7 +15,7 @@ from tests.recycle_pp.in_process import small
 
 @pytest.fixture
 def text(tmp_path):
-    """A file in which every position holds a different pair of bytes."""
+    """A file whose byte pairs are all different."""
     path = tmp_path / "text"
     path.write_bytes(bytes(i % 251 for i in range(2000)))
     return str(path)
@@ -25,7 +25,7 @@ def batches(path: str | None, **changes: object) -> Batches:
     return Batches(small(data__path=path, **changes))
 
 
-def test_the_order_of_the_samples_is_that_of_all_runs_so_far(text):
+def test_the_order_of_the_samples_never_changes_between_versions(text):
     data = batches(text)
     assert (data.windows, data.validations, data.fingerprint) == (118, 3, "176d9e90845d2104")
     assert [data.sample_ids(*at) for at in ((0, 0), (0, 3), (7, 1), (100, 2))] == [
@@ -42,7 +42,7 @@ def test_the_order_of_the_samples_is_that_of_all_runs_so_far(text):
     assert data.validation(1)[0][0].tolist() == list(range(175, 191))
 
 
-def test_an_epoch_skips_no_sample_and_sees_none_twice(text):
+def test_an_epoch_has_every_sample_once(text):
     data = batches(text, parallel__microbatch_size=3)
     G, seen = 4, []
     for step in range(40):
@@ -53,7 +53,7 @@ def test_an_epoch_skips_no_sample_and_sees_none_twice(text):
 
 
 @pytest.mark.parametrize("pipelines, microbatches", [(1, 12), (3, 4), (4, 3)])
-def test_the_samples_depend_on_the_size_of_the_step_and_not_on_its_split_into_pipelines(text, pipelines, microbatches):
+def test_the_samples_do_not_depend_on_the_number_of_pipelines(text, pipelines, microbatches):
     expected = batches(text, parallel__pipelines=2, parallel__microbatches=6)
     data = batches(text, parallel__pipelines=pipelines, parallel__microbatches=microbatches)
     for step, g in [(0, 0), (3, 11), (50, 7)]:
@@ -61,7 +61,7 @@ def test_the_samples_depend_on_the_size_of_the_step_and_not_on_its_split_into_pi
         assert all(map(torch.equal, data.batch(step, g), expected.batch(step, g)))
 
 
-def test_targets_are_the_inputs_one_token_on_and_ids_name_the_windows(text):
+def test_targets_are_the_inputs_shifted_by_one_token_and_ids_are_window_numbers(text):
     data = batches(text)
     inputs, targets = data.batch(5, 1)
     assert inputs.shape == targets.shape == (2, 16) and inputs.dtype == targets.dtype == torch.int64
@@ -82,7 +82,7 @@ def test_the_held_out_part_is_never_trained_on(tmp_path):
     assert all(map(torch.equal, data.validation(0), data.validation(data.validations)))
 
 
-def test_the_default_is_the_python_librarys_own_source():
+def test_the_default_data_is_the_source_of_pythons_library():
     data, again = batches(None), batches(None)
     assert data.name == "Python's standard library" and data.fingerprint == again.fingerprint
     assert data.windows * 16 > 5_000_000
@@ -106,7 +106,7 @@ def test_nanogpts_bin_is_uint16_and_is_not_read_into_memory(tmp_path):
     assert inputs[0].tolist() == [(window * 16 + i) % 300 for i in range(16)]
 
 
-def test_the_fingerprint_tells_texts_apart(tmp_path):
+def test_different_texts_have_different_fingerprints(tmp_path):
     def fingerprint(content):
         path = tmp_path / "text"
         path.write_bytes(content)
@@ -119,7 +119,7 @@ def test_the_fingerprint_tells_texts_apart(tmp_path):
     assert fingerprint(large.tobytes()) != before
 
 
-def test_what_cannot_be_used_is_refused_in_one_sentence_that_names_the_key(tmp_path):
+def test_unusable_data_is_rejected_in_one_sentence_that_names_the_key(tmp_path):
     empty, short, folder, binary = (tmp_path / name for name in ("empty", "short", "folder", "empty.bin"))
     empty.touch(), binary.touch(), folder.mkdir(), short.write_bytes(b"too short")
     for path, problem in [
@@ -134,7 +134,7 @@ def test_what_cannot_be_used_is_refused_in_one_sentence_that_names_the_key(tmp_p
         assert "\n" not in str(error.value)
 
 
-def test_a_token_outside_the_vocabulary_is_refused(text, tmp_path):
+def test_a_token_outside_the_vocabulary_is_rejected(text, tmp_path):
     with pytest.raises(ValueError, match=r"holds token 250; model\.vocabulary must be at least 251, it is 100"):
         batches(text, model__vocabulary=100)
     path = tmp_path / "train.bin"

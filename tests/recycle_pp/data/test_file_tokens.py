@@ -1,4 +1,4 @@
-"""Tokens in a file: what is read, what a changed file is told, and how long a disk has been silent."""
+"""Tokens in a file: reading them, detecting a changed file, measuring a disk's silence."""
 
 import os
 import threading
@@ -20,21 +20,21 @@ def path(tmp_path):
     return tmp_path / "train.bin"
 
 
-def test_a_slice_and_a_slice_of_a_part_are_those_of_the_array(path):
+def test_slices_equal_those_of_an_array(path):
     tokens = FileTokens.open(path, U2, 5000)
     assert len(tokens) == 5000 and tokens[7:12].tolist() == [*range(7, 12)]
     part = tokens.part(100, 200)
     assert len(part) == 100 and part[90:150].tolist() == [*range(190, 200)] and part.fingerprint == tokens.fingerprint
 
 
-def test_a_truncated_file_is_one_sentence_that_names_it(path):
+def test_a_truncated_file_is_named_in_one_sentence(path):
     tokens = FileTokens.open(path, U2, 5000)
     os.truncate(path, 5000)
     with pytest.raises(UserMistake, match=rf"^{path} was truncated from 10000 to 5000 bytes while the job read it"):
         tokens[0:10]
 
 
-def test_an_overwritten_file_is_refused_and_one_that_was_only_touched_is_not(path):
+def test_an_overwritten_file_is_rejected_and_a_touched_one_is_not(path):
     tokens = FileTokens.open(path, U2, 5000)
     os.utime(path)
     assert tokens[5:7].tolist() == [5, 6]
@@ -45,7 +45,7 @@ def test_an_overwritten_file_is_refused_and_one_that_was_only_touched_is_not(pat
         tokens[0:10]
 
 
-def test_a_file_that_is_replaced_under_its_name_stays_the_one_that_was_opened(path):
+def test_after_a_rename_over_it_the_opened_file_is_still_read(path):
     tokens = FileTokens.open(path, U2, 5000)
     np.zeros(5000, U2).tofile(path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
@@ -53,7 +53,7 @@ def test_a_file_that_is_replaced_under_its_name_stays_the_one_that_was_opened(pa
 
 
 @pytest.mark.parametrize("read", [lambda tokens: tokens[0:10], lambda tokens: probe()])
-def test_a_read_that_waits_is_seen_from_another_thread(read, path, monkeypatch):
+def test_another_thread_can_see_a_blocked_read(read, path, monkeypatch):
     tokens = FileTokens.open(path, U2, 5000)
     answers, pread = threading.Event(), os.pread
 

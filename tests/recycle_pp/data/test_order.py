@@ -1,4 +1,4 @@
-"""From the number of a sample to a window."""
+"""The mapping from sample numbers to windows."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def test_epochs_and_seeds_are_permuted_differently():
 
 @given(COUNTS, st.integers(0, 9))
 @settings(max_examples=30)
-def test_without_weights_all_windows_of_all_sources_come_once_an_epoch(counts, seed):
+def test_without_weights_every_window_of_every_source_comes_once_per_epoch(counts, seed):
     order, total = Order(counts, None, seed), sum(counts)
     for epoch in range(2):
         assert sorted(order.window(epoch * total + n) for n in range(total)) == list(range(total))
@@ -33,7 +33,7 @@ def test_without_weights_all_windows_of_all_sources_come_once_an_epoch(counts, s
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.05, 1.0)), min_size=2, max_size=4), st.integers(0, 9))
 @settings(max_examples=15)
-def test_with_weights_each_source_has_its_share_of_any_stretch_and_epochs_of_its_own(sources, seed):
+def test_with_weights_each_source_has_its_share_of_any_range_and_its_own_epochs(sources, seed):
     counts, weights = [count for count, _ in sources], [weight for _, weight in sources]
     order = Order(counts, weights, seed)
     starts = [sum(counts[:s]) for s in range(len(counts) + 1)]
@@ -50,16 +50,16 @@ def test_with_weights_each_source_has_its_share_of_any_stretch_and_epochs_of_its
             assert sorted(part) == list(range(starts[source], starts[source + 1]))
 
 
-def test_one_source_has_the_same_order_with_a_weight():
+def test_a_weight_does_not_change_the_order_of_a_single_source():
     assert [Order([50], [3.0], 1).window(n) for n in range(120)] == [Order([50], None, 1).window(n) for n in range(120)]
 
 
-def test_the_billionth_sample_is_found_without_those_before_it():
+def test_the_billionth_sample_is_found_without_its_predecessors():
     order = Order([10**7, 10**5], [0.9, 0.1], 0)
     windows = [order.window(10**9 + n) for n in range(1000)]
     assert Counter(window < 10**7 for window in windows)[True] == pytest.approx(900, abs=2)
 
 
-def test_a_weight_without_a_turn_is_refused():
+def test_a_weight_too_small_to_be_drawn_is_rejected():
     with pytest.raises(ValueError, match=r"^data\.weights: 0\.0001 is less than 1/4096 of all"):
         Order([10, 10], [1.0, 0.0001], 0)

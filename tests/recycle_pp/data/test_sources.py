@@ -1,4 +1,4 @@
-"""Tokens of every format behind one interface, and what a file that lies about itself is told."""
+"""Tokens of every format behind one interface, and the errors about inconsistent files."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ DOCUMENTS = [[5, 6, 7], [8], list(range(100, 900)), []]
 
 
 @pytest.mark.parametrize("code, dtype", [(8, "<u2"), (4, "<i4"), (5, "<i8"), (1, "<u1")])
-def test_megatrons_files_are_one_row_of_all_documents(tmp_path, code, dtype):
+def test_megatrons_documents_are_concatenated(tmp_path, code, dtype):
     documents = [[token % 200 for token in document] for document in DOCUMENTS]
     prefix = formats.megatron(tmp_path / "corpus", documents, code, dtype)
     for path in (prefix, prefix + ".bin", prefix + ".idx"):
@@ -55,7 +55,7 @@ def test_megatrons_files_are_one_row_of_all_documents(tmp_path, code, dtype):
         (34 + 12, struct.pack("<i", 10**9), "holds 804 tokens and not the 1000000804 that"),
     ],
 )
-def test_an_index_that_lies_is_refused_in_one_sentence(tmp_path, offset, content, sentence):
+def test_an_inconsistent_index_is_rejected_in_one_sentence(tmp_path, offset, content, sentence):
     prefix = formats.megatron(tmp_path / "corpus", DOCUMENTS)
     index = Path(prefix + ".idx")
     before = index.read_bytes()
@@ -66,7 +66,7 @@ def test_an_index_that_lies_is_refused_in_one_sentence(tmp_path, offset, content
 
 
 @given(st.binary(max_size=120), st.booleans())
-def test_no_index_does_more_than_be_refused(tmp_path_factory, content, magic):
+def test_a_random_index_is_rejected_or_harmless(tmp_path_factory, content, magic):
     prefix = str(tmp_path_factory.mktemp("hostile") / "x")
     Path(prefix + ".idx").write_bytes(megatron.MAGIC * magic + content)
     Path(prefix + ".bin").write_bytes(b"\x01\x00" * 20)
@@ -74,7 +74,7 @@ def test_no_index_does_more_than_be_refused(tmp_path_factory, content, magic):
         assert len(megatron.read(prefix)) <= 40
 
 
-def test_the_type_of_a_bin_is_that_beside_it_or_that_of_the_vocabulary_or_as_said(tmp_path):
+def test_the_type_of_a_bin_comes_from_its_description_the_vocabulary_or_the_user(tmp_path):
     tokens, path = np.array([1, 70000, 3, 4]), str(tmp_path / "x.bin")
     tokens.astype("<u4").tofile(path)
     assert opened(path, 100_000)[0].tolist() == tokens.tolist()
@@ -104,7 +104,7 @@ def test_the_type_of_a_bin_is_that_beside_it_or_that_of_the_vocabulary_or_as_sai
         json.dumps(dict.fromkeys(token_file.Description.__dataclass_fields__, "x")),
     ],
 )
-def test_a_description_that_is_none_is_refused_in_one_sentence(tmp_path, content):
+def test_an_invalid_description_is_rejected_in_one_sentence(tmp_path, content):
     path = tmp_path / "x.bin"
     path.write_bytes(b"\0" * 12)
     token_file.sidecar(path).write_text(content)
@@ -113,13 +113,13 @@ def test_a_description_that_is_none_is_refused_in_one_sentence(tmp_path, content
     assert "\n" not in str(error.value)
 
 
-def test_a_bin_of_half_a_token_is_refused(tmp_path):
+def test_a_bin_with_half_a_token_is_rejected(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\0" * 13)
     with pytest.raises(ValueError, match="has 13 bytes, which is not a whole number of uint16"):
         opened(str(tmp_path / "x.bin"))
 
 
-def test_text_of_any_format_is_tokenised_once_with_a_separator_behind_every_document(tmp_path, monkeypatch):
+def test_text_of_any_format_is_tokenised_once_with_a_separator_after_every_document(tmp_path, monkeypatch):
     folder = formats.tokenizer(tmp_path / "tokenizer")
     documents = [formats.text(20, seed) for seed in range(20)]
     expected = opened(formats.jsonl(tmp_path / "a.jsonl", documents), tokenizer=str(folder))[0]
@@ -131,7 +131,7 @@ def test_text_of_any_format_is_tokenised_once_with_a_separator_behind_every_docu
     for i, document in enumerate(documents):
         (tmp_path / "texts" / f"{i:02}.txt").write_bytes(document.encode())
     assert np.array_equal(opened(str(tmp_path / "texts"), tokenizer=str(folder))[0], expected)
-    monkeypatch.setattr(sources, "tokenise", lambda *_: None)  # from here on nothing may need to be made
+    monkeypatch.setattr(sources, "tokenise", lambda *_: None)  # nothing may be tokenised again
     assert np.array_equal(opened(str(tmp_path / "texts"), tokenizer=str(folder))[0], expected)
     as_bytes = tmp_path / "bytes.jsonl"
     monkeypatch.undo()
@@ -140,7 +140,7 @@ def test_text_of_any_format_is_tokenised_once_with_a_separator_behind_every_docu
     assert opened(str(as_bytes), tokenizer="bytes")[0].tolist() == [97, 98, 0, 99, 0]
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_before_anything_is_tokenised(tmp_path):
+def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected_before_tokenisation(tmp_path):
     folder = formats.tokenizer(tmp_path / "tokenizer")
     path = formats.jsonl(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(ValueError, match=r"has 320 tokens; model\.vocabulary must be at least 320, it is 256"):
@@ -154,7 +154,7 @@ def samples(**data: object) -> Samples:
     return Samples(settings)
 
 
-def test_several_sources_are_numbered_in_one_row_and_hold_out_the_end_of_each(tmp_path):
+def test_windows_of_several_sources_are_numbered_consecutively_and_the_end_of_each_is_held_out(tmp_path):
     (tmp_path / "a").write_bytes(b"a" * 900 + b"A" * 100)
     (tmp_path / "b").write_bytes(b"b" * 450 + b"B" * 50)
     both = samples(path=[str(tmp_path / "a"), str(tmp_path / "b")], validation_share=0.1)
@@ -169,7 +169,7 @@ def test_several_sources_are_numbered_in_one_row_and_hold_out_the_end_of_each(tm
     assert weighted.fingerprint != both.fingerprint
 
 
-def test_validation_from_files_of_its_own_leaves_all_the_rest_to_training(tmp_path):
+def test_with_separate_validation_files_all_training_files_are_trained_on(tmp_path):
     (tmp_path / "a").write_bytes(b"a" * 801)
     (tmp_path / "v").write_bytes(b"v" * 81)
     own = samples(path=str(tmp_path / "a"), validation_path=str(tmp_path / "v"))
@@ -179,7 +179,7 @@ def test_validation_from_files_of_its_own_leaves_all_the_rest_to_training(tmp_pa
         samples(path=str(tmp_path / "a"), validation_path=str(tmp_path / "none"))
 
 
-def test_a_negative_token_is_refused(tmp_path):
+def test_a_negative_token_is_rejected(tmp_path):
     prefix = formats.megatron(tmp_path / "corpus", [[1, -2] * 100], 4, "<i4")
     with pytest.raises(ValueError, match="holds token -2, and a token is at least 0"):
         samples(path=prefix).train(0)
@@ -191,7 +191,7 @@ def samples_of(path: object, **data: object) -> Samples:
     return Samples(settings)
 
 
-def test_where_documents_end_says_the_token_file_or_the_tokenizer(tmp_path):
+def test_the_end_of_documents_comes_from_the_token_file_or_the_tokenizer(tmp_path):
     texts = [formats.text(20), formats.text(30, seed=1)]
     tokenizer = str(formats.tokenizer(tmp_path / "tokenizer"))
     assert samples_of(formats.jsonl(tmp_path / "a.jsonl", texts), tokenizer="bytes").separator == 0
@@ -200,7 +200,7 @@ def test_where_documents_end_says_the_token_file_or_the_tokenizer(tmp_path):
     assert made == samples_of(prefix, tokenizer=tokenizer).separator is not None
 
 
-def test_documents_that_nothing_separates_are_refused(tmp_path):
+def test_documents_without_a_separator_are_rejected(tmp_path):
     prefix = formats.megatron(tmp_path / "corpus", [[5] * 40])
     for path in (prefix, None):
         with pytest.raises(ValueError, match=r"^data.document_mask must be false: .* does not say which token"):

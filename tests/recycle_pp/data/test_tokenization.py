@@ -1,4 +1,4 @@
-"""Tokenised once: the same file however often it was interrupted."""
+"""Tokenisation gives the same file after any number of interruptions."""
 
 import json
 import multiprocessing
@@ -24,7 +24,7 @@ def bpe(tmp_path_factory):
 
 @pytest.fixture
 def recipe(tmp_path, bpe, monkeypatch):
-    """Three formats, in batches of a few documents."""
+    """A recipe with files of three formats, in batches of a few documents."""
     monkeypatch.setattr(tokenization, "TOGETHER", 700)
     monkeypatch.setattr(text, "SIZE", 300)
     documents = [formats.text(30, seed) for seed in range(30)]
@@ -51,7 +51,7 @@ def interrupted_after(batches):
     return report
 
 
-def test_documents_follow_each_other_with_a_separator_behind_each(tmp_path, recipe, bpe):
+def test_a_separator_follows_each_document(tmp_path, recipe, bpe):
     out = tmp_path / "out.bin"
     description = tokenise(recipe, out)
     documents = [formats.text(30, seed) for seed in range(30)]
@@ -65,7 +65,7 @@ def test_documents_follow_each_other_with_a_separator_behind_each(tmp_path, reci
 
 @given(st.lists(st.integers(0, 12), max_size=5), st.booleans())
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_interrupted_file_goes_on_and_has_the_same_bytes(tmp_path_factory, recipe, stops, torn):
+def test_an_interrupted_tokenisation_continues_and_gives_the_same_bytes(tmp_path_factory, recipe, stops, torn):
     folder = tmp_path_factory.mktemp("out")
     whole = tokenise(recipe, folder / "whole.bin")
     out, most = folder / "out.bin", 0
@@ -74,16 +74,16 @@ def test_an_interrupted_file_goes_on_and_has_the_same_bytes(tmp_path_factory, re
             tokenise(recipe, out, interrupted_after(stop))
         except Interruption:
             sure = json.loads(Path(f"{out}.partial.json").read_text())["tokens"]
-            assert sure >= most, "what was sure stays so"
+            assert sure >= most, "recorded progress is never lost"
             most = sure
-            if torn:  # as by SIGKILL between two records: more was written than is sure
+            if torn:  # like SIGKILL between two records: more is written than recorded
                 with open(f"{out}.partial", "ab") as file:
                     file.write(b"torn!")
     assert tokenise(recipe, out) == whole
     assert out.read_bytes() == (folder / "whole.bin").read_bytes()
 
 
-def test_a_resume_does_not_begin_anew(tmp_path, recipe):
+def test_a_resume_keeps_the_progress(tmp_path, recipe):
     with pytest.raises(Interruption):
         tokenise(recipe, tmp_path / "out.bin", interrupted_after(8))
     reports = []
@@ -94,7 +94,7 @@ def test_a_resume_does_not_begin_anew(tmp_path, recipe):
 
 
 @pytest.mark.parametrize("damage", ["a byte", "missing bytes", "no JSON", "another text"])
-def test_what_cannot_be_gone_on_with_is_made_anew(tmp_path, recipe, damage):
+def test_a_damaged_partial_file_is_made_again(tmp_path, recipe, damage):
     out, partial = tmp_path / "out.bin", tmp_path / "out.bin.partial"
     with pytest.raises(Interruption):
         tokenise(recipe, out, interrupted_after(8))
@@ -114,10 +114,10 @@ def test_what_cannot_be_gone_on_with_is_made_anew(tmp_path, recipe, damage):
     assert (tmp_path / "out.bin").read_bytes().startswith(content)
 
 
-def test_a_finished_file_is_found_and_another_ones_is_never_overwritten(tmp_path, recipe, bpe):
+def test_a_finished_file_is_reused_and_other_files_are_never_overwritten(tmp_path, recipe, bpe):
     out = tmp_path / "out.bin"
     description = tokenise(recipe, out)
-    assert tokenise(recipe, out, lambda _: pytest.fail("it was made already")) == description
+    assert tokenise(recipe, out, lambda _: pytest.fail("the file exists already")) == description
     os.utime(recipe.corpus.files[0], ns=(0, 0))
     with pytest.raises(ValueError, match=r"out\.bin was made from another text or by another tokenizer; remove it"):
         tokenise(recipe, out)
@@ -126,7 +126,7 @@ def test_a_finished_file_is_found_and_another_ones_is_never_overwritten(tmp_path
         tokenise(recipe, out)
 
 
-def test_a_damaged_file_is_told(tmp_path, recipe):
+def test_a_damaged_file_is_detected(tmp_path, recipe):
     out = tmp_path / "out.bin"
     tokenise(recipe, out)
     content = bytearray(out.read_bytes())
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_told(tmp_path, recipe):
         verify(out)
 
 
-def test_two_processes_that_want_the_same_file_make_it_once(tmp_path, recipe):
+def test_two_processes_make_the_same_file_only_once(tmp_path, recipe):
     fork = multiprocessing.get_context("fork")
     made = fork.Value("i", 0)
 
@@ -164,7 +164,7 @@ def pieces(format, file, offset=0, column="text"):
 
 
 @pytest.mark.parametrize("size", [64, 300, 10**6])
-def test_a_text_file_in_pieces_has_the_tokens_of_the_whole(tmp_path, monkeypatch, bpe, size):
+def test_a_text_file_read_in_pieces_gives_the_tokens_of_the_whole(tmp_path, monkeypatch, bpe, size):
     monkeypatch.setattr(text, "SIZE", size)
     content = formats.text(2000)
     (tmp_path / "a.txt").write_text(content)
@@ -189,7 +189,7 @@ def test_a_text_without_line_breaks_is_cut_between_characters(tmp_path_factory, 
             assert [p.text for p in pieces(text, file, part.next)] == [p.text for p in parts[i + 1 :]]
 
 
-def test_every_format_goes_on_from_any_of_its_pieces(tmp_path):
+def test_every_format_can_continue_from_any_piece(tmp_path):
     documents = [formats.text(5, seed) for seed in range(25)]
     files = {
         jsonl: formats.jsonl(tmp_path / "a.jsonl", documents),
@@ -212,14 +212,14 @@ def test_every_format_goes_on_from_any_of_its_pieces(tmp_path):
         ("[" * 100_000 + "\n", "byte 0: this line is not JSON"),
     ],
 )
-def test_a_line_that_is_no_document_is_named(tmp_path, content, sentence):
+def test_a_line_that_is_not_a_document_is_named(tmp_path, content, sentence):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError) as error:
         pieces(jsonl, tmp_path / "a.jsonl")
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_parquet_that_is_none_or_has_no_such_column_is_named(tmp_path):
+def test_an_invalid_parquet_file_or_a_missing_column_is_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(ValueError, match=r"a\.parquet is not a Parquet file: "):
         pieces(parquet, tmp_path / "a.parquet")
@@ -234,7 +234,7 @@ def test_a_parquet_that_is_none_or_has_no_such_column_is_named(tmp_path):
         pieces(parquet, file)
 
 
-def test_a_folder_with_documents_in_it_gives_only_these(tmp_path):
+def test_only_the_documents_in_a_folder_are_read(tmp_path):
     formats.jsonl(tmp_path / "b.jsonl", ["x"])
     formats.parquet(tmp_path / "a.parquet", ["y"])
     (tmp_path / "README.md").write_text("not of the corpus")
@@ -243,11 +243,11 @@ def test_a_folder_with_documents_in_it_gives_only_these(tmp_path):
     assert [piece.text for piece, _ in corpus.pieces(Position(0, 0))] == ["y", "x"]
 
 
-def test_packed_and_empty_and_missing_files_are_refused(tmp_path):
+def test_compressed_empty_and_missing_files_are_rejected(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(b"x")
     (tmp_path / "empty").touch()
     for name, sentence in [
-        ("a.jsonl.gz", "is packed; unpack it first"),
+        ("a.jsonl.gz", "is compressed; decompress it first"),
         ("empty", "holds no text"),
         ("b", "does not exist"),
     ]:
@@ -255,7 +255,7 @@ def test_packed_and_empty_and_missing_files_are_refused(tmp_path):
             Corpus.of([str(tmp_path / name)])
 
 
-def test_a_tokenizer_says_what_ends_a_text_or_the_user_does(tmp_path):
+def test_the_separator_comes_from_the_tokenizer_or_the_user(tmp_path):
     folder = formats.tokenizer(tmp_path / "t")
     assert tokenizer.load(str(folder)).separator == 0
     assert tokenizer.load(str(folder), "!").separator == tokenizer.load(str(folder)).encode(["!"])[0][0]

@@ -1,13 +1,13 @@
-"""A deterministic event loop in virtual time, in which several processes live; each can be paused and killed.
+"""A deterministic event loop in virtual time that runs several simulated processes; each can be paused and killed.
 
     loop = VirtualLoop()
-    with loop.process("a"):                    # tasks that are started here belong to it, and those that they start
+    with loop.process("a"):                    # tasks created here, and all tasks that they create, belong to "a"
         loop.create_task(main())
     loop.run(until=60.0)                       # virtual seconds
     loop.pause("a", 1.5); loop.kill("a")
 
-Whatever asyncio code awaits (sleeps, timeouts, events, futures) works as ever; nothing takes time but sleeping. A
-paused process does nothing until the pause is over, and then everything in its order, as after SIGSTOP and SIGCONT.
+Sleeps, timeouts, events and futures of asyncio work as usual; only sleeping takes virtual time. Callbacks of a paused
+process run after the pause, in their order, as after SIGSTOP and SIGCONT.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PROCESS: ContextVar[str | None] = ContextVar("process", default=None)
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """errors: what tasks and callbacks have raised that nobody has looked at."""
+    """errors: unhandled exceptions of tasks and callbacks."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException | str] = []
-        self.before_each = lambda process: None  # called before anything of a process runs
+        self.before_each = lambda process: None  # called before each callback of a process
         self._now = 0.0
         self._due: list[tuple[float, int, asyncio.Handle]] = []
         self._order = itertools.count()
         self._paused: dict[str | None, float] = {}
         self._dead: set[str | None] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()  # else those that wait for one another could be collected
+        self._tasks: set[asyncio.Task[Any]] = set()  # prevents the collection of tasks that wait for each other
 
     @contextmanager
     def process(self, name: str) -> Iterator[None]:
@@ -45,7 +45,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             PROCESS.reset(token)
 
     def run(self, until: float) -> None:
-        """Everything that is due by then."""
+        """Runs every callback that is due by then."""
         asyncio._set_running_loop(self)
         try:
             while self._due and self._due[0][0] <= until:
@@ -67,17 +67,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._paused[process] = max(self._paused.get(process, 0.0), self._now + seconds)
 
     def close(self) -> None:
-        """Whoever still waits has no say any more.
+        """Closes the remaining coroutines one by one.
 
-        Coroutines are closed here, one after the other: left to the garbage collector, in the midst of a later
-        simulation, one in some ten thousand crashed CPython 3.11.7 (a segmentation fault in its finaliser).
+        If the garbage collector closed them during a later simulation, one simulation in about ten thousand would crash
+        CPython 3.11.7 (a segmentation fault in a finaliser).
         """
         asyncio._set_running_loop(self)
         try:
             while self._tasks:
                 task = self._tasks.pop()
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with suppress(RuntimeError):  # it would wait for something before it ends
+                with suppress(RuntimeError):  # it awaits something in its cleanup
                     task.get_coro().close()  # type: ignore[union-attr]
         finally:
             asyncio._set_running_loop(None)
@@ -86,7 +86,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def kill(self, process: str) -> None:
         self._dead.add(process)
 
-    # -- what asyncio asks for ---------------------------------------------------------------------------------
+    # -- asyncio's interface -----------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self._now
@@ -117,7 +117,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.errors.append(context.get("exception") or context["message"])
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
-        """Nobody sends one."""
+        """Does nothing, as no signals are sent."""
 
     def get_debug(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Simulated supervisors live in virtual time: a watchdog, which reads the real clock, would end the test's process."""
+"""Disables the watchdog: it reads the real clock and would end the test process, as supervisors run in virtual time."""
 
 import pytest
 

@@ -3,13 +3,13 @@
     net = Network(loop, random.Random(7), delay=lambda: 0.01)
     server = await net.serve(handler, "10.0.0.1", 0, token)      # in a process
     peer = await net.connect(*server.sockets[0].getsockname(), token, hello)
-    net.cut(("a", "b"), ("b", "a"))       # what a sends to b, and b to a, waits; one pair alone cuts one way only
-    net.heal()                            # what was sent meanwhile arrives now, unless a connection has timed out
-    net.reset()                           # one connection breaks, with all that was on its way
-    net.lost("a")                         # its process was killed: its connections break, its port refuses
+    net.cut(("a", "b"), ("b", "a"))       # delays messages from a to b and from b to a; one pair cuts one direction
+    net.heal()                            # delivers delayed messages, unless a connection has timed out
+    net.reset()                           # breaks one connection and drops its messages in flight
+    net.lost("a")                         # after the death of a process: breaks its connections, closes its port
 
-Messages of one connection arrive in their order, each as late as `delay` says. As with TCP, a connection needs both
-directions to be made, and breaks after its keepalive if either is cut; until then the other direction still delivers.
+Messages of one connection arrive in order, delayed by `delay`. As with TCP, a connection needs both directions to be
+established. If either direction is cut, it breaks after its keepalive; until then the other direction still delivers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Network:
         self.loop, self.delay = loop, delay
         self._chance = chance
         self._servers: dict[int, tuple[str, Context, Callable[[Peer], Any]]] = {}
-        self._ends: list[Peer] = []  # of connections that stand
+        self._ends: list[Peer] = []  # ends of open connections
         self._cut: set[tuple[str, str]] = set()  # (from, to)
 
     async def serve(self, handler: Any, host: str, port: int, token: str) -> Any:
@@ -66,8 +66,8 @@ class Network:
             return mine
 
     def _accept(self, accepted: Any, handler: Any, here: str, there: str, hello: Message) -> None:
-        """In the process that listens, when it gets round to it."""
-        if accepted.done():  # whoever called has gone
+        """Accepts the connection, in the listening process."""
+        if accepted.done():  # the connecting side has given up
             return
         mine, theirs = Peer(self, here), Peer(self, there)
         mine.other, theirs.other, theirs.hello = theirs, mine, HELLOS.decode(encode_body(hello))
@@ -86,7 +86,7 @@ class Network:
         return (sender, receiver) in self._cut
 
     def is_broken(self, a: str, b: str) -> bool:
-        """One of the two directions is cut."""
+        """Whether either direction is cut."""
         return self.is_cut(a, b) or self.is_cut(b, a)
 
     def cut(self, *links: tuple[str, str]) -> None:
@@ -119,7 +119,7 @@ class Network:
 
 
 class Peer:
-    """One end of a connection, with the face of `wire.connection.Peer`."""
+    """One end of a connection, with the interface of `wire.connection.Peer`."""
 
     other: Peer
     hello: Message
@@ -131,12 +131,12 @@ class Peer:
         self._context.run(PROCESS.set, process)
         self._came: deque[Any] = deque()  # None: the end
         self._waiting: asyncio.Future[None] | None = None
-        self._held: list[Any] = []  # behind a cut
+        self._held: list[Any] = []  # messages delayed by a cut
         self._closed = False
-        self._last = 0.0  # when the last message arrives
+        self._last = 0.0  # arrival time of the last message
 
     def send(self, message: Any) -> None:
-        """What is no `Message` arrives as it is."""
+        """Sends a message. An object that is not a `Message` is delivered as it is."""
         self.send_frame(encode(message) if isinstance(message, Message) else message)
 
     def send_frame(self, frame: Any) -> None:
@@ -185,7 +185,7 @@ class Peer:
             self.breaks()
 
     def close(self) -> None:
-        """After what was sent; the other end hears of it."""
+        """Closes the connection after the messages sent; the other end sees it closed."""
         if not self._closed:
             self._held.append(None)
             self.flush()
@@ -194,7 +194,7 @@ class Peer:
     abort = close
 
     def breaks(self) -> None:
-        """At this end; what has come and was not read is gone."""
+        """Breaks this end and drops unread messages."""
         self._closed = True
         self._network.forget(self)
         self._came.clear()

@@ -1,12 +1,12 @@
-"""Supervisors that elect, host and follow coordinators, in one thread and in virtual time: the classes that run.
+"""Simulates supervisors that elect, host and follow coordinators, in one thread and in virtual time.
 
     with Simulation(Order(seed=7, ...)) as simulation:
-        simulation.run()               # AssertionError, with a history, where the contract is broken
+        simulation.run()               # AssertionError with a history, if the contract is broken
 
-`Supervisor`, `Leadership`, `Election`, `AgreementGate` and `FailoverDiscovery` are the product's own; only their
-sockets, their clock and what they know of processes are replaced. In the place of the coordinator stands a small one,
-with the coordinator's rules: it welcomes, finds the others again when it takes over, asks for agreement before a
-generation begins, and commits a step when every member has voted. A worker is what its supervisor says of it.
+`Supervisor`, `Leadership`, `Election`, `AgreementGate` and `FailoverDiscovery` are the product's own classes. Only
+their sockets, clock and view of processes are replaced. The coordinator is a small one with the real rules: it welcomes
+supervisors, rediscovers them after a take-over, requests agreement before a generation starts, and commits a step when
+every member has voted. Workers are simulated by their supervisors.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ from .network import Network
 from .small_coordinator import SETTINGS, Begin, Committed, Coordinator, Step, Vote
 
 STEP = 0.3  # seconds that a worker computes
-LIVES = 120.0  # seconds from the last fault within which a step is committed everywhere
+LIVES = 120.0  # seconds after the last fault within which every member must have committed a step
 
 
 @dataclass(frozen=True)
 class Fault:
-    """at: seconds after the job has begun. kill | reset | cut | one_way | heal | pause; whom: names of supervisors;
-    links: (from, to) that `one_way` cuts."""
+    """A fault of the simulation.
+
+    at     seconds after the start of the job
+    kind   kill | reset | cut | one_way | heal | pause
+    whom   names of supervisors
+    links  (from, to) that `one_way` cuts
+    """
 
     at: float
     kind: str
@@ -49,8 +54,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Order:
-    """one_machine: the dead are proven dead. latest: seconds that any message may take. pauses: how many, of 0 to 2 s,
-    anywhere; hosting: seconds that it takes to begin to coordinate; suspicion: `control.suspicion`."""
+    """The parameters of one simulation.
+
+    one_machine  deaths can be proven
+    latest       longest delay of a message, seconds
+    pauses       number of random pauses of 0 to 2 s
+    hosting      longest time to start a coordinator, seconds
+    suspicion    `control.suspicion`
+    """
 
     seed: int
     supervisors: int = 4
@@ -63,7 +74,7 @@ class Order:
 
 
 def connected_majorities(supervisors: int, cut: Collection[tuple[str, str]]) -> list[set[int]]:
-    """Sets of ranks that are a majority and whose members all reach each other in both directions."""
+    """All sets of ranks that are a majority and whose members reach each other in both directions."""
     return [
         set(ranks)
         for size in range(1, supervisors + 1)
@@ -74,13 +85,13 @@ def connected_majorities(supervisors: int, cut: Collection[tuple[str, str]]) -> 
 
 @dataclass
 class Node:
-    """What is true of a supervisor's worker."""
+    """The state of a supervisor's worker."""
 
     name: str
     rank: int
     generation: int = -1
-    applied: dict[int, int] = field(default_factory=dict)  # step -> generation that has committed it
-    code: int | None = None  # of the supervisor that has ended
+    applied: dict[int, int] = field(default_factory=dict)  # step -> generation that committed it
+    code: int | None = None  # exit code of the supervisor, if it has ended
 
     @property
     def committed(self) -> int:
@@ -115,7 +126,7 @@ class SimulatedSupervisor(supervisor.Supervisor):
             self._worker.applied[message.step] = message.generation
 
     async def _start_host(self, leader: Any, succession: Any) -> Any:
-        self._simulation.says(f"{self._worker.name} was elected for term {leader.term}")
+        self._simulation.record(f"{self._worker.name} was elected for term {leader.term}")
         await asyncio.sleep(self._simulation.chance.uniform(0, self._simulation.order.hosting))
         assert self._leadership.agreement is not None
         return Coordinator(self._simulation, self._leadership.agreement, leader, succession)
@@ -132,15 +143,15 @@ class Simulation(ExitStack):
         self.history: list[str] = []
         self.supervisors: list[SimulatedSupervisor] = []
         self.begun = False
-        self.lost = False  # too few were left at some time: the job may end
+        self.lost = False  # too few supervisors were left at some time, so the job may end
         self._dead: set[str] = set()
-        self._cut_off: set[str] = set()  # once: those may have given up
-        self._one_way: set[tuple[str, str]] = set()  # links that were cut in one direction
+        self._cut_off: set[str] = set()  # were cut off at some time, so they may have given up
+        self._one_way: set[tuple[str, str]] = set()  # links cut in one direction
         self._healed = False
         self._agreed: dict[int, tuple[int, int]] = {}  # term -> rank that acted in it, generation
         self._memberships: dict[int, list[set[int]]] = {}
         self._committed: dict[int, list[int]] = {}  # by term
-        self._replaced: dict[int, int] = {}  # by term: its newest step when a later term committed first
+        self._replaced: dict[int, int] = {}  # by term: its newest step at the first commit of a later term
         self.errors: list[str] = []
         self._pauses = [self.chance.random() for _ in range(order.pauses)]
         self._ran = 0
@@ -174,42 +185,42 @@ class Simulation(ExitStack):
                 self.loop.call_soon(self._start, node)
         while not self.begun or any(node.generation < 0 for node in self.nodes) or not self._all_know_each_other():
             self.loop.run(self.loop.time() + 1.0)
-            assert self.loop.time() < 300, self.explain("the job does not begin")
+            assert self.loop.time() < 300, self.explain("the job does not start")
         if self.order.pauses:
             self.loop.before_each = self._maybe_pause
         begun = self.loop.time()
         for fault in sorted(self.order.faults, key=lambda fault: fault.at):
             self.loop.run(begun + fault.at)
-            self._strike(fault)
+            self._inject(fault)
         self.loop.before_each = lambda process: None
         if self._one_way:
-            self._settles()
+            self._check_one_way()
             return
         self.network.heal()
-        self._goes_on()
+        self._check_continues()
 
-    # -- what is seen ------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------------
 
     def _all_know_each_other(self) -> bool:
-        """From then on the job survives the loss of its first coordinator."""
+        """Whether all know the full membership, so that the job survives the loss of its first coordinator."""
         return all(
             len(of._leadership.agreement.voter.memberships[-1].roster) == len(self.nodes) for of in self.supervisors
         )
 
     def agreed(self, agreement: Any, generation: int, members: set[int]) -> None:
         term, rank = agreement.voter.leader.term, agreement._rank
-        self.says(f"rank {rank} leads term {term}: generation {generation} of {sorted(members)}")
+        self.record(f"rank {rank} leads term {term}: generation {generation} of {sorted(members)}")
         other, _ = self._agreed.setdefault(term, (rank, generation))
-        if other != rank and self.nodes[other].name not in self._dead:  # else it does nothing any more
+        if other != rank and self.nodes[other].name not in self._dead:  # a dead leader cannot act
             self.errors.append(f"ranks {other} and {rank} both act in term {term}")
         for earlier in self._memberships.setdefault(generation, []):
             alive = {node.rank for node in self.nodes if node.name not in self._dead}
-            if not earlier & members and earlier & alive:  # the dead do nothing any more, and are proven so
+            if not earlier & members and earlier & alive:  # proven dead members cannot act
                 self.errors.append(f"generation {generation} was agreed by {earlier} and by {members}")
         self._memberships[generation].append(set(members))
 
     def commits(self, term: int, step: int) -> None:
-        """A coordinator commits a step: one that was replaced at most the step that was under way."""
+        """Records a commit. After its replacement a coordinator may commit at most the step in progress."""
         self._committed.setdefault(term, []).append(step)
         late = [step for step in self._committed[term] if step > self._replaced.get(term, step)]
         if len(late) > 1:
@@ -218,19 +229,19 @@ class Simulation(ExitStack):
             self._replaced.setdefault(older, self._committed[older][-1])
 
     def adopts(self, node: Node, commits: dict[int, int], anew: bool) -> None:
-        """Who goes on has nothing that the others do not have; who begins anew forgets what it has."""
+        """Records the start of a generation. A worker that keeps its state must not have commits that the job lacks."""
         if not anew and not node.applied.items() <= commits.items():
             self.errors.append(f"{node.name} has committed {node.applied}, the job {commits}")
         node.applied = commits
 
-    def says(self, sentence: str) -> None:
+    def record(self, sentence: str) -> None:
         self.history.append(f"{self.loop.time():8.2f} {sentence}")
 
     def explain(self, what: str) -> str:
         return "\n".join([what, f"replay: {self.order!r}", *self.history[-60:]])
 
-    def _goes_on(self) -> None:
-        """Everybody who lives is a member again, and commits."""
+    def _check_continues(self) -> None:
+        """Every live supervisor becomes a member again and commits steps."""
         if self.lost:
             self.loop.run(self.loop.time() + LIVES)
             assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
@@ -246,31 +257,31 @@ class Simulation(ExitStack):
             assert not ended, self.explain(f"{ended} ended, though nothing was wrong with them")
             where = [(node.name, node.generation, node.committed) for node in expected]
             assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
-            assert self.loop.time() < deadline, self.explain(f"the job does not go on: {where}")
+            assert self.loop.time() < deadline, self.explain(f"the job does not continue: {where}")
         assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
 
-    def _settles(self) -> None:
-        """After one-way cuts: every supervisor takes part or has ended, and a connected majority goes on."""
+    def _check_one_way(self) -> None:
+        """After one-way cuts, every supervisor takes part or has ended, and a connected majority continues."""
         self.loop.run(self.loop.time() + LIVES)
         before = {node.rank: node.committed for node in self.nodes}
         self.loop.run(self.loop.time() + 20 * STEP)
         assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
         left = [node for node in self.nodes if node.code is None]
         where = [(node.name, node.code, node.generation, node.committed) for node in self.nodes]
-        stands = [node.name for node in left if node.committed <= before[node.rank]]
-        assert not stands, self.explain(f"{stands} neither go on nor end: {where}")
+        stuck = [node.name for node in left if node.committed <= before[node.rank]]
+        assert not stuck, self.explain(f"{stuck} neither continue nor exit: {where}")
         both = set.intersection(*(set(node.applied) for node in left)) if left else set()
         jobs = {tuple(node.applied[step] for step in sorted(both)) for node in left}
         assert len(jobs) <= 1, self.explain(f"two jobs: {where}")
         ranks = range(len(self.nodes))
         if connected := connected_majorities(len(self.nodes), self._one_way):
-            assert majority([node.rank for node in left], ranks), self.explain(f"{connected} could go on: {where}")
-        assert not left or majority([node.rank for node in left], ranks), self.explain(f"too few go on: {where}")
+            assert majority([node.rank for node in left], ranks), self.explain(f"{connected} could continue: {where}")
+        assert not left or majority([node.rank for node in left], ranks), self.explain(f"too few continue: {where}")
         if not self._healed:
             codes = [node.code for node in self.nodes if node.code is not None]
-            assert all(code == 1 for code in codes), self.explain(f"a lost supervisor ends with 1: {where}")
+            assert all(code == 1 for code in codes), self.explain(f"a lost supervisor exits with 1: {where}")
 
-    # -- what happens ------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------------------
 
     def _start(self, node: Node) -> None:
         async def main() -> None:
@@ -285,21 +296,21 @@ class Simulation(ExitStack):
                 self.loop.errors.append(error)
                 raise
             of.close()
-            self.says(f"{node.name} ended with {node.code}")
+            self.record(f"{node.name} ended with {node.code}")
             self.network.lost(node.name)
             self.loop.kill(node.name)
 
         self.loop.create_task(main())
 
-    def _strike(self, fault: Fault) -> None:
-        self.says(f"{fault.kind} {' '.join(fault.whom)} {fault.seconds or ''}")
+    def _inject(self, fault: Fault) -> None:
+        self.record(f"{fault.kind} {' '.join(fault.whom)} {fault.seconds or ''}")
         match fault.kind:
             case "kill":
                 for name in fault.whom:
                     self._dead.add(name)
                     self.loop.kill(name)
                     self.network.lost(name)
-                self._count()
+                self._update_lost()
             case "pause":
                 for name in fault.whom:
                     self.loop.pause(name, fault.seconds)
@@ -310,7 +321,7 @@ class Simulation(ExitStack):
                 pairs = [(one, other) for one in fault.whom for other in others]
                 self.network.cut(*pairs, *((other, one) for one, other in pairs))
                 self._cut_off |= set(fault.whom)
-                self._count()
+                self._update_lost()
             case "one_way":
                 self._one_way |= set(fault.links)
                 self.network.cut(*fault.links)
@@ -318,8 +329,8 @@ class Simulation(ExitStack):
                 self._healed = True
                 self.network.heal()
 
-    def _count(self) -> None:
-        """Whether a majority of every membership that may count is left."""
+    def _update_lost(self) -> None:
+        """Sets `lost` if there is no majority left of a membership that may be needed."""
         dead = {node.rank for node in self.nodes if node.name in self._dead}
         left = {node.rank for node in self.nodes if node.name not in self._dead | self._cut_off}
         for of in self.supervisors:
@@ -328,13 +339,13 @@ class Simulation(ExitStack):
                 self.lost |= not majority(left, membership.roster, dead if self.order.one_machine else ())
 
     def _maybe_pause(self, process: str | None) -> None:
-        """Anywhere: before any callback."""
+        """Pauses a process before a random callback."""
         self._ran += 1
         if self._pauses and self.chance.random() < 0.01 and process is not None:
             self.loop.pause(process, 2.0 * self._pauses.pop())
 
     def _delay(self) -> float:
-        """Most messages are quick; any may be late."""
+        """Seconds of delay: short for most messages, up to `latest` for any."""
         if self.chance.random() < 0.9 or not self.order.latest:
             return self.chance.uniform(0.0001, 0.01)
         return self.chance.uniform(0.0, self.order.latest)

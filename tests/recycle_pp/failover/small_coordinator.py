@@ -1,7 +1,9 @@
-"""The coordinator of the simulation: small, with the real one's rules for generations and commits.
+"""The simulation's coordinator: a small one with the real coordinator's rules for generations and commits.
 
-Begin -> every member, once a generation is agreed; Step -> every member; Vote -> the coordinator, from each;
-Committed -> every member, when all have voted
+Begin      to every member, once a generation is agreed
+Step       to every member
+Vote       from every member
+Committed  to every member, once all have voted
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SETTINGS = Settings()  # each simulation sets its suspicion and heartbeat
 
 
 class Begin(NamedTuple):
-    """To every member, once the generation is agreed. anew: whose workers forget what they have."""
+    """Starts an agreed generation. anew: members whose workers drop their state and get that of the others."""
 
     generation: int
     commits: dict[int, int]
@@ -62,7 +64,7 @@ class Committed(NamedTuple):
 
 
 class Coordinator:
-    """With as much of the face of `coordinator.Host` as `Leadership` uses."""
+    """The part of the interface of `coordinator.Host` that `Leadership` uses."""
 
     def __init__(self, simulation: Simulation, agreement: Any, leader: Any, succession: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
@@ -74,7 +76,7 @@ class Coordinator:
         self._discovery = failover_discovery.FailoverDiscovery("") if succession else None
         self._generation, self._begun = -1, False
         self._commits: dict[int, int] = {}  # step -> generation
-        self._anew: set[int] = set()  # whose worker begins anew, with the state of the others
+        self._anew: set[int] = set()  # ranks whose workers start from the state of the others
         self._members: set[int] = set()
         self._votes: set[int] = set()
         self._over = asyncio.Event()
@@ -191,7 +193,7 @@ class Coordinator:
                 self._ask()
 
     def stop(self, reason: str, code: int = 1) -> None:
-        self._simulation.says(f"rank {self._leader.rank} stops the job: {reason}")
+        self._simulation.record(f"rank {self._leader.rank} stops the job: {reason}")
         self._code = code
         self._over.set()
 

@@ -1,7 +1,7 @@
-"""Whoever dies, whatever breaks and however late anything is: one leader a term acts, and the job goes on if it may.
+"""After any deaths, broken links and delays, at most one leader acts per term, and the job continues if it can.
 
-The supervisors, their elections and the discovery under a new coordinator are the product's own classes, on a simulated
-clock and network: 100,000 random orders with --full. What fails is printed as an `Order` that replays it:
+The supervisors, their elections and the discovery after a take-over are the product's own classes, on a simulated clock
+and network: 100,000 random orders with --full. A failure prints the `Order` that reproduces it:
 
     Simulation(Order(seed=8, ...)).run()
 """
@@ -16,16 +16,18 @@ from .simulation import Fault, Order, Simulation
 CHUNK = 1_000
 QUICK, FULL = 1, 100
 CUT_CHUNK = 100
-# Of a process that is killed nothing runs any more, not even what it has just begun.
+# A killed process runs nothing any more, not even coroutines that it has just created.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 
 
 def random_order(seed):
-    """Deaths, resets, cuts that heal, late messages, pauses; at most so many of them that somebody may go on."""
+    """Deaths, resets, healed cuts, late messages and pauses, so few that the job can usually continue."""
     chance = random.Random(seed)
     size, one_machine = chance.choice([3, 4, 5, 6]), chance.random() < 0.5
     names = [f"s{k}" for k in range(size)]
-    most = size - 1 if one_machine else (size - 1) // 2  # deaths on one machine are proven, so one is left to go on
+    most = (
+        size - 1 if one_machine else (size - 1) // 2
+    )  # deaths on one machine are proven, so a single survivor can continue
     faults, at = [], 0.5
     victims = chance.sample(names, chance.randint(0, most))
     for name in victims:
@@ -49,7 +51,7 @@ def random_order(seed):
 
 
 def one_way(seed, supervisors, links, heals=None, at=None):
-    """A job whose directed links (from, to) are cut at some moment, and healed so many seconds later, or never."""
+    """A job whose directed links (from, to) are cut at `at` and healed `heals` seconds later, or never."""
     chance = random.Random(seed)
     at = chance.uniform(0.0, 5.0) if at is None else at
     faults = [Fault(at, "one_way", links=tuple((f"s{a}", f"s{b}") for a, b in links))]
@@ -62,7 +64,7 @@ def one_way(seed, supervisors, links, heals=None, at=None):
 
 
 def random_cut(seed):
-    """Some of the 20 directed links of five supervisors, healed or not."""
+    """A cut of some of the 20 directed links of five supervisors, healed or not."""
     chance = random.Random(f"one way {seed}")
     links = list(permutations(range(5), 2))
     heals = chance.choice([None, None, 0.5, 5.0, 20.0, 60.0])
@@ -80,9 +82,9 @@ def run(order):
 @pytest.mark.parametrize(
     "chunk", [n if n < QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(FULL)], ids=lambda n: f"{n}"
 )
-def test_in_any_order_of_deaths_cuts_and_delays_one_leader_acts_and_the_job_goes_on(chunk, capsys):
+def test_in_any_order_of_deaths_cuts_and_delays_one_leader_acts_and_the_job_continues(chunk, capsys):
     lost = sum(run(random_order(seed)).lost for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK))
-    assert lost < CHUNK / 10, "most orders leave a majority, or they would show nothing"
+    assert lost < CHUNK / 10, "most orders must leave a majority"
 
 
 LINKS = list(permutations(range(3), 2))
@@ -90,7 +92,7 @@ CUTS = [cut for size in range(1, 7) for cut in combinations(LINKS, size)]
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: " ".join(f"{a}>{b}" for a, b in cut))
-def test_of_three_supervisors_a_connected_majority_goes_on_whatever_is_cut_in_one_direction(cut):
+def test_a_connected_majority_of_three_continues_after_any_one_way_cut(cut):
     for seed in range(3):
         run(one_way(seed, 3, cut))
         run(one_way(seed, 3, cut, heals=random.Random(seed).uniform(0.5, 60.0)))
@@ -100,17 +102,17 @@ def test_of_three_supervisors_a_connected_majority_goes_on_whatever_is_cut_in_on
 @pytest.mark.parametrize(
     "chunk", [n if n < QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(FULL)], ids=lambda n: f"{n}"
 )
-def test_of_five_supervisors_a_connected_majority_goes_on_whatever_is_cut_in_one_direction(chunk):
+def test_a_connected_majority_of_five_continues_after_any_one_way_cut(chunk):
     for seed in range(chunk * CUT_CHUNK, (chunk + 1) * CUT_CHUNK):
         run(random_cut(seed))
 
 
-def test_an_order_is_always_the_same():
+def test_a_simulation_is_deterministic():
     first, again = (run(random_order(8)) for _ in range(2))
     assert first.history == again.history and len(first.history) > 5
 
 
-def test_the_next_leader_may_die_in_its_election_or_while_it_gets_ready():
+def test_the_next_leader_may_die_during_its_election_or_while_it_starts_the_coordinator():
     for after in (0.0, 0.02, 0.05, 0.1, 0.5, 1.0, 2.0):
         deaths = (Fault(1.0, "kill", ("s0",)), Fault(1.0 + after, "kill", ("s1",)))
         for one_machine in (False, True):
@@ -118,28 +120,28 @@ def test_the_next_leader_may_die_in_its_election_or_while_it_gets_ready():
             assert not simulation.lost
 
 
-def test_without_a_majority_and_without_proof_of_death_all_stop():
+def test_without_a_majority_and_without_proven_deaths_all_supervisors_stop():
     deaths = (Fault(1.0, "kill", ("s0", "s1")),)
     simulation = run(Order(1, supervisors=4, one_machine=False, latest=0.1, faults=deaths))
     assert [node.code for node in simulation.nodes[2:]] == [1, 1]
 
 
-def test_on_one_machine_the_last_one_goes_on():
+def test_on_one_machine_the_last_survivor_continues():
     deaths = tuple(Fault(1.0 + 3 * k, "kill", (f"s{k}",)) for k in range(5))
     simulation = run(Order(1, supervisors=6, one_machine=True, latest=0.1, faults=deaths))
     assert simulation.nodes[5].code is None and simulation.nodes[5].committed > 10
 
 
-def test_a_leader_that_is_paused_gives_way_and_follows():
-    """Longer than the others have patience: they elect another one, and it comes back as one of them."""
+def test_a_paused_leader_is_replaced_and_follows_its_successor():
+    """The pause exceeds the others' patience. They elect another leader, which the old one follows."""
     pauses = (Fault(1.0, "pause", ("s0",), seconds=25.0),)
     simulation = run(Order(3, supervisors=4, one_machine=False, latest=0.1, faults=pauses))
     terms = [line for line in simulation.history if "was elected" in line]
     assert len(terms) > 1 and simulation.nodes[0].code is None
 
 
-def test_who_leads_though_left_out_of_the_newest_membership_may_lose_the_connection_to_itself():
-    """Found among 100,000 random orders: it had been elected by an older membership, and could not be once more."""
+def test_a_leader_left_out_of_the_newest_membership_may_lose_its_connection_to_itself():
+    """Found among 100,000 random orders: elected by an older membership, it could not be elected again."""
     lost = [Fault(2.689, "kill", ("s4",)), Fault(2.906, "kill", ("s0",)), Fault(3.037, "kill", ("s2",))]
     resets = [Fault(0.0805, "reset"), Fault(3.605, "reset")]
     assert not run(Order(34292, supervisors=5, pauses=8, hosting=0.0, faults=(*lost, *resets))).lost

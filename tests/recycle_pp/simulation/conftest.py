@@ -4,5 +4,5 @@ from recycle_schedules import compiled
 
 @pytest.fixture(scope="session", autouse=True)
 def _the_planner_is_compiled():
-    """Without that plans are worse for the first half minute, as anywhere."""
+    """Compiles the planner first. Without it, plans are worse for the first half minute."""
     compiled.load()

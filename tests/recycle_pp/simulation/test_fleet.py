@@ -1,4 +1,4 @@
-"""Prices, and the cheapest fleet, against trying all of them."""
+"""Prices, and the cheapest fleet compared with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKED = [
 
 
 def tried(kinds, target, repair, lost, least=0.0):
-    """The lowest cost over all counts up to the limits; None if none reaches the target."""
+    """The lowest cost of all fleets within the limits; None if none reaches the target."""
     fleets = (of(kinds, counts, repair=repair, lost=lost)
               for counts in itertools.product(*(range(kind.limit + 1) for kind in kinds)))  # fmt: skip
     fine = [f.dollars_an_hour for f in fleets if f.speed >= target - 1e-9 and f.machines >= least - 1e-9]
@@ -57,10 +57,10 @@ def test_no_fleet_within_the_limits_is_cheaper(data):
 def test_machines_that_are_interrupted_too_often_are_not_worth_their_price():
     kinds = [Kind("calm", 1.0, 0.01), Kind("wild", 0.5, 30.0)]
     assert cheapest(kinds, 10.0, repair=600, lost=60.0).counts[1] == 0
-    assert cheapest(kinds, 10.0, repair=1e-6, lost=0.0).counts[0] == 0, "unless interruptions cost nothing"
+    assert cheapest(kinds, 10.0, repair=1e-6, lost=0.0).counts[0] == 0, "without the cost of interruptions they are"
 
 
-def test_a_file_of_prices(tmp_path):
+def test_a_file_of_prices_is_read(tmp_path):
     path = tmp_path / "prices.csv"
     path.write_text("kind, price, interruptions_per_hour, limit\nspot, 0.9, 0.05, 30\nreserved, 2.1, 0,\n")
     spot, reserved = read_prices(path)

@@ -1,4 +1,4 @@
-"""The content of the picture and the page, in the svg's own structure."""
+"""The content of the picture and the page, read from the structure of the svg."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -32,10 +32,10 @@ def test_the_picture_has_a_curve_for_every_policy_the_machines_and_the_causes(fo
         assert f"{name} {found.outcomes[name].relative:.2f}" in words
 
 
-def test_a_curve_has_the_mean_that_the_table_says(found):
+def test_the_mean_of_each_curve_agrees_with_the_table(found):
     for outcome in found.outcomes.values():
         edges, values = picture.averaged(outcome)
-        lost = outcome.redone * found.times.reference / outcome.seconds  # it was done, and thrown away later
+        lost = outcome.redone * found.times.reference / outcome.seconds  # work done and discarded later
         assert np.average(values, weights=np.diff(edges)) == pytest.approx(outcome.relative + lost)
 
 
@@ -45,23 +45,23 @@ def test_labels_do_not_cover_each_other(found):
     assert min(np.diff(places)) > 0.05 * axes.get_ylim()[1]
 
 
-def test_the_page_stands_alone_and_says_it_in_words_too(found):
+def test_the_page_is_self_contained_and_has_the_table(found):
     text = page.render(found)
-    assert not re.search(r"(src|href)=\"(?!#)", text.replace('xlink:href="#', "")), "nothing comes from elsewhere"
+    assert not re.search(r"(src|href)=\"(?!#)", text.replace('xlink:href="#', "")), "no external resources"
     assert "<script" not in text and text.count("<svg") == 1
     assert all(f"<td>{report.label(name)}</td><td>{found.outcomes[name].relative:.3f}</td>" in text for name in NAMES)
     assert "assumed: a worker&#x27;s state" in text
 
 
 @pytest.mark.parametrize("ending", ["html", "svg", "png", "pdf"])
-def test_the_ending_says_what_is_written(tmp_path, ending):
+def test_the_suffix_selects_the_format(tmp_path, ending):
     path = tmp_path / f"report.{ending}"
     flags = "--mtbf 5d --days 2 --pipelines 2 --stages 2 --microbatches 4 --policy torchft,bound --out"
     assert main([*flags.split(), str(path)]) == 0
     assert path.read_bytes()[:4] in (b"<!do", b"<?xm", b"\x89PNG", b"%PDF")
 
 
-def test_another_ending_is_a_mistake(capsys):
+def test_another_suffix_is_rejected(capsys):
     flags = "--mtbf 5d --pipelines 2 --stages 2 --microbatches 4 --out report.doc"
     assert main(flags.split()) == 2
     assert "--out report.doc: a file that ends in .html, .svg, .png or .pdf" in capsys.readouterr().err

@@ -19,7 +19,7 @@ NOTHING = Costs(Recovery((0.0,), (0.0,), "none"), 1e30, *(1e-9,) * 6)
 
 @st.composite
 def availabilities(draw, machines: int) -> Availability:
-    """Any machine may go and come at any time, several at once, all of them."""
+    """Any machines may be lost and return at any time, also all at once."""
     up, changes, now = set(range(machines)) - draw(st.sets(st.integers(0, machines - 1), max_size=3)), [], 0.0
     absent = frozenset(range(machines)) - up
     for _ in range(draw(st.integers(0, 25))):
@@ -46,7 +46,7 @@ def simulations(draw):
 
 @settings(max_examples=25, deadline=None)
 @given(simulations())
-def test_no_policy_beats_the_bound_and_all_time_is_accounted_for(simulation):
+def test_no_policy_beats_the_bound_and_the_shares_of_time_add_up(simulation):
     job, there, costs, seed = simulation
     result = compare(job, there, costs, NAMES, seed=seed, plans=3)
     bound = result.outcomes["bound"]
@@ -67,17 +67,17 @@ def relative(there: Availability, costs: Costs = NOTHING, job: Job = JOB) -> dic
     return {name: o.relative for name, o in compare(job, there, costs, NAMES).outcomes.items()}
 
 
-def test_without_losses_every_policy_runs_1f1b_and_ours_has_fewer_bubbles():
+def test_without_losses_the_other_policies_reach_1f1b_and_ours_has_fewer_bubbles():
     found = relative(QUIET)
     assert all(found[name] == pytest.approx(1) for name in ("spares", "torchft", "oobleck", "recycle"))
     assert found["restart"] == pytest.approx(1, abs=0.01)
-    assert found["bamboo"] == pytest.approx(3 / 4), "every forward twice"
-    assert found["rerouted"] == found["rebalanced"] == pytest.approx(27 / 19), "what is proven to be possible"
+    assert found["bamboo"] == pytest.approx(3 / 4), "each forward runs twice"
+    assert found["rerouted"] == found["rebalanced"] == pytest.approx(27 / 19), "the proven optimum"
     assert found["bound"] == pytest.approx(27 / 18)
 
 
-def test_the_worked_example_for_ever():
-    """W(1,2) dead: 27 slots re-routed, which is what 1F1B takes without a death, 20.3 at best with layers moved."""
+def test_the_worked_example_with_one_permanent_loss():
+    """W(1,2) is dead: 27 slots with re-routing, as 1F1B without a death; at best 20.3 if layers can move."""
     found = relative(Availability(12, 1e5, (Change(0.0, 6, False),)))
     assert found["rerouted"] == pytest.approx(1, abs=1e-3)
     assert found["recycle"] == pytest.approx(1, abs=1e-3)
@@ -88,18 +88,18 @@ def test_the_worked_example_for_ever():
     assert found["bound"] == pytest.approx(27 / 18 * 11 / 12, abs=1e-3)
 
 
-def test_a_lost_stage_goes_back_to_the_checkpoint_and_too_few_machines_stop():
+def test_a_lost_stage_restarts_from_the_checkpoint_and_too_few_machines_stop_the_job():
     lost = tuple(Change(100.0, machine, False) for machine in (2, 6, 10))  # stage 2
     costs = Costs(restart=50.0)
     found = compare(JOB, Availability(12, 300.0, lost), costs, ["rerouted"]).outcomes["rerouted"]
-    assert found.redone * 1.9 == pytest.approx(100, rel=0.05), "of 1.9 s each, all since the begin: no checkpoint yet"
+    assert found.redone * 1.9 == pytest.approx(100, rel=0.05), "all steps of 1.9 s since the start: no checkpoint yet"
     assert found.shares["recovering"] * 12 * 300 == pytest.approx(9 * 50, rel=0.05)
     few = tuple(Change(100.0, machine, False) for machine in range(9))
     stopped = compare(JOB, Availability(12, 300.0, few), costs, ["rerouted"]).outcomes["rerouted"]
     assert stopped.steps == pytest.approx(0, abs=1e-6)
 
 
-def test_a_machine_that_comes_back_takes_part_once_it_has_the_state():
+def test_a_returning_machine_takes_part_once_it_has_the_state():
     there = Availability(12, 1000.0, (Change(100.0, 6, False), Change(200.0, 6, True)))
     costs = Costs(start=60.0, bandwidth=1e9)
     found = compare(JOB, there, costs, ["rerouted"]).outcomes["rerouted"]
@@ -113,7 +113,7 @@ def test_a_spare_is_used_before_a_restart():
     assert relative(there, costs)["spares"] == pytest.approx(1 - 20 / 10000, abs=1e-3)
 
 
-def test_the_unit_is_1f1b_on_even_layers_whatever_our_own_plans_are_limited_to():
+def test_the_reference_is_1f1b_on_even_layers_whatever_limits_our_plans_have():
     for memory, optimizer in ((None, "staggered"), ({"base": "1f1b", "extra": 2}, "barrier")):
         job = Job.of(pipelines=6, stages=4, microbatches=12, memory=memory, optimizer=optimizer)
         assert StepTimes(job).reference == pytest.approx(45 * 0.1)

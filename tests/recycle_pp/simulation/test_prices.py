@@ -1,4 +1,4 @@
-"""The price of a million tokens, the best shape, and the commands that print them."""
+"""The price per million tokens, the best shape, and the commands that print them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ JOB = Job.of(pipelines=2, stages=2, microbatches=4, layers=8)
 QUIET = Availability(4, 10 * HOUR, ())
 
 
-def test_dollars_a_million_are_machine_hours_by_work_done():
+def test_dollars_per_million_tokens_are_machine_hours_divided_by_work():
     found = compare(JOB, QUIET, Costs(), ["bound"])
     each_hour = 4 * 3600 / (3 * 2 * 0.1)  # four machines; F, I and W of two stages
     assert report.dollars(found, Kind("k", 2.0, 0.0))["bound"] == pytest.approx(1e6 * 4 * 2.0 / each_hour)
 
 
-def test_machines_that_are_not_there_are_not_paid():
+def test_absent_machines_cost_nothing():
     away = Availability(4, 10 * HOUR, (Change(0.0, 0, False),))
     full, less = (compare(JOB, there, Costs(), ["bound"]) for there in (QUIET, away))
     kind = Kind("k", 2.0, 0.0)
@@ -42,7 +42,7 @@ def test_the_json_has_a_price_for_every_kind(tmp_path, capsys):
     assert prices["reserved"] / prices["spot"] == pytest.approx(2.1 / 0.9)
 
 
-def test_a_faster_machine_does_as_much_in_less_time():
+def test_a_faster_machine_does_the_same_work_in_less_time():
     usual, twice = (compare(job, QUIET, Costs(), ["rerouted"]).outcomes["rerouted"] for job in (JOB, JOB.faster(2)))
     assert twice.steps == pytest.approx(2 * usual.steps)
 
@@ -52,7 +52,7 @@ def test_the_best_shape_fits_and_beats_the_others():
     shapes = [(f.job.pipelines, f.job.stages, f.job.problem.counts[0]) for f in found]
     assert set(shapes) == {(2, 2, 4), (1, 3, 8), (1, 4, 8)}, "one stage of 32 GB does not fit"
     assert [f.rate for f in found] == sorted((f.rate for f in found), reverse=True)
-    assert {f.job.total for f in found} == {8}, "the global batch stays"
+    assert {f.job.total for f in found} == {8}, "the global batch is unchanged"
 
 
 @pytest.mark.parametrize(

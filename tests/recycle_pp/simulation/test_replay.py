@@ -1,4 +1,4 @@
-"""The simulation against a real job of emulated workers."""
+"""The simulation compared with a real job of emulated workers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from recycle_pp.simulation.job import Job
 TRACE = Path(__file__).parents[3] / "examples" / "spot-trace-24gpu.csv"
 
 
-def test_a_process_that_is_started_again_takes_its_own_place():
-    """Two of stage 0 and one of stage 1 die; the one of stage 1 comes back."""
+def test_a_respawned_process_returns_to_its_own_role():
+    """Two workers of stage 0 and one of stage 1 die; the latter returns."""
     job = Job.of(pipelines=3, stages=2, microbatches=6, layers=8)
     there = Availability(
         6, 1e5, (Change(0.0, 0, False), Change(0.0, 2, False), Change(1.0, 1, False), Change(2.0, 1, True))
@@ -26,7 +26,7 @@ def test_a_process_that_is_started_again_takes_its_own_place():
     assert found["respawned"].relative < 0.8 * found["rerouted"].relative
 
 
-def test_stages_that_differ_cannot_be_emulated(capsys):
+def test_unequal_stages_cannot_be_emulated(capsys):
     flags = f"--trace {TRACE} --pipelines 2 --stages 2 --microbatches 4 --durations F=0.1/0.2 --layers 2 --replay 5s"
     assert main(flags.split()) == 2
     assert "--replay: the stages of an emulated job take equal times" in capsys.readouterr().err
@@ -34,8 +34,8 @@ def test_stages_that_differ_cannot_be_emulated(capsys):
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_a_replay_does_what_its_simulation_says(capsys):
-    """Within 15 % in a minute with few workers on a machine with other work; docs/simulate.md has a long one."""
+def test_a_replay_agrees_with_its_simulation(capsys):
+    """Within 15 % in one minute with few workers on a busy machine; docs/simulate.md has a longer replay."""
     flags = f"--trace {TRACE} --pipelines 3 --stages 2 --microbatches 6 --durations F=0.05,I=0.05,W=0.05 --replay 60s"
     assert main(flags.split()) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The command line: flags, the table, the figures for machines, sentences for mistakes."""
+"""The command line: flags, the table, the JSON, and the messages about mistakes."""
 
 import json
 import re
@@ -29,32 +29,32 @@ def test_the_json_has_every_policy_and_its_share_of_fault_free_1f1b(tmp_path, ca
     table = capsys.readouterr().out
     assert all(f"\n{name} " in table for name in NAMES)
     assert f"{data['policies']['oobleck']['relative']:.3f}" in table
-    assert "12 recoveries of bench/recovery.py" in table, "where recovery times are from"
+    assert "12 recoveries of bench/recovery.py" in table, "the source of the recovery times"
 
 
-def test_numbers_of_microbatches_are_columns(capsys):
+def test_each_number_of_microbatches_is_a_column(capsys):
     assert run(f"{SMALL} 8 --policy torchft,bound") == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["policy", "M", "=", "4", "M", "=", "8"]
     assert [row.split()[0] for row in rows[:2]] == ["torchft", "bound"]
 
 
-def test_machines_that_fail_at_random_and_in_groups(capsys):
+def test_machines_can_fail_at_random_and_in_groups(capsys):
     flags = "--mtbf 2d --repair 1h --days 3 --group 4:5d --shape 0.8 --pipelines 2 --stages 2 --microbatches 4 --seed 3"
     assert run(f"{flags} --policy rerouted,bound") == 0
     assert "4 machines for 3 d" in capsys.readouterr().out
 
 
-def test_a_preset_on_a_gpu(capsys):
+def test_a_preset_model_on_a_gpu_can_be_simulated(capsys):
     flags = (
         "--mtbf 5d --days 1 --pipelines 2 --stages 4 --microbatches 8 --model gpt124m --gpu a100 --policy rebalanced"
     )
     assert run(flags) == 0
     out = capsys.readouterr().out
-    assert "tokens/h" in out and "14 layers" in out, "embedding and head are two of them"
+    assert "tokens/h" in out and "14 layers" in out, "including embedding and head"
 
 
-def test_the_durations_of_a_run_that_was_measured(tmp_path, capsys):
+def test_durations_can_come_from_a_measured_run(tmp_path, capsys):
     measured = {kind: [0.02, 0.04] for kind in "FIW"} | {"O": [0.0, 0.0]}
     (tmp_path / "profile.json").write_text(json.dumps({"durations_seconds": measured}))
     flags = f"--mtbf 5d --days 1 --profile {tmp_path / 'profile.json'} --pipelines 2 --microbatches 4 --policy bound"
@@ -99,7 +99,7 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
     assert words in said and len(said.splitlines()) == 1
 
 
-def test_the_page_tells_what_the_trainer_does_from_what_only_the_planner_can_do(tmp_path, capsys):
+def test_the_page_distinguishes_what_the_trainer_does_from_what_only_the_planner_can_do(tmp_path, capsys):
     assert run(f"{SMALL} --policy rerouted,rebalanced,torchft --out {tmp_path / 'a.html'}") == 0
     page = (tmp_path / "a.html").read_text()
     for text in (page, capsys.readouterr().out):
@@ -109,7 +109,7 @@ def test_the_page_tells_what_the_trainer_does_from_what_only_the_planner_can_do(
     assert "rebalanced (planned only)" in page
 
 
-def test_no_share_is_minus_zero(monkeypatch):
+def test_no_share_is_printed_as_minus_zero(monkeypatch):
     shares = dict.fromkeys(("work", *CAUSES), -1e-9)
     outcome = SimpleNamespace(shares=shares, relative=0.0, redone=0.0, steps=0.0, seconds=1.0)
     job = SimpleNamespace(tokens=1, total=1)
@@ -118,6 +118,6 @@ def test_no_share_is_minus_zero(monkeypatch):
     assert "0.0 %" in cells and "-0.0 %" not in cells
 
 
-def test_every_out_is_written(tmp_path, capsys):
+def test_the_file_of_every_out_flag_is_written(tmp_path, capsys):
     assert run(f"{SMALL} --policy rerouted --out {tmp_path / 'a.html'} --out {tmp_path / 'b.svg'}") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.svg"]

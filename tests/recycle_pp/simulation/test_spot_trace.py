@@ -26,15 +26,17 @@ def found(M: int) -> dict[str, float]:
 @pytest.mark.parametrize(
     "M, least", [(12, 1.07), (32, 0.96), pytest.param(64, 0.92, marks=pytest.mark.slow)]
 )  # fmt: skip
-def test_policies_on_the_trace(M, least):
+def test_the_policies_rank_as_published(M, least):
     of = found(M)
-    assert MODEL[M] - 0.02 < of["recycle"] < MODEL[M], "its own arithmetic, less what recoveries cost"
+    assert MODEL[M] - 0.02 < of["recycle"] < MODEL[M], "ReCycle's arithmetic, less the cost of recoveries"
     assert least < of["rebalanced"] and 0.94 * of["bound"] < of["rebalanced"] < of["bound"]
-    assert of["rebalanced"] > of["rerouted"] > of["oobleck"] > of["bamboo"], "as published: Oobleck before Bamboo"
+    assert of["rebalanced"] > of["rerouted"] > of["oobleck"] > of["bamboo"], (
+        "as published: Oobleck is better than Bamboo"
+    )
     assert of["recycle"] > of["spares"] > of["restart"]
 
 
-def test_the_same_seed_says_the_same():
+def test_the_same_seed_gives_the_same_result():
     job, there = Job.of(pipelines=6, stages=4, microbatches=6), read(TRACE, seed=4)
     one, same = (compare(job, there, Costs(), ["rebalanced"], seed=4, plans=4).outcomes for _ in range(2))
     assert one == same

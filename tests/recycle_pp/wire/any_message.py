@@ -1,4 +1,4 @@
-"""any_message(Vote)     # a strategy: messages of that class, with whatever its types allow"""
+"""any_message(Vote)     # a hypothesis strategy for all messages of that class"""
 
 from functools import cache
 from typing import Annotated, get_args, get_origin, get_type_hints

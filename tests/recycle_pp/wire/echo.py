@@ -1,4 +1,4 @@
-"""Servers to talk to.
+"""Echo servers for the tests.
 
 async with echo_server() as (host, port, hellos): ...
 hello = admit(token, send, receive)         # the server's side of the mutual proof; blocks as `receive` does
@@ -17,7 +17,7 @@ HELLO = WorkerHello(rank=3, incarnation=0, moved=False)
 
 @asynccontextmanager
 async def echo_server(**options):
-    """Answers every message of a worker with itself; yields (host, port, the hellos of the admitted workers)."""
+    """Sends each message back to its worker. Yields (host, port, hellos of the admitted workers)."""
     hellos = []
 
     async def handler(peer):

@@ -1,4 +1,4 @@
-"""The mutual challenge: both ends prove that they know the token, and overheard messages are useless."""
+"""Mutual authentication: both ends prove that they know the token, and recorded messages are useless."""
 
 import queue
 import threading
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def handshake(client_token, server_token, hello=HELLO):
-    """What the server takes the client for, in one thread each."""
+    """The client's hello as the server admits it. Client and server run in one thread each."""
     to_server, to_client, ends = queue.SimpleQueue(), queue.SimpleQueue(), {}
 
     def server():
@@ -35,7 +35,7 @@ def handshake(client_token, server_token, hello=HELLO):
             ends["hello"] = admit(server_token, to_client.put, lambda _: to_server.get(timeout=5))
         except Refused as refused:
             ends["refused"] = str(refused)
-            to_client.put(Accepted(b""))  # like an impostor
+            to_client.put(Accepted(b""))  # as an impostor would
 
     thread = threading.Thread(target=server)
     thread.start()
@@ -52,19 +52,19 @@ def test_a_client_with_the_token_is_admitted_with_its_hello(token, hello):
 
 
 @given(st.text(), st.text())
-def test_another_token_is_refused_by_both(one, other):
+def test_both_ends_reject_another_token(one, other):
     assume(one != other)
     with pytest.raises(Refused, match="does not know the job's token"):
         handshake(one, other)
 
 
-def test_an_answer_recorded_from_another_connection_proves_nothing():
+def test_a_response_replayed_from_another_connection_is_rejected():
     recorded = Prover(TOKEN, HELLO).respond(Verifier(TOKEN, HELLOS).challenge)
     with pytest.raises(Refused, match="another RECYCLE_TOKEN"):
-        Verifier(TOKEN, HELLOS).judge(recorded)  # another challenge
+        Verifier(TOKEN, HELLOS).judge(recorded)  # a new verifier has another challenge
 
 
-def test_a_proof_covers_the_hello_and_holds_in_one_direction():
+def test_a_proof_covers_the_hello_and_cannot_be_reflected():
     verifier = Verifier(TOKEN, HELLOS)
     response = Prover(TOKEN, HELLO).respond(verifier.challenge)
     with pytest.raises(Refused, match="another RECYCLE_TOKEN"):
@@ -72,16 +72,16 @@ def test_a_proof_covers_the_hello_and_holds_in_one_direction():
     prover = Prover(TOKEN, HELLO)
     mine = prover.respond(Verifier(TOKEN, HELLOS).challenge)
     with pytest.raises(Refused, match="does not know the job's token"):
-        prover.check(Accepted(mine.proof))  # sent back
+        prover.check(Accepted(mine.proof))  # reflected to the prover
 
 
 @given(st.binary(max_size=300))
-def test_a_handshake_of_garbage_is_malformed_and_no_crash(body):
+def test_a_garbage_handshake_raises_nothing_but_malformed(body):
     for vocabulary in (TO_SERVER, TO_CLIENT, HELLOS):
         with suppress(Malformed):
             vocabulary.decode(body)
 
 
-def test_a_nonce_has_its_length():
+def test_a_nonce_of_another_length_is_malformed():
     with pytest.raises(Malformed, match="length >= 32"):
         TO_CLIENT.decode(encode(Challenge(b"short"))[4:])

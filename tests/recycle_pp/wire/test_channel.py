@@ -1,4 +1,4 @@
-"""The connection of a process with threads: any of them may send, one receives, and a close wakes it."""
+"""A connection for threads: any thread may send, one receives, and `close` wakes it."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from .echo import HELLO, TOKEN, admit, echo_server
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_a_thread_is_told_that_what_came_is_no_message():
+def test_a_malformed_message_raises_in_the_receiving_thread():
     def wrong(listener):
         sock, _ = listener.accept()
         with sock:
@@ -41,7 +41,7 @@ def test_a_thread_is_told_that_what_came_is_no_message():
         thread.join(5)
 
 
-def test_a_receive_that_times_out_loses_nothing_and_close_wakes_it():
+def test_a_timed_out_receive_loses_no_message_and_close_wakes_a_receiver():
     async def main():
         async with echo_server() as (host, port, _):
             await asyncio.to_thread(blocking, host, port)

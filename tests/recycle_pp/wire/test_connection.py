@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 async def end_of(reader):
-    """Everything until the other end closes, however rudely."""
+    """All data until the other end closes or resets the connection."""
     with suppress(ConnectionResetError):
         return await asyncio.wait_for(reader.read(), 5)
     return b""
@@ -40,7 +40,7 @@ def test_a_message_above_the_limit_is_not_sent():
         encode(StoreValue("large", bytes(MAX_FRAME)))
 
 
-def test_both_ends_talk_once_they_know_the_token():
+def test_two_ends_with_the_same_token_exchange_messages():
     async def main():
         async with echo_server() as (host, port, hellos):
             peer = await connect(host, port, TOKEN, HELLO)
@@ -59,7 +59,7 @@ def test_both_ends_talk_once_they_know_the_token():
     asyncio.run(main())
 
 
-def test_a_wrong_token_is_refused_and_logged_once_in_ten_seconds(caplog):
+def test_a_wrong_token_is_rejected_and_logged_once_in_ten_seconds(caplog):
     async def main():
         async with echo_server() as (host, port, hellos):
             for _ in range(3):
@@ -76,8 +76,8 @@ def test_a_wrong_token_is_refused_and_logged_once_in_ten_seconds(caplog):
     ]
 
 
-def test_a_server_that_resets_the_connection_at_once_is_an_ordinary_error():
-    """As one does that is killed just then; asyncio may know no address of such a peer."""
+def test_a_connection_that_the_server_resets_at_once_raises_an_oserror():
+    """For example a server killed at that moment. asyncio may not know the address of such a peer."""
 
     async def main():
         def reset(reader, writer):
@@ -100,9 +100,9 @@ def test_a_server_that_resets_the_connection_at_once_is_an_ordinary_error():
     asyncio.run(main())
 
 
-def test_a_client_leaves_a_server_that_does_not_know_the_token():
+def test_a_client_rejects_a_server_that_does_not_know_the_token():
     def impostor(listener):
-        """Accepts any answer, and has nothing to prove itself with."""
+        """Accepts any response and cannot prove that it knows the token."""
         sock, _ = listener.accept()
         with sock:
             sock.sendall(encode(Challenge(bytes(32))))
@@ -120,7 +120,7 @@ def test_a_client_leaves_a_server_that_does_not_know_the_token():
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5))
-def test_garbage_before_the_proof_disturbs_nobody(chunks):
+def test_garbage_before_the_handshake_does_not_disturb_other_connections(chunks):
     async def main():
         async with echo_server(handshake_seconds=0.5) as (host, port, hellos):
             peer = await connect(host, port, TOKEN, HELLO)
@@ -128,7 +128,7 @@ def test_garbage_before_the_proof_disturbs_nobody(chunks):
             for chunk in chunks:
                 writer.write(chunk)
             writer.write_eof()
-            assert len(await end_of(reader)) < 1000  # at most a challenge, then the end
+            assert len(await end_of(reader)) < 1000  # at most a challenge
             peer.send(Saved(2))
             assert await asyncio.wait_for(peer.recv(FROM_WORKER), 5) == Saved(2)
             assert hellos == [HELLO]
@@ -139,7 +139,7 @@ def test_garbage_before_the_proof_disturbs_nobody(chunks):
 
 
 @pytest.mark.parametrize("length", [MAX_HANDSHAKE_FRAME + 1, 2**32 - 1])
-def test_an_oversize_frame_is_cut_off_at_its_length(length):
+def test_an_oversize_frame_is_rejected_by_its_length(length):
     async def main():
         async with echo_server() as (host, port, _):
             reader, writer = await asyncio.open_connection(host, port)
@@ -168,11 +168,14 @@ def framed(body):
         (framed(b"\x81\xa4type\xa4none"), "not a message of a worker to a coordinator: Invalid value 'none'"),
         (framed(b"\x81\xa4type\xa5saved"), "not a message of a worker to a coordinator: Object missing required field"),
         (encode(Saved("7")), "not a message of a worker to a coordinator: Expected `int`, got `str` - at `$.step`"),
-        (encode(Kill(3)), "not a message of a worker to a coordinator: Invalid value 'kill'"),  # the coordinator's own
+        (
+            encode(Kill(3)),
+            "not a message of a worker to a coordinator: Invalid value 'kill'",
+        ),  # only the coordinator sends it
     ],
     ids=["huge", "garbage", "truncated", "deep", "no text", "unknown kind", "no field", "wrong type", "wrong role"],
 )
-def test_a_message_that_is_none_ends_that_connection_only_and_is_logged_once(frame, sentence, caplog):
+def test_a_malformed_message_ends_only_its_connection_and_is_logged_once(frame, sentence, caplog):
     async def main():
         async with echo_server() as (host, port, _):
             good = await connect(host, port, TOKEN, HELLO)
@@ -180,7 +183,7 @@ def test_a_message_that_is_none_ends_that_connection_only_and_is_logged_once(fra
                 bad = await connect(host, port, TOKEN, HELLO)
                 bad.send(Saved(1))
                 bad.send_frame(frame)
-                assert await bad.recv(FROM_WORKER) == Saved(1), "what came before counts"
+                assert await bad.recv(FROM_WORKER) == Saved(1), "messages before it are delivered"
                 with pytest.raises(ChannelClosed):
                     await asyncio.wait_for(bad.recv(FROM_WORKER), 5)
             good.send(Saved(2))
@@ -193,11 +196,11 @@ def test_a_message_that_is_none_ends_that_connection_only_and_is_logged_once(fra
     assert logged.startswith(f"refused a connection from 127.0.0.1: {sentence}")
 
 
-def test_a_client_that_says_nothing_is_cut_off_in_time():
+def test_a_silent_client_is_disconnected():
     async def main():
         async with echo_server(handshake_seconds=0.2) as (host, port, _):
             slow = [await asyncio.open_connection(host, port) for _ in range(50)]
-            peer = await connect(host, port, TOKEN, HELLO)  # while they hang
+            peer = await connect(host, port, TOKEN, HELLO)  # while the silent clients are connected
             for reader, writer in slow:
                 writer.write(b"\0")
                 await end_of(reader)
@@ -209,7 +212,7 @@ def test_a_client_that_says_nothing_is_cut_off_in_time():
     asyncio.run(main())
 
 
-def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(monkeypatch):
+def test_a_peer_that_does_not_read_is_disconnected(monkeypatch):
     monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 20)
 
     async def main():

@@ -1,4 +1,4 @@
-"""What a node that wants to join is told, and where it is sent; the test plays the job."""
+"""A node joins a running job: answers and redirections. The test plays the job."""
 
 import asyncio
 
@@ -19,18 +19,18 @@ WELCOME = SupervisorWelcome(Settings(), "runs/mine", Leader(0, 0, "127.0.0.1", 1
 
 
 async def job(*answers):
-    """(server, address) of a supervisor that gives each newcomer the next answer."""
+    """(server, address) of a supervisor that gives each joining node the next answer."""
     left = list(answers)
 
     async def handler(peer):
-        assert peer.hello.rank == -1, "a newcomer has no rank"
+        assert peer.hello.rank == -1, "a joining node has no rank"
         peer.send(left.pop(0))
 
     server = await serve(handler, "127.0.0.1", 0, TOKEN)
     return server, Address(*server.sockets[0].getsockname()[:2], TOKEN)
 
 
-def test_an_ordinary_command_line_joins_nothing():
+def test_a_command_line_without_join_starts_a_new_job():
     assert newcomer.find_place(["parallel=2x2", "run.dir=join=x"], ENVIRONMENT) is None
     assert newcomer.find_place(["+join=node0:29501"], ENVIRONMENT) == Address("node0", 29501, TOKEN)
 
@@ -64,7 +64,7 @@ def test_a_new_node_is_redirected_to_the_coordinator():
     asyncio.run(main())
 
 
-def test_it_asks_again_while_there_is_no_coordinator_and_not_for_ever(monkeypatch):
+def test_a_joining_node_retries_for_a_limited_time_while_there_is_no_coordinator(monkeypatch):
     monkeypatch.setattr(newcomer, "AGAIN", 0.01)
     monkeypatch.setattr(newcomer, "ANSWER_SECONDS", 0.3)
     nobody = Redirect(None)
@@ -79,7 +79,7 @@ def test_it_asks_again_while_there_is_no_coordinator_and_not_for_ever(monkeypatc
     asyncio.run(main())
 
 
-def test_it_hears_why_it_is_refused():
+def test_a_rejected_node_receives_the_reason():
     async def main():
         server, here = await job(NoPlace("no place"))
         async with server:

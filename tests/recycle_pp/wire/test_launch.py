@@ -16,7 +16,7 @@ def private(tmp_path, monkeypatch):
     return tmp_path / f"recycle_pp-{os.getuid()}"
 
 
-def test_torchruns_variables_are_read_and_without_them_a_process_is_alone():
+def test_the_launch_is_read_from_torchruns_variables_and_defaults_to_one_process():
     assert Launch.from_environment({}) == Launch(rank=0, world=1)
     torchrun = {
         "RANK": "5", "WORLD_SIZE": "12", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -31,7 +31,7 @@ def test_torchruns_variables_are_read_and_without_them_a_process_is_alone():
         Launch.from_environment(torchrun | {"RANK": "five"})
 
 
-def test_what_rank_0_publishes_its_siblings_find_until_it_withdraws(private):
+def test_other_ranks_find_the_address_of_rank_0_until_it_is_withdrawn(private):
     launch, other_port = Launch(0, 4, 0, 4, master_port=29500), Launch(0, 4, 0, 4, master_port=29501)
     assert find(launch) is None
     publish(launch, Address("127.0.0.1", 4711, "secret"))
@@ -51,13 +51,13 @@ def test_only_this_user_can_read_the_token(private):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_folder_that_others_can_enter_is_not_trusted(private):
+def test_a_folder_that_other_users_can_enter_is_not_trusted(private):
     private.mkdir(mode=0o755)
     with pytest.raises(ValueError, match="only this user can enter"):
         find(Launch(0, 4, 0, 4))
 
 
-def test_another_launcher_with_the_same_port_is_another_job(private):
+def test_launchers_with_the_same_port_start_different_jobs(private):
     publish(Launch(0, 4, 0, 4), Address("127.0.0.1", 4711, "secret"))
     script = "from recycle_pp.wire.launch import *; print(find(Launch(0, 4, 0, 4)))"
     environment = {**os.environ, "TMPDIR": str(private.parent)}

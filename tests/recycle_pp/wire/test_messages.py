@@ -1,4 +1,4 @@
-"""The table of messages: each arrives as it was sent, and only its receiver accepts it."""
+"""The table of messages: each message arrives unchanged, and only its receiver accepts it."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_every_class_is_in_the_table_and_no_two_share_a_name_or_a_tag():
 @every
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_it_survives_its_journey_and_is_of_its_kind(kind, data):
+def test_a_message_arrives_unchanged(kind, data):
     message = data.draw(any_message(kind))
     rule = MESSAGES[kind]
     arrived = VOCABULARIES[rule.sender, rule.receiver].decode(encode_body(message))
@@ -47,7 +47,7 @@ def test_it_survives_its_journey_and_is_of_its_kind(kind, data):
 @every
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_from_another_role_it_is_refused(kind, data):
+def test_a_message_from_another_role_is_rejected(kind, data):
     body, rule = encode_body(data.draw(any_message(kind))), MESSAGES[kind]
     for (sender, receiver), vocabulary in VOCABULARIES.items():
         if (sender, receiver) != (rule.sender, rule.receiver):
@@ -56,7 +56,7 @@ def test_from_another_role_it_is_refused(kind, data):
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused_with_a_sentence(body):
+def test_garbage_is_rejected_with_a_sentence(body):
     with pytest.raises(Malformed, match="not a message of a worker to a coordinator: "):
         FROM_WORKER.decode(body)
 
@@ -64,7 +64,7 @@ def test_garbage_is_refused_with_a_sentence(body):
 @every
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_half_a_message_or_one_with_more_than_it_should_have_is_refused(kind, data):
+def test_truncated_messages_and_unknown_fields_are_rejected(kind, data):
     body = encode_body(data.draw(any_message(kind)))
     vocabulary = VOCABULARIES[MESSAGES[kind].sender, MESSAGES[kind].receiver]
     more = msgspec.msgpack.encode(msgspec.msgpack.decode(body, strict=False) | {"and": 1})
@@ -73,20 +73,20 @@ def test_half_a_message_or_one_with_more_than_it_should_have_is_refused(kind, da
             vocabulary.decode(wrong)
 
 
-def test_what_is_not_a_number_arrives_as_such():
+def test_nan_and_inf_arrive_unchanged():
     vote = Vote(3, 7, finite=False, fits=True, wrong=[], digest=b"", squares=[math.nan, math.inf], losses=[-math.nan])
     arrived = FROM_WORKER.decode(encode_body(vote))
     assert math.isnan(arrived.squares[0]) and math.isinf(arrived.squares[1]) and math.isnan(arrived.losses[0])
 
 
-def test_a_message_of_another_generation_is_void_and_others_never_are():
+def test_messages_of_another_generation_are_void_and_messages_without_one_never():
     of_generation = Vote(3, 7, finite=True, fits=True, wrong=[], digest=b"", squares=[], losses=[])
     assert not is_void(of_generation, 3) and is_void(of_generation, 4) and is_void(of_generation, 2)
-    assert not is_void(Commit(3, 7, scale=1.0, norm=1.0, loss=1.0), 4), "what is agreed stays agreed"
+    assert not is_void(Commit(3, 7, scale=1.0, norm=1.0, loss=1.0), 4), "a commit is final"
 
 
-def test_what_outlives_a_coordinator_holds_in_any_generation():
-    """It is told the next one as it was told the last one."""
+def test_messages_that_outlive_a_coordinator_are_valid_in_any_generation():
+    """Workers send them again to the next coordinator."""
     assert not any(MESSAGES[kind].of_generation for kind in LASTING)
     measured = Measured(7, b"spans", [1, 2], 0, 1e-4, 0.5)
     assert is_lasting(measured)
@@ -94,6 +94,6 @@ def test_what_outlives_a_coordinator_holds_in_any_generation():
     assert FROM_WORKER.decode(encode_body(state)) == state
 
 
-def test_the_kind_is_the_class_in_snake_case():
+def test_the_kind_is_the_class_name_in_snake_case():
     assert workers.SaveFailed.__struct_config__.tag == "save_failed"
     assert msgspec.msgpack.decode(encode_body(supervisors.Finish(3))) == {"type": "finish", "code": 3, "reason": ""}
