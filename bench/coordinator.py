@@ -39,7 +39,7 @@ from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.events import MessageReceived, PlanMade, Send, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
@@ -82,7 +82,7 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
         run = RunFolder(Path(folder))
         progress = Progress(1, 1, io.StringIO())
         tables = SpanTables()
-        recorder = Recorder(settings, run, Events(run.events, 1), progress, job, tables)
+        recorder = Recorder(settings, run, EventLog(run.events, 1), progress, job, tables)
         for step in range(settings.schedule.profile_steps + 2):
             frames = [(w, encode(measured(w, step, job.problem)), encode(vote(w, step, job))) for w in sorted(job.live)]
             begin = time.perf_counter()

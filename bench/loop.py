@@ -41,7 +41,7 @@ from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.coordinator.host import SWITCH_SECONDS
 from recycle_pp.coordinator.successor import Successor
 from recycle_pp.state.checksum import fingerprint
-from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.succession import Succession
@@ -176,7 +176,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     server = await serve(handle, HOST, 0, TOKEN)
     port = server.sockets[0].getsockname()[1]
     leader = Leader(0, 0, HOST, port)
-    events = Events(run.events, settings.run.steps, progress.say, run.later)
+    events = EventLog(run.events, settings.run.steps, progress.say, run.later)
     current = Coordinator(settings, run, events, progress, agreement, leader, NOTHING)
     running = asyncio.create_task(current.run())
     spawner = multiprocessing.get_context("spawn")
@@ -217,7 +217,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     with suppress(asyncio.CancelledError):
         await running
     succession = Succession(1, 0, 0, time.monotonic(), time.monotonic())
-    events = Events(run.events, settings.run.steps, progress.say, run.later)
+    events = EventLog(run.events, settings.run.steps, progress.say, run.later)
     current = Successor(
         settings, run, events, progress, agreement, Leader(1, 0, HOST, port),
         NOTHING, succession=succession, token=TOKEN,

@@ -31,10 +31,10 @@ from recycle_pp.supervisor.dismissal import REFUSED_SECONDS, dismiss
 from recycle_pp.supervisor.supervisor import supervise
 from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.checkpoint_folders import finished
-from recycle_pp.telemetry.events import plural
 from recycle_pp.telemetry.failure import record_failure, refuse
 from recycle_pp.telemetry.heartbeat import address_of, refuse_running
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.join import find_place
 from recycle_pp.wire.launch import Address, Launch
 

@@ -22,7 +22,7 @@ from recycle_schedules import Worker
 from recycle_pp.protocol.events import Send
 from recycle_pp.state.checksum import damage
 from recycle_pp.telemetry.checkpoint_folders import finished, name
-from recycle_pp.telemetry.events import plural
+from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 from .replicas import Replicas
@@ -97,10 +97,10 @@ class Saving:
         """The newest finished checkpoint, without a look at the disk."""
         return self.path(self._newest) if self._newest else None
 
-    def unsaved(self) -> dict[str, float]:
-        """What is lost if the job ends now. newest: steps done of the newest finished checkpoint, 0 without one;
-        unsaved_seconds: since it was saved, or since the job or this coordinator began."""
-        return {"newest": self._newest, "unsaved_seconds": round(time.monotonic() - self._newest_since, 1)}
+    def unsaved(self) -> tuple[int, float]:
+        """Steps in the newest finished checkpoint, 0 without one; and seconds since it was saved, or since the job or
+        this coordinator began: what is lost if the job ends now."""
+        return self._newest, round(time.monotonic() - self._newest_since, 1)
 
     def known(self, newest: int) -> None:
         """Another coordinator has finished the checkpoint of so many steps."""

@@ -23,7 +23,9 @@ from recycle_pp.consensus.agreement import Agreement, Deposed
 from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.liveness import Stuck
-from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.event_log import EventLog
+from recycle_pp.telemetry.events.job import WaitsForData
+from recycle_pp.telemetry.events.recovery import Renewed
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -60,7 +62,7 @@ class Coordinator:
         self,
         settings: Settings,
         run: RunFolder,
-        events: Events,
+        events: EventLog,
         progress: Progress,
         agreement: Agreement,
         leader: Leader,
@@ -246,8 +248,8 @@ class Coordinator:
 
     def awaits_data(self, workers: list[Worker], path: str, seconds: float) -> None:
         names = [str(worker) for worker in workers]
-        self._recorder.event("waits_for_data", None, path=path, waiting=names, seconds=round(seconds, 1))
+        self._recorder.event(WaitsForData(path=path, waiting=names, seconds=round(seconds, 1)))
 
     def renew(self, waiting: list[Worker]) -> None:
-        self._recorder.event("renewed", None, waiting=[str(worker) for worker in waiting])
+        self._recorder.event(Renewed(waiting=[str(worker) for worker in waiting]))
         self._driver.drive(LinksBroken())

@@ -29,7 +29,10 @@ from recycle_pp.protocol.events import Json, ProblemChanged, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.telemetry.background import apart
-from recycle_pp.telemetry.events import Expected, cause_in_words
+from recycle_pp.telemetry.event_log import Expected
+from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
+from recycle_pp.telemetry.events.recovery import StageLost
+from recycle_pp.telemetry.events.workers import GivenUp, Respawned
 from recycle_pp.telemetry.recorder import UNKNOWN
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
@@ -62,7 +65,7 @@ class Deaths:
             case "untrusted":
                 self._end_untrusted(note["worker"], note["detail"])
             case "stage_lost":
-                self._recorder.event("stage_lost", None, stage=note["stage"], detail=note["what"])
+                self._recorder.event(StageLost(stage=note["stage"], detail=note["what"]))
                 # A worker that has died by itself can be restarted by then.
                 self._timers.after(CAUSE_SECONDS, self._begin_anew, note["stage"], note["detail"])
 
@@ -98,7 +101,7 @@ class Deaths:
 
     def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
         """It is told to say where its threads stand, and killed; nobody waits for either."""
-        self._recorder.event("hang_suspected", rank.role, where=stuck.where, seconds=stuck.seconds)
+        self._recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
         self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
@@ -201,7 +204,7 @@ class Deaths:
 
     def _why(self, stage: int) -> str:
         death = self._newest.get(stage)
-        return f". Its last worker died so: {cause_in_words(msgspec.structs.asdict(death))}" if death else ""
+        return f". Its last worker died so: {cause_in_words(death)}" if death else ""
 
     # -- its cause, and its return -----------------------------------------------------------------------------
 
@@ -236,10 +239,10 @@ class Deaths:
             self._driver.drive(ProblemChanged(with_less_memory(self._driver.job.problem, rank.role)))
         if self._restarts.is_respawned(rank, death):
             rank.respawns += 1
-            self._recorder.event("respawned", rank.role, respawns=rank.respawns)
+            self._recorder.event(Respawned(worker=str(rank.role), respawns=rank.respawns))
             rank.spawn()
         elif self._restarts.is_given_up(rank, death) and not recorded:
-            self._recorder.event("given_up", rank.role, respawns=rank.respawns)
+            self._recorder.event(GivenUp(worker=str(rank.role), respawns=rank.respawns))
 
     def _stop_by_mistake(self, death: Death) -> None:
         """The model's own code raised an exception that it would raise on any worker: in the first step since the

@@ -27,6 +27,10 @@ from recycle_pp.protocol.events import (
     Send,
 )
 from recycle_pp.protocol.job import Job
+from recycle_pp.telemetry.events.checkpoints import CheckpointDamaged, CheckpointFailed, CheckpointSkipped
+from recycle_pp.telemetry.events.job import Ending as EndingEvent
+from recycle_pp.telemetry.events.job import UpdateSkipped
+from recycle_pp.telemetry.events.workers import Joining
 from recycle_pp.wire.messages.supervisors import EndsSoon
 from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Digests, Donate, SaveFailed
 
@@ -125,7 +129,7 @@ class Driver:
         if self.job.phase in ("starting", "lost") or self._settings.emulate.mode:
             self.end_early()
             return
-        self._recorder.event("ending", None, signal=name)
+        self._recorder.event(EndingEvent(signal=name))
         for rank in self._roster:
             rank.tell(EndsSoon())
         self.drive(EndRequested())
@@ -162,14 +166,16 @@ class Driver:
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> None:
         """worker: who says it; None: this coordinator."""
         if self.saving.save_failed(message, worker) and not self._lifecycle.over:
-            unsaved = self.saving.unsaved()
-            self._recorder.event("checkpoint_failed", None, checkpoint=message.step, detail=message.detail, **unsaved)
+            newest, seconds = self.saving.unsaved()
+            self._recorder.event(
+                CheckpointFailed(checkpoint=message.step, detail=message.detail, newest=newest, unsaved_seconds=seconds)
+            )
         self.finish_if_done()
 
     def report_damage(self, damaged: Mapping[int, str]) -> None:
         """Of checkpoints that were read, by their steps."""
         for step, damage in damaged.items():
-            self._recorder.event("checkpoint_damaged", None, checkpoint=step, detail=damage)
+            self._recorder.event(CheckpointDamaged(checkpoint=step, detail=damage))
 
     def _follow(self, note: Json) -> None:
         match note["event"]:
@@ -194,8 +200,10 @@ class Driver:
             self._recorder.speed_changed(worker, factor)
         self._spans.drop(commit.step - 2)
         if note["skipped"]:
-            by, unsaved = self.saving.slow(), self.saving.unsaved()
-            self._recorder.event("checkpoint_skipped", None, checkpoint=commit.step + 1, by=by, **unsaved)
+            by, (newest, seconds) = self.saving.slow(), self.saving.unsaved()
+            self._recorder.event(
+                CheckpointSkipped(checkpoint=commit.step + 1, by=by, newest=newest, unsaved_seconds=seconds)
+            )
         if commit.savers and not self._settings.emulate.mode:
             self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
             if commit.last:
@@ -216,7 +224,7 @@ class Driver:
 
     def _follow_skipped(self, commit: Commit) -> None:
         """A gradient was not finite: weights and state are as they were."""
-        self._recorder.event("update_skipped", None, in_a_row=commit.skipped)
+        self._recorder.event(UpdateSkipped(in_a_row=commit.skipped))
         if commit.skipped == self._settings.optimizer.most_skipped and self.saving.busy:
             self._timers.after(self._settings.control.lease, self._save_no_longer, self.saving.step)
 
@@ -245,5 +253,5 @@ class Driver:
         """Completes `Donate` with the address at which the joiner takes the state, and records that it joins."""
         if not isinstance(donation := send.message, Donate):
             return send
-        self._recorder.event("joining", donation.to, donor=str(send.to))
+        self._recorder.event(Joining(worker=str(donation.to), donor=str(send.to)))
         return Send(send.to, msgspec.structs.replace(donation, address=self._roster.address(donation.to)))

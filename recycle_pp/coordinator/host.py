@@ -19,7 +19,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Leader
 from recycle_pp.fitting.footprint import footprint
 from recycle_pp.telemetry.background import Unhurried, apart
-from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.exporters.processes import Exporters
 from recycle_pp.telemetry.harmless import harmless, harmless_but
 from recycle_pp.telemetry.heartbeat import SECONDS, Heartbeat
@@ -64,7 +64,7 @@ class Host:
                 progress.say(line)
         run.later(harmless(run.make))
         self._run = run
-        self._events = Events(run.events, settings.run.steps, progress.say, run.later, self._term)
+        self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)
         self._exporters = Exporters(settings, run)
         self._heartbeat = Heartbeat(run, self._term, f"{leader.host}:{leader.port}")
         arguments = (settings, run, self._events, progress, agreement, leader, whole)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from recycle_schedules import Worker
 
-from recycle_pp.telemetry.events import Expected
+from recycle_pp.telemetry.event_log import Expected
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from recycle_pp.telemetry.events.coordinators import LinkRestored, NodeJoined
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
 
@@ -32,12 +33,14 @@ class Returns:
     def __init__(self, context: Context) -> None:
         self._roster, self._timers = context.roster, context.timers
         self._recorder, self._lifecycle = context.recorder, context.lifecycle
-        self._events: dict[int, str | None] = {}  # rank that waits -> the event of its start
+        self._events: dict[
+            int, type[NodeJoined | LinkRestored] | None
+        ] = {}  # by rank that waits: the event of its start
         self._cuts: Counter[int] = Counter()  # rank -> how often its worker had to leave
         self.cut: dict[int, str] = {}  # rank that waits -> what it cannot reach, a sentence
 
     def newcomer(self, rank: Rank) -> None:
-        self._begin(rank, "node_joined", 0.0)
+        self._begin(rank, NodeJoined, 0.0)
 
     def reconnected(self, rank: Rank) -> None:
         self._begin(rank, None, 0.0)
@@ -45,7 +48,7 @@ class Returns:
     def cut_off(self, rank: Rank, hosts: Sequence[str]) -> None:
         """hosts: the nodes that it cannot reach, or that cannot reach it."""
         self._cuts[rank.number] += 1
-        self._begin(rank, "link_restored", min(LONGEST_SECONDS, AGAIN_SECONDS * 2 ** (self._cuts[rank.number] - 1)))
+        self._begin(rank, LinkRestored, min(LONGEST_SECONDS, AGAIN_SECONDS * 2 ** (self._cuts[rank.number] - 1)))
         self.cut.setdefault(rank.number, f"{rank.host} cannot reach {' and '.join(hosts)}")
 
     def probed(self, rank: Rank, message: Probed) -> None:
@@ -60,7 +63,7 @@ class Returns:
             self._recorder.say(f"{sentence}: its workers start once the network between them works")
         self.cut[rank.number] = sentence
 
-    def _begin(self, rank: Rank, event: str | None, seconds: float) -> None:
+    def _begin(self, rank: Rank, event: type[NodeJoined | LinkRestored] | None, seconds: float) -> None:
         self._events[rank.number] = event
         self.cut.pop(rank.number, None)
         if seconds:
@@ -85,7 +88,7 @@ class Returns:
     def _start(self, rank: Rank) -> None:
         self.cut.pop(rank.number, None)
         if event := self._events.pop(rank.number):
-            self._recorder.event(event, rank.role, rank=rank.number, host=rank.host)
+            self._recorder.event(event(worker=str(rank.role), rank=rank.number, host=rank.host))
         rank.spawn()
 
     def _waits(self, rank: Rank, supervisor: Peer | None) -> bool:

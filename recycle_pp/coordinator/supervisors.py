@@ -14,6 +14,8 @@ from typing import Any
 from recycle_pp.config.node_settings import first_difference
 from recycle_pp.consensus.process_identity import is_dead
 from recycle_pp.consensus.refusal import REFUSED
+from recycle_pp.telemetry.events.coordinators import SupervisorBack
+from recycle_pp.telemetry.events.workers import Spawned as SpawnedEvent
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -163,7 +165,7 @@ class Supervisors:
 
     def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
         """A supervisor that had lost its connection; where it was missed, its worker has been given up."""
-        self._recorder.event("supervisor_back", rank.role, rank=rank.number)
+        self._recorder.event(SupervisorBack(worker=str(rank.role), rank=rank.number))
         for died in deaths:
             if rank.alive and died.incarnation == rank.incarnation:
                 self._deaths.reported(rank, died)
@@ -176,7 +178,7 @@ class Supervisors:
     def _spawned(self, rank: Rank, message: Spawned) -> None:
         if self._lifecycle.over:  # whoever reads the events would take it for a resume (chaos never ended)
             return
-        self._recorder.event("spawned", rank.role, rank=rank.number, pid=message.pid, host=rank.host)
+        self._recorder.event(SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host))
 
     def _stopping(self, rank: Rank, message: Stopping) -> None:
         rank.stopping = True

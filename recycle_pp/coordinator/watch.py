@@ -31,8 +31,8 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.protocol.liveness import Patience, Sign, Stuck, Verdict, judge
 from recycle_pp.telemetry.background import Later, now
-from recycle_pp.telemetry.events import report_once
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.warn import warn_once
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
 from recycle_pp.wire.messages.workers import WorkerHeartbeat
@@ -293,7 +293,7 @@ class Watch:
             self._folder.mkdir(exist_ok=True)
             RunFolder.write_text(self._folder / name, text)
         except OSError as error:
-            report_once(f"{self._folder} cannot be written: {error.strerror}")
+            warn_once(f"{self._folder} cannot be written: {error.strerror}")
 
 
 def _name(step: int) -> str:

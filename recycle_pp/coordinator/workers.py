@@ -13,6 +13,8 @@ from typing import Any
 
 from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.protocol.events import MessageReceived, WorkerDescribed, WorkerEvicted, WorkerReady, WorkerReturned
+from recycle_pp.telemetry.events.checkpoints import CheckpointSaved
+from recycle_pp.telemetry.events.workers import Evicted, Refused
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.table import Message, is_lasting, is_void
@@ -166,7 +168,7 @@ class Workers:
         if job.phase == "starting" or rank.role in job.live:
             self._lifecycle.stop(message.reason, code=2)
             return
-        self._recorder.event("refused", rank.role, detail=message.reason)
+        self._recorder.event(Refused(worker=str(rank.role), detail=message.reason))
         rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
 
     def _fits(self, rank: Rank, platform: str) -> bool:
@@ -179,7 +181,7 @@ class Workers:
             reason = f"all workers must run on the same: {rank.role} has {platform}, not {self._platform}"
             self._lifecycle.stop(reason, code=2)
         else:
-            self._recorder.event("refused", rank.role, platform=platform, expected=self._platform)
+            self._recorder.event(Refused(worker=str(rank.role), platform=platform, expected=self._platform))
             self._restarts.earliest(rank.role)  # it need not come again
             rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
         return False
@@ -196,14 +198,14 @@ class Workers:
             self._lifecycle.stop(reason, code=2)
         else:
             detail = f"data.path has changed {where}: its tokens are not those with which the job began"
-            self._recorder.event("refused", rank.role, detail=detail)
+            self._recorder.event(Refused(worker=str(rank.role), detail=detail))
             self._restarts.earliest(rank.role)  # it need not come again
             rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
         return False
 
     def _leaving(self, rank: Rank, message: Leaving) -> None:
         if not self._lifecycle.over:
-            self._recorder.event("evicted", rank.role)
+            self._recorder.event(Evicted(worker=str(rank.role)))
             self._driver.drive(WorkerEvicted(rank.role))
 
     def _finished(self, rank: Rank, message: Finished) -> None:
@@ -215,7 +217,7 @@ class Workers:
         if self._lifecycle.over:  # why the job has stopped stays its last word
             return
         self._driver.ending.saved()
-        self._recorder.event("checkpoint_saved", None, checkpoint=message.step)
+        self._recorder.event(CheckpointSaved(checkpoint=message.step))
         self._driver.finish_if_done()
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from recycle_pp.config.sizes import format_size
 from recycle_pp.config.times import format_seconds
-from recycle_pp.telemetry.events import plural
+from recycle_pp.telemetry.words import plural
 
 from .availability import HOUR
 from .compare import Comparison

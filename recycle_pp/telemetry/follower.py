@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from recycle_pp.wire.files import UnreadableFile, open_regular, what_is_wrong
-from recycle_pp.wire.records import LINES
+from recycle_pp.wire.records import Samples, Step
 from recycle_pp.wire.terms import EARLIER, Terms
+
+from .events.catalog import parse
+
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "metrics.jsonl": partial(msgspec.convert, type=Step),
+    "events.jsonl": parse,
+    "samples.jsonl": partial(msgspec.convert, type=Samples),
+}
+"""Raise msgspec.ValidationError if a line of the file is not a record"""
 
 
 class Follower:
@@ -48,7 +59,7 @@ class Follower:
             known = self._read < self._skip
             self._take(line + b"\n")
             try:
-                record = _record(line, LINES.get(self._path.name, dict[str, Any]))
+                record = _record(line, CHECKS.get(self._path.name, _any))
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 if not known:
                     why = f"line {len(self._checks)}: {what_is_wrong(line, error)}"
@@ -78,7 +89,11 @@ class Follower:
         file.seek(self._read)
 
 
-def _record(line: bytes, of: Any) -> dict[str, Any] | None:
+def _any(record: Any) -> None:
+    """Accepts the records of other files."""
+
+
+def _record(line: bytes, check: Callable[[Any], object]) -> dict[str, Any] | None:
     """The record of a whole line, checked; None for the beginning of one, or for zeros that a dead machine left."""
     try:
         record = msgspec.json.decode(line)
@@ -86,5 +101,5 @@ def _record(line: bytes, of: Any) -> dict[str, Any] | None:
         if line.startswith(b"{") or not line.strip(b"\0"):
             return None
         raise
-    msgspec.convert(record, of)
-    return record
+    check(record)
+    return msgspec.convert(record, dict[str, Any])

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from .events import report_once
+from .warn import warn_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,4 +46,4 @@ def harmless_but(otherwise: Callable[[], R]) -> Callable[[Callable[P, R]], Calla
 def _say(name: str, error: Exception) -> None:
     """Without the error's own words, which may name a step: each would be said anew."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    report_once(f"telemetry failed in {name}: {type(error).__name__} at {Path(place.filename).name}:{place.lineno}")
+    warn_once(f"telemetry failed in {name}: {type(error).__name__} at {Path(place.filename).name}:{place.lineno}")

@@ -15,7 +15,8 @@ import threading
 from pathlib import Path
 
 from .background import Background
-from .events import plural, report_once
+from .warn import warn_once
+from .words import plural
 
 MOST_BYTES = 1 << 20
 
@@ -60,7 +61,7 @@ class LogFile:
             while left:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
-            report_once(f"{self.path} cannot be written: {error.strerror}")
+            warn_once(f"{self.path} cannot be written: {error.strerror}")
             with self._lock:
                 self._missing += missing + data.count(b"\n")
 

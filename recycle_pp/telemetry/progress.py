@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, TextIO
 
 from .background import Unhurried
-from .events import plural
+from .words import plural
 
 _NUMBERS = {"loss": "loss {:.4f}", "val_loss": "val {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
 _BAR = 20  # characters

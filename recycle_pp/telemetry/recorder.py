@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
@@ -32,9 +33,16 @@ from recycle_pp.wire.messages.workers import (
 )
 
 from .background import Background
-from .events import Events, Expected, Lines
+from .event_log import EventLog, Expected
+from .events.coordinators import CoordinatorElected, CoordinatorLost
+from .events.deaths import DeathDetected, DeathExplained
+from .events.event import Event
+from .events.job import Finished, PlanAdopted, Repeated, Started, Stopped
+from .events.recovery import Restored
+from .events.workers import Left, Mismatch, Rejoined, Slow, SlowNoMore
 from .harmless import harmless, harmless_but
 from .history import History
+from .lines import Lines
 from .progress import Progress
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
@@ -53,7 +61,7 @@ def _no_event() -> Expected | None:
 
 class Recorder:
     def __init__(
-        self, settings: Settings, run: RunFolder, events: Events, progress: Progress, job: Job, spans: SpanTables
+        self, settings: Settings, run: RunFolder, events: EventLog, progress: Progress, job: Job, spans: SpanTables
     ) -> None:
         self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
         self._spans = spans
@@ -109,11 +117,12 @@ class Recorder:
     # -- from the coordinator ----------------------------------------------------------------------------------
 
     @harmless
-    def event(self, name: str, worker: Worker | None, **details: Any) -> None:
-        self._events.record(name, **self._here(), worker=worker, **details)
+    def event(self, event: Event) -> None:
+        """Records an event of this moment: with the step that runs or comes next, and the generation."""
+        self._events.record(self._dated(event))
 
-    def _here(self) -> Json:
-        return {"step": self._job.committed + 1, "generation": self._job.generation}
+    def _dated(self, event: Event) -> Event:
+        return msgspec.structs.replace(event, step=self._job.committed + 1, generation=self._job.generation)
 
     @harmless
     def say(self, sentence: str) -> None:
@@ -127,7 +136,7 @@ class Recorder:
         Call it before the job plans around the death. now: monotonic seconds. stood: seconds since the worker's last
         progress, from which the stall of a hang counts.
         """
-        event = self._events.expect("death_detected", **self._here(), worker=worker, **_cause(UNKNOWN))
+        event = self._events.expect(self._dated(DeathDetected(worker=str(worker), **_cause(UNKNOWN))))
         self._deaths += 1
         self._cpu.pop(worker, None)
         if worker in self._job.live and self._job.phase != "starting":
@@ -150,12 +159,13 @@ class Recorder:
         """
         if event is None:
             return
-        cause, worker = _cause(death), Worker.parse(event.record["worker"])
+        cause, name = _cause(death), str(event.event.worker)
         if not event.complete:
             self._events.complete(event, **cause)
-        elif not event.record.items() >= cause.items():
-            self.event("death_explained", worker, **cause)
+        elif event.event != msgspec.structs.replace(event.event, **cause):
+            self.event(DeathExplained(worker=name, **cause))
         if self._recovery and death.at is not None:
+            worker = Worker.parse(name)
             self._recovery.died(worker, self._spans.here(worker, death.at))
 
     @harmless
@@ -185,18 +195,18 @@ class Recorder:
             if not self._started:
                 self._started = True
                 self._step_ended = time.monotonic()  # the start is no part of the first step
-                self.event("started", None, workers=len(self._job.live))
+                self.event(Started(workers=len(self._job.live)))
             if self._recovery:
                 self._recovery.planned(time.monotonic(), self._job, self._gone(note))
-            self.event("plan_adopted", None, lost_ops=len(note["lost"]), revoked=note["revoked"])
+            self.event(PlanAdopted(lost_ops=len(note["lost"]), revoked=note["revoked"]))
         elif kind == "repeated":
-            self.event("repeated", None, stages=note["stages"], attempt=note["attempt"])
+            self.event(Repeated(stages=note["stages"], attempt=note["attempt"]))
         elif kind == "mismatch":
             self._go_on_without(note["worker"], time.monotonic())
-            self.event("mismatch", note["worker"], host=note["host"], detail=note["detail"])
+            self.event(Mismatch(worker=str(note["worker"]), host=note["host"], detail=note["detail"]))
         elif kind in ("rejoined", "left"):
             self._traces.mark(self._job.committed + 1)
-            self.event(kind, Worker.parse(note["worker"]))
+            self.event((Rejoined if kind == "rejoined" else Left)(worker=str(note["worker"])))
 
     def _gone(self, note: Json) -> set[Part]:
         """What had ended on the dead: by their own word, or because a survivor has used it."""
@@ -208,7 +218,8 @@ class Recorder:
     def speed_changed(self, worker: Worker, factor: float) -> None:
         """Plans of the steps after this one count with it: `factor` times as long as its peers."""
         self._traces.mark(self._job.committed + 1)
-        self.event("slow" if factor > 1.0 else "slow_no_more", worker, factor=round(factor, 2))
+        event = Slow if factor > 1.0 else SlowNoMore
+        self.event(event(worker=str(worker), factor=round(factor, 2)))
 
     def restored(self, job: Job) -> None:
         """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
@@ -226,7 +237,7 @@ class Recorder:
         self._traces.bubbles, self._traces.redone = bubbles, redone
         self._cpu.clear()
         undone = (first, committed) if committed >= first else (None, None)
-        self.event("restored", None, checkpoint=first, undone_from=undone[0], undone_to=undone[1])
+        self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
 
     def _cut(self, steps: int) -> None:
         """Removes the lines of steps that are undone: those after the first `steps` ones."""
@@ -248,9 +259,9 @@ class Recorder:
         self._begun -= history.seconds
         self._recorded, self._final_loss = history.step, history.loss
         lost, rank = succession.lost_rank, succession.rank
-        self.event("coordinator_lost", None, rank=lost)
+        self.event(CoordinatorLost(rank=lost))
         seconds = succession.elected_at - succession.lost_at
-        self.event("coordinator_elected", None, rank=rank, seconds=seconds)  # its line has the term
+        self.event(CoordinatorElected(rank=rank, seconds=seconds))  # its line has the term
         self._recovery = Recovery(job.committed + 1)
         self._recovery.coordinator_lost(succession.lost_at, succession.elected_at)
         for worker in sorted(dead):
@@ -271,13 +282,13 @@ class Recorder:
     @harmless
     def stopped(self, reason: str) -> None:
         self._write_line()
-        self.event("stopped", None, reason=reason)
+        self.event(Stopped(reason=reason))
 
     @harmless
     def finished(self, digests: Mapping[Worker, Mapping[str, str]]) -> None:
         self._write_line()
         self._traces.finish(self._job)
-        self.event("finished", None)
+        self.event(Finished())
         self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
 
     @harmless
@@ -352,7 +363,7 @@ class Recorder:
         assert recovery is not None
         self._stalls.append(recovery.stall)
         self._lost += len(recovery.lost)
-        self.event("resumed", None, **recovery.to_json())
+        self.event(recovery.event())
 
     # -- the end -----------------------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ A further death before the end starts the later phases anew; the stall counts fr
 
 from __future__ import annotations
 
-from typing import Any
-
 from recycle_schedules import Worker
 from recycle_schedules.analysis.figures import PARTS
 
 from recycle_pp.protocol.job import Job
+
+from .events.recovery import Resumed
 
 PROMPT = 0.002  # seconds; a first op planned later than this waits by plan, not for the recovery
 Part = tuple[int, str, tuple[int, int], int]
@@ -93,15 +93,16 @@ class Recovery:
         self.phases["resumed"] = max(t["resumed" if w in self._prompt else "followed"] for w, t in heard.items())
         return True
 
-    def to_json(self) -> dict[str, Any]:
+    def event(self) -> Resumed:
+        """The record of a complete recovery."""
         died = self.phases["died"]
-        return {
-            "stall_seconds": self.stall,
-            "died_at": died,  # on the coordinator's monotonic clock
-            "dead": [str(w) for w in sorted(self.dead)],
-            "lost_ops": len(self.lost),
-            "redone_ops": self.redone,
-            "left_seconds": self.left[0],
-            "left_bound_seconds": self.left[1],
-            "phases": {name: at - died for name, at in sorted(self.phases.items(), key=lambda item: item[1])},
-        }
+        return Resumed(
+            stall_seconds=self.stall,
+            died_at=died,
+            dead=[str(w) for w in sorted(self.dead)],
+            lost_ops=len(self.lost),
+            redone_ops=self.redone,
+            left_seconds=self.left[0],
+            left_bound_seconds=self.left[1],
+            phases={name: at - died for name, at in sorted(self.phases.items(), key=lambda item: item[1])},
+        )

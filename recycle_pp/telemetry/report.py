@@ -14,8 +14,13 @@ from typing import Any
 from recycle_pp.wire.files import decode, read
 from recycle_pp.wire.records import Summary
 
-from .events import cause_in_words, explained, plural, when
+from .events.catalog import parsed
+from .events.deaths import DeathDetected, explained
+from .events.event import Event
+from .events.recovery import Resumed
+from .events.workers import Rejoined
 from .run_folder import RunFolder
+from .words import plural
 
 Record = dict[str, Any]
 
@@ -23,15 +28,14 @@ Record = dict[str, Any]
 def report(run: RunFolder) -> str:
     """The report as text of several lines; ValueError if the folder holds no run, or a file of it is damaged."""
     run.require()
-    metrics, events, steps = run.lines(run.metrics), explained(run.lines(run.events)), run.steps()
+    metrics, events, steps = run.lines(run.metrics), explained(parsed(run.lines(run.events))), run.steps()
     lines = [f"Run {run.path}", _course(metrics)]
     for event in events:
-        if event["event"] == "death_detected":
-            lines += _death(event, events, metrics, steps)
-        elif event["event"] == "rejoined":
-            back = f"worker {event.get('worker')} is back{_loss_around(event['step'], metrics)}"
-            lines.append(f"  {when(event['step'], steps)}: {back}")
-    if not any(event["event"] == "death_detected" for event in events):
+        if isinstance(event, DeathDetected | Rejoined):
+            lines.append(f"  {event.sentence(steps)}{_loss_around(event.step, metrics)}")
+        if isinstance(event, DeathDetected):
+            lines.append(f"    {_cost(event, events, metrics)}")
+    if not any(isinstance(event, DeathDetected) for event in events):
         lines.append("  nobody died")
     with suppress(FileNotFoundError):
         lines += _summary(decode(run.summary, read(run.summary), Summary))
@@ -53,23 +57,16 @@ def _validation(record: Record) -> str:
     return f"{record['val_loss']:.4f} on {on}"
 
 
-def _death(death: Record, events: Sequence[Record], metrics: Sequence[Record], steps: int) -> list[str]:
-    lines = [
-        f"  {when(death['step'], steps)}: worker {death.get('worker')} died ({cause_in_words(death)})"
-        + _loss_around(death["step"], metrics)
-    ]
-    # The recovery that names the worker, nearest in time: the cause of a death may be known only after the job went on.
-    recoveries = [
-        event for event in events if event["event"] == "resumed" and death.get("worker") in event.get("dead", ())
-    ]
+def _cost(death: DeathDetected, events: Sequence[Event], metrics: Sequence[Record]) -> str:
+    """The stall after a death, and the work that its peers repeated."""
+    # A cause may be known only after the job has continued, so the recovery nearest in time is the one of this death.
+    recoveries = [event for event in events if isinstance(event, Resumed) and death.worker in event.dead]
     if not recoveries:
-        went_on = any(record["step"] > death["step"] for record in metrics)
-        return [*lines, "    nobody had to wait" if went_on else "    the job did not go on after it"]
-    resumed = min(recoveries, key=lambda event: abs(event.get("time", 0.0) - death.get("time", 0.0)))
-    text = f"    stalled {1000 * resumed.get('stall_seconds', 0.0):.0f} ms"
-    if resumed.get("lost_ops") is not None:
-        text += f"; {plural(resumed['lost_ops'], 'op')} lost, {resumed.get('redone_ops', 0)} redone by peers"
-    return [*lines, text]
+        continued = any(record["step"] > death.step for record in metrics)
+        return "nobody had to wait" if continued else "the job did not go on after it"
+    nearest = min(recoveries, key=lambda event: abs(event.time - death.time))
+    ops = f"{plural(nearest.lost_ops, 'op')} lost, {nearest.redone_ops} redone by peers"
+    return f"stalled {1000 * nearest.stall_seconds:.0f} ms; {ops}"
 
 
 def _loss_around(step: int, metrics: Sequence[Record]) -> str:

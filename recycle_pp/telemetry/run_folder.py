@@ -36,8 +36,8 @@ from recycle_pp.wire.terms import EARLIER, without_undone
 
 from .background import Background
 from .checkpoint_folders import finished
-from .events import report_once
 from .follower import Follower
+from .warn import warn_once
 
 ONE_LINE_A_STEP = ("metrics.jsonl", "samples.jsonl")
 
@@ -202,7 +202,7 @@ class RunFolder:
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:
-            report_once(f"{path.parent} cannot be written: {error.strerror}")
+            warn_once(f"{path.parent} cannot be written: {error.strerror}")
 
     @staticmethod
     def write_text(path: Path, text: str) -> None:

@@ -7,12 +7,16 @@ print(table(run, since, usage))
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .events import explained
+from .events.catalog import parsed
+from .events.deaths import DeathDetected, explained
+from .events.recovery import Restored, Resumed
+from .events.workers import Rejoined
 from .run_folder import RunFolder
 
 
@@ -71,18 +75,15 @@ def _size(pid: int) -> Size:
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
     """What the run went through since that time, in words and numbers."""
-    events = explained(e for e in run.lines(run.events) if e["time"] >= since)
-    stalls = sorted(e["stall_seconds"] for e in events if e["event"] == "resumed")
+    events = explained(event for event in parsed(run.lines(run.events)) if event.time >= since)
+    stalls = sorted(event.stall_seconds for event in events if isinstance(event, Resumed))
+    causes = Counter(event.cause for event in events if isinstance(event, DeathDetected))
     metrics = run.lines(run.metrics)
-    causes: dict[str, int] = {}
-    for event in events:
-        if event["event"] == "death_detected":
-            causes[event["cause"]] = causes.get(event["cause"], 0) + 1
     rows: list[tuple[str, object]] = [
-        ("deaths", sum(causes.values())),
+        ("deaths", causes.total()),
         *((f"  {cause}", count) for cause, count in sorted(causes.items())),
-        ("came back", sum(e["event"] == "rejoined" for e in events)),
-        ("restored from a checkpoint", sum(e["event"] == "restored" for e in events)),
+        ("came back", sum(isinstance(event, Rejoined) for event in events)),
+        ("restored from a checkpoint", sum(isinstance(event, Restored) for event in events)),
         ("recoveries", len(stalls)),
         ("stall, median", f"{1000 * _quantile(stalls, 0.5):.0f} ms"),
         ("stall, 99 %", f"{1000 * _quantile(stalls, 0.99):.0f} ms"),

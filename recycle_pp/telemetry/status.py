@@ -19,11 +19,18 @@ from recycle_schedules import Worker
 
 from recycle_pp.wire.files import UnreadableFile
 
-from .events import cause_in_words, explained, plural, when
+from .events.catalog import parse
+from .events.coordinators import CoordinatorLost
+from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
+from .events.event import Event
+from .events.job import Finished, PlanAdopted, Started, Stopped
+from .events.recovery import Restored, Resumed, StageLost
+from .events.workers import Left, Rejoined
 from .follower import Follower
 from .heartbeat import Life, Pulse, Sign
 from .progress import duration
 from .run_folder import RunFolder
+from .words import plural, when
 
 RECENT = 20  # steps that tell the speed
 DEATHS = 5  # that are shown
@@ -68,9 +75,8 @@ class Looker:
         self._run, self._settings = run, run.read_settings()
         self._metrics, self._events, self._pulse = Follower(run.metrics), Follower(run.events), Pulse(run)
         self._lines: deque[dict[str, Any]] = deque(maxlen=RECENT)
-        self._deaths: list[dict[str, Any]] = []
+        self._deaths: list[DeathDetected] = []
         self._stalls: list[float] = []
-        self._last: dict[str, Any] = {}  # newest event
         self._away: set[str] = set()  # workers that take no part: they died or left, and are not back
         self._broken: int | None = None  # the step that a death or a restore has interrupted
         self._restoring = False
@@ -84,7 +90,7 @@ class Looker:
         verdict, proof, sign, age = self._life()
         self._lines.extend(self._metrics.new())
         for event in self._events.new():
-            self._hear(event)
+            self._follow(parse(event))
         s = self._settings
         now = sign.time + age if sign else time.time()  # by the coordinator's clock
         damaged = [follower.damage for follower in (self._metrics, self._events) if follower.damage is not None]
@@ -112,12 +118,12 @@ class Looker:
             deaths=len(self._deaths),
             last_deaths=[
                 {
-                    "step": e["step"],
-                    "worker": e.get("worker"),
-                    "cause": cause_in_words(e),
-                    "seconds_ago": max(0.0, now - e.get("time", now)),
+                    "step": death.step,
+                    "worker": death.worker,
+                    "cause": cause_in_words(death),
+                    "seconds_ago": max(0.0, now - death.time),
                 }
-                for e in self._deaths[-DEATHS:]
+                for death in self._deaths[-DEATHS:]
             ],
             stalls=len(self._stalls),
             last_stall_seconds=self._stalls[-1] if self._stalls else None,
@@ -132,37 +138,36 @@ class Looker:
         except UnreadableFile as damage:
             return Life("silent", str(damage), None, 0.0)
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        name, worker, step, self._last = event["event"], event["worker"], event["step"], event
-        match name:
-            case "started":
+    def _follow(self, event: Event) -> None:
+        match event:
+            case Started():
                 self._deaths, self._stalls = [], []
                 self._away.clear()
                 self._broken = None
-            case "death_detected":
+            case DeathDetected():
                 self._deaths.append(event)
-                if worker not in self._away:
-                    self._broken = step
-                self._away.add(worker)
-            case "death_explained":
-                self._deaths = explained([*self._deaths, event])
-            case "left":
-                self._away.add(worker)
-            case "rejoined":
-                self._away.discard(worker)
-            case "resumed":
-                self._stalls.append(event.get("stall_seconds", 0.0))
+                if event.worker not in self._away:
+                    self._broken = event.step
+                self._away.add(event.worker)
+            case DeathExplained():
+                self._deaths = [e for e in explained([*self._deaths, event]) if isinstance(e, DeathDetected)]
+            case Left():
+                self._away.add(event.worker)
+            case Rejoined():
+                self._away.discard(event.worker)
+            case Resumed():
+                self._stalls.append(event.stall_seconds)
                 self._broken = None
-            case "coordinator_lost" | "stage_lost":
-                self._broken = step
-            case "restored":  # all workers start from a checkpoint, in other roles
+            case CoordinatorLost() | StageLost():
+                self._broken = event.step
+            case Restored():  # all workers start from a checkpoint, in other roles
                 self._away.clear()
-                self._broken, self._restoring = event.get("checkpoint", step), True
+                self._broken, self._restoring = event.checkpoint, True
                 kept = [line for line in self._lines if line["step"] < self._broken]
                 self._lines = deque(kept, maxlen=RECENT)
-            case "plan_adopted" if self._restoring:
+            case PlanAdopted() if self._restoring:
                 self._broken, self._restoring = None, False
-            case "finished" | "stopped":
+            case Finished() | Stopped():
                 self._broken = None
 
     def _recovering(self, committed: int) -> bool:

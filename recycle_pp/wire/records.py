@@ -8,7 +8,7 @@ cannot make a command print, sum or allocate without limit.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
@@ -42,30 +42,6 @@ class Samples(_Step, total=False):
 
     samples: list[Count]
     term: Term
-
-
-class _Event(TypedDict):
-    event: str
-    step: Count
-
-
-class Event(_Event, total=False):
-    """A line of events.jsonl."""
-
-    time: Seconds
-    generation: int
-    term: Term
-    worker: str | None
-    cause: str | None
-    detail: str | None
-    injected: bool | None
-    dead: list[str]
-    stall_seconds: Seconds
-    lost_ops: Count | None
-    redone_ops: Count
-    checkpoint: Count
-    host: str | None
-    pid: Count
 
 
 class Summary(TypedDict, total=False):
@@ -115,7 +91,3 @@ class About(_About, total=False):
     """about.json of a checkpoint. files: [bytes, CRC-32] by name. The settings are further keys."""
 
     files: dict[str, tuple[Count, Count]]
-
-
-LINES: dict[str, Any] = {"metrics.jsonl": Step, "events.jsonl": Event, "samples.jsonl": Samples}
-"""The record of each line, by the name of its file."""

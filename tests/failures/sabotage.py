@@ -44,7 +44,7 @@ from recycle_pp.execution.session import Session
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.state import checkpoint
-from recycle_pp.telemetry.events import Lines
+from recycle_pp.telemetry.lines import Lines
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.recovery import Recovery

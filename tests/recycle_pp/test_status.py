@@ -132,7 +132,7 @@ def test_recovering_is_told_from_the_first_effect_of_a_death_to_its_last(run):
     assert not recovering("left", 3, "0.0") and not recovering("death_detected", 3, "0.0", **cause)
     assert recovering("stage_lost", 3, stage=0) and recovering("restored", 2, checkpoint=2)
     assert not recovering("plan_adopted", 2)
-    assert recovering("coordinator_lost", 4) and not recovering("resumed", 4, **resumed)
+    assert recovering("coordinator_lost", 4, rank=0) and not recovering("resumed", 4, **resumed)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.telemetry.events import describe, when
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Record = Mapping[str, Any]
@@ -32,19 +31,8 @@ MEASURES = (
 )
 """Keys of metrics.jsonl that are passed on."""
 
-ANNOTATED = {
-    "death_detected", "resumed", "rejoined", "left", "slow", "slow_no_more", "plan_adopted", "stage_lost", "restored",
-    "coordinator_elected", "node_joined", "checkpoint_saved", "stopped", "finished",
-}  # fmt: skip
-"""Events that stand beside the curves: deaths, stalls, changes of plan, returns, ends."""
-
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prometheus_client"}
 """Name in the `log` group -> what must be installed, by the extra of the same name."""
-
-
-def in_words(record: Record, steps: int) -> str:
-    """An annotated event as a sentence. steps: of the whole run."""
-    return describe(record, steps) or f"{when(record['step'], steps)}: {str(record['event']).replace('_', ' ')}"
 
 
 class Exporter(Protocol):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.background import Background
-from recycle_pp.telemetry.events import report_once
 from recycle_pp.telemetry.harmless import harmless
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.warn import warn_once
 
 from .exporter import wanted
 
@@ -90,7 +90,7 @@ class Exporters:
         process = self._processes.pop(name)
         if process.returncode:
             what = "run.on_event" if name == "command" else f"log.{name}"
-            report_once(f"{what} has ended with code {process.returncode}: {self._last_words(name)}")
+            warn_once(f"{what} has ended with code {process.returncode}: {self._last_words(name)}")
 
     def _last_words(self, name: str) -> str:
         with suppress(OSError):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from recycle_pp.telemetry.events.catalog import parse
+from recycle_pp.telemetry.events.deaths import DeathDetected
+from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import ANNOTATED, MEASURES, Record
+from .exporter import MEASURES, Record
 
 
 def make(run: RunFolder, port: str) -> Prometheus:
@@ -41,14 +44,14 @@ class Prometheus:
                 gauge.labels(self._name).set(record[key])  # without a value it is not exported
 
     def event(self, record: Record) -> None:
-        name = record["event"]
-        if name == "death_detected":
-            self._deaths.labels(self._name, record["cause"]).inc()
-        elif name == "resumed":
-            self._stalls.labels(self._name).inc(record["stall_seconds"])
-            self._lost.labels(self._name).inc(record["lost_ops"])
-        if name in ANNOTATED:
-            self._events.labels(self._name, name).inc()
+        event = parse(record)
+        if isinstance(event, DeathDetected):
+            self._deaths.labels(self._name, event.cause).inc()
+        elif isinstance(event, Resumed):
+            self._stalls.labels(self._name).inc(event.stall_seconds)
+            self._lost.labels(self._name).inc(event.lost_ops)
+        if event.exported:
+            self._events.labels(self._name, event.name()).inc()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -16,9 +16,12 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from recycle_pp.telemetry.events.catalog import parse
+from recycle_pp.telemetry.events.deaths import DeathDetected
+from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import ANNOTATED, MEASURES, Record, in_words
+from .exporter import MEASURES, Record
 
 
 def make(run: RunFolder) -> TensorBoard:
@@ -30,23 +33,23 @@ class TensorBoard:
         self._steps = run.steps()
         self._writer = EventFileWriter(str(run.path / "tensorboard"))
         self._deaths = 0
-        self._said: tuple[int, list[str]] = -1, []  # of the newest step with events
+        self._texts: tuple[int, list[str]] = -1, []  # the newest step with events, and their sentences
 
     def step(self, record: Record) -> None:
         self._scalars(record["step"], {key: record[key] for key in MEASURES if record.get(key) is not None})
 
     def event(self, record: Record) -> None:
-        name, step = record["event"], record["step"]
-        if name == "death_detected":
+        event = parse(record)
+        if isinstance(event, DeathDetected):
             self._deaths += 1
-            self._scalars(step, {"events/deaths": self._deaths}, record["time"])
-        elif name == "resumed":
-            marks = {"events/stall_ms": 1e3 * record["stall_seconds"], "events/lost_ops": record["lost_ops"]}
-            self._scalars(step, marks, record["time"])
-        if name in ANNOTATED:
-            said = self._said[1] if self._said[0] == step else []
-            self._said = step, [*said, in_words(record, self._steps)]
-            self._text(step, "\n\n".join(self._said[1]), record["time"])
+            self._scalars(event.step, {"events/deaths": self._deaths}, event.time)
+        elif isinstance(event, Resumed):
+            marks = {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
+            self._scalars(event.step, marks, event.time)
+        if event.exported:
+            earlier = self._texts[1] if self._texts[0] == event.step else []
+            self._texts = event.step, [*earlier, event.sentence(self._steps)]
+            self._text(event.step, "\n\n".join(self._texts[1]), event.time)
 
     def close(self) -> None:
         self._writer.close()

@@ -13,9 +13,12 @@ from contextlib import suppress
 
 import wandb
 
+from recycle_pp.telemetry.events.catalog import parse
+from recycle_pp.telemetry.events.deaths import DeathDetected
+from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import ANNOTATED, MEASURES, Record, in_words
+from .exporter import MEASURES, Record
 
 
 def make(run: RunFolder) -> Wandb:
@@ -40,17 +43,17 @@ class Wandb:
         self._run.log({key: record[key] for key in ("step", *MEASURES) if record.get(key) is not None})
 
     def event(self, record: Record) -> None:
-        name = record["event"]
+        event = parse(record)
         values: dict[str, object] = {}
-        if name == "death_detected":
+        if isinstance(event, DeathDetected):
             self._deaths += 1
             values = {"events/deaths": self._deaths}
-        elif name == "resumed":
-            values = {"events/stall_ms": 1e3 * record["stall_seconds"], "events/lost_ops": record["lost_ops"]}
-        if name in ANNOTATED:
-            values[f"events/{name}"] = in_words(record, self._steps)
+        elif isinstance(event, Resumed):
+            values = {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
+        if event.exported:
+            values[f"events/{event.name()}"] = event.sentence(self._steps)
         if values:
-            self._run.log({"step": record["step"], **values})
+            self._run.log({"step": event.step, **values})
 
     def close(self) -> None:
         self._run.finish()

@@ -52,8 +52,8 @@ class Recorder:
     def explain_death(self, event, death):
         self.causes.append(death.cause)
 
-    def event(self, name, worker, **details):
-        self.events.append(name)
+    def event(self, event):
+        self.events.append(event.name())
 
     def stopped(self, *reason):
         self.events.append("stopped")

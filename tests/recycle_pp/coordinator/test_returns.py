@@ -37,7 +37,7 @@ def of(monkeypatch):
     monkeypatch.setattr(module, "AGAIN_SECONDS", AGAIN)
     settings = Settings(parallel=Parallel(pipelines=3, stages=1))
     said, events = [], []
-    recorder = SimpleNamespace(say=said.append, event=lambda name, worker, **fields: events.append(name))
+    recorder = SimpleNamespace(say=said.append, event=lambda event: events.append(event.name()))
     roster, lifecycle = Roster(settings), Lifecycle(recorder, lambda: None)
     for number in range(3):
         rank = roster.enter(number)

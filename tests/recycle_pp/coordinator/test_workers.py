@@ -22,7 +22,7 @@ from .held_lease import HeldLease
 def test_why_a_job_has_stopped_stays_its_last_word_though_a_checkpoint_gets_done_after_it(ends, told, tmp_path):
     events = []
     recorder = SimpleNamespace(
-        event=lambda name, *_, **__: events.append(name), stopped=lambda _: events.append("stopped")
+        event=lambda event: events.append(event.name()), stopped=lambda _: events.append("stopped")
     )
     settings, lifecycle = Settings(), Lifecycle(recorder, lambda: None)
     driver = SimpleNamespace(

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.telemetry.events import Lines, report_once
 from recycle_pp.telemetry.harmless import harmless, harmless_but
+from recycle_pp.telemetry.lines import Lines
 from recycle_pp.telemetry.spread import MOST, Spread
+from recycle_pp.telemetry.warn import warn_once
 
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet():
-    report_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def test_the_same_mistake_is_said_once_whatever_its_words(capsys):

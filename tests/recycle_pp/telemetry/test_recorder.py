@@ -8,7 +8,8 @@ import pytest
 
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.job import new_job
-from recycle_pp.telemetry.events import Events
+from recycle_pp.telemetry.event_log import EventLog
+from recycle_pp.telemetry.events.workers import GivenUp, Respawned
 from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
@@ -26,7 +27,7 @@ def recorded(tmp_path):
     progress = Progress(steps=3, workers=2, stream=io.StringIO())
     job = new_job(settings, 0)
     job.live |= {*job.problem.workers()}
-    recorder = Recorder(settings, run, Events(run.events, steps=3, say=progress.say), progress, job, SpanTables())
+    recorder = Recorder(settings, run, EventLog(run.events, steps=3, say=progress.say), progress, job, SpanTables())
 
     def samples():
         asyncio.run(recorder.written(10.0))
@@ -57,10 +58,10 @@ def test_a_death_is_written_once_before_its_effects_and_explained_once_its_cause
     """As a worker that `+rejoin_at` has started again dies before the cause of its first death is known."""
     recorder, (worker, other), _ = recorded
     first = recorder.death(worker, now=1.0)
-    recorder.event("respawned", worker, respawns=1)
+    recorder.event(Respawned(worker=str(worker), respawns=1))
     second = recorder.death(worker, now=2.0)
     recorder.explain_death(second, Death("signal", "SIGKILL"))
-    recorder.event("given_up", other, respawns=0)
+    recorder.event(GivenUp(worker=str(other), respawns=0))
 
     def events():
         lines = map(json.loads, RunFolder(tmp_path).events.read_text().splitlines())

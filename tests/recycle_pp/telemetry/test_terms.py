@@ -6,10 +6,12 @@ import pytest
 
 from recycle_pp.config.settings import load
 from recycle_pp.telemetry.background import Background
-from recycle_pp.telemetry.events import Events, Lines
+from recycle_pp.telemetry.event_log import EventLog
+from recycle_pp.telemetry.events.job import Started
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.heartbeat import Heartbeat, Sign
 from recycle_pp.telemetry.history import History
+from recycle_pp.telemetry.lines import Lines
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import Looker
@@ -106,7 +108,7 @@ def test_an_older_coordinators_sign_of_life_does_not_replace_a_newer_one(run):
 
 
 def test_events_carry_the_term(run):
-    events = Events(run.events, steps=3, term=lambda: 5)
-    events.record("started", step=0, generation=0, workers=2)
+    events = EventLog(run.events, steps=3, term=lambda: 5)
+    events.record(Started(workers=2))
     events.close()
     assert [event["term"] for event in run.lines(run.events)] == [5]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle_pp.telemetry.background import Background
-from recycle_pp.telemetry.events import Lines
 from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.lines import Lines
 from recycle_pp.telemetry.undone import cut
 
 

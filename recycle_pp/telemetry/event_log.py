@@ -1,0 +1,90 @@
+"""Writes events to events.jsonl and prints their sentences, in the order in which they happened.
+
+log = EventLog(run.events, steps=60, say=progress.say)
+log.record(Spawned(step=20, generation=1, worker="1.2", rank=5, pid=4711, host="node-1"))
+death = log.expect(DeathDetected(step=20, generation=1, worker="1.2"))
+log.record(Resumed(...))                         # waits: a reader sees each cause before its effects
+log.complete(death, cause="signal", detail="SIGKILL", injected=False)         # writes both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .background import Later, now
+from .events.event import Event
+from .in_order import InOrder, Place
+from .lines import Lines
+
+
+@dataclass
+class Expected:
+    """An event that has happened, with the fields that are known so far."""
+
+    event: Event
+    place: Place
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is written, or waits only for earlier events."""
+        return not self.place.open
+
+
+class EventLog:
+    """An event that is expected to become complete delays all later ones. For use in one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        steps: int,
+        say: Callable[[str], None] = lambda sentence: None,
+        later: Later = now,
+        term: Callable[[], int] = lambda: 0,
+    ):
+        """
+        steps: length of the whole run
+        say:   called with the sentence of each printed event
+        later, term: see `Lines`
+        """
+        self.term, self._steps, self._say = term, steps, say
+        self._lines, self._order = Lines(path, later, term), InOrder()
+
+    def record(self, event: Event) -> None:
+        self._order(self._write, event)
+
+    def expect(self, event: Event) -> Expected:
+        """Keeps the event's place in the order until `complete`. If `release` comes first, it is written as it is."""
+        place = self._order.reserve(lambda: self._write(expected.event))
+        expected = Expected(event, place)
+        return expected
+
+    def complete(self, expected: Expected, **fields: Any) -> None:
+        """Replaces fields of an expected event, and writes it and the events that waited for it."""
+        expected.event = msgspec.structs.replace(expected.event, **fields)
+        self._order.settle(expected.place)
+
+    def then(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Calls the function after the events so far are written."""
+        self._order(function, *arguments)
+
+    def release(self) -> None:
+        """Writes all events that wait, as they are."""
+        self._order.release()
+
+    def again(self) -> None:
+        """Retries the lines that the disk has rejected."""
+        self._lines.again()
+
+    def close(self) -> None:
+        """Drops the events that still wait."""
+        self._lines.close()
+
+    def _write(self, event: Event) -> None:
+        self._lines.write(event.line())
+        if event.printed:
+            self._say(event.sentence(self._steps))

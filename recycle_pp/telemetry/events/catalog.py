@@ -1,0 +1,52 @@
+"""All events, and the reader of their lines.
+
+EVENTS["respawned"]                              # the class Respawned
+parse({"event": "respawned", "step": 20, ...})   # Respawned(...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from recycle_pp.wire.records import Count
+
+from . import checkpoints, coordinators, deaths, job, recovery, workers
+from .event import Event
+
+EVENTS: dict[str, type[Event]] = {
+    cls.name(): cls
+    for module in (job, workers, deaths, recovery, checkpoints, coordinators)
+    for cls in vars(module).values()
+    if isinstance(cls, type) and issubclass(cls, Event) and cls.__module__ == module.__name__
+}
+"""By name, in the order of docs/run-folder.md."""
+
+
+class _Line(msgspec.Struct):
+    """What each line has."""
+
+    event: str
+    step: Count
+
+
+def parse(record: Any) -> Event:
+    """The event of a line. A plain `Event` if another version wrote it: its name is unknown, or fields are missing.
+
+    Raises:
+        msgspec.ValidationError: the record is no event, or a field has the wrong type.
+    """
+    cls = EVENTS.get(msgspec.convert(record, _Line).event, Event)
+    return msgspec.convert(record, cls if _required(cls) <= record.keys() else Event)
+
+
+def parsed(records: Iterable[dict[str, Any]]) -> list[Event]:
+    return [parse(record) for record in records]
+
+
+@cache
+def _required(cls: type[Event]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(cls) if field.required)

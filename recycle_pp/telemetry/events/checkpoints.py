@@ -1,0 +1,69 @@
+"""Checkpoints that were saved, skipped, damaged or not written."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, UnsetType
+
+from recycle_pp.wire.records import Count, Seconds
+
+from .event import Event
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True):
+    """A checkpoint is complete. `checkpoint`: steps that it holds."""
+
+    exported = True
+    checkpoint: Count
+
+    def text(self) -> str:
+        return f"{folder(self.checkpoint)} saved"
+
+
+class CheckpointDamaged(Event, frozen=True, kw_only=True):
+    """A restore passed over a damaged checkpoint. `checkpoint`: steps that it holds. `detail`: what is wrong."""
+
+    checkpoint: Count
+    detail: str
+
+    def text(self) -> str:
+        return f"{folder(self.checkpoint)} is damaged and left out: {self.detail}"
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True):
+    """A checkpoint was not written. `checkpoint`: steps that it would hold. `detail`: why. `newest`: steps in the
+    newest whole checkpoint, 0 without one. `unsaved_seconds` since it was saved, or since the job or its coordinator
+    began."""
+
+    checkpoint: Count
+    detail: str
+    newest: Count | UnsetType = UNSET
+    unsaved_seconds: Seconds = 0.0
+
+    def text(self) -> str:
+        return f"{folder(self.checkpoint)} was not saved: {self.detail}{_unsaved(self.newest, self.unsaved_seconds)}"
+
+
+class CheckpointSkipped(Event, frozen=True, kw_only=True):
+    """A checkpoint was due while the previous one was still being written. `checkpoint`: steps that it would hold.
+    `by`: the workers that still wrote. `newest` and `unsaved_seconds` as above."""
+
+    checkpoint: Count
+    by: str
+    newest: Count | UnsetType = UNSET
+    unsaved_seconds: Seconds = 0.0
+
+    def text(self) -> str:
+        unsaved = _unsaved(self.newest, self.unsaved_seconds)
+        return f"{self.by} still wrote the previous checkpoint, so there is no {folder(self.checkpoint)}{unsaved}"
+
+
+def folder(checkpoint: int) -> str:
+    """A checkpoint by the name of its folder. checkpoint: steps that it holds."""
+    return f"checkpoint step-{checkpoint:06d}"
+
+
+def _unsaved(newest: int | UnsetType, seconds: float) -> str:
+    """Which checkpoint a resume would use, and its age. newest: absent in runs of earlier versions."""
+    if newest is UNSET:
+        return ""
+    return f"; the newest is step-{newest:06d}, saved {seconds:.0f} s ago" if newest else f"; none in {seconds:.0f} s"

@@ -1,0 +1,59 @@
+"""The coordinator's replacement, and nodes that join or return."""
+
+from __future__ import annotations
+
+from recycle_pp.wire.records import Count, Seconds
+
+from .event import Event, WorkerEvent
+
+
+class CoordinatorLost(Event, frozen=True, kw_only=True):
+    """The coordinator is lost. `rank`: of its supervisor."""
+
+    rank: Count
+
+    def text(self) -> str:
+        return f"the coordinator, in rank {self.rank}'s supervisor, is lost"
+
+
+class CoordinatorElected(Event, frozen=True, kw_only=True):
+    """Another supervisor coordinates: `rank`. `seconds`: from the loss to the election. (`term` of this line is the new
+    coordinator's.)"""
+
+    exported = True
+    rank: Count
+    seconds: Seconds
+
+    def text(self) -> str:
+        return f"rank {self.rank} coordinates from now on, elected in {1000 * self.seconds:.0f} ms"
+
+
+class NodeJoined(WorkerEvent, frozen=True, kw_only=True):
+    """A new node replaces a lost one: `rank`, `host`."""
+
+    exported = True
+    rank: Count
+    host: str | None
+
+    def text(self) -> str:
+        return f"{self.host} joins in the place of worker {self.worker}"
+
+
+class LinkRestored(WorkerEvent, frozen=True, kw_only=True):
+    """A worker had left because a link was cut. It is started again, because its node reaches all others: `rank`,
+    `host`."""
+
+    rank: Count
+    host: str | None
+
+    def text(self) -> str:
+        return f"{self.host} reaches all nodes of the job again: worker {self.worker} is started again"
+
+
+class SupervisorBack(WorkerEvent, frozen=True, kw_only=True):
+    """A supervisor that had lost its connection is connected again: `rank`."""
+
+    rank: Count
+
+    def text(self) -> str:
+        return f"the supervisor of rank {self.rank} is back"

@@ -1,0 +1,96 @@
+"""Deaths of workers and their causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from recycle_pp.wire.records import Seconds
+
+from .event import Event, WorkerEvent
+
+
+class DeathDetected(WorkerEvent, frozen=True, kw_only=True):
+    """A worker died. `cause`: signal, exception, out_of_memory, gpu, hang, eviction, node_loss, mismatch, exit or
+    unknown. `detail`: more about it. `injected`: whether a fault of `+fail_at` or `+hang_at` caused it."""
+
+    exported = True
+    cause: str = "unknown"
+    detail: str = ""
+    injected: bool = False
+
+    def text(self) -> str:
+        verb = "has ended" if self.cause == "eviction" else "died"
+        return f"worker {self.worker} {verb} ({cause_in_words(self)})"
+
+
+class DeathExplained(WorkerEvent, frozen=True, kw_only=True):
+    """The true cause of the worker's last death: `cause`, `detail`, `injected`. Written if the process took more than
+    3 s to end, so `death_detected` has another cause."""
+
+    cause: str
+    detail: str
+    injected: bool
+
+    def text(self) -> str:
+        return f"worker {self.worker} died of this cause: {cause_in_words(self)}"
+
+
+class HangSuspected(WorkerEvent, frozen=True, kw_only=True):
+    """A worker makes no progress. `where` it is stuck, `seconds` since its last progress
+    ([hangs](recovery.md#hangs))."""
+
+    where: str
+    seconds: Seconds
+
+    def text(self) -> str:
+        where = self.where.removesuffix(f" in step {self.step}")  # the sentence begins with the step
+        return f"worker {self.worker} has been stuck for {self.seconds:.1f} s in {where}"
+
+
+class Cause(Protocol):
+    """The cause of a death, of an event or of `wire.messages.supervisors.Death`."""
+
+    @property
+    def cause(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def injected(self) -> bool: ...
+
+
+def cause_in_words(death: Cause) -> str:
+    """ "killed by SIGKILL, a rehearsed failure", "ValueError: no such token", ..."""
+    detail = death.detail.strip()
+    last = detail.splitlines()[-1] if detail else ""
+    words = {
+        "signal": f"killed by {last}",
+        "exception": last or "an exception",
+        "out_of_memory": "out of memory",
+        "gpu": f"its GPU failed: {last}",
+        "hang": f"stuck in {last}, so it was killed",
+        "mismatch": f"{last}, so it was killed",
+        "eviction": "its node is taken away",
+        "node_loss": "its node is lost",
+        "exit": f"it ended by itself: {last}",
+        "unknown": last,
+    }.get(death.cause, f"{death.cause} {last}".strip())
+    return words + (", a rehearsed failure" if death.injected else "")
+
+
+def explained(events: Iterable[Event]) -> list[Event]:
+    """The events without `DeathExplained`, whose cause replaces that of the worker's last death before it."""
+    out: list[Event] = []
+    newest: dict[str, int] = {}  # worker -> index of its last death in `out`
+    for event in events:
+        match event:
+            case DeathExplained(worker=worker, cause=cause, detail=detail, injected=injected):
+                if (index := newest.get(worker)) is not None:
+                    out[index] = msgspec.structs.replace(out[index], cause=cause, detail=detail, injected=injected)
+                continue
+            case DeathDetected(worker=worker):
+                newest[worker] = len(out)
+        out.append(event)
+    return out

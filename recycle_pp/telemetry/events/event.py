@@ -1,0 +1,58 @@
+"""What all events have in common."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, ClassVar
+
+import msgspec
+
+from recycle_pp.telemetry.words import when
+from recycle_pp.wire.records import Count, Seconds, WorkerName
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of events.jsonl. Its name there is the name of the class in snake case.
+
+    printed:    whether the console shows the sentence
+    exported:   whether exporters mark it beside the curves
+    time:       of the event, not of writing its line; seconds since 1970
+    step:       the step that runs or comes next, from 0
+    generation: of the membership
+    worker:     "1.2" for W(1, 2); None for the whole job
+
+    Fields with a default are those that runs of earlier versions may lack.
+    """
+
+    printed: ClassVar[bool] = True
+    exported: ClassVar[bool] = False
+
+    time: Seconds = msgspec.field(default_factory=time.time)
+    step: Count = 0
+    generation: int = 0
+    worker: WorkerName | None = None
+
+    def text(self) -> str:
+        """What happened, in words, without the step."""
+        return self.name().replace("_", " ")
+
+    def sentence(self, steps: int) -> str:
+        """ "step 20: worker 1.2 is back". steps: length of the whole run."""
+        return f"{when(self.step, steps)}: {self.text()}"
+
+    def line(self) -> dict[str, Any]:
+        """The record of events.jsonl, without the writer's term."""
+        fields = msgspec.structs.asdict(self)
+        given = {key: value for key, value in fields.items() if value is not msgspec.UNSET}
+        return {"time": given.pop("time"), "event": self.name(), **given}
+
+    @classmethod
+    def name(cls) -> str:
+        return re.sub(r"\B[A-Z]", r"_\g<0>", cls.__name__).lower()
+
+
+class WorkerEvent(Event, frozen=True, kw_only=True):
+    """An event of one worker."""
+
+    worker: WorkerName

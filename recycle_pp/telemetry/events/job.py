@@ -1,0 +1,99 @@
+"""The course of the job: its start, its steps and its end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.records import Count, Seconds
+
+from .event import Event
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """All workers are ready and training begins. `workers`: how many."""
+
+    workers: Count = 0
+
+    def text(self) -> str:
+        return f"{plural(self.workers, 'worker')} {'is' if self.workers == 1 else 'are'} ready; training begins"
+
+
+class PlanAdopted(Event, frozen=True, kw_only=True):
+    """The workers received a new plan. `lost_ops`: boundary tensors lost with dead workers. `revoked`: stages that sum
+    their gradients again."""
+
+    printed, exported = False, True
+    lost_ops: Count = 0
+    revoked: list[int] = msgspec.field(default_factory=list)
+
+
+class UpdateSkipped(Event, frozen=True, kw_only=True):
+    """A gradient was not finite, so the step changed no weight. `in_a_row`: number of such steps until now."""
+
+    in_a_row: Count
+
+    def text(self) -> str:
+        return "the update is skipped: a gradient is NaN or infinite"
+
+
+class Repeated(Event, frozen=True, kw_only=True):
+    """Finite gradients did not fit into the sums of `stages`. The step is repeated with other exponents. `attempt`: how
+    often it was repeated until now."""
+
+    stages: list[int]
+    attempt: Count
+
+    def text(self) -> str:
+        stages = f"stage{'s' * (len(self.stages) != 1)} {', '.join(map(str, self.stages))}"
+        return f"gradients of {stages} need other exponents to fit into the sums; the step is redone with them"
+
+
+class WaitsForData(Event, frozen=True, kw_only=True):
+    """Written every 10 s while the disks of all readers of training data are silent and a worker needs a read. `path`
+    of the file, `waiting`: the workers that need it, `seconds` since the oldest read began
+    ([data.md](data.md#data-files-while-the-job-runs))."""
+
+    path: str
+    waiting: list[str]
+    seconds: Seconds
+
+    def text(self) -> str:
+        return (
+            f"the disk of {self.path} has not answered for {self.seconds:.0f} s; {_names(self.waiting)} "
+            f"{'reads' if len(self.waiting) == 1 else 'read'} it, and the job waits until it answers"
+        )
+
+
+class Ending(Event, frozen=True, kw_only=True):
+    """The job got `signal`: it finishes its step, saves and ends."""
+
+    signal: str
+
+    def text(self) -> str:
+        return f"{self.signal}: the job finishes this step, saves a checkpoint and ends"
+
+
+class Stopped(Event, frozen=True, kw_only=True):
+    """The job stopped before its last step. `reason`: why."""
+
+    exported = True
+    reason: str
+
+    def text(self) -> str:
+        return f"the job has stopped: {self.reason}"
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """All steps are committed."""
+
+    exported = True
+
+    def text(self) -> str:
+        return "the run is finished"
+
+
+def _names(workers: list[str], most: int = 8) -> str:
+    """ "worker 0.0", or "workers 0.0, 1.0 and 14 more"."""
+    more = f" and {len(workers) - most} more" if len(workers) > most else ""
+    return f"worker{'s' * (len(workers) != 1)} {', '.join(workers[:most])}{more}"

@@ -1,0 +1,69 @@
+"""Recoveries from deaths, lost stages and broken links."""
+
+from __future__ import annotations
+
+import msgspec
+
+from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.records import Count, Seconds
+
+from .checkpoints import folder
+from .event import Event
+
+
+class Resumed(Event, frozen=True, kw_only=True):
+    """All workers compute again after a death or the loss of the coordinator. `dead`: the workers that died.
+    `stall_seconds`: from the first death to now. `died_at`: time of that death on the coordinator's monotonic clock.
+    `lost_ops`, `redone_ops` ([figures.md](figures.md)). `left_seconds` and `left_bound_seconds`: the rest of the step
+    as planned, and the least possible. `phases`: seconds after the death ([recovery.md](recovery.md))."""
+
+    exported = True
+    stall_seconds: Seconds = 0.0
+    died_at: float = 0.0
+    dead: list[str] = msgspec.field(default_factory=list)
+    lost_ops: Count = 0
+    redone_ops: Count = 0
+    left_seconds: float = 0.0
+    left_bound_seconds: float = 0.0
+    phases: dict[str, float] = msgspec.field(default_factory=dict)
+
+    def text(self) -> str:
+        return (
+            f"training continues after a stall of {1000 * self.stall_seconds:.0f} ms; "
+            f"{plural(self.lost_ops, 'op')} lost, {self.redone_ops} redone"
+        )
+
+
+class Renewed(Event, frozen=True, kw_only=True):
+    """All links were rebuilt, because no worker ran an op and all waited. `waiting`: these workers."""
+
+    waiting: list[str]
+
+    def text(self) -> str:
+        first = f", worker {self.waiting[0]} first" if self.waiting else ""
+        return f"all workers wait and none computes{first}; all links are rebuilt"
+
+
+class StageLost(Event, frozen=True, kw_only=True):
+    """A stage cannot continue: `stage`. `detail`: what is lost."""
+
+    exported = True
+    stage: Count
+    detail: str = "no live worker left"
+
+    def text(self) -> str:
+        return f"stage {self.stage} has {self.detail}"
+
+
+class Restored(Event, frozen=True, kw_only=True):
+    """All workers restart from a checkpoint. `checkpoint`: steps that it holds. `undone_from`, `undone_to`: the first
+    and the last step that are undone, or null. (New files of the same name replace metrics and samples, without the
+    lines of these steps.)"""
+
+    exported = True
+    checkpoint: Count
+    undone_from: Count | None = None
+    undone_to: Count | None = None
+
+    def text(self) -> str:
+        return f"all workers restart from {folder(self.checkpoint)}"

@@ -1,0 +1,122 @@
+"""Workers that start, leave, return or become slow."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, UnsetType
+
+from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.records import Count, Number
+
+from .event import WorkerEvent
+
+
+class Spawned(WorkerEvent, frozen=True, kw_only=True):
+    """A worker process was started: `rank`, `pid`, `host`."""
+
+    printed = False
+    rank: Count
+    pid: Count
+    host: str | None
+
+
+class Respawned(WorkerEvent, frozen=True, kw_only=True):
+    """A dead worker is started again. `respawns`: how often until now."""
+
+    respawns: Count
+
+    def text(self) -> str:
+        return f"worker {self.worker} is started again"
+
+
+class GivenUp(WorkerEvent, frozen=True, kw_only=True):
+    """A dead worker is not started again. `respawns`: how often it was."""
+
+    respawns: Count
+
+    def text(self) -> str:
+        if self.respawns == 0:
+            return f"worker {self.worker} is given up: run.respawns allows it no restart"
+        return f"worker {self.worker} died again after {plural(self.respawns, 'restart')}; it is given up"
+
+
+class Joining(WorkerEvent, frozen=True, kw_only=True):
+    """A new worker process receives the state. `donor`: the peer that sends it."""
+
+    printed = False
+    donor: str
+
+
+class Rejoined(WorkerEvent, frozen=True, kw_only=True):
+    """The worker takes part again."""
+
+    exported = True
+
+    def text(self) -> str:
+        return f"worker {self.worker} is back"
+
+
+class Evicted(WorkerEvent, frozen=True, kw_only=True):
+    """The worker got SIGTERM. It finishes the step, hands over its work and leaves."""
+
+    def text(self) -> str:
+        return f"worker {self.worker} got SIGTERM; it ends this step, hands over and leaves"
+
+
+class Left(WorkerEvent, frozen=True, kw_only=True):
+    """The worker has handed over its work and takes no part any more."""
+
+    exported = True
+
+    def text(self) -> str:
+        return f"worker {self.worker} has handed over and left"
+
+
+class Slow(WorkerEvent, frozen=True, kw_only=True):
+    """The worker became slow, so its peers take over a part of its work. `factor`: duration of its ops relative to its
+    peers."""
+
+    exported = True
+    factor: Number
+
+    def text(self) -> str:
+        return (
+            f"worker {self.worker} is slow: its ops take {self.factor} times as long as its peers'; "
+            "they take over a part of its work"
+        )
+
+
+class SlowNoMore(WorkerEvent, frozen=True, kw_only=True):
+    """The worker is as fast as its peers again. `factor`: as for `slow`."""
+
+    exported = True
+    factor: Number
+
+    def text(self) -> str:
+        return f"worker {self.worker} is as fast as its peers again"
+
+
+class Refused(WorkerEvent, frozen=True, kw_only=True):
+    """A worker cannot take part. `platform` that it has and `expected` platform of the others; or `detail`: another
+    reason."""
+
+    platform: str | UnsetType = UNSET
+    expected: str | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
+
+    def text(self) -> str:
+        reason = self.detail or f"it runs on {self.platform}, the others on {self.expected}"
+        return f"worker {self.worker} is rejected: {reason}"
+
+
+class Mismatch(WorkerEvent, frozen=True, kw_only=True):
+    """A copy of sharded state is wrong (`control.mismatch=third`). The step is repeated without the worker that holds
+    it. `host`: its node; `detail`: the wrong block."""
+
+    host: str | None
+    detail: str
+
+    def text(self) -> str:
+        return (
+            f"worker {self.worker} on {self.host or 'its host'} is wrong: {self.detail}; memory or a processor has "
+            "failed there. The step is redone without it"
+        )

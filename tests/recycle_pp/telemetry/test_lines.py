@@ -1,0 +1,45 @@
+"""Lines of .jsonl files on disks that work, and on disks that do not."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recycle_pp.telemetry import lines, warn
+from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.lines import Lines
+
+
+@given(value=st.floats())
+def test_lines_are_json_for_every_number(value, tmp_path_factory):
+    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
+    written = Lines(path)
+    written.write({"step": 0, "loss": value, "list": [value, {"deep": value}]})
+    written.close()
+    record = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    expected = value if math.isfinite(value) else None
+    assert record == {"step": 0, "loss": expected, "list": [expected, {"deep": expected}], "term": 0}
+
+
+def test_lines_that_a_disk_rejected_are_written_when_it_accepts_them(tmp_path, capsys):
+    written = Lines(tmp_path / "late" / "metrics.jsonl")
+    for step in range(3):
+        written.write({"step": step})
+    (tmp_path / "late").mkdir()
+    written.again()
+    written.write({"step": 3})
+    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step, "term": 0} for step in range(4)]
+    assert capsys.readouterr().err.count("cannot be written") == 1
+
+
+def test_the_newest_rejected_lines_are_kept_and_the_number_of_lost_ones_is_reported(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lines, "KEPT", 10)
+    written = Lines(tmp_path / "late" / "metrics.jsonl")
+    for step in range(25):
+        written.write({"step": step})
+    (tmp_path / "late").mkdir()
+    written.again()
+    assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step, "term": 0} for step in range(15, 25)]
+    assert warn.flush(10) and "metrics.jsonl lacks 15 lines" in capsys.readouterr().err
