@@ -30,6 +30,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from recycle_pp.linux.processes import process_stat
 from recycle_pp.telemetry.run_folder import RunFolder
 
 SPIN = [sys.executable, "-c", "while True: pass"]
@@ -222,8 +223,8 @@ def crowded(pid: int) -> Iterator[None]:
 
 
 def cpu_seconds(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    stat = process_stat(pid)
+    return (0 if stat is None else stat.cpu_ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def faults(factor: float) -> list[str]:

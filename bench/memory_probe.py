@@ -18,6 +18,7 @@ from typing import Any
 from recycle_pp.comm.tcp import connection
 from recycle_pp.execution import worker
 from recycle_pp.execution.commits import Commits
+from recycle_pp.linux.processes import memory_of
 
 M_MMAP_THRESHOLD, OWN_PAGES = -3, 64 << 10
 
@@ -27,18 +28,12 @@ _before = 0
 _records: list[dict[str, Any]] = []
 
 
-def resident(line: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    text = Path("/proc/self/status").read_text().partition(f"{line}:")[2]
-    return int(text.split()[0]) * 1024
-
-
 def _probed_stage(settings: Any, stage: int, *arguments: Any) -> Any:
     global _before
     if os.environ.get("RECYCLE_PROBE") == "allocator":
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    _before = resident("RssAnon")
+    _before = memory_of("RssAnon")
     return _stage(settings, stage, *arguments)
 
 
@@ -53,8 +48,8 @@ def _probed_settle(self: Any, *arguments: Any) -> None:
     _settle(self, *arguments)
     committed = self._session.participant.committed
     if committed >= len(_records):
-        rss = resident("VmHWM")
-        allocated = rss - resident("RssFile") - _before
+        rss = memory_of("VmHWM")
+        allocated = rss - memory_of("RssFile") - _before
         _records.append({"rss": rss, "allocated": allocated, "sent": _sent, "cpu": time.process_time()})
         who = self._session.participant.worker
         path = Path(os.environ["RECYCLE_PROBE_FOLDER"]) / f"{who.pipeline}.{who.stage}.json"

@@ -33,6 +33,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 from recycle_pp.config.settings import Model, Numerics, Parallel, Run, Settings
+from recycle_pp.linux.processes import memory_of
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.model.transformer import stream_dtype
@@ -186,14 +187,10 @@ class Memory:
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now (proc(5))
-        self._before = self._line("VmRSS")
+        self._before = memory_of("VmRSS")
 
     def peak(self) -> float:
-        return (self._line("VmHWM") - self._before) / 1024
-
-    def _line(self, name: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+        return (memory_of("VmHWM") - self._before) / 2**20
 
 
 def children(target: Callable[..., dict[str, float]], arguments: list[tuple[Any, ...]]) -> list[dict[str, float]]:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 import os
-from pathlib import Path
 
-from recycle_pp.telemetry.clocks import boot_id
+from recycle_pp.linux.processes import boot_id, pid_namespace, process_stat
 
 
 @functools.cache
@@ -40,16 +39,13 @@ def is_dead(process: str) -> bool:
 
 
 def _machine() -> str:
-    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot_id()} {pid_namespace()}"
 
 
 def _started(pid: int) -> str:
     """Start time of a process in ticks since boot; "never" for a dead or zombie process, "unknown" if unreadable."""
     try:
-        # Fields 3 and 22 of proc(5)'s stat. Field 2 is a name in parentheses, which may contain spaces.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "never"
+        stat = process_stat(pid)
     except OSError:
         return "unknown"
-    return "never" if state in "ZX" else fields[18]
+    return "never" if stat is None or stat.ended else str(stat.started)

@@ -35,6 +35,7 @@ from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Control, Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.data.file_tokens import slowest_read
+from recycle_pp.linux.processes import boot_id
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
 from recycle_pp.model.stage import Stage
@@ -49,7 +50,6 @@ from recycle_pp.state.rejoin import Donations, Joining
 from recycle_pp.state.saving import StageSaving
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.supervisor.vital_signs import Board
-from recycle_pp.telemetry.clocks import boot_id
 from recycle_pp.wire.messages.workers import (
     CannotRun,
     Exit,

@@ -15,9 +15,10 @@ from recycle_schedules import Problem, Worker
 from recycle_pp.config.checks import int32_bits
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import format_size
+from recycle_pp.linux.memory import host_memory
 from recycle_pp.model.memory import PROCESS, layers_of_stages, parameters, stage_memory
 
-from .machine import gpu_memory, host_memory
+from .machine import gpu_memory
 from .problem import initial_problem
 
 

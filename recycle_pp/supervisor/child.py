@@ -30,12 +30,12 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
 from recycle_pp.comm.nccl.environment import ENVIRONMENT
+from recycle_pp.linux.memory import oom_kills
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
 from recycle_pp.wire.worker_spec import Ahead, LastWords, WorkerSpec
@@ -60,7 +60,7 @@ class Child:
         self.pidfd = os.pidfd_open(pid)
         self.signs = VitalSigns(pid, Board(lifeline.memory))
         self._words, self._inherited_words = words
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
 
     @classmethod
     def spawn(cls, settings: Mapping[str, Any], log: LogFile, module: str = "recycle_pp.execution.worker") -> Child:
@@ -151,7 +151,7 @@ class Child:
             if words and words.cause == "injected":
                 hung = words.detail.startswith("hang")  # `words.at` is when the hang began
                 return Death("signal", name, seen if hung else words.at, injected=True)
-            if name == "SIGKILL" and _oom_kills() > self._oom_kills:
+            if name == "SIGKILL" and oom_kills() > self._oom_kills:
                 return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, where=where)
             return Death("signal", name, seen, where=where)
         if words:
@@ -251,12 +251,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _oom_kills() -> int:
-    """Number of processes of this cgroup (v2) that the out-of-memory killer has killed; 0 if unknown."""
-    with suppress(OSError, ValueError, KeyError, StopIteration):
-        group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))[3:]
-        text = (Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events").read_text()
-        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
-    return 0

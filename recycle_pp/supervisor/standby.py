@@ -11,10 +11,9 @@ so that it delays no worker's start. The ranks of a machine take turns. After a 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.linux.memory import free_memory
 from recycle_pp.wire.launch import Launch
 from recycle_pp.wire.messages.supervisors import Signs
 
@@ -40,16 +39,7 @@ class Standby:
         self._beats += signs.activity.step > self._step
         if self._beats != self._turn:
             return False
-        return self._wanted == "on" or free_memory() >= FREE * self._launch.local_world
-
-
-def free_memory() -> float:
-    """Bytes of memory available on this machine or in this container; infinite if unknown."""
-    found = [float("inf")]
-    with suppress(OSError, ValueError, IndexError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024.0)
-    with suppress(OSError, ValueError):
-        limit = float(Path("/sys/fs/cgroup/memory.max").read_text())
-        found.append(limit - float(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return min(found)
+        if self._wanted == "on":
+            return True
+        free = free_memory()
+        return free is None or free >= FREE * self._launch.local_world

@@ -15,8 +15,8 @@ import struct
 import time
 from contextlib import suppress
 from mmap import mmap
-from pathlib import Path
 
+from recycle_pp.linux.processes import process_stat
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.supervisors import Signs
 
@@ -54,10 +54,10 @@ class VitalSigns:
     """Vital signs of process `pid`, whose main thread writes to `board`."""
 
     def __init__(self, pid: int, board: Board) -> None:
-        self._stat, self._board = Path(f"/proc/{pid}/task/{pid}/stat"), board
+        self._pid, self._board = pid, board
         self._sampled = time.monotonic()
         self._number, self._activity = 0, Activity()
-        self._seconds, self._quiet, self._processor = 0.0, 0.0, -1
+        self._seconds, self._quiet, self._cpu_ticks = 0.0, 0.0, -1
 
     def sample(self, incarnation: int, max_interval: float) -> Signs:
         """The vital signs now. max_interval: seconds; a longer interval since the last call counts as a pause."""
@@ -70,10 +70,8 @@ class VitalSigns:
             self._number, since, self._activity = found
             self._seconds = min(now - since, elapsed)
             self._quiet = min(self._quiet, self._seconds)
-        with suppress(OSError, ValueError, IndexError):
-            # proc(5): a name that may contain spaces, the state, ..., user and system time in ticks of 10 ms
-            state, *fields = self._stat.read_text().rpartition(")")[2].split()
-            processor = int(fields[10]) + int(fields[11])
-            if processor != self._processor or state == "R":
-                self._processor, self._quiet = processor, 0.0
+        with suppress(OSError):
+            stat = process_stat(self._pid, thread=self._pid)
+            if stat is not None and (stat.cpu_ticks != self._cpu_ticks or stat.state == "R"):
+                self._cpu_ticks, self._quiet = stat.cpu_ticks, 0.0
         return Signs(incarnation, self._number, self._activity, self._seconds, self._quiet)

@@ -11,14 +11,10 @@ between the two. Only the last ones count, since clocks drift apart by some 10 m
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
+
+from recycle_pp.linux.processes import boot_id
 
 KEPT = 60  # heartbeats
-
-
-def boot_id() -> str:
-    """What this machine's processes, in containers too, have in common and no others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Clocks:

@@ -19,15 +19,14 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
+from recycle_pp.linux.processes import boot_id, pid_namespace, process_stat
 from recycle_pp.wire.files import UnreadableFile, decode, read
 from recycle_pp.wire.records import Count, Seconds, Term, WorkerName
 
-from .clocks import boot_id
 from .harmless import harmless
 from .run_folder import RunFolder
 
@@ -165,15 +164,15 @@ def refuse_running(run: RunFolder) -> None:
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks from boot to the process's start; None where there is no such process, or only its remains."""
-    with suppress(OSError, ValueError, IndexError):
-        about = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if about[0] in "ZX" else int(about[19])
+    """Clock ticks from the boot to the start of a process; None if it has ended."""
+    with suppress(OSError):
+        stat = process_stat(pid)
+        return None if stat is None or stat.ended else stat.started
     return None
 
 
 def _namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return pid_namespace()
     except OSError:
         return ""

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_pp.config.compose import compose
+from recycle_pp.linux.processes import children_of
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
 
@@ -73,11 +74,11 @@ class LocalJob:
 
     def supervisors(self) -> list[int]:
         """Process ids by rank, while none has ended."""
-        return _children(self.pid)
+        return children_of(self.pid)
 
     def workers(self) -> dict[int, int]:
         """rank -> process id of its worker, where it has one."""
-        children = {rank: _children(pid) for rank, pid in enumerate(self.supervisors())}
+        children = {rank: children_of(pid) for rank, pid in enumerate(self.supervisors())}
         return {rank: pids[0] for rank, pids in children.items() if pids}
 
     def signal(self, number: int) -> None:
@@ -229,9 +230,3 @@ class Zygote:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]  # oldest first
-    return []

@@ -28,6 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from recycle_pp.linux.processes import process_stat
+
 TOKEN_VARIABLE = "RECYCLE_TOKEN"
 
 
@@ -141,9 +143,8 @@ def _path(launch: Launch) -> Path:
     """A file name shared only by the ranks of one launch. The start time distinguishes a reused process id."""
     launcher = os.getppid()
     with suppress(OSError):
-        # Field 22 of proc(5)'s stat; the second field is a name in parentheses, which may hold spaces.
-        started = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
-        return _private_folder() / f"{launch.master_port}-{launcher}-{started}-{launch.restart}"
+        if (stat := process_stat(launcher)) is not None:
+            return _private_folder() / f"{launch.master_port}-{launcher}-{stat.started}-{launch.restart}"
     return _private_folder() / f"{launch.master_port}-{launcher}-{launch.restart}"
 
 

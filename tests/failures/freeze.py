@@ -13,6 +13,8 @@ import os
 import threading
 import time
 
+from recycle_pp.linux.processes import process_stat
+
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _WALL = 0x40000000  # also threads that are no children (waitpid(2))
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,8 +66,10 @@ class Frozen(contextlib.AbstractContextManager):
             self._ask(_DETACH)
 
     def _state(self) -> str:
-        with open(f"/proc/{self._thread}/task/{self._thread}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
+        stat = process_stat(self._thread, thread=self._thread)
+        if stat is None:
+            raise ProcessLookupError(self._thread)
+        return stat.state
 
     def _ask(self, request: int) -> None:
         if _libc.ptrace(request, self._thread, None, None) != 0:

@@ -38,6 +38,8 @@ from typing import Any
 
 import psutil
 
+from recycle_pp.linux.processes import children_of, pid_namespace, process_status
+
 _HOLDER = Path(__file__).with_name("machine.py")
 _PREFIX = "10.77.0."
 _TCP, _ACK, _RST, _SYN, _FIN = 6, 0x10, 0x04, 0x02, 0x01
@@ -87,7 +89,7 @@ class Machine:
             _, errors = self._outer.communicate()
             raise RuntimeError(errors.strip().splitlines()[-1])
         self.wire = descriptors[0]
-        self.holder = int(Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text())
+        self.holder = children_of(self._outer.pid)[0]
         self._started: list[subprocess.Popen[Any]] = []
 
     def run(self, command: Sequence[str | Path], **how: Any) -> subprocess.Popen[Any]:
@@ -103,10 +105,9 @@ class Machine:
         found = {}
         for process in psutil.process_iter():
             with suppress(OSError, psutil.Error):
-                if process.pid == self.holder or _namespace(process.pid) != _namespace(self.holder):
+                if process.pid == self.holder or pid_namespace(process.pid) != pid_namespace(self.holder):
                     continue
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                found[int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])] = process
+                found[int(process_status(process.pid)["NSpid"].split()[-1])] = process
         return found
 
     def path(self, path: str) -> Path:
@@ -224,10 +225,6 @@ class Network:
         if self._random.random() < self._reorder:
             delay += self._random.uniform(0, max(delay, _OVERTAKEN))
         return delay
-
-
-def _namespace(pid: int) -> str:
-    return os.readlink(f"/proc/{pid}/ns/pid")
 
 
 def _read(wire: int) -> bytes:

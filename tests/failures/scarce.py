@@ -6,9 +6,9 @@ SCARCE_WORKERS names whom, like 1.0; none: all.
 
 import os
 import resource
-from pathlib import Path
 
 from recycle_pp.execution.executor import Executor
+from recycle_pp.linux.processes import memory_of
 
 _run = Executor.run
 
@@ -16,8 +16,7 @@ _run = Executor.run
 def run(self):
     me = self.session.participant.worker
     if f"{me.pipeline}.{me.stage}" in os.environ.get("SCARCE_WORKERS", f"{me.pipeline}.{me.stage}"):
-        held = int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]) * 1024
-        limit = held + int(os.environ["SCARCE"])
+        limit = memory_of("VmData") + int(os.environ["SCARCE"])
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     return _run(self)
 

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from recycle_pp.config.settings import load
+from recycle_pp.linux.processes import process_stat
 from recycle_pp.status import main
 from recycle_pp.telemetry import heartbeat
 from recycle_pp.telemetry.heartbeat import Heartbeat, Sign
@@ -202,9 +202,9 @@ def test_a_job_on_another_machine_is_silent_if_its_sign_does_not_change(ahead, e
 
 def test_a_zombie_is_dead(run, capsys):
     child = subprocess.Popen([sys.executable, "-c", ""])
-    about = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    started = process_stat(child.pid).started
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    wrote(run, pid=child.pid, started=int(about[19]))
+    wrote(run, pid=child.pid, started=started)
     assert status(run, capsys)["state"] == "dead"
     child.wait()
 

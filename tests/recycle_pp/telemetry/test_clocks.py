@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.telemetry.clocks import KEPT, Clocks, boot_id
+from recycle_pp.linux.processes import boot_id
+from recycle_pp.telemetry.clocks import KEPT, Clocks
 
 DELAYS = st.lists(st.floats(1e-4, 0.5), min_size=1, max_size=KEPT)
 

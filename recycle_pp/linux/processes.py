@@ -1,0 +1,88 @@
+"""Processes of this machine, from /proc (proc(5)).
+
+process_stat(pid).started                # with `boot_id()`, identifies a process for ever
+process_stat(pid, thread=pid).cpu_ticks  # of its main thread alone
+process_size(pid)                        # ProcessSize(mib=310.2, threads=14, descriptors=31)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Self = Literal["self"]
+
+
+class ProcessStat(NamedTuple):
+    """
+    state      R, S, D, T, Z, ...
+    cpu_ticks  user and system time, in clock ticks
+    started    clock ticks from the boot to the start of the process
+    """
+
+    state: str
+    cpu_ticks: int
+    started: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended, although its parent has not waited for it yet."""
+        return self.state in "ZX"
+
+
+class ProcessSize(NamedTuple):
+    mib: float  # resident memory
+    threads: int
+    descriptors: int
+
+
+def process_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
+    """The state of a process, or of one of its threads; None if there is no such process. OSError if unreadable."""
+    path = f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat"
+    try:
+        text = Path(path).read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *fields = text.rpartition(")")[2].split()  # the second field, a name in parentheses, may contain spaces
+    return ProcessStat(state, int(fields[10]) + int(fields[11]), int(fields[18]))
+
+
+def process_status(pid: int | Self = "self") -> dict[str, str]:
+    """Name -> text of the lines of /proc/PID/status. OSError if there is no such process."""
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def memory_of(name: str, pid: int | Self = "self") -> int:
+    """Bytes of a line of the status: VmRSS, VmHWM, RssAnon, ... OSError or KeyError if the process has ended."""
+    return int(process_status(pid)[name].split()[0]) * 1024
+
+
+def process_size(pid: int) -> ProcessSize:
+    """The resources of a process. OSError or KeyError if it has ended."""
+    threads, descriptors = int(process_status(pid)["Threads"]), len(os.listdir(f"/proc/{pid}/fd"))
+    return ProcessSize(memory_of("VmRSS", pid) / 2**20, threads, descriptors)
+
+
+def parent_of(pid: int) -> int:
+    """The process id of a process's parent. OSError if there is no such process."""
+    return int(process_status(pid)["PPid"])
+
+
+def children_of(pid: int) -> list[int]:
+    """The children that the main thread of a process started, oldest first; [] if there is no such process."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def boot_id() -> str:
+    """The id of this boot of the kernel, the same in all containers of a machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace(pid: int | Self = "self") -> str:
+    """The namespace of process ids that a process is in: containers have their own. OSError if unreadable."""
+    return os.readlink(f"/proc/{pid}/ns/pid")
