@@ -44,7 +44,7 @@ from recycle_pp.state.checksum import fingerprint
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.succession import Succession
+from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer, serve
 from recycle_pp.wire.messages.agreement import Leader, Place
 
@@ -216,11 +216,11 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
-    succession = Succession(1, 0, 0, time.monotonic(), time.monotonic())
+    takeover = Takeover(1, 0, 0, time.monotonic(), time.monotonic())
     events = EventLog(run.events, settings.run.steps, progress.say, run.later)
     current = Successor(
         settings, run, events, progress, agreement, Leader(1, 0, HOST, port),
-        NOTHING, succession=succession, token=TOKEN,
+        NOTHING, takeover=takeover, token=TOKEN,
     )  # fmt: skip
     running = asyncio.create_task(current.run())
     for peer in list(peers):

@@ -79,7 +79,7 @@ def _train(arguments: list[str]) -> int:
     if workers == 1:
         return _become("train", arguments)
     print(f"recycle_pp: starts torchrun for {workers} workers (parallel={pipelines}x{stages})", flush=True)
-    startup.goes_on("imports torchrun")
+    startup.update("imports torchrun")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
     importlib.import_module("torch.distributed.run")
     startup.end()

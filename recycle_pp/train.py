@@ -102,7 +102,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         return Prepared()
     from recycle_pp.config.compose import compose
 
-    startup.goes_on("reads the configuration")
+    startup.update("reads the configuration")
     settings = compose(arguments)
     address = node = None
     if not launch.one_node or settings.control.address is not None:
@@ -117,7 +117,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         return _prepare_job(launch, arguments, settings, address, node)
     except ValueError as error:
         if not launch.one_node:  # only rank 0 has checked this
-            startup.goes_on("sends the other nodes the reason of the refusal")
+            startup.update("sends the other nodes the reason of the refusal")
             asyncio.run(dismiss(launch, address, str(error), code=2, seconds=REFUSED_SECONDS))
         raise
 
@@ -134,7 +134,7 @@ def _prepare_job(
     validate(settings, launch.world)
     refuse_missing(settings)
     refuse_running(folder)
-    startup.goes_on(f"looks for checkpoints in {folder.path}")
+    startup.update(f"looks for checkpoints in {folder.path}")
     done = _steps_done(folder) if settings.run.resume else 0
     if done >= settings.run.steps:
         complete = f"run.dir={folder.path} has done {plural(done, 'step')}, and run.steps is {settings.run.steps}"
@@ -142,9 +142,9 @@ def _prepare_job(
             raise ValueError(f"{complete}: raise it to continue")
         settings.run.steps = done  # needed by an export, if the one at the end of the run failed
         return Prepared(settings, folder, address, f"the run is complete: {complete}", node)
-    startup.goes_on("prepares the data")
+    startup.update("prepares the data")
     prepare_data(settings, launch.world)
-    startup.goes_on("plans the stages")
+    startup.update("plans the stages")
     anew = settings.run.resume == "auto"
     settings.run.resume = settings.run.resume is True or done > 0
     if settings.model.split == "auto":
@@ -155,9 +155,9 @@ def _prepare_job(
         from recycle_pp.fitting.machine import memory_of_a_worker
 
         settings.parallel.memory = memory_of_a_worker(settings.run.device)
-    startup.goes_on(f"makes the run folder {settings.run.dir}")
+    startup.update(f"makes the run folder {settings.run.dir}")
     run = RunFolder.create(settings, done, anew)
-    startup.goes_on("imports what coordinates the job")
+    startup.update("imports what coordinates the job")
     if settings.run.resume:
         print("\n".join([f"continues with step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return Prepared(settings, run, address, node=node)

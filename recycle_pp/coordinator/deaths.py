@@ -28,7 +28,7 @@ from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Json, ProblemChanged, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.protocol.roles import fill_stages
-from recycle_pp.telemetry.background import apart
+from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.event_log import Expected
 from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
 from recycle_pp.telemetry.events.recovery import StageLost
@@ -161,7 +161,7 @@ class Deaths:
 
     async def _read_checkpoints(self, stage: int, why: str) -> None:
         try:
-            whole = await apart(newest_whole, self._run.checkpoints)
+            whole = await in_thread(newest_whole, self._run.checkpoints)
             await self._lease.wait()
             if not self._lifecycle.over:
                 self._restore(stage, why, whole)

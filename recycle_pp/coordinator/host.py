@@ -1,7 +1,7 @@
 """The coordinator in the loop of the supervisor that leads.
 
 host = Host(settings, run, agreement, leader, token)              # the first one of a job
-host = Host(settings, run, agreement, leader, token, succession)  # in the place of one that was lost
+host = Host(settings, run, agreement, leader, token, takeover)  # in the place of one that was lost
 await host.handle(peer)                                           # a supervisor or a worker has connected
 code = await host.end()
 """
@@ -18,15 +18,15 @@ import traceback
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Leader
 from recycle_pp.fitting.footprint import footprint
-from recycle_pp.telemetry.background import Unhurried, apart
+from recycle_pp.telemetry.background import BackgroundStream, in_thread
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.exporters.processes import Exporters
-from recycle_pp.telemetry.harmless import harmless, harmless_but
+from recycle_pp.telemetry.guard import guarded, guarded_returning
 from recycle_pp.telemetry.heartbeat import SECONDS, Heartbeat
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.succession import Succession
+from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer
 
 from .checkpoints import NOTHING, Whole
@@ -50,26 +50,26 @@ class Host:
         agreement: Agreement,
         leader: Leader,
         token: str,
-        succession: Succession | None = None,
+        takeover: Takeover | None = None,
         whole: Whole = NOTHING,
     ) -> None:
         """whole: the checkpoint to begin at."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._screen = Unhurried(sys.stdout)
+        self._screen = BackgroundStream(sys.stdout)
         world = settings.parallel.pipelines * settings.parallel.stages
         progress = self._progress = Progress(settings.run.steps, world, self._screen)
-        if succession is None:
+        if takeover is None:
             progress.say(f"{world} {'worker starts' if world == 1 else 'workers start'}; run folder {run.path}")
             for line in footprint(settings, int(os.environ.get("LOCAL_WORLD_SIZE", world))):
                 progress.say(line)
-        run.later(harmless(run.make))
+        run.later(guarded(run.make))
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)
         self._exporters = Exporters(settings, run)
         self._heartbeat = Heartbeat(run, self._term, f"{leader.host}:{leader.port}")
         arguments = (settings, run, self._events, progress, agreement, leader, whole)
         self._coordinator = (
-            Successor(*arguments, succession=succession, token=token) if succession else Coordinator(*arguments)
+            Successor(*arguments, takeover=takeover, token=token) if takeover else Coordinator(*arguments)
         )
         run.later.permitted = self._coordinator.lease.permits
         self.ended = asyncio.create_task(self._coordinate())
@@ -97,7 +97,7 @@ class Host:
 
     async def report(self) -> None:
         """Says what the run was; a pager that is paused is not waited for."""
-        self._progress.say(await apart(harmless_but(str)(report), self._run))
+        self._progress.say(await in_thread(guarded_returning(str)(report), self._run))
         await self._screen.flushed(SCREEN_SECONDS)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The coordinator in the place of one that was lost: it begins with what supervisors and workers say of themselves.
 
-    coordinator = Successor(settings, run, events, progress, agreement, leader, succession, token)
+    coordinator = Successor(settings, run, events, progress, agreement, leader, takeover, token)
     code = await coordinator.run()        # as any other from now on
 
 What is lost of the old one's memory can be done without: who was still catching up begins anew, a validation may be
@@ -18,9 +18,9 @@ from typing import Any
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.protocol.events import CoordinatorReplaced
 from recycle_pp.protocol.takeover import Found, find
-from recycle_pp.telemetry.background import apart
+from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.history import History
-from recycle_pp.telemetry.succession import Succession
+from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
 from recycle_pp.wire.messages.handshake import WorkerHello
@@ -40,9 +40,9 @@ DISCOVERY_SECONDS = 2.0  # at least, for workers that may still be connecting to
 
 
 class Successor(Coordinator):
-    def __init__(self, *arguments: Any, succession: Succession, token: str) -> None:
+    def __init__(self, *arguments: Any, takeover: Takeover, token: str) -> None:
         super().__init__(*arguments)
-        self._succession, self._discovery = succession, FailoverDiscovery(token)
+        self._takeover, self._discovery = takeover, FailoverDiscovery(token)
 
     async def run(self) -> int:
         with suppress(Deposed):
@@ -87,17 +87,17 @@ class Successor(Coordinator):
         begun = found.begun
         committed = max((state.committed for state in states.values()), default=-1)
         if not states and self._settings.run.resume:
-            committed = (await apart(newest_whole, self._run.checkpoints)).step - 1
+            committed = (await in_thread(newest_whole, self._run.checkpoints)).step - 1
         history = await reading
         if not states:  # then only the run folder knows how far the job was: it is waited for however slow it is
-            history = await apart(History.read, self._run)
+            history = await in_thread(History.read, self._run)
         await self.lease.wait()
         self._driver.saving.known(history.checkpoint)
         # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
         job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
         job.committed = committed
         self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
-        self._recorder.took_over(job, self._succession, history, found.members - found.live)
+        self._recorder.took_over(job, self._takeover, history, found.members - found.live)
         self._driver.change(self._driver.planning.take_up(history.profile, job.problem))
         if not states and history.step > committed:
             self.stop(_lost(history))
@@ -143,7 +143,7 @@ class Successor(Coordinator):
     async def _history(self) -> History:
         """What the coordinator before has written; nothing of it if the disk is slow."""
         try:
-            return await asyncio.wait_for(apart(History.read, self._run), HISTORY_SECONDS)
+            return await asyncio.wait_for(in_thread(History.read, self._run), HISTORY_SECONDS)
         except (OSError, TimeoutError):
             return History()
 
@@ -152,7 +152,7 @@ class Successor(Coordinator):
         savers, done = found.commit.savers if found.commit else [], found.committed + 1
         if not savers or self._settings.emulate.mode:
             return
-        if not await apart(self._driver.saving.path(done).exists):
+        if not await in_thread(self._driver.saving.path(done).exists):
             self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.told)
 
 

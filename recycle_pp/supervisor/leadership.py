@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.refusal import REFUSED, Refusal
-from recycle_pp.telemetry.succession import Succession
+from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -36,7 +36,7 @@ GRACE_SECONDS = 1.0  # by which a peer may learn of a new leader earlier than th
 BEAT_SECONDS = 0.5  # between two heartbeats to a waiting supervisor
 RETRY_SECONDS = 0.05  # between two attempts to connect
 
-StartHost = Callable[[Leader, Succession | None], Awaitable["Host"]]
+StartHost = Callable[[Leader, Takeover | None], Awaitable["Host"]]
 Connect = Callable[[Leader, float], Awaitable[Peer]]  # leader, seconds allowed; raises OSError
 
 
@@ -83,7 +83,7 @@ class Leadership:
             leader = self.leader = await self.agreement.leader(after=self.leader.term)
             if leader.rank == self._rank and self.host is None:
                 await self._start_coordinator(
-                    leader, Succession(leader.term, leader.rank, lost.rank, lost_at, loop.time())
+                    leader, Takeover(leader.term, leader.rank, lost.rank, lost_at, loop.time())
                 )
             with suppress(OSError):
                 return await connect(leader, CONNECT_SECONDS)
@@ -134,10 +134,10 @@ class Leadership:
         if self.agreement is not None:
             self.agreement.close()
 
-    async def _start_coordinator(self, leader: Leader, succession: Succession | None) -> None:
+    async def _start_coordinator(self, leader: Leader, takeover: Takeover | None) -> None:
         self._starting = True
         try:
-            self.host = await self._start_host(leader, succession)
+            self.host = await self._start_host(leader, takeover)
         finally:
             self._starting = False
         self._hosting.set()

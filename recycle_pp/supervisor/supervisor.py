@@ -33,10 +33,10 @@ from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
 from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.telemetry import startup
-from recycle_pp.telemetry.background import apart
+from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.succession import Succession
+from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, enter
 from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
@@ -156,7 +156,7 @@ class Supervisor:
     async def start_job(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
         """Starts a new job as its first leader and publishes the address. ValueError if this is impossible."""
         wanted = address or Address("127.0.0.1", 0, new_token())
-        startup.goes_on("imports what coordinates the job")
+        startup.update("imports what coordinates the job")
         try:
             await self._listen(wanted.host, wanted.port, wanted.token)
         except OSError as error:
@@ -402,17 +402,17 @@ class Supervisor:
         elif self._leadership.agreement is not None:
             await self._leadership.agreement.handle(peer)
 
-    async def _start_host(self, leader: Leader, succession: Succession | None) -> Host:
+    async def _start_host(self, leader: Leader, takeover: Takeover | None) -> Host:
         assert self._settings is not None and self._leadership.agreement is not None
         await asyncio.to_thread(_import_coordinator)
         from recycle_pp.coordinator.checkpoints import NOTHING, newest_whole
         from recycle_pp.coordinator.host import Host
 
         whole = NOTHING
-        if self._settings.run.resume and succession is None:
-            whole = await apart(newest_whole, self._run.checkpoints)
+        if self._settings.run.resume and takeover is None:
+            whole = await in_thread(newest_whole, self._run.checkpoints)
         agreement = self._leadership.agreement
-        return Host(self._settings, self._run, agreement, leader, self._token, succession, whole)
+        return Host(self._settings, self._run, agreement, leader, self._token, takeover, whole)
 
     def _disconnect(self) -> None:
         if self._peer is not None:

@@ -4,8 +4,8 @@
     records(write, line)                   # never blocks: queued; where the queue is full it is dropped, and counted
     records.flush(5.0)                     # blocks until all is done, at most so long; False where it is not
     await records.flushed(5.0)             # the same in an event loop
-    screen = Unhurried(sys.stdout)         # a stream whose `write` never blocks
-    history = await apart(History.read, run)           # a function whose value is needed
+    screen = BackgroundStream(sys.stdout)         # a stream whose `write` never blocks
+    history = await in_thread(History.read, run)           # a function whose value is needed
 
 The threads are daemons: a file system that never answers, or a pager that is paused, keeps no process alive, provided
 that it leaves by os._exit.
@@ -84,7 +84,7 @@ class Background:
             self._done += 1
 
 
-class Unhurried:
+class BackgroundStream:
     """A text stream in the place of `stream`. Who writes never waits; what nobody reads is left out in the end."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -123,7 +123,7 @@ class Unhurried:
             self._broken = True
 
 
-async def apart(function: Callable[..., R], *arguments: Any) -> R:
+async def in_thread(function: Callable[..., R], *arguments: Any) -> R:
     """The function's value, or what it raises, from a thread of its own."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
@@ -145,5 +145,5 @@ async def apart(function: Callable[..., R], *arguments: Any) -> R:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(set_result, value, failed)
 
-    threading.Thread(target=run, name=f"apart {getattr(function, '__name__', '')}", daemon=True).start()
+    threading.Thread(target=run, name=f"in_thread {getattr(function, '__name__', '')}", daemon=True).start()
     return await future

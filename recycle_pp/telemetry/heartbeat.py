@@ -27,7 +27,7 @@ from recycle_pp.linux.processes import boot_id, pid_namespace, process_stat
 from recycle_pp.wire.files import UnreadableFile, decode, read
 from recycle_pp.wire.records import Count, Seconds, Term, WorkerName
 
-from .harmless import harmless
+from .guard import guarded
 from .run_folder import RunFolder
 
 if TYPE_CHECKING:  # a supervisor reads this module, and has no room for numpy
@@ -120,7 +120,7 @@ class Heartbeat:
         self._run, self._term, self._address = run, term, address
         self._started = _started(os.getpid()) or 0
 
-    @harmless
+    @guarded
     def write(self, live: Iterable[Worker], over: bool = False, code: int | None = None) -> None:
         """Leaves the sign of a newer coordinator as it is."""
         term = self._term()

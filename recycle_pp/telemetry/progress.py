@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, TextIO
 
-from .background import Unhurried
+from .background import BackgroundStream
 from .words import plural
 
 _NUMBERS = {"loss": "loss {:.4f}", "val_loss": "val {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
@@ -29,9 +29,9 @@ _BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
 class Progress:
     """steps, workers: how many the whole run has."""
 
-    def __init__(self, steps: int, workers: int, stream: TextIO | Unhurried | None = None):
+    def __init__(self, steps: int, workers: int, stream: TextIO | BackgroundStream | None = None):
         self._steps, self._workers = steps, workers
-        self._stream: TextIO | Unhurried = sys.stdout if stream is None else stream
+        self._stream: TextIO | BackgroundStream = sys.stdout if stream is None else stream
         self._colour = self._stream.isatty() and "NO_COLOR" not in os.environ
         self._last: float | None = None
         self._seconds: deque[float] = deque(maxlen=20)  # of recent steps

@@ -5,7 +5,7 @@
     recorder.follow(note)                 # each note of the job
     recorder.finished(digests)
 
-Nobody asks it for anything. An exception in any of its methods is logged and ends nothing (`harmless`).
+Nobody asks it for anything. An exception in any of its methods is logged and ends nothing (`guarded`).
 
 (Longer than other files because it has a method for each kind of event, and all of them write to the same few files.)
 """
@@ -40,15 +40,15 @@ from .events.event import Event
 from .events.job import Finished, PlanAdopted, Repeated, Started, Stopped
 from .events.recovery import Restored
 from .events.workers import Left, Mismatch, Rejoined, Slow, SlowNoMore
-from .harmless import harmless, harmless_but
+from .guard import guarded, guarded_returning
 from .history import History
 from .lines import Lines
 from .progress import Progress
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
+from .running_median import RunningMedian
 from .span_tables import SpanTables
-from .spread import Spread
-from .succession import Succession
+from .takeover import Takeover
 from .traces import Traces
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ class Recorder:
         self._cpu: dict[Worker, float] = {}
         self._cpu_now = 0.0  # of the step under way
         self._cpu_last, self._steps = 0.0, 0  # of the step before, and how many there were
-        self._cpu_steps = Spread()  # of all but the first two
+        self._cpu_steps = RunningMedian()  # of all but the first two
         self._own_cpu = time.process_time()
         self._logged: dict[Worker, int] = {}
         self._recovery: Recovery | None = None
@@ -91,7 +91,7 @@ class Recorder:
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    @harmless
+    @guarded
     def measured(self, worker: Worker, message: Measured) -> None:
         if message.samples:
             self._samples[message.step] = message.samples
@@ -100,13 +100,13 @@ class Recorder:
         if before is not None:
             self._cpu_now += message.cpu - before
 
-    @harmless
+    @guarded
     def progress(self, worker: Worker, message: OpProgress) -> None:
         here = partial(self._spans.here, worker)
         *op, start = message.running
         self._traces.progress(worker, message.step, _spans_here(message.spans, here), [*op, here(start)])
 
-    @harmless
+    @guarded
     def resumed(self, worker: Worker, message: Resumed) -> None:
         if self._recovery:
             here = partial(self._spans.here, worker)
@@ -116,7 +116,7 @@ class Recorder:
 
     # -- from the coordinator ----------------------------------------------------------------------------------
 
-    @harmless
+    @guarded
     def event(self, event: Event) -> None:
         """Records an event of this moment: with the step that runs or comes next, and the generation."""
         self._events.record(self._dated(event))
@@ -124,12 +124,12 @@ class Recorder:
     def _dated(self, event: Event) -> Event:
         return msgspec.structs.replace(event, step=self._job.committed + 1, generation=self._job.generation)
 
-    @harmless
+    @guarded
     def say(self, sentence: str) -> None:
         """To the user, without an event."""
         self._progress.say(sentence)
 
-    @harmless_but(_no_event)
+    @guarded_returning(_no_event)
     def death(self, worker: Worker, now: float, stood: float | None = None) -> Expected | None:
         """The event of a death whose cause is not known yet. Later events wait for `explain_death` or `suppose_death`.
 
@@ -151,7 +151,7 @@ class Recorder:
             self._recovery.died(worker, now - stood)
         self._traces.mark(self._recovery.step, self._recovery)
 
-    @harmless
+    @guarded
     def explain_death(self, event: Expected | None, death: Death) -> None:
         """Completes the event of a death with its cause, or adds `death_explained` if it was written with another one.
 
@@ -168,18 +168,18 @@ class Recorder:
             worker = Worker.parse(name)
             self._recovery.died(worker, self._spans.here(worker, death.at))
 
-    @harmless
+    @guarded
     def suppose_death(self, event: Expected | None, death: Death) -> None:
         """Completes the event of a death whose cause is not certain, so that later events wait no longer."""
         if event is not None and not event.complete:
             self._events.complete(event, **_cause(death))
 
-    @harmless
+    @guarded
     def release(self) -> None:
         """Writes the events that still wait for the cause of a death."""
         self._events.release()
 
-    @harmless
+    @guarded
     def follow(self, note: Json) -> None:
         """Records a note of the job."""
         kind = note["event"]
@@ -214,7 +214,7 @@ class Recorder:
         used = {(step, "F" if kind == "F" else "I", mb, stage) for kind, mb, stage in note["lost"]}
         return used | self._traces.gone(step) | self._traces.gone(step + 1)
 
-    @harmless
+    @guarded
     def speed_changed(self, worker: Worker, factor: float) -> None:
         """Plans of the steps after this one count with it: `factor` times as long as its peers."""
         self._traces.mark(self._job.committed + 1)
@@ -226,7 +226,7 @@ class Recorder:
         committed, self._job, self._recovery = self._job.committed, job, None
         self._begin_anew(committed)
 
-    @harmless
+    @guarded
     def _begin_anew(self, committed: int) -> None:
         """committed: the newest step before the restore."""
         first = self._job.first_step
@@ -246,52 +246,52 @@ class Recorder:
         if self._sample_log is not None:
             self._sample_log.cut(steps)
 
-    def took_over(self, job: Job, succession: Succession, history: History, dead: Collection[Worker]) -> None:
+    def took_over(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
         """Goes on with the files of the coordinator that was lost, as far as they are on this machine."""
         self._job, self._started = job, True
-        self._go_on(job, succession, history, dead)
+        self._go_on(job, takeover, history, dead)
 
-    @harmless
-    def _go_on(self, job: Job, succession: Succession, history: History, dead: Collection[Worker]) -> None:
+    @guarded
+    def _go_on(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
         self._deaths, self._stalls = history.deaths, history.stalls
-        self._cpu_steps, self._steps = Spread(history.cpu_steps[2:]), len(history.cpu_steps)
+        self._cpu_steps, self._steps = RunningMedian(history.cpu_steps[2:]), len(history.cpu_steps)
         self._lost = self._traces.redone = history.lost_ops  # its steps are committed: nothing of them is missing
         self._begun -= history.seconds
         self._recorded, self._final_loss = history.step, history.loss
-        lost, rank = succession.lost_rank, succession.rank
+        lost, rank = takeover.lost_rank, takeover.rank
         self.event(CoordinatorLost(rank=lost))
-        seconds = succession.elected_at - succession.lost_at
+        seconds = takeover.elected_at - takeover.lost_at
         self.event(CoordinatorElected(rank=rank, seconds=seconds))  # its line has the term
         self._recovery = Recovery(job.committed + 1)
-        self._recovery.coordinator_lost(succession.lost_at, succession.elected_at)
+        self._recovery.coordinator_lost(takeover.lost_at, takeover.elected_at)
         for worker in sorted(dead):
-            self._recovery.death(worker, succession.lost_at)
+            self._recovery.death(worker, takeover.lost_at)
         self._traces.mark(self._recovery.step, self._recovery)
 
-    @harmless
+    @guarded
     def remove_undone(self) -> None:
         """Removes the steps after the newest commit: the lost coordinator recorded them, no live worker has them."""
         self._cut(self._job.committed + 1)
 
-    @harmless
+    @guarded
     def commit_again(self, commit: Commit) -> None:
         """A step's line, if the coordinator that was lost had no time left to write it."""
         if commit.step > self._recorded:
             self._committed(commit)
 
-    @harmless
+    @guarded
     def stopped(self, reason: str) -> None:
         self._write_line()
         self.event(Stopped(reason=reason))
 
-    @harmless
+    @guarded
     def finished(self, digests: Mapping[Worker, Mapping[str, str]]) -> None:
         self._write_line()
         self._traces.finish(self._job)
         self.event(Finished())
         self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
 
-    @harmless
+    @guarded
     def again(self) -> None:
         """Lines that the disk has refused are tried again."""
         self._events.again()
@@ -303,7 +303,7 @@ class Recorder:
         self._write_line()
         self.abandon()
 
-    @harmless
+    @guarded
     def abandon(self) -> None:
         """Another coordinator writes from now on: a line that still waits for its val_loss is not written."""
         self._metrics.close()

@@ -20,7 +20,7 @@ from recycle_schedules import Worker
 from recycle_pp.wire.messages.workers import Measured, WorkerHeartbeat
 
 from .clocks import Clocks
-from .harmless import harmless, harmless_but
+from .guard import guarded, guarded_returning
 from .packing import unpack
 
 
@@ -30,20 +30,20 @@ class SpanTables:
         self._packed: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # with the offset of the worker's clock
         self._tables: dict[int, dict[Worker, np.ndarray]] = {}
 
-    @harmless
+    @guarded
     def heard(self, worker: Worker, message: WorkerHeartbeat) -> None:
         self._clocks.heard(worker, message.boot, message.now, time.monotonic())
 
     def here(self, worker: Worker, seconds: float) -> float:
         return self._clocks.here(worker, seconds)
 
-    @harmless
+    @guarded
     def add(self, worker: Worker, message: Measured) -> None:
         """Replaces what the worker measured in an earlier attempt at the step."""
         self._packed.setdefault(message.step, {})[worker] = message.spans, self._clocks.here(worker, 0.0)
         self._tables.get(message.step, {}).pop(worker, None)
 
-    @harmless_but(dict[Worker, np.ndarray])
+    @guarded_returning(dict[Worker, np.ndarray])
     def of(self, step: int) -> dict[Worker, np.ndarray]:
         """The tables of all workers that have sent theirs; empty if none has."""
         packed, tables = self._packed.get(step, {}), self._tables.setdefault(step, {})

@@ -1,7 +1,7 @@
 """Says every few seconds what this process does at its start, until the job itself has something to say.
 
     startup.begin("reads the configuration")     # from now on a line every `SECONDS` seconds
-    startup.goes_on("measures the layers")       # what it does now
+    startup.update("measures the layers")       # what it does now
     startup.end()
 
 A thread prints, because the main thread is in an import, a file system or a child process. Imports nothing, as a cold
@@ -39,7 +39,7 @@ def begin(words: str) -> None:
     _now = _Said(words)
 
 
-def goes_on(words: str) -> None:
+def update(words: str) -> None:
     """The same start, another part of it; nothing if it has ended."""
     if _now is not None:
         _now.words = words

@@ -23,12 +23,12 @@ from recycle_schedules.analysis.figures import PARTS, bubbles_of
 from recycle_pp.protocol.job import Job
 
 from .background import Later
-from .harmless import harmless
+from .guard import guarded
 from .packing import KINDS, listed, table_of
 from .recovery import Part, Recovery
 from .run_folder import RunFolder
+from .running_median import RunningMedian
 from .span_tables import SpanTables
-from .spread import Spread
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
 Row = tuple[Worker, Span, str]  # and what became of it: done, cut, redone
@@ -38,7 +38,7 @@ COMPUTE = "FIWB"
 class Traces:
     def __init__(self, run: RunFolder, later: Later, spans: SpanTables) -> None:
         self._run, self._later, self._spans = run, later, spans
-        self.bubbles = Spread()  # of every step whose spans are known
+        self.bubbles = RunningMedian()  # of every step whose spans are known
         self.redone = 0  # ops
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # what dead ones had done
         self._cut: dict[int, dict[Worker, Span]] = {}
@@ -118,7 +118,7 @@ class Traces:
             trace = _trace(problem, generation, rows, phases, died)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
 
-        self._later(harmless(write), dict(self._spans.of(step)), dict(self._spans.of(step + 1)))
+        self._later(guarded(write), dict(self._spans.of(step)), dict(self._spans.of(step + 1)))
 
 
 def _rows(

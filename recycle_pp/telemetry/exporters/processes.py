@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.background import Background
-from recycle_pp.telemetry.harmless import harmless
+from recycle_pp.telemetry.guard import guarded
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once
 
@@ -53,7 +53,7 @@ class Exporters:
 
     # -- in the thread -----------------------------------------------------------------------------------------
 
-    @harmless
+    @guarded
     def _start(self, settings: Settings) -> None:
         run = self._run
         known = ",".join(str(_size(path)) for path in (run.metrics, run.events))  # passed on before: this run goes on
@@ -66,13 +66,13 @@ class Exporters:
                 if self._ended:
                     process.kill()
 
-    @harmless
+    @guarded
     def _look(self) -> None:
         for name, process in list(self._processes.items()):
             if process.poll() is not None:
                 self._report(name)
 
-    @harmless
+    @guarded
     def _close(self) -> None:
         deadline = time.monotonic() + CLOSE_SECONDS
         for process in self._processes.values():

@@ -125,11 +125,11 @@ class SimulatedSupervisor(supervisor.Supervisor):
         if message.generation == self._worker.generation:
             self._worker.applied[message.step] = message.generation
 
-    async def _start_host(self, leader: Any, succession: Any) -> Any:
+    async def _start_host(self, leader: Any, takeover: Any) -> Any:
         self._simulation.record(f"{self._worker.name} was elected for term {leader.term}")
         await asyncio.sleep(self._simulation.chance.uniform(0, self._simulation.order.hosting))
         assert self._leadership.agreement is not None
-        return Coordinator(self._simulation, self._leadership.agreement, leader, succession)
+        return Coordinator(self._simulation, self._leadership.agreement, leader, takeover)
 
 
 class Simulation(ExitStack):

@@ -66,14 +66,14 @@ class Committed(NamedTuple):
 class Coordinator:
     """The part of the interface of `coordinator.Host` that `Leadership` uses."""
 
-    def __init__(self, simulation: Simulation, agreement: Any, leader: Any, succession: Any) -> None:
+    def __init__(self, simulation: Simulation, agreement: Any, leader: Any, takeover: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
         self.gave_way, self.agents = False, {0}
         self._lease = LeaderLease(agreement, SETTINGS.control.suspicion, self.give_way)
         self._gate = AgreementGate(agreement, self._lease, self._deliver, self.give_way)
         self._present: dict[int, tuple[Peer, Place]] = {}
         self._unheard: dict[int, int] = {}
-        self._discovery = failover_discovery.FailoverDiscovery("") if succession else None
+        self._discovery = failover_discovery.FailoverDiscovery("") if takeover else None
         self._generation, self._begun = -1, False
         self._commits: dict[int, int] = {}  # step -> generation
         self._anew: set[int] = set()  # ranks whose workers start from the state of the others

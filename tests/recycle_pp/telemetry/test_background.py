@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from recycle_pp.telemetry.background import Background, Unhurried, apart
+from recycle_pp.telemetry.background import Background, BackgroundStream, in_thread
 
 
 def test_calls_run_in_their_order_and_are_all_done_after_a_flush():
@@ -41,7 +41,7 @@ def test_a_call_that_fails_stops_none_that_follow():
 def test_a_pipe_that_nobody_reads_delays_nobody_and_says_later_how_much_is_missing():
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb") as pipe, os.fdopen(writes, "w") as stream:
-        screen, line = Unhurried(stream), "x" * 99 + "\n"
+        screen, line = BackgroundStream(stream), "x" * 99 + "\n"
         screen._background._waiting.maxsize = 1000
         begun = time.monotonic()
         for _ in range(2000):  # 200 kB, and a pipe holds 64
@@ -62,7 +62,7 @@ def test_who_reads_no_more_is_told_by_an_error():
     reads, writes = os.pipe()
     os.close(reads)
     with os.fdopen(writes, "w") as stream:
-        screen = Unhurried(stream)
+        screen = BackgroundStream(stream)
         screen.write("lost\n")
         assert asyncio.run(screen.flushed(10))
         with pytest.raises(BrokenPipeError):
@@ -72,7 +72,7 @@ def test_who_reads_no_more_is_told_by_an_error():
 def test_the_loop_goes_on_while_something_is_read_apart():
     async def both():
         ticks = 0
-        reading = asyncio.create_task(apart(time.sleep, 0.2))
+        reading = asyncio.create_task(in_thread(time.sleep, 0.2))
         while not reading.done():
             await asyncio.sleep(0.01)
             ticks += 1
@@ -80,4 +80,4 @@ def test_the_loop_goes_on_while_something_is_read_apart():
 
     assert asyncio.run(both()) > 5
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(apart(divmod, 1, 0))
+        asyncio.run(in_thread(divmod, 1, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Succession(NamedTuple):
+class Takeover(NamedTuple):
     """lost_at, elected_at: seconds of the new one's monotonic clock."""
 
     term: int

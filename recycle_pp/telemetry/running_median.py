@@ -1,6 +1,6 @@
 """A median of any number of values in little memory.
 
-spread = Spread()
+spread = RunningMedian()
 spread.add(0.31)
 spread.median                     # None before the first value; exact up to 1024 values
 """
@@ -14,7 +14,7 @@ from statistics import median
 MOST = 1024  # values that are kept
 
 
-class Spread:
+class RunningMedian:
     """Every value while there are few; then every second, every fourth, ...: those kept are spread evenly over all."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
