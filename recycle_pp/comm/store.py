@@ -137,7 +137,7 @@ class ControlStore(dist.Store):
         while not all(key in self._values for key in keys):
             for key in keys:
                 if self._closed or cancelled() or self._is_over(key):
-                    raise LinkBroken(_generation(key), f"nobody waits for {key} any more")
+                    raise LinkBroken(_generation(key), f"stopped waiting for {key}")
             if not self._changed.wait(deadline - time.monotonic()):
                 missing = ", ".join(key for key in keys if key not in self._values)
                 raise TimeoutError(f"{missing}: not published within {seconds:g} s")

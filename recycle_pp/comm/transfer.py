@@ -106,7 +106,7 @@ class Receiver:
                     key.data()
                 self._handshakes.look(time.monotonic())
             if self._closed or not self._admitted:
-                raise TransferError(f"nobody has connected to {self.address[0]}:{self.address[1]}")
+                raise TransferError(f"no peer has connected to {self.address[0]}:{self.address[1]}")
             sock = self._admitted.popleft()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Stream(sock, idle)

@@ -60,7 +60,7 @@ def _by_position(tensor: Tensor, b: int, T: int) -> Tensor:
         return tensor.unflatten(0, (b, T))
     if tensor.shape[:2] != (b, T):
         raise ValueError(
-            f"data.document_mask must be false: what crosses a cut of this model, {tuple(tensor.shape)}, has no "
-            "position for each token, so nobody can tell whether documents are kept apart"
+            f"data.document_mask must be false: a tensor between stages of this model, {tuple(tensor.shape)}, has no "
+            "dimension for tokens, so it cannot be checked whether documents are kept apart"
         )
     return tensor

@@ -1,4 +1,4 @@
-"""What a finished checkpoint remembers of its files, so that a damaged one is found before it is loaded."""
+"""Checksums of a finished checkpoint's files, which detect damage before it is loaded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import stat
 import zlib
 from pathlib import Path
 
-ABOUT = "about.json"  # what a resume needs to know of a checkpoint, and its files with their fingerprints
+ABOUT = "about.json"  # the settings that a resume must keep, and the fingerprints of all files
 
 
 def fingerprint(path: Path) -> list[int]:
-    """[bytes, CRC-32 of them] of a file."""
+    """[size in bytes, CRC-32] of a file."""
     size, crc = 0, 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -20,11 +20,11 @@ def fingerprint(path: Path) -> list[int]:
 
 
 def damage(path: Path, step: int) -> str | None:
-    """What is wrong with the files of the finished checkpoint of `step` steps, or None. Reads all of them."""
+    """Describes the damage of the finished checkpoint of `step` steps; None if it is whole. Reads all files."""
     try:
         about = json.loads(_regular(path / ABOUT).read_text())
         if about["step"] != step:
-            return f"{path} holds the state after {about['step']} steps, which is not what its name says"
+            return f"{path} holds the state after {about['step']} steps, which contradicts its name"
         files = about["files"]
         if ".metadata" not in files:
             return f"{path / ABOUT} does not list the files of a checkpoint"
@@ -39,7 +39,7 @@ def damage(path: Path, step: int) -> str | None:
 
 
 def _regular(path: Path) -> Path:
-    """ValueError for what is no file, such as a pipe, which would block its reader for ever."""
+    """Returns the path of a regular file. ValueError otherwise: reading a pipe, for example, would block for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is not a regular file")
     return path

@@ -1,11 +1,12 @@
-"""A checkpoint as a folder that Hugging Face's `from_pretrained` loads: safetensors, config.json, the tokenizer.
+"""Exports a checkpoint as a folder for Hugging Face's `from_pretrained`: safetensors, config.json, the tokenizer.
 
-    model, path = of_run("runs/mine", step=None, dtype=torch.float32)    # of the newest whole checkpoint
-    write(model, Path("out"))                                # appears by a rename; blocks until it is on the disk
-    model.config; model.load(["lm_head.weight"])             # or piece by piece
+    model, path = of_run("runs/mine", step=None, dtype=torch.float32)    # the newest undamaged checkpoint
+    write(model, Path("out"))                                # blocks until the folder is on disk
+    model.config; model.load(["lm_head.weight"])             # config.json and single tensors
 
-The project's own Transformer becomes a Llama. A model of another folder (`model.path`) keeps its names, its config.json
-and its tokenizer. Any other is written without a config.json. Only the weights are read, a file's worth at a time.
+The project's own Transformer is exported as a Llama. A model loaded from a folder (`model.path`) keeps its names,
+config.json and tokenizer. A user's own model is exported without config.json. Only the weights are read, one output
+file at a time.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from . import checkpoint
 from .checksum import damage
 
-TRIES = 3  # a job that runs deletes checkpoints: then the next one is taken
-SHARD = 4 << 30  # bytes of a file, at most; a larger tensor has one of its own
+TRIES = 3  # attempts, because a running job may delete the checkpoint that is being read
+SHARD = 4 << 30  # maximum bytes per file; a larger tensor gets its own file
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "merges.txt", "tokenizer.model",
@@ -43,7 +44,7 @@ TOKENIZER = (
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of the folder: rows of a tensor of the checkpoint."""
+    """One tensor of the export: rows of a tensor of the checkpoint."""
 
     source: str
     rows: slice
@@ -51,14 +52,12 @@ class Part:
 
 
 class Exported:
-    """The model of a checkpoint under the names that Hugging Face knows.
+    """A checkpoint's model with Hugging Face's names.
 
-    Attributes:
-        config: the content of config.json; None for a model that is the user's own code.
-        parts: name -> Part, in the model's order.
+    config  content of config.json; None for a user's own model
+    parts   name -> Part, in the model's order
 
-    Raises:
-        ValueError: the checkpoint does not hold what the configuration says.
+    Raises ValueError if the checkpoint does not match the run's configuration.
     """
 
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
@@ -92,7 +91,7 @@ class Exported:
         return prod(self.parts[name].shape) * self.dtype.itemsize
 
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """These tensors, contiguous, in `dtype`, each with a memory of its own."""
+        """These tensors: contiguous, in `dtype`, each with its own memory."""
         sources = dict.fromkeys(self.parts[name].source for name in names)
         whole = checkpoint.load(self._path, [f"model.{source}" for source in sources])
         out = {}
@@ -102,7 +101,7 @@ class Exported:
         return out
 
     def write_config(self, folder: Path) -> bool:
-        """config.json and the tokenizer; False if nothing says what the tokenizer was."""
+        """Writes config.json and the tokenizer. False if the tokenizer is unknown."""
         if self._folder is not None:
             _copy(Path(self._folder), ("generation_config.json",), folder)
         if self.config is not None:
@@ -114,17 +113,16 @@ class Exported:
         if place == tokenizer.BYTES or (place is None and all(map(is_text, paths(data.get("path"))))):
             _write_bytes_tokenizer(folder)
             return True
-        if place is None:  # a file of bare tokens
+        if place is None:  # trained on token files
             return False
         _copy_tokenizer(tokenizer.definition(place), data.get("separator"), folder)
         return True
 
 
 def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[Exported, Path]:
-    """The model of a checkpoint of a run, and the checkpoint; the newest whole one if `step` is None.
+    """The model of a run's checkpoint, and the checkpoint's path. step: None: the newest undamaged checkpoint.
 
-    Raises:
-        ValueError: no run, no such checkpoint, or a damaged one.
+    Raises ValueError if there is no such run or checkpoint, or if it is damaged.
     """
     run = RunFolder(run_dir)
     run.require()
@@ -135,16 +133,16 @@ def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[E
             path = _checkpoint(run, step)
             return Exported(settings, path, dtype), path
         except (ValueError, OSError):
-            if last or finished(run.checkpoints) == before:  # else the job has deleted it meanwhile
+            if last or finished(run.checkpoints) == before:  # not deleted by the job meanwhile
                 raise
     raise AssertionError("the last try returns or raises")
 
 
 def _checkpoint(run: RunFolder, step: int | None) -> Path:
-    """The finished checkpoint of `step` steps, or the newest whole one. Reads all of its bytes."""
+    """The finished checkpoint of `step` steps, or the newest undamaged one. Reads all of its bytes."""
     found = finished(run.checkpoints)
     if not found:
-        raise ValueError(f"{run.path} holds no complete checkpoint yet; checkpoint.every makes some on the way")
+        raise ValueError(f"{run.path} has no complete checkpoint yet; checkpoint.every sets how often one is saved")
     if step is not None and step not in found:
         raise ValueError(
             f"--step must be one of {', '.join(map(str, found))}, the checkpoints in {run.path}, not {step}"
@@ -160,16 +158,16 @@ def _checkpoint(run: RunFolder, step: int | None) -> Path:
 
 
 def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
-    """Makes the folder `out`, all or nothing; False if it holds no tokenizer, as nothing says what it was.
+    """Writes the folder `out`, all or nothing; False if the tokenizer is unknown and therefore missing.
 
-    shard: bytes of a file of weights, at most; report(done, total) in bytes, after every file.
+    shard   maximum bytes per file of weights
+    report  called after each file with (done, total) in bytes
 
-    Raises:
-        ValueError: `out` exists; OSError: it cannot be written.
+    Raises ValueError if `out` exists, OSError if it cannot be written.
     """
     refuse_existing(out)
     temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process
     temporary.mkdir(parents=True)
     try:
         has_tokenizer = model.write_config(temporary)
@@ -207,7 +205,7 @@ def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[
     for number, names in enumerate(shards, 1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(model.load(names), folder / file, metadata={"format": "pt"})
-        (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors makes it for this user alone
+        (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors makes it readable only for this user
         index |= dict.fromkeys(names, file)
         done += sum(map(model.size, names))
         report(done, total)
@@ -223,7 +221,7 @@ def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
 
 
 def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
-    """Copies those of the files that exist; whether any did."""
+    """Copies those files that exist; whether there were any."""
     there = [name for name in names if (source / name).is_file()]
     for name in there:
         shutil.copyfile(source / name, folder / name)
@@ -231,7 +229,7 @@ def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
 
 
 def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> None:
-    """A tokenizer.json with what lies beside it, or with the little that `from_pretrained` needs beside it."""
+    """Copies a tokenizer.json with the files beside it. Without them, writes the minimum for `from_pretrained`."""
     if definition.name == "tokenizer.json":
         _copy(definition.parent, TOKENIZER, folder)
     shutil.copyfile(definition, folder / "tokenizer.json")
@@ -241,7 +239,7 @@ def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> No
 
 
 def _write_bytes_tokenizer(folder: Path) -> None:
-    """A byte-level BPE without merges: the id of a byte is its value, and the end of a text is the byte 0."""
+    """Writes a byte-level BPE without merges. The id of a byte is its value; byte 0 ends a text."""
     symbols = _byte_symbols()
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(symbols)}, "merges": []}
@@ -256,7 +254,7 @@ def _write_bytes_tokenizer(folder: Path) -> None:
 
 
 def _byte_symbols() -> list[str]:
-    """GPT-2's printable stand-in of every byte: itself, or one from U+0100 on."""
+    """GPT-2's printable character for each byte: the byte's own, or one from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -267,7 +265,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Returns when the file, or the names in the folder, are on the disk."""
+    """Flushes a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

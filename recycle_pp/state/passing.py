@@ -1,15 +1,14 @@
-"""How the workers of a stage pass each other parts of a vector: by messages between two of them, or together.
+"""Exchanges parts of a vector between the workers of a stage: with point-to-point messages or with collectives.
 
     way = passing(links, me, wait)
-    pending = way.give(tensor, source, takers, tag)          # from one worker to some
-    for run, total in way.totals(sums, peers, rounds, sent): # each run's sum over all, at who sums it
+    pending = way.give(tensor, source, takers, tag)          # from one worker to some peers
+    for run, total in way.totals(sums, peers, rounds, sent): # the sum of each run, at its first holder
 
-Messages (TCP) are the fewest bytes, and a worker has its part in nothing else. NCCL wants one order for all that a
-worker does, and memory for each connection: there the peers do everything together, in the group that they have for
-their sums anyway. So each takes part in whatever any two of them pass (`everybody`), and a ring of D that broadcasts
-from every worker in turn sends as much as one that gathers.
+Messages (TCP) send the fewest bytes, and involve only the sender and the receivers. With NCCL a worker's operations
+need one order, and each connection needs memory. So all peers take part in every exchange (`everybody`), in the group
+that also sums their gradients. A broadcast from each worker in turn sends as many bytes as a gather in a ring.
 
-Everything blocks in `wait` alone, and ends with LinkBroken when the generation does.
+All calls block only in `wait`, and end with LinkBroken when the generation ends.
 """
 
 from __future__ import annotations
@@ -29,28 +28,29 @@ from recycle_pp.comm.waiting import Pending
 
 from .shard_runs import Run
 
-PIECE = 1 << 18  # elements of sums that a worker takes from each peer at a time
-AHEAD = 3  # runs that are summed while one is waited for
-SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS, OWN_SUMS, UNITED = range(MAX_TAG - 7, MAX_TAG)  # no mailbox counts so far
+PIECE = 1 << 18  # elements that a worker receives from each peer at a time
+AHEAD = 3  # reductions in flight
+SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS, OWN_SUMS, UNITED = range(MAX_TAG - 7, MAX_TAG)  # above all tags of mailboxes
 
 Rounds = Iterable[Sequence[Run | None]]
 
 
 class Passing(Protocol):
-    """Workers are called by their pipeline. All of a stage call the same, in the same order."""
+    """Workers are given by pipeline. All workers of a stage make the same calls in the same order."""
 
     everybody: bool
-    """Whether a worker calls `give` for what others pass, too, with memory of the right size that holds garbage
-    afterwards."""
+    """Whether workers also call `give` for exchanges between others, with a buffer that holds garbage afterwards."""
 
     def give(self, tensor: Tensor, source: int, takers: Collection[int], tag: int) -> Pending:
-        """The tensor of `source`, into those of the takers. Contiguous; not to be written to until it has arrived."""
+        """Sends the tensor of `source` to the takers. It must be contiguous and unchanged until it has arrived."""
 
     def totals(
         self, sums: Tensor, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
-        """Each run, with the sum of that part of `sums` over all peers where this worker is its first holder. `sums`
-        stays as it is. sent(): called when this worker has sent its first."""
+        """Each run, and its sum over all peers if this worker is the first holder, else None. Keeps `sums` unchanged.
+
+        sent(): called when this worker has sent its first message.
+        """
 
 
 def passing(links: Links, me: Worker, wait: Callable[[Pending], None]) -> Passing:
@@ -58,9 +58,11 @@ def passing(links: Links, me: Worker, wait: Callable[[Pending], None]) -> Passin
 
 
 class ByMessages:
-    """A worker that sums a run takes a piece of it from every peer at a time, so that it needs memory for these and not
-    for a second set of sums: they are sent from where they are. A peer may be a piece ahead, not more: it waits for its
-    own."""
+    """Point-to-point messages. A worker that sums a run receives one piece of it from every peer at a time.
+
+    So it needs memory for these pieces, not for a second set of sums; senders use no buffer. A peer can be at most one
+    piece ahead, because it waits for its own pieces.
+    """
 
     everybody = False
 
@@ -96,8 +98,10 @@ class ByMessages:
         rooms: Mapping[int, Tensor],
         sent: Callable[[], None],
     ) -> Tensor:
-        """The sum over all peers of this worker's run of a round, piece by piece; each peer gets the pieces of its own.
-        rooms: memory for a piece of each other peer."""
+        """The sum of this worker's run over all peers, piece by piece. Sends the peers the pieces of their runs.
+
+        rooms: a buffer for one piece of each other peer.
+        """
         total = sums[:0] if run is None else torch.empty_like(sums[run.span])
         for pieces in zip_longest(*(of.pieces(PIECE) if of else [] for of in runs.values())):
             mine, coming = None, []
@@ -121,8 +125,7 @@ class ByMessages:
 
 
 class Together:
-    """Sums and broadcasts of all peers, some of them under way: the order in which they are asked for is the order in
-    which they happen."""
+    """Collectives of all peers, several in flight. They run in the order of the calls."""
 
     everybody = True
 
@@ -152,7 +155,7 @@ class Together:
 
 
 def _sum(contributions: Sequence[Tensor], out: Tensor) -> None:
-    """In the order of the workers; none of them changes."""
+    """Adds the contributions in the order of the workers into `out`."""
     first, *others = contributions
     if not others:
         out.copy_(first)

@@ -198,7 +198,7 @@ def test_what_cannot_be_exported_is_told_in_one_sentence_and_leaves_nothing(run,
     before = sorted(tmp_path.iterdir())
     for arguments, sentence in [
         ([tmp_path / "nowhere", tmp_path / "out"], "holds no run"),
-        ([tmp_path / "young", tmp_path / "out"], "holds no complete checkpoint yet"),
+        ([tmp_path / "young", tmp_path / "out"], "has no complete checkpoint yet"),
         ([damaged, tmp_path / "out"], "is damaged: "),
         ([run, tmp_path / "there"], "exists; name a new folder"),
     ]:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of communication."""
+"""Fixtures for the tests of communication."""
 
 import resource
 
@@ -15,7 +15,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def descriptors():
-    """Room for 4,000 open files, both ends of a thousand connections and more; a usual limit is 1,024."""
+    """Raises the limit of open files to 4,000, enough for both ends of a thousand connections (usual limit: 1,024)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= 4000
     if not enough and hard != resource.RLIM_INFINITY and hard < 4000:

@@ -1,8 +1,8 @@
-"""A communicator that behaves like NCCL's, without a GPU: an abort completes what is under way, a wait does not block.
+"""A communicator that behaves like NCCL's without a GPU: an abort completes pending work, `wait` does not block.
 
 fake = fake_links(monkeypatch)  # links of two workers over fake groups
 fake.links.rebuild(0, [ME, PEER], ME)
-fake.groups[0].backend.works    # what is under way
+fake.groups[0].backend.works    # pending work
 """
 
 import threading
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Work:
-    """Done on a GPU that is not here. As torch's: an abort completes it, and `wait` does not block the host."""
+    """Work of an imaginary GPU. Like torch's, an abort completes it and `wait` does not block the host."""
 
     def __init__(self):
         self.completed, self.aborted, self.waited = threading.Event(), False, False
@@ -33,7 +33,7 @@ class Work:
 
 
 class Backend:
-    """Only does what a test lets it: `works` are those under way, in order."""
+    """Completes work only if a test does. works: all work started, in order."""
 
     def __init__(self):
         self.works = []
@@ -50,7 +50,7 @@ class Backend:
 
 
 class Fake(NcclGroup):
-    """Everything of NCCL's but the communicator."""
+    """An NCCL group with a fake communicator."""
 
     made: "list[Fake]"
 
@@ -66,14 +66,14 @@ ME, BEFORE, PEER, AFTER = Worker(0, 1), Worker(0, 0), Worker(1, 1), Worker(0, 2)
 
 
 def fake_links(monkeypatch):
-    """Links of two workers over fake groups; `groups` are those that were made."""
+    """Links of two workers over fake groups. `groups`: all groups made."""
     monkeypatch.setattr(Fake, "made", [], raising=False)
     links = Links(GroupTransport(ControlStore(lambda key, value: None), CPU, 60.0, Fake))
     return SimpleNamespace(links=links, groups=Fake.made)
 
 
 def in_thread(function):
-    """Runs it; `outcome` is what it returned or raised, once the thread is over."""
+    """Runs a function in a thread; `outcome`: its result or exception, after the thread has ended."""
     run = SimpleNamespace(outcome=None)
 
     def work():

@@ -1,4 +1,4 @@
-"""Collectives made of messages, on workers that are threads and a network that is a table of queues."""
+"""Collectives made of messages. Workers are threads; the network is a table of queues."""
 
 import queue
 import threading
@@ -27,7 +27,7 @@ class Network:
 
 
 class Way:
-    """Messages of one slot between two workers keep their order; the data leaves when it is sent."""
+    """A network of queues: messages of one slot between two workers stay in order; data is copied at the send."""
 
     def __init__(self, network: Network, me: int, other: int):
         self.network, self.me, self.other = network, me, other
@@ -47,7 +47,7 @@ class Done:
 
 
 def everywhere(count: int, function) -> list:
-    """`function(worker, ways)` on every worker at once; what they return."""
+    """Runs `function(worker, ways)` on all workers at once; their results."""
     network, results, errors = Network(), [None] * count, []
 
     def run(me: int) -> None:
@@ -88,7 +88,7 @@ def test_an_all_reduce_gives_every_worker_the_sum_in_the_order_of_the_workers(co
         collectives.all_reduce(tensors, ways, slot=9)
         return tensors
 
-    with mock.patch.object(collectives, "SMALL", small):  # bytes up to which a tensor travels whole
+    with mock.patch.object(collectives, "SMALL", small):  # bytes up to which a tensor is sent as a whole
         results = everywhere(count, reduce)
     for tensors in results:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(tensors, expected, strict=True))

@@ -1,4 +1,4 @@
-"""Deaths at bad moments, and many of them: SIGKILL for real."""
+"""Real SIGKILLs at bad moments, and many of them."""
 
 import os
 import random
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def build(node: Node, generation: int, members, base: int) -> str:
-    """Builds the generation and sums over the stage and around the ring."""
+    """Builds the generation, then sums over the stage and around the ring."""
     try:
         node.links.rebuild(generation, members, node.me, base)
         here = members.index(node.me)
@@ -42,7 +42,7 @@ def obey(node: Node) -> None:
             node.report((rest[0], build(node, *rest)))
 
 
-def test_a_worker_that_comes_back_is_linked_anew():
+def test_a_returning_worker_is_linked_again():
     members = grid(2, 2)
     with Rehearsal(members, obey) as play:
         play.tell("build", 0, members, 0)
@@ -57,7 +57,7 @@ def test_a_worker_that_comes_back_is_linked_anew():
 
 
 def die_while_linking(node: Node) -> None:
-    """The second worker of each pipeline publishes its address, and dies before it connects."""
+    """The second worker of each pipeline publishes its address and dies before it connects."""
     if node.me.stage == 1:
         Mesh.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     obey_in_threads(node)
@@ -74,8 +74,8 @@ def obey_in_threads(node: Node) -> None:
             threading.Thread(target=run, daemon=True).start()
 
 
-def test_members_that_die_while_connections_are_made_delay_no_survivor():
-    """Some survivors wait to be connected by the dead, others are refused; either way the next generation stands."""
+def test_members_that_die_while_connecting_do_not_delay_survivors():
+    """Some survivors wait for a connection from a dead worker, others are refused. The next generation is built."""
     members = grid(3, 2)
     with Rehearsal(members, die_while_linking) as play:
         play.tell("build", 0, members, 0)
@@ -94,7 +94,7 @@ def test_members_that_die_while_connections_are_made_delay_no_survivor():
 
 
 def abort_while_building(node: Node) -> None:
-    """The first worker builds with one that never comes; its control thread aborts."""
+    """The first worker builds with a peer that never comes. Its control thread aborts."""
     if node.me == node.members[0]:
         start = time.monotonic()
         threading.Timer(0.2, node.links.abort).start()
@@ -115,7 +115,7 @@ def test_an_abort_ends_a_rebuild():
 
 
 def large_message(node: Node) -> None:
-    """The first worker is in the midst of receiving much from the second."""
+    """The first worker is receiving a large message from the second."""
     node.links.rebuild(0, node.members, node.me, 0)
     data = torch.zeros(60_000_000)  # 240 MB
     if node.me == node.members[1]:
@@ -132,8 +132,8 @@ def large_message(node: Node) -> None:
     node.hear()
 
 
-def test_a_death_in_the_midst_of_a_large_message_does_not_hold_the_receiver():
-    """Gloo does not fail an operation whose bytes were just arriving, so only the abort ends this wait."""
+def test_an_abort_ends_the_wait_for_the_rest_of_a_large_message_from_a_dead_worker():
+    """Gloo does not fail an operation whose data was just arriving, so only the abort ends this wait."""
     members = grid(2, 1)
     with Rehearsal(members, large_message) as play:
         play.reports(2)
@@ -144,7 +144,7 @@ def test_a_death_in_the_midst_of_a_large_message_does_not_hold_the_receiver():
 
 
 def hundred_generations(node: Node) -> None:
-    """In each one a thread is left waiting, a receive and a send are dropped, and a sum works."""
+    """In each generation a thread is abandoned in a wait, a receive and a send are dropped, and a sum works."""
     process = psutil.Process()
     other = next(worker for worker in node.members if worker != node.me)
 
@@ -186,9 +186,9 @@ def hundred_generations(node: Node) -> None:
     node.hear()
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "connections anew"])
-def test_a_hundred_generations_leave_nothing_behind(kept):
-    """Between renewals of the mesh an abandoned wait keeps its thread and its buffers, and no longer."""
+@pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "new connections"])
+def test_a_hundred_generations_leak_no_threads_files_or_memory(kept):
+    """An abandoned wait keeps its thread and buffers until the mesh is renewed."""
     with Rehearsal(grid(2, 1), hundred_generations) as play:
         play.tell("kept", kept)
         reports = [report for _, report in play.reports(4)]
@@ -198,8 +198,8 @@ def test_a_hundred_generations_leave_nothing_behind(kept):
         assert all(report <= 10 for report in reports if isinstance(report, int))
 
 
-def test_random_deaths_and_returns_in_quick_succession():
-    """Every announcement supersedes the one before, built or not; the last one always stands."""
+def test_after_random_deaths_and_returns_the_last_generation_is_built():
+    """Each announcement supersedes the one before, built or not."""
     chance = random.Random(5)
     members = grid(3, 2)
     with Rehearsal(members, obey_in_threads) as play:

@@ -1,4 +1,4 @@
-"""What `comm.torch_internals` takes for granted of Gloo: one fact a test, whose failure says which fact is gone."""
+"""Facts about Gloo that `comm.torch_internals` relies on, one per test. A failure names the fact that has changed."""
 
 import socket
 import subprocess
@@ -29,20 +29,20 @@ def group():
     return connected_pair()
 
 
-# -- Gloo: where a group listens ---------------------------------------------------------------------------------------
+# -- Gloo: listening addresses -----------------------------------------------------------------------------------------
 
 
-@fact("the constructor of a lazy Gloo back end waits for no other member, and opens nothing but its listener")
-def test_a_lazy_back_end_waits_for_nobody():
+@fact("the constructor of a lazy Gloo back end waits for no other member and opens only its listener")
+def test_a_lazy_back_end_waits_for_no_member():
     before = sockets()
     member = Member(dist.HashStore(), 0, 3)
     assert len(sockets() - before) == 1
     del member
 
 
-@fact("a Gloo back end publishes where it listens under '0/<rank>', and the value reads as listening_address says")
+@fact("a Gloo back end publishes its listening address under '0/<rank>', in the format that listening_address reads")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_back_end_says_where_it_listens(host):
+def test_a_back_end_publishes_its_address(host):
     store = dist.HashStore()
     try:
         backend = gloo_backend(store, 0, 1, host, 5.0)
@@ -55,15 +55,15 @@ def test_a_back_end_says_where_it_listens(host):
 
 
 @pytest.mark.parametrize("value", [b"", b"\x02", b"\x02" + bytes(7) + b"vm" + bytes(200), bytes(300)])
-def test_what_is_no_gloo_address_is_refused(value):
+def test_an_invalid_gloo_address_is_rejected(value):
     with pytest.raises(ValueError, match="not the address of a Gloo group"):
         listening_address(value)
 
 
-# -- Gloo: how members connect -----------------------------------------------------------------------------------------
+# -- Gloo: connections -------------------------------------------------------------------------------------------------
 
 
-@fact("a receive from any source starts every connection of a lazy Gloo back end, and waits for none")
+@fact("a receive from any source starts every connection of a lazy Gloo back end and waits for none")
 def test_all_connections_are_started_at_once():
     store = dist.HashStore()
     members = [Member(store, rank, 3) for rank in range(3)]
@@ -73,10 +73,10 @@ def test_all_connections_are_started_at_once():
     deadline = time.monotonic() + 5
     while len(sockets() - before) < 6 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(sockets() - before) == 6  # three connections, both ends are here
+    assert len(sockets() - before) == 6  # both ends of three connections
 
 
-@fact("posting a receive of a lazy Gloo back end blocks until the peer has used the same pair")
+@fact("posting a receive on a lazy Gloo back end blocks until the peer has used the same pair")
 def test_posting_a_receive_connects_and_blocks():
     low, high = sorted(pair(), key=lambda member: socket.htons(member.address[1]))
     posting = outcome_of(lambda: low.backend.recv([torch.empty(4)], high.rank, 5))
@@ -86,7 +86,7 @@ def test_posting_a_receive_connects_and_blocks():
     assert wait_for(posting)[0] is None
 
 
-@fact("of two members of a Gloo group the one with the higher address, byte by byte, connects to the other")
+@fact("in a Gloo group the member with the higher address, compared bytewise, connects to the other")
 def test_the_higher_address_connects():
     low, high = sorted(pair(), key=lambda member: socket.htons(member.address[1]))
     low.connect()
@@ -98,7 +98,7 @@ def test_the_higher_address_connects():
 
 
 @fact("each connection of a Gloo group has the listening address of one member at exactly one end")
-def test_the_connections_of_a_group_are_told_from_all_others(group):
+def test_the_connections_of_a_group_can_be_identified(group):
     store = dist.HashStore()
     others = [Member(store, rank, 2) for rank in range(2)]
     for member in others:
@@ -118,7 +118,7 @@ def test_the_connections_of_a_group_are_told_from_all_others(group):
 # -- Gloo: messages ----------------------------------------------------------------------------------------------------
 
 
-@fact("Gloo carries messages of every tag up to 2**31 - 1, those of one tag in the order in which they were sent")
+@fact("Gloo sends messages with any tag up to 2**31 - 1 and keeps the order of those with the same tag")
 @pytest.mark.parametrize("tag", [0, MAX_TAG - 1])
 def test_messages_of_one_tag_keep_their_order(group, tag):
     buffers = [torch.empty(1) for _ in range(5)]
@@ -129,9 +129,9 @@ def test_messages_of_one_tag_keep_their_order(group, tag):
     assert [buffer.item() for buffer in buffers] == [0, 1, 2, 3, 4]
 
 
-@fact("a message of Gloo whose work is dropped by the sender may never arrive: somebody has to hold it")
+@fact("a Gloo message may never arrive if the sender drops its work object")
 def test_a_send_is_lost_with_its_work(group):
-    group[0].backend.send([torch.ones(4)], 1, 5)  # not kept
+    group[0].backend.send([torch.ones(4)], 1, 5)  # drops the work object
     time.sleep(0.1)
     receiving = group[1].backend.recv([torch.empty(4)], 0, 5)
     result = outcome_of(receiving.wait)
@@ -141,7 +141,7 @@ def test_a_send_is_lost_with_its_work(group):
     assert lost
 
 
-@fact("a message of Gloo counts as complete only when somebody waits for it: is_completed() stays False")
+@fact("is_completed() of a Gloo message is False until wait() is called")
 def test_only_waiting_completes_a_message(group):
     buffer = torch.zeros(4)
     receiving = group[1].backend.recv([buffer], 0, 5)
@@ -151,11 +151,11 @@ def test_only_waiting_completes_a_message(group):
     receiving.wait()
 
 
-# -- Gloo: ending what blocks ------------------------------------------------------------------------------------------
+# -- Gloo: ending blocked operations -----------------------------------------------------------------------------------
 
 
-@fact("Gloo has no abort: after abort() and shutdown() of a back end who blocks in it goes on blocking")
-def test_an_abort_of_gloo_leaves_who_blocks_blocked(group):
+@fact("Gloo has no abort: abort() and shutdown() of a back end do not end blocked operations")
+def test_an_abort_does_not_end_a_blocked_operation(group):
     result = group[0].blocks_in_a_receive()
     for name in ("abort", "shutdown"):
         try:
@@ -168,8 +168,8 @@ def test_an_abort_of_gloo_leaves_who_blocks_blocked(group):
     assert blocked
 
 
-@fact("who blocks in an operation of Gloo raises RuntimeError within milliseconds when its connection is shut")
-def test_who_blocks_raises_when_its_connection_is_shut(group):
+@fact("a blocked Gloo operation raises RuntimeError within milliseconds when its connection is shut down")
+def test_a_blocked_operation_raises_when_its_connection_is_shut_down(group):
     result = group[0].blocks_in_a_receive()
     start = time.monotonic()
     shutdown_connections(group[0].address, group[0].peers())
@@ -177,18 +177,16 @@ def test_who_blocks_raises_when_its_connection_is_shut(group):
     assert error is not None and at - start < 0.5
 
 
-@fact(
-    "Gloo's handshake is the peer's rank as eight bytes, and a connection that closes after it fails who waits for it"
-)
-def test_who_waits_for_a_member_that_never_connects_raises_too():
-    """It waits inside the posting of a receive; there is no socket that could be shut."""
+@fact("Gloo's handshake is the peer's rank in eight bytes, and a wait fails if the connection closes after it")
+def test_a_wait_for_a_member_that_never_connects_can_be_failed():
+    """The thread waits while it posts a receive, and there is no socket to shut down."""
     low, _ = sorted(pair(), key=lambda member: socket.htons(member.address[1]))
     result = outcome_of(lambda: low.backend.recv([torch.empty(4)], 1 - low.rank, 5))
     time.sleep(0.2)
     assert not result and shutdown_connections(low.address, low.peers()) == 0
     answer_for_missing(low.address, [1 - low.rank])
     error, _ = wait_for(result)
-    if error is None:  # the post went through just before the connection closed
+    if error is None:  # the receive was posted just before the connection closed
         result = outcome_of(lambda: low.backend.recv([torch.empty(4)], 1 - low.rank, 6).wait())
         assert wait_for(result)[0] is not None
 
@@ -206,13 +204,13 @@ print("alive")
 """
 
 
-@fact("shutting Gloo's listening socket ends the process")
-def test_a_listener_must_not_be_shut():
+@fact("shutting down Gloo's listening socket ends the process")
+def test_a_listener_must_not_be_shut_down():
     done = subprocess.run([sys.executable, "-c", SHUT_A_LISTENER], capture_output=True, text=True, timeout=50)
     assert done.returncode != 0 and "alive" not in done.stdout
 
 
-@fact("Gloo finds its members through a store that is written in Python")
+@fact("Gloo finds its members through a store written in Python")
 def test_gloo_uses_a_store_of_ours():
     stores: list[ControlStore] = []
 

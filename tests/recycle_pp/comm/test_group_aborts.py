@@ -1,4 +1,4 @@
-"""Aborts of NCCL's groups: none waits for another, none outlives its generation, and one that hangs ends the worker."""
+"""Aborts of NCCL groups: none waits for another, no group outlives its generation, a hanging abort ends the worker."""
 
 import threading
 import time
@@ -19,8 +19,8 @@ from .fake_nccl import BEFORE, ME, PEER, Backend, Fake, in_thread
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_each_group_is_aborted_though_another_ones_abort_waits_for_it():
-    """NCCL waits for the GPU, which may be busy with the other group's hanging operation (pytorch#119797)."""
+def test_groups_are_aborted_concurrently():
+    """NCCL's abort waits for the GPU, which may be busy with another group's hanging operation (pytorch#119797)."""
     both = threading.Barrier(2, timeout=10)
     NcclGroup.abort([SimpleNamespace(backend=SimpleNamespace(abort=both.wait)) for _ in range(2)])
     assert not both.broken
@@ -29,9 +29,7 @@ def test_each_group_is_aborted_though_another_ones_abort_waits_for_it():
 def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
     ends = []
     monkeypatch.setattr(nccl, "ABORT_SECONDS", 0.05)
-    monkeypatch.setattr(
-        threading, "excepthook", lambda failed: ends.append(failed.exc_value)
-    )  # a worker's prints the reason
+    monkeypatch.setattr(threading, "excepthook", lambda failed: ends.append(failed.exc_value))
     hanging = threading.Event()
     monkeypatch.setattr(Backend, "abort", lambda self: hanging.wait(30))
     fake.links.rebuild(0, [ME, PEER], ME)
@@ -50,15 +48,15 @@ def announcement(generation):
 
 
 @pytest.mark.parametrize("place", ["make", "connect"])
-def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monkeypatch):
-    """A thread in C++ gets the end of its wait for a key as a RuntimeError of torch."""
+def test_the_failure_of_an_abandoned_build_is_ignored(place, fake, monkeypatch):
+    """In a C++ thread the end of its wait for a key is a RuntimeError of torch."""
     dead, building, given_up, said = [], threading.Event(), threading.Event(), []
     monkeypatch.setattr(threading, "excepthook", lambda failed: dead.append(failed.exc_value))
 
     def block(*_):
         building.set()
         assert given_up.wait(20)
-        raise torch.distributed.DistBackendError("store->get('0') got error: nobody waits for 1/0.0-0.1/0 any more")
+        raise torch.distributed.DistBackendError("store->get('0') got error: stopped waiting for 1/0.0-0.1/0")
 
     monkeypatch.setattr(Fake, "connect" if place == "connect" else "__init__", block)
     client = SimpleNamespace(state=None, send=lambda message: said.append(type(message)))
@@ -80,7 +78,7 @@ def test_a_build_that_fails_after_it_was_given_up_ends_nothing(place, fake, monk
     assert said and Broken not in said
 
 
-def test_an_abort_of_a_late_link_that_hangs_ends_the_worker_too(fake, monkeypatch):
+def test_a_hanging_abort_of_a_late_link_ends_the_worker(fake, monkeypatch):
     """The executor has already continued, so a hang of its GPU would go unnoticed."""
     ends, making, given_up, ended = [], threading.Event(), threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda failed: (ends.append(failed.exc_value), ended.set()))
@@ -108,7 +106,7 @@ def test_an_abort_of_a_late_link_that_hangs_ends_the_worker_too(fake, monkeypatc
 
 
 @pytest.mark.parametrize("of", ["peers", "a link"])
-def test_what_a_build_makes_after_it_was_given_up_is_aborted_too(of, fake, monkeypatch):
+def test_groups_made_by_an_abandoned_build_are_aborted(of, fake, monkeypatch):
     making, given_up, aborted = threading.Event(), threading.Event(), []
     original = Fake.__init__
 
@@ -128,7 +126,7 @@ def test_what_a_build_makes_after_it_was_given_up_is_aborted_too(of, fake, monke
     assert making.wait(10)
     fake.links.abort()
     assert aborted == []
-    if of == "a link":  # the executor waits for it, and must not wait for a thread in C++
+    if of == "a link":  # the executor waits for it and must not wait for a C++ thread
         run.thread.join(10)
     given_up.set()
     run.thread.join(10)

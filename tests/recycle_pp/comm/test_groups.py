@@ -1,4 +1,4 @@
-"""Groups that are built anew in each generation, and what NCCL asks for, with communicators that are not there."""
+"""Groups that are rebuilt in each generation, and NCCL's requirements, with fake communicators."""
 
 import itertools
 from contextlib import contextmanager
@@ -30,8 +30,10 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def play(links):
-    """Everybody builds the groups of its links in order, each of which takes both ends. Returns the rounds that it
-    takes, and what nobody has come to."""
+    """Each worker builds the groups of its links in order; a group needs both ends at once.
+
+    Returns the number of rounds, and the groups for which a worker would wait for ever.
+    """
     members = {worker for link in links for worker in link}
     beside = {worker: [other for link in links if worker in link for other in link - {worker}] for worker in members}
     left = {worker: meetings(worker, beside[worker]) for worker in members}
@@ -46,7 +48,7 @@ def play(links):
 
 
 def links_of(pipelines, stages):
-    """All that a plan could ask for."""
+    """All links that a plan could use."""
     pairs = itertools.combinations(grid(pipelines, stages), 2)
     return [frozenset(pair) for pair in pairs if abs(pair[0].stage - pair[1].stage) == 1]
 
@@ -55,12 +57,12 @@ shapes = st.tuples(st.integers(1, 5), st.integers(2, 5))
 
 
 @given(shapes.flatmap(lambda shape: st.lists(st.sampled_from(links_of(*shape)), unique=True)))
-def test_no_worker_waits_for_ever_for_a_group_with_any_links_of_a_plan(links):
+def test_the_order_of_groups_cannot_deadlock_for_any_links_of_a_plan(links):
     assert play(links)[1] == []
 
 
 @given(shapes)
-def test_a_step_without_a_death_takes_two_rounds(shape):
+def test_the_groups_of_a_step_without_a_death_take_two_rounds(shape):
     assert play([link for link in links_of(*shape) if len({worker.pipeline for worker in link}) == 1])[0] <= 2
 
 
@@ -94,13 +96,13 @@ def test_the_host_waits_for_a_message_of_nccl(fake):
     assert run.outcome is None and work.waited
 
 
-def test_an_op_whose_input_never_came_is_not_told_as_done(fake):
-    """Its receive is complete after the abort, as on a GPU; what it holds is whatever was in the memory."""
+def test_an_op_without_its_input_is_not_reported_as_done(fake):
+    """Its receive completes with the abort, as on a GPU, and its buffer holds garbage."""
     settings = small(parallel__pipelines=1, parallel__stages=2)
     participant = Participant(ME, 2)
     client = SimpleNamespace(state=None, send=lambda *_: None)
     session = Session(client, participant, fake.links, None)
-    stage = SimpleNamespace(stage=1, first=False, last=True)  # computes nothing, and must not be asked to
+    stage = SimpleNamespace(stage=1, first=False, last=True)  # has no compute methods: a call would fail
     mailbox = Mailbox(fake.links, {"F": [torch.empty(1)]}, CPU, (1, 2, 4))
     executor = Executor(session, stage, None, mailbox, None, None, Spans(), settings)
     fake.links.rebuild(0, [BEFORE, ME], ME)
@@ -115,7 +117,7 @@ def test_an_op_whose_input_never_came_is_not_told_as_done(fake):
     assert participant.record(0).reported().done == {}
 
 
-def test_what_nccl_finds_wrong_is_a_broken_link_and_want_of_memory_is_not():
+def test_an_error_of_nccl_is_a_broken_link_and_out_of_memory_is_not():
     def failing(text):
         work = Work()
         work.completed.set()
@@ -133,7 +135,7 @@ def test_what_nccl_finds_wrong_is_a_broken_link_and_want_of_memory_is_not():
         NcclGroup.wait(Generation(3), failing("Cuda failure 2 'out of memory'"))
 
 
-def test_a_connection_is_used_both_ways_before_it_counts_and_not_on_the_stream_that_computes(monkeypatch):
+def test_a_new_connection_is_used_in_both_directions_and_not_on_the_compute_stream(monkeypatch):
     streams, current = [], []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: streams.append(priority) or "its own")
 
@@ -155,10 +157,10 @@ def test_a_connection_is_used_both_ways_before_it_counts_and_not_on_the_stream_t
         group._rank, group._device = rank, CPU
         names = ("send", "recv", "allreduce")
         group.backend = SimpleNamespace(eager_connect_single_device=lambda device: None, **{n: use(n) for n in names})
-        assert group.connect(pair) == [call[0] for call in calls]  # each is to be waited for
+        assert group.connect(pair) == [call[0] for call in calls]  # returns all work, to be waited for
         return calls
 
     assert used(0, True) == [("send", 1, 0, "its own"), ("recv", 1, 0, "its own")]
     assert used(1, True) == [("recv", 0, 0, "its own"), ("send", 0, 0, "its own")]
     assert used(1, False) == [("allreduce", "its own")]
-    assert set(streams) == {-1}, "the streams of normal priority are counted: each group has one"
+    assert set(streams) == {-1}, "streams of normal priority are limited: each group has one"

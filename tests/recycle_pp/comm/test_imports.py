@@ -1,4 +1,4 @@
-"""Workers are forked from a process that has imported everything."""
+"""Imports have no side effects: tests fork workers from a process that has imported everything."""
 
 import subprocess
 import sys
@@ -13,5 +13,5 @@ assert threading.active_count() == 1
 """
 
 
-def test_importing_starts_no_thread_and_opens_nothing():
+def test_imports_start_no_thread_and_open_no_file():
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""Links between real processes: messages, sums, deaths, and generations that follow each other."""
+"""Links between real processes: messages, sums, deaths and successive generations."""
 
 import gc
 import threading
@@ -32,7 +32,7 @@ def number_of(worker) -> float:
 
 
 def exchange(node: Node, members) -> str:
-    """A message to and from each member of the stages beside, sums over the stage, a copy; raises if any is wrong."""
+    """Exchanges messages with the neighbouring stages, sums over the stage and broadcasts; raises on a wrong result."""
     beside = [worker for worker in members if abs(worker.stage - node.me.stage) == 1]
     node.links.connect(beside)
     buffers = {worker: torch.empty(1000) for worker in beside}
@@ -56,7 +56,7 @@ def exchange(node: Node, members) -> str:
 
 
 def build_and_exchange(node: Node) -> None:
-    """Builds each generation it is told and exchanges; reports what became of it."""
+    """Builds each generation on command, exchanges, and reports the outcome."""
     while True:
         word, *rest = node.hear()
         if word == "build":
@@ -72,8 +72,8 @@ def build_and_exchange(node: Node) -> None:
             node.links._transport = StagedTransport(node.links._transport, torch.device("cpu"))
 
 
-def test_whoever_follows_an_old_generation_cannot_touch_the_new_one():
-    """Else a sum of the broken step would count as the first sum of the next plan, and its messages as another's."""
+def test_an_operation_of_an_old_generation_cannot_enter_the_new_one():
+    """Otherwise a sum of the broken step would be taken for the first sum of the next plan."""
     me = Worker(0, 0)
     links = Links(transport_for("tcp", ControlStore(lambda key, value: None), torch.device("cpu"), workers=[me]))
     links.rebuild(0, [me], me, 0)
@@ -87,9 +87,9 @@ def test_whoever_follows_an_old_generation_cannot_touch_the_new_one():
     links.close()
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "connections anew"])
+@pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "new connections"])
 @pytest.mark.parametrize("transport", ["mesh", "groups", "staged"])
-def test_survivors_go_on_after_deaths_in_a_row(transport, kept):
+def test_survivors_continue_after_several_deaths(transport, kept):
     members = grid(3, 2)
     with Rehearsal(members, build_and_exchange) as play:
         if transport != "mesh":
@@ -105,12 +105,12 @@ def test_survivors_go_on_after_deaths_in_a_row(transport, kept):
             assert {report for _, report in play.reports(len(live))} == {"exchanged"}
 
 
-def test_a_generation_that_is_superseded_while_it_waits_for_the_dead_leaves_nothing_behind():
+def test_a_generation_that_waits_for_a_dead_member_can_be_superseded():
     members = grid(2, 2)
     with Rehearsal(members, build_in_threads) as play:
         play.kill(members[1])
         live = [members[0], *members[2:]]
-        play.tell("build", 0, members, 0, to=live)  # the dead one has not said where it listens, and never will
+        play.tell("build", 0, members, 0, to=live)  # the dead worker will never publish its address
         time.sleep(0.2)
         play.tell("build", 1, live, 1, to=live)
         reports = [report for _, report in play.reports(6)]
@@ -118,7 +118,7 @@ def test_a_generation_that_is_superseded_while_it_waits_for_the_dead_leaves_noth
 
 
 def build_in_threads(node: Node) -> None:
-    """As the session does: every announcement is built in a thread of its own, whatever the one before does."""
+    """Builds each announcement in its own thread, like the session, while earlier ones may still be running."""
 
     def build(generation, members, base):
         try:
@@ -133,7 +133,7 @@ def build_in_threads(node: Node) -> None:
 
 
 def block(node: Node) -> None:
-    """Blocks in the operation it is told, and reports when and how that ended."""
+    """Blocks in an operation on command, and reports when and how it ended."""
     members = node.members
     node.links.rebuild(0, members, node.me, 0)
     node.report("built")
@@ -165,7 +165,7 @@ def block(node: Node) -> None:
 
 
 @pytest.mark.parametrize("where", ["receive", "all_reduce"])
-def test_an_abort_ends_what_blocks_on_live_workers(where):
+def test_an_abort_ends_operations_that_wait_for_live_workers(where):
     members = grid(2, 2)
     with Rehearsal(members, block) as play:
         play.reports(4)
@@ -179,7 +179,7 @@ def test_an_abort_ends_what_blocks_on_live_workers(where):
         assert all(report[1:] == (True, 0) for _, report in reports if report != "later operations raise")
 
 
-def test_a_worker_that_waits_for_a_dead_peer_sees_the_death_before_it_is_announced():
+def test_a_wait_for_a_dead_peer_fails_before_the_death_is_announced():
     members = grid(1, 2)
     with Rehearsal(members, wait_for_the_other) as play:
         play.reports(2)
@@ -199,7 +199,7 @@ def wait_for_the_other(node: Node) -> None:
 
 
 def many_messages(node: Node) -> None:
-    """All workers receive from all others, in another order than sent, with sizes from zero to megabytes."""
+    """All workers receive from all others, not in the order of the sends, from zero bytes to megabytes."""
     node.links.rebuild(0, node.members, node.me, 0)
     others = [worker for worker in node.members if worker != node.me]
     sizes = [1, 7, 1000, 300_000, 2, 64]
@@ -219,14 +219,14 @@ def many_messages(node: Node) -> None:
     node.hear()
 
 
-def test_many_messages_are_outstanding_between_all_workers_at_once():
+def test_many_messages_between_all_workers_may_be_in_flight():
     members = grid(2, 2)
     with Rehearsal(members, many_messages) as play:
         assert [report for _, report in play.reports(4)] == ["all here"] * 4
 
 
 def careless_sender(node: Node) -> None:
-    """Sends much, waits for none of it."""
+    """Sends many messages without waiting for any."""
     node.links.rebuild(0, node.members, node.me, 0)
     after, before = neighbours(node, node.members)
     first = None
@@ -242,7 +242,7 @@ def careless_sender(node: Node) -> None:
     node.hear()
 
 
-def test_sends_without_a_waiter_are_released():
+def test_sends_that_are_never_waited_for_are_released():
     with Rehearsal(grid(2, 1), careless_sender) as play:
         assert [let_go for _, let_go in play.reports(2)] == [True, True]
 
@@ -256,7 +256,7 @@ def sums(node: Node) -> None:
         torch.tensor([[float(k)], [0.5]], dtype=torch.float64),
     ]
     pending = node.links.all_reduce(tensors)
-    again = node.links.all_reduce([torch.ones(2)])  # a second one may start before the first is done
+    again = node.links.all_reduce([torch.ones(2)])  # the second may start before the first is done
     again.wait()
     pending.wait()
     copied = [torch.full((4,), float(k)), torch.tensor([k])]
@@ -265,7 +265,7 @@ def sums(node: Node) -> None:
     node.hear()
 
 
-def test_sums_and_broadcasts_of_several_types_in_place():
+def test_sums_and_broadcasts_of_several_dtypes_work_in_place():
     with Rehearsal(grid(3, 1), sums) as play:
         for _, (floats, integers, doubles, copied, source) in play.reports(3):
             assert torch.tensor(floats).allclose(torch.full((3, 5), 0.6))
@@ -282,12 +282,12 @@ def alone(node: Node) -> None:
     node.report(total.tolist())
 
 
-def test_a_worker_that_is_alone_has_nothing_to_wait_for():
+def test_collectives_of_a_single_worker_do_not_wait():
     with Rehearsal(grid(1, 1), alone) as play:
         assert play.reports(1)[0][1] == [1.0] * 3
 
 
-def test_a_generation_that_is_not_newer_is_refused_and_a_tag_out_of_range_too():
+def test_an_old_generation_and_an_invalid_tag_are_rejected():
     with Rehearsal(grid(2, 1), refuse) as play:
         assert [report for _, report in play.reports(2)] == ["refused"] * 2
 

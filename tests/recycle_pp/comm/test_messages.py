@@ -1,4 +1,4 @@
-"""Several tensors as one message."""
+"""Packing several tensors into one message."""
 
 import torch
 from hypothesis import given
@@ -24,7 +24,7 @@ tensors = st.lists(
 
 
 @given(tensors)
-def test_what_comes_out_is_what_went_in(sent):
+def test_unpacked_tensors_equal_the_packed_ones(sent):
     message, buffer = pack(sent), room(sent, torch.device("cpu"))
     assert message.shape == buffer.shape and message.dtype == buffer.dtype == torch.uint8
     came = unpack(buffer.copy_(message), sent)
@@ -32,16 +32,16 @@ def test_what_comes_out_is_what_went_in(sent):
     assert all(torch.equal(a, b) for a, b in zip(sent, came, strict=True))
 
 
-def test_a_scalar_is_a_tensor_too():
+def test_a_scalar_can_be_packed():
     assert unpack(pack([torch.tensor(3.0), torch.ones(2)]), [torch.empty(()), torch.empty(2)])[0] == 3.0
 
 
-def test_a_single_tensor_is_sent_from_where_it_is():
+def test_a_single_tensor_is_not_copied():
     x = torch.randn(3, 5)
     assert pack([x]).data_ptr() == x.data_ptr()
 
 
-def test_tensors_of_a_message_are_aligned_as_tensors_of_their_own():
+def test_unpacked_tensors_are_aligned_like_new_tensors():
     message = pack([torch.ones(3), torch.ones(5), torch.ones(1)])
     starts = [t.data_ptr() - message.data_ptr() for t in unpack(message, [torch.ones(3), torch.ones(5), torch.ones(1)])]
     assert starts == [0, ALIGNMENT, 2 * ALIGNMENT]

@@ -1,4 +1,4 @@
-"""Which NCCL is refused, and what a worker sets for it."""
+"""Rejected versions of NCCL, and its environment variables in a worker."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from recycle_pp.comm.nccl.environment import ENVIRONMENT, FORBIDDEN, describe, r
 
 
 @pytest.mark.parametrize("version", [(2, 17, 1), (2, 18, 6), (2, 25, 1), (2, 28, 3), (2, 28, 8), (1, 0, 0)])
-def test_versions_whose_aborts_hang_or_crash_are_refused_by_name(version):
+def test_versions_whose_aborts_hang_or_crash_are_rejected_by_name(version):
     with pytest.raises(
         ValueError, match=r"cannot use NCCL \d+\.\d+\.\d+: .* \(.*(#|NVIDIA).*\); .*parallel\.backend=tcp"
     ):
@@ -24,18 +24,18 @@ def test_other_versions_are_accepted(version):
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_variables_that_make_torch_poll_the_store_are_refused_by_name(name):
+def test_variables_that_make_torch_poll_the_store_are_rejected_by_name(name):
     refuse({name: "0"}, (2, 30, 7))
     with pytest.raises(ValueError, match=rf"^{name}=1 cannot be used .*; unset it"):
         refuse({name: "1"}, (2, 30, 7))
 
 
-def test_the_description_shows_what_the_user_changed_and_nothing_else_of_the_environment():
+def test_the_description_shows_only_variables_that_the_user_changed():
     text = describe({**ENVIRONMENT, "NCCL_NVLS_ENABLE": "1", "HOME": "/root", "NCCL_DEBUG": "INFO"}, (2, 30, 7))
     assert "NCCL_NVLS_ENABLE=1" in text and "NCCL_DEBUG=INFO" in text and "HOME" not in text
 
 
-def test_a_supervisor_reads_it_without_torch():
+def test_a_supervisor_imports_it_without_torch():
     script = "import sys; import recycle_pp.comm.nccl.environment; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
 

@@ -1,4 +1,4 @@
-"""The log of what was sent in steps that are not committed."""
+"""The log of tensors sent in uncommitted steps."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from recycle_pp.comm.replay_log import ReplayLog
 ACTIVATION = ("F", (0, 3), 1)
 
 
-def test_it_keeps_what_was_sent_until_the_step_is_committed():
+def test_sent_tensors_are_kept_until_the_step_is_committed():
     log = ReplayLog()
     tensors = [torch.zeros(4, 8), torch.ones(2)]
     log.keep(7, ACTIVATION, tensors)
@@ -19,25 +19,25 @@ def test_it_keeps_what_was_sent_until_the_step_is_committed():
         log.get(7, ACTIVATION)
 
 
-def test_what_lies_on_the_host_comes_back_as_it_was():
+def test_tensors_offloaded_to_the_host_come_back_unchanged():
     log, first, second = ReplayLog(on_host=True), torch.rand(4, 8), torch.rand(2)
     log.keep(7, ACTIVATION, [first])
-    assert log.get(7, ACTIVATION)[0] is first, "it is sent as it is made"
+    assert log.get(7, ACTIVATION)[0] is first, "the tensor is sent right after it is made"
     log.keep(7, ("B", (0, 3), 1), [second])
     (again,) = log.get(7, ACTIVATION)
     assert again is not first and torch.equal(again, first)
     again.zero_()
-    assert torch.equal(log.get(7, ACTIVATION)[0], first), "once more"
+    assert torch.equal(log.get(7, ACTIVATION)[0], first), "a second time"
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_it_counts_its_bytes(on_host):
+def test_the_log_counts_its_bytes(on_host):
     log = ReplayLog(on_host)
     log.keep(7, ACTIVATION, [torch.zeros(3, 8), torch.zeros(8)])
     log.keep(7, ("B", (0, 3), 1), [torch.zeros(4, 8, dtype=torch.bfloat16)])
     log.keep(8, ACTIVATION, [torch.zeros(2)])
     assert log.bytes == 128 + 64 + 8
-    log.keep(7, ACTIVATION, [torch.zeros(1)])  # redone: it replaces the first
+    log.keep(7, ACTIVATION, [torch.zeros(1)])  # a redone op replaces the first tensor
     assert log.bytes == 4 + 64 + 8
     log.drop(7)
     log.drop(7)

@@ -1,4 +1,4 @@
-"""The control store: rendezvous that C++ drives, and that ends when the generation does."""
+"""The control store: torch's C++ code uses it for rendezvous, and waits end with the generation."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from recycle_pp.comm.waiting import LinkBroken
 
 
 def connected(count: int) -> list[ControlStore]:
-    """Stores of `count` workers, and a coordinator that brings what one publishes to the others."""
+    """Stores of `count` workers, and a coordinator that forwards published values to all."""
     stores: list[ControlStore] = []
 
     def publisher(k: int):
@@ -25,7 +25,7 @@ def connected(count: int) -> list[ControlStore]:
 
 
 def in_thread(function, *arguments):
-    """Runs it; the result's `outcome` is what it returned or raised."""
+    """Runs a function in a thread; `outcome`: its result or exception."""
     thread = threading.Thread(target=lambda: setattr(thread, "outcome", attempt(function, *arguments)), daemon=True)
     thread.start()
     return thread
@@ -38,7 +38,7 @@ def attempt(function, *arguments):
         return error
 
 
-def test_what_one_worker_sets_every_worker_gets():
+def test_every_worker_gets_a_value_that_one_worker_sets():
     first, second = connected(2)
     waiting = in_thread(second.get, "3/address")
     first.set("3/address", b"\x00\xff")
@@ -60,7 +60,7 @@ def test_a_batch_is_one_message():
     assert other.multi_get(["1/a", "1/b"]) == [b"x", b"y"]
 
 
-def test_abandoning_a_generation_ends_its_waits_and_those_of_older_ones():
+def test_abandoning_a_generation_ends_the_waits_of_it_and_of_older_ones():
     (store,) = connected(1)
     waits = [in_thread(store.wait, [f"{generation}/address"]) for generation in (3, 4, 5)]
     time.sleep(0.05)
@@ -83,7 +83,7 @@ def test_late_values_of_an_abandoned_generation_are_dropped():
     assert store.num_keys() == 1
 
 
-def test_a_cancelled_collector_gives_up_when_it_is_woken():
+def test_a_cancelled_wait_ends_when_it_is_woken():
     (store,) = connected(1)
     cancelled = threading.Event()
     collecting = in_thread(store.collect, ["7/mesh/0"], cancelled.is_set)
@@ -97,7 +97,7 @@ def test_a_cancelled_collector_gives_up_when_it_is_woken():
     assert isinstance(collecting.outcome, LinkBroken)
 
 
-def test_a_wait_that_takes_too_long_names_what_is_missing():
+def test_a_timed_out_wait_names_the_missing_keys():
     (store,) = connected(1)
     store.set("1/here", b"")
     with pytest.raises(TimeoutError, match="1/away: not published"):
@@ -123,8 +123,8 @@ def test_gloo_finds_its_members_through_it(lazy):
     assert all(torch.equal(x, torch.full((4,), 3.0)) for x in sums)
 
 
-def test_gloos_constructor_that_waits_for_a_dead_member_is_abandoned():
-    store = connected(2)[0]  # the other one never comes
+def test_gloos_constructor_waiting_for_a_dead_member_can_be_abandoned():
+    store = connected(2)[0]  # the other member never comes
     building = in_thread(gloo, store, 0, 2, False)
     time.sleep(0.2)
     assert building.is_alive()

@@ -1,5 +1,7 @@
-"""What `comm.torch_internals` takes for granted of process groups and NCCL: one fact a test, whose failure says which
-fact is gone. (test_gloo_internals.py has those about Gloo.)"""
+"""Facts about process groups and NCCL that `comm.torch_internals` relies on, one per test.
+
+A failure names the fact that has changed. test_gloo_internals.py has the facts about Gloo.
+"""
 
 from pathlib import Path
 
@@ -28,26 +30,26 @@ def group():
 
 
 NOT_OPERATIONS = {
-    # what the subclass answers itself
+    # implemented by the subclass
     "abort", "shutdown", "rank", "size", "name", "group_name", "group_desc", "_set_group_name", "_set_group_desc",
-    # what belongs to its own C++ part, or is about back ends that it has inside
+    # belongs to the C++ base class or to its own back ends
     "_id", "BackendType", *dist.ProcessGroup.BackendType.__members__, "boxed", "unbox", "bound_device_id",
     "get_group_store",
     "_backend_id", "_device_types", "_get_backend_name", "_register_backend", "_set_default_backend",
-    # for NCCL's or symmetric memory's own uses of a group: not offered
+    # for uses by NCCL or symmetric memory; not supported
     "_enable_collectives_timing", "_has_hooks", "_register_on_completion_hook", "_wait_for_pending_works",
     "merge_remote_group", "set_timeout", "split_group", "use_pg_for_symm_mem_rendezvous",
 }  # fmt: skip
 
 
-@fact("the operations of ProcessGroup are those of OPERATIONS: another one would not be handed on to Gloo and NCCL")
+@fact("the operations of ProcessGroup are those of OPERATIONS: a new one would not be forwarded to Gloo and NCCL")
 def test_every_operation_of_a_process_group_is_known():
     there = {name for name in vars(dist.ProcessGroup) if not name.startswith("__") and "pybind11" not in name}
     assert there - set(OPERATIONS) - NOT_OPERATIONS == set()
 
 
-@fact("a ProcessGroup made in Python runs collectives on the back ends that are registered in it")
-def test_a_process_group_is_made_of_back_ends(group):
+@fact("a ProcessGroup made in Python runs collectives on its registered back ends")
+def test_a_process_group_uses_its_registered_back_ends(group):
     store = dist.HashStore()
     whole = [process_group(store, member.rank, 2, {"cpu": member.backend}) for member in group]
     totals = [torch.ones(3) for _ in whole]
@@ -56,7 +58,7 @@ def test_a_process_group_is_made_of_back_ends(group):
     assert all(total.tolist() == [2.0] * 3 for total in totals)
 
 
-@fact("Backend cannot be implemented in Python, so that the group has to own its back ends")
+@fact("Backend cannot be implemented in Python, so the group has to own its back ends")
 def test_a_back_end_cannot_be_written_in_python():
     class Ours(dist.Backend if hasattr(dist.Backend, "allreduce") else torch._C._distributed_c10d.Backend):
         pass
@@ -69,8 +71,8 @@ def test_a_back_end_cannot_be_written_in_python():
 
 
 @needs_nccl
-@fact("NCCL's options have a time-out and config.blocking, its back end abort and eager_connect_single_device")
-def test_nccl_has_what_is_used_of_it():
+@fact("NCCL's options have a timeout and config.blocking; its back end has abort and eager_connect_single_device")
+def test_nccl_has_the_members_that_are_used():
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = internals.timedelta(seconds=5)
     options.config.blocking = 0
@@ -80,6 +82,6 @@ def test_nccl_has_what_is_used_of_it():
 
 
 @pytest.mark.parametrize("name", ["_distributed_c10d", "ProcessGroupGloo.", "ProcessGroupNCCL."])
-def test_only_one_file_names_them(name):
+def test_only_one_file_uses_torchs_private_names(name):
     package = Path(internals.__file__).parents[1]
     assert [path.name for path in package.rglob("*.py") if name in path.read_text()] == ["torch_internals.py"]

@@ -1,4 +1,4 @@
-"""State streams: what a donor sends is what the joiner has, and neither outlives the other."""
+"""State streams: the joiner receives exactly what the donor sends, and each notices the end of the other."""
 
 import socket
 import struct
@@ -45,7 +45,7 @@ def streams():
     dtype=st.sampled_from(DTYPES),
     about=any_message(StatePart) | any_message(StepGradient),
 )
-def test_every_bit_arrives(shapes, dtype, about):
+def test_tensors_arrive_bit_by_bit(shapes, dtype, about):
     tensors = {f"layers.{k}.weight": (torch.randn(shape) * 9).to(dtype) for k, shape in enumerate(shapes)}
     left, right = socket.socketpair()
     donor, joiner = Stream(left, 5), Stream(right, 5)
@@ -69,7 +69,7 @@ def test_a_big_tensor_streams_both_ways_at_once(streams):
         thread.join(10)
 
 
-def test_a_tensor_that_is_not_contiguous_arrives_as_it_is(streams):
+def test_a_tensor_that_is_not_contiguous_arrives_unchanged(streams):
     donor, joiner = streams
     tensor = torch.arange(6.0).reshape(2, 3).t()
     donor.send(ABOUT, {"x": tensor})
@@ -77,7 +77,7 @@ def test_a_tensor_that_is_not_contiguous_arrives_as_it_is(streams):
 
 
 @pytest.mark.parametrize("when", ["before", "in the midst"])
-def test_a_receiver_learns_at_once_that_its_donor_is_gone(streams, when):
+def test_a_receiver_notices_a_dead_donor_at_once(streams, when):
     donor, joiner = streams
     if when == "in the midst":
         donor._socket.sendall(encode(Parcel(ABOUT, [TensorHeader("x", "float32", [1000])])) + bytes(100))
@@ -88,7 +88,7 @@ def test_a_receiver_learns_at_once_that_its_donor_is_gone(streams, when):
     assert time.monotonic() - start < 2
 
 
-def test_a_donor_learns_that_its_joiner_is_gone(streams):
+def test_a_donor_notices_a_dead_joiner(streams):
     donor, joiner = streams
     joiner.close()
     with pytest.raises(TransferError):
@@ -96,7 +96,7 @@ def test_a_donor_learns_that_its_joiner_is_gone(streams):
             donor.send(ABOUT, {"x": torch.zeros(100_000)})
 
 
-def test_closing_wakes_the_thread_that_receives(streams):
+def test_close_wakes_a_receiving_thread(streams):
     _, joiner = streams
     errors: list[BaseException] = []
 
@@ -114,16 +114,16 @@ def test_closing_wakes_the_thread_that_receives(streams):
     assert len(errors) == 1
 
 
-def test_closing_the_receiver_wakes_the_thread_that_accepts():
+def test_closing_the_receiver_wakes_an_accepting_thread():
     receiver = Receiver("127.0.0.1", TOKEN)
     threading.Timer(0.05, receiver.close).start()
     start = time.monotonic()
-    with pytest.raises(TransferError, match="nobody has connected"):
+    with pytest.raises(TransferError, match="no peer has connected"):
         receiver.accept(30)
     assert time.monotonic() - start < 5
 
 
-def test_who_does_not_know_the_token_is_refused_and_disturbs_nobody():
+def test_a_client_without_the_token_is_rejected_and_does_not_disturb_others():
     receiver = Receiver("127.0.0.1", TOKEN)
     accepted: list[Stream] = []
     accepting = threading.Thread(target=lambda: accepted.append(receiver.accept(20)))
@@ -140,8 +140,8 @@ def test_who_does_not_know_the_token_is_refused_and_disturbs_nobody():
     receiver.close()
 
 
-def test_a_thousand_idle_connections_keep_no_donor_out(descriptors):
-    """Of strangers that came before it, come with it, or stop in the middle of their handshake."""
+def test_a_thousand_idle_connections_do_not_keep_a_donor_out(descriptors):
+    """Strangers connect before it or with it, or stop in the middle of their handshake."""
     receiver = Receiver("127.0.0.1", TOKEN)
     idle = [socket.create_connection(receiver.address, 10) for _ in range(100)]
     idle[0].sendall(struct.pack(">I", 60_000) + b"half")
@@ -163,18 +163,18 @@ def test_a_thousand_idle_connections_keep_no_donor_out(descriptors):
         sock.close()
 
 
-def test_connections_that_stay_idle_are_closed_in_time(monkeypatch):
+def test_idle_connections_are_closed(monkeypatch):
     monkeypatch.setattr(handshakes, "SECONDS", 0.2)
     receiver = Receiver("127.0.0.1", TOKEN)
     idle = [socket.create_connection(receiver.address, 10) for _ in range(5)]
-    with pytest.raises(TransferError, match="nobody has connected"):
+    with pytest.raises(TransferError, match="no peer has connected"):
         receiver.accept(1)
     assert still_open(idle) == 0
     receiver.close()
 
 
-def test_a_proof_cannot_be_sent_back_to_its_sender():
-    """An end that only mirrors the joiner's messages has not proved that it knows the token."""
+def test_a_proof_cannot_be_reflected_to_its_sender():
+    """An end that echoes the joiner's messages has not proved that it knows the token."""
     receiver = Receiver("127.0.0.1", TOKEN)
     refused: list[BaseException] = []
 
@@ -210,7 +210,7 @@ def test_a_proof_cannot_be_sent_back_to_its_sender():
         encode_body(Kill(3)),
     ],
 )
-def test_a_header_that_does_not_read_ends_the_stream(streams, header):
+def test_an_invalid_header_ends_the_stream(streams, header):
     donor, joiner = streams
     donor._socket.sendall(struct.pack(">I", len(header)) + header)
     with pytest.raises(TransferError, match="does not read"):
@@ -224,7 +224,7 @@ def test_an_oversize_header_is_not_read(streams):
         joiner.receive()
 
 
-def test_a_type_that_cannot_travel_is_named():
+def test_an_unsupported_dtype_is_named():
     left, right = socket.socketpair()
     with Stream(left, 5) as donor, right, pytest.raises(ValueError, match="complex64 cannot be transferred"):
         donor.send(ABOUT, {"x": torch.zeros(2, dtype=torch.complex64)})

@@ -1,4 +1,4 @@
-"""Waits that another thread can end."""
+"""Waits that other threads can end."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ def stuck(release: threading.Event):
     assert release.wait(30)
 
 
-def test_whoever_waits_goes_on_when_the_generation_ends_though_the_operation_does_not():
+def test_the_end_of_a_generation_ends_waits_even_if_the_operation_does_not_end():
     pool, generation, release = Pool(), Generation(3), threading.Event()
     job = pool.start(lambda: stuck(release))
     threading.Timer(0.05, generation.end).start()
@@ -26,7 +26,7 @@ def test_whoever_waits_goes_on_when_the_generation_ends_though_the_operation_doe
     release.set()
 
 
-def test_a_wait_that_begins_after_the_end_does_not_block():
+def test_a_wait_that_starts_after_the_end_does_not_block():
     pool, generation, release = Pool(), Generation(3), threading.Event()
     generation.end()
     with pytest.raises(LinkBroken):
@@ -34,7 +34,7 @@ def test_a_wait_that_begins_after_the_end_does_not_block():
     release.set()
 
 
-def test_a_broken_connection_is_told_from_an_abort():
+def test_a_broken_connection_is_distinguished_from_an_abort():
     generation = Generation(3)
 
     def fails():
@@ -56,8 +56,8 @@ def test_a_broken_connection_is_told_from_an_abort():
     ],
     ids=lambda error: str(error)[:30],
 )
-def test_a_failure_of_its_own_gpu_is_never_a_broken_link(error):
-    """A sticky error would come back in each generation, and the healthy peers would look unreachable."""
+def test_a_failure_of_the_own_gpu_is_never_a_broken_link(error):
+    """A sticky error would return in each generation, and healthy peers would look unreachable."""
 
     def fails():
         raise error
@@ -69,7 +69,7 @@ def test_a_failure_of_its_own_gpu_is_never_a_broken_link(error):
         assert caught.value is error
 
 
-def test_a_mistake_stays_the_error_that_it_is():
+def test_other_errors_are_raised_unchanged():
     def mistaken():
         raise TypeError("no tensor")
 
@@ -77,7 +77,7 @@ def test_a_mistake_stays_the_error_that_it_is():
         Generation(3).wait(Pool().start(mistaken))
 
 
-def test_a_job_never_waits_for_another_and_idle_threads_are_reused():
+def test_jobs_never_wait_for_each_other_and_idle_threads_are_reused():
     pool, release = Pool(), threading.Event()
     blocked = [pool.start(lambda: stuck(release)) for _ in range(8)]
     quick = pool.start(lambda: None)
@@ -91,7 +91,7 @@ def test_a_job_never_waits_for_another_and_idle_threads_are_reused():
     assert pool.threads <= Pool.KEPT + 1
 
 
-def test_waiting_twice_is_waiting_once():
+def test_a_job_can_be_waited_for_twice():
     finished = []
     pending = Pending(lambda: finished.append(1))
     pending.wait()
@@ -99,7 +99,7 @@ def test_waiting_twice_is_waiting_once():
     assert finished == [1]
 
 
-def test_a_finished_job_can_be_waited_for_by_many():
+def test_many_threads_can_wait_for_a_finished_job():
     job = Pool().start(lambda: None)
     threads = [threading.Thread(target=job.wait) for _ in range(20)]
     for thread in threads:

@@ -1,7 +1,7 @@
-"""What tests of torch's insides share: a fact that a test stands for, and Gloo groups within this process.
+"""Helpers for tests of torch's internals: a fact that a test checks, and Gloo groups within this process.
 
-@fact("shutting Gloo's listening socket ends the process")
-def test_a_listener_must_not_be_shut(): ...
+@fact("shutting down Gloo's listening socket ends the process")
+def test_a_listener_must_not_be_shut_down(): ...
 """
 
 import functools
@@ -22,7 +22,7 @@ from recycle_pp.comm.torch_internals import (
 
 
 def fact(sentence: str):
-    """Whatever goes wrong in the test, its report begins with the sentence that does not hold."""
+    """Decorates a test so that any failure starts with the sentence that no longer holds."""
 
     def wrap(test):
         @functools.wraps(test)
@@ -38,7 +38,7 @@ def fact(sentence: str):
 
 
 class Member:
-    """One rank of a Gloo group; several live in this process, as threads would."""
+    """One rank of a Gloo group; this process has several."""
 
     def __init__(self, store: dist.Store, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
@@ -90,7 +90,7 @@ def sockets() -> set[str]:
 
 
 def outcome_of(function) -> list:
-    """Runs it in a thread; the list gets its error, or None, and the time."""
+    """Runs a function in a thread; a list that then receives its error or None, and the time."""
     result: list = []
 
     def run() -> None:

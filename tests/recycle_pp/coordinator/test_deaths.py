@@ -1,4 +1,4 @@
-"""What follows from a death, and that it is recorded once."""
+"""The consequences of a death; each death is recorded once."""
 
 import asyncio
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ class Supervisor:
 
 
 class Recorder:
-    """Keeps what would be written."""
+    """Keeps the events in memory."""
 
     def __init__(self):
         self.causes, self.events = [], []
@@ -60,7 +60,7 @@ class Recorder:
 
 
 class Driver:
-    """The job goes on without anybody."""
+    """A driver whose job always continues."""
 
     job = SimpleNamespace(committed=3, live=set())
 
@@ -79,7 +79,7 @@ class Driver:
 
 @pytest.fixture
 def of():
-    """One worker that runs, and the `Deaths` that it may die in."""
+    """One running worker and the `Deaths` under test."""
 
     class Of:
         settings = Settings(run=Run(respawns=1))
@@ -98,28 +98,28 @@ async def _dies(of, cause):
     of.deaths.reported(of.rank, Died(0, cause, asked=False))
 
 
-def test_who_dies_by_itself_is_started_again(of):
+def test_a_worker_that_dies_by_itself_is_restarted(of):
     asyncio.run(_dies(of, SEGFAULT))
     assert of.recorder.causes == ["signal"]
     assert of.recorder.events == ["respawned"] and of.supervisor.told == [Spawn]
 
 
-def test_who_died_too_often_is_given_up(of):
+def test_a_worker_that_dies_too_often_is_given_up(of):
     of.rank.respawns = 1
     asyncio.run(_dies(of, SEGFAULT))
     assert of.recorder.events == ["given_up"] and of.supervisor.told == []
 
 
-def test_a_death_that_was_asked_for_is_not_mended(of):
+def test_a_worker_killed_on_request_is_not_restarted(of):
     asyncio.run(_dies(of, Death("signal", "SIGSEGV", injected=True)))
     assert of.recorder.causes == ["signal"] and of.recorder.events == of.supervisor.told == []
 
 
-def test_a_death_is_recorded_once_whoever_saw_it_first(of):
+def test_a_death_reported_twice_is_recorded_once(of):
     async def seen_twice():
         of.deaths.disconnected(of.rank, 0)
         of.deaths.dying(of.rank, Dying(0, at=1.0))
-        await _dies(of, SEGFAULT)  # then its supervisor says why
+        await _dies(of, SEGFAULT)  # then its supervisor reports the cause
         await _dies(of, SEGFAULT)
         of.deaths.close()
 
@@ -127,13 +127,13 @@ def test_a_death_is_recorded_once_whoever_saw_it_first(of):
     assert of.recorder.causes == ["signal"] and of.supervisor.told == [Spawn]
 
 
-def test_what_another_coordinator_has_recorded_is_mended_but_not_recorded_again(of):
+def test_a_death_recorded_by_another_coordinator_is_handled_but_not_recorded_again(of):
     of.rank.alive, of.rank.causes[0] = False, SEGFAULT
     of.deaths.found(of.rank, begun=True, recorded=True)
     assert of.recorder.causes == [] and of.recorder.events == ["respawned"]
 
 
-def test_who_dies_in_the_jobs_last_moment_has_its_event_all_the_same(of):
+def test_a_death_at_the_end_of_the_job_is_recorded(of):
     async def ends():
         of.deaths.disconnected(of.rank, 0)
         of.deaths.close()
@@ -144,7 +144,7 @@ def test_who_dies_in_the_jobs_last_moment_has_its_event_all_the_same(of):
 
 
 class LosesStage1(Driver):
-    """Its newest checkpoint holds five steps."""
+    """A driver whose job loses stage 1. Its newest checkpoint has five steps."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ class LosesStage1(Driver):
         pass
 
 
-def test_the_last_death_of_a_stage_sends_the_others_back_to_the_checkpoint_in_new_roles():
+def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_in_new_roles():
     settings = Settings(parallel=Parallel(pipelines=2, stages=2))
     recorder, roster, driver = Recorder(), Roster(settings), LosesStage1()
     lifecycle = Lifecycle(recorder, lambda: None)
@@ -189,7 +189,7 @@ def test_the_last_death_of_a_stage_sends_the_others_back_to_the_checkpoint_in_ne
 
 
 class Replans(Driver):
-    """Its job takes up whatever problem it is given."""
+    """A driver whose job accepts any problem."""
 
     def __init__(self, settings):
         super().__init__()
@@ -201,7 +201,7 @@ class Replans(Driver):
 
 
 @pytest.mark.parametrize(("cause", "deaths"), [("exception", 2), ("out_of_memory", 6)])
-def test_an_op_that_runs_out_of_memory_on_two_workers_is_tried_with_fewer_in_flight(cause, deaths):
+def test_an_op_that_runs_out_of_memory_on_two_workers_is_retried_with_fewer_micro_batches_in_flight(cause, deaths):
     settings = Settings(parallel=Parallel(pipelines=2, stages=1), run=Run(respawns=9))
     recorder, roster, driver = Recorder(), Roster(settings), Replans(settings)
     lifecycle = Lifecycle(recorder, lambda: None)

@@ -1,4 +1,4 @@
-"""When the next checkpoint is due by the clock."""
+"""When the next time-based checkpoint is due."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ def test_a_checkpoint_is_due_some_minutes_after_the_last_one(clock):
     assert not run.save_due
 
 
-def test_one_that_is_skipped_is_not_due_again_with_every_step(clock):
+def test_a_skipped_checkpoint_is_not_due_again_at_every_step(clock):
     run = Ending(Settings(), print)
     clock[0] += 601.0
     run.committed(saves=False, skipped=True)

@@ -1,4 +1,4 @@
-"""A job made from settings sends what the settings ask for."""
+"""A job made from settings follows these settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_plan_names_the_stages_that_recompute():
     job = new_job(small(**SHAPE, parallel__memory=f"{room}"), first_step=0)
 
     def recomputing(kind: type) -> dict[int, bool]:
-        """By stage, `recompute` in the messages of this kind: of the next generation, and of its next plan."""
+        """`recompute` by stage in messages of this kind: for the next generation and for its next plan."""
         reports = [MessageReceived(w, Report(job.generation, [], False, 0.0)) for w in sorted(job.live)]
         sends = [send for report in reports for send in job.handle(report).sends]
         sends += job.handle(PlanMade(job.problem_now())).sends

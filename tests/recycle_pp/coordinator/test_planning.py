@@ -1,4 +1,4 @@
-"""Plans are made beside everything else."""
+"""Plans are made in the background."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from .held_lease import HeldLease
 
 
 def job(planner):
-    """With all its workers, and a first generation that waits for a plan."""
+    """A job with all its workers, whose first generation waits for a plan."""
     made = Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=planner, derive=actions)
     for worker in made.problem.workers():
         made.handle(WorkerReady(worker))
@@ -32,7 +32,7 @@ def everybody_reports(made):
 
 
 class Coordinator:
-    """As far as planning goes."""
+    """The part of a coordinator that planning uses."""
 
     def __init__(self, made):
         self.job, self.sent, self.stopped = made, [], []
@@ -44,7 +44,7 @@ class Coordinator:
 
 
 class Held:
-    """A planner that is busy until it is told to go on."""
+    """A planner that blocks until it is released."""
 
     def __init__(self):
         self.asked, self.go_on, self._begun = [], threading.Event(), threading.Event()
@@ -56,14 +56,14 @@ class Held:
         return plan(problem)
 
     async def begun(self):
-        """A coordinator that waits for it."""
+        """A coordinator that waits for this planner."""
         coordinator = Coordinator(job(self))
         coordinator.planning.look(coordinator.job)
         await asyncio.to_thread(self._begun.wait, 5)
         return coordinator
 
 
-def test_others_are_heard_while_a_plan_is_made():
+def test_messages_are_handled_while_a_plan_is_made():
     beats = []
 
     def slow(problem):
@@ -84,7 +84,7 @@ def test_others_are_heard_while_a_plan_is_made():
     assert not coordinator.job.wants_plan
 
 
-def test_a_plan_for_members_that_are_no_more_is_not_sent_and_another_one_is_made():
+def test_a_plan_for_an_old_membership_is_dropped_and_another_one_is_made():
     planner = Held()
 
     async def run():
@@ -101,7 +101,7 @@ def test_a_plan_for_members_that_are_no_more_is_not_sent_and_another_one_is_made
     assert {to for to, _ in coordinator.sent} == coordinator.job.live
 
 
-def test_a_stage_that_is_lost_while_a_plan_is_made_is_not_the_planners_fault():
+def test_a_stage_lost_during_planning_is_not_reported_as_a_planner_error():
     planner = Held()
 
     async def run():
@@ -131,8 +131,8 @@ def test_a_planner_that_fails_ends_the_job_with_its_traceback():
     assert "ZeroDivisionError: no time at all" in asyncio.run(run()).stopped[0]
 
 
-def test_the_plan_after_a_death_was_made_before_it():
-    """In the time that steps leave: one of the next deaths a step."""
+def test_the_plan_after_a_death_is_made_in_advance():
+    """During each step, the planner prepares for one possible death."""
     asked = []
 
     def planner(problem):
@@ -158,11 +158,11 @@ def test_the_plan_after_a_death_was_made_before_it():
         return known, asked[made:]
 
     known, later = asyncio.run(run())
-    assert [len(problem.dead) for problem in known] == [1, 1], "pipelines that are alike share them"
+    assert [len(problem.dead) for problem in known] == [1, 1], "equal pipelines share them"
     assert later == []
 
 
-def test_what_workers_measure_of_their_stages_limits_the_plans_and_chooses_who_recomputes():
+def test_measured_memory_limits_the_plans_and_selects_the_stages_that_recompute():
     of = Settings()
     of.model.kind, of.model.recompute, of.parallel.memory, of.run.device = "custom", "auto", "310MB", "cpu"
     of.parallel.pipelines, of.parallel.stages = 2, 2
@@ -174,4 +174,4 @@ def test_what_workers_measure_of_their_stages_limits_the_plans_and_chooses_who_r
         problem = planning.introduced(Worker(0, stage), Ready(("", 0), "", memory=takes), problem)
     assert problem.recomputes == (True, True) and problem.limit(Worker(0, 0)) == 1
     same = planning.introduced(Worker(1, 0), Ready(("", 0), "", memory=[{"flight": 0.0}] * 2), problem)
-    assert same is problem, "peers measure the same"
+    assert same is problem, "equal peers"

@@ -1,4 +1,4 @@
-"""Who holds other bits than its peers is named."""
+"""A worker whose state differs from that of its peers is named."""
 
 import pytest
 from hypothesis import given
@@ -24,12 +24,12 @@ A, B, C, OTHER = Worker(0, 0), Worker(1, 0), Worker(2, 0), Worker(0, 1)
         ({A: {"tied": "1"}, OTHER: {"tied": "2"}}, "workers 0.0 and 0.1 hold different weights (tied)"),
     ],
 )
-def test_a_difference_says_who_and_of_what(digests, sentence):
+def test_a_difference_names_the_workers_and_the_tensors(digests, sentence):
     assert difference(digests) == sentence
 
 
 @given(st.permutations([A, B, C]), st.sampled_from([A, B, C]))
-def test_in_any_order_the_one_of_three_that_differs_is_named_once_all_have_spoken(order, wrong):
+def test_in_any_order_of_reports_the_one_of_three_that_differs_is_named(order, wrong):
     replicas = Replicas(8, [A, B, C, OTHER])
     for number, worker in enumerate(order):
         replicas.say(worker, Digests(8, {"w": "wrong" if worker == wrong else "right"}))
@@ -37,7 +37,7 @@ def test_in_any_order_the_one_of_three_that_differs_is_named_once_all_have_spoke
     assert replicas.verdict().startswith(f"worker {wrong} holds other weights than ")
 
 
-def test_what_the_dead_have_said_counts_and_what_belongs_to_another_step_does_not():
+def test_reports_of_dead_workers_count_and_reports_of_other_steps_do_not():
     replicas = Replicas(8, [A, B])
     replicas.say(A, Digests(8, {"w": "1"}))
     replicas.say(B, Digests(4, {"w": "2"}))

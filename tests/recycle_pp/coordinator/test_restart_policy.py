@@ -1,4 +1,4 @@
-"""Which dead workers are started again."""
+"""Which dead workers are restarted."""
 
 from recycle_schedules import Worker
 
@@ -21,7 +21,7 @@ def test_a_worker_whose_gpu_failed_is_restarted_once():
     assert restarts.is_respawned(other, GPU), "another GPU"
 
 
-def test_other_causes_are_restarted_as_often_as_run_respawns_allows():
+def test_after_other_causes_workers_are_restarted_run_respawns_times():
     restarts, worker = RestartPolicy(Settings()), rank(0)
     for worker.respawns in range(Settings().run.respawns):
         assert restarts.is_respawned(worker, Death("exception", "no"))

@@ -1,4 +1,4 @@
-"""When the worker of a node that comes, or comes back, is started: not before its node reaches all others."""
+"""A worker of a new or returning node is started only when its node can reach all others."""
 
 import asyncio
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ class Supervisor:
 
 @pytest.fixture
 def of(monkeypatch):
-    """Three nodes of one worker; the last one has no live worker."""
+    """Three nodes with one worker each; the last node's worker is dead."""
     monkeypatch.setattr(module, "AGAIN_SECONDS", AGAIN)
     settings = Settings(parallel=Parallel(pipelines=3, stages=1))
     said, events = [], []
@@ -54,7 +54,7 @@ def kinds(of):
     return [type(message) for message in of.rank.supervisor.told]
 
 
-def test_a_newcomer_is_started_when_it_reaches_the_nodes_of_all_live_workers(of):
+def test_a_worker_is_started_when_its_node_reaches_the_nodes_of_all_live_workers(of):
     async def main():
         of.returns.newcomer(of.rank)
         assert of.rank.supervisor.told == [
@@ -74,7 +74,7 @@ def test_a_newcomer_is_started_when_it_reaches_the_nodes_of_all_live_workers(of)
     assert len(of.said) == 1, "the same link is reported once"
 
 
-def test_a_worker_that_has_to_leave_again_waits_twice_as_long(of):
+def test_the_wait_doubles_for_a_worker_that_had_to_leave_again(of):
     async def main():
         for wait in (1, 2, 4):
             of.rank.alive, of.rank.supervisor.told = False, []
@@ -103,7 +103,7 @@ def test_a_node_that_is_replaced_while_it_waits_is_not_started(of):
     assert kinds(of) == [Probe, Spawn] and of.events == ["node_joined"]
 
 
-def test_on_one_machine_there_is_no_link_to_try(of):
+def test_on_one_machine_no_link_is_probed(of):
     for rank in of.roster:
         rank.supervisor = Supervisor(rank.number, "node0")
 

@@ -1,4 +1,4 @@
-"""Who is there, and who is free."""
+"""The roster of ranks: connections, roles, messages to many."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from recycle_pp.wire.messages.workers import TO_WORKER, Commit, Exit, StoreValue
 
 
 class Connection:
-    """Of a worker: keeps what it is sent."""
+    """A worker's connection that keeps the messages sent to it."""
 
     def __init__(self):
         self.frames = []
@@ -37,14 +37,14 @@ def roster(lost=()):
     return made
 
 
-def test_a_rank_is_made_once_and_begins_in_its_own_place():
+def test_a_rank_is_created_once_and_starts_in_its_own_role():
     made = roster()
     assert made.enter(6) is made[6]
     assert made[6].role == Worker(1, 2)
     assert made.complete and [rank.number for rank in made] == list(range(12))
 
 
-def test_only_places_of_supervisors_that_are_there_are_given():
+def test_only_addresses_of_connected_supervisors_are_returned():
     assert set(roster(lost=[3, 6]).places()) == set(range(12)) - {3, 6}
 
 
@@ -52,12 +52,12 @@ def connected(agent, ranks):
     return SimpleNamespace(hello=SupervisorHello(0, "node", 1, agent, ranks))
 
 
-def test_an_agent_that_has_lost_a_supervisor_or_all_workers_will_not_end_with_the_job():
+def test_an_agent_that_has_lost_a_supervisor_or_all_workers_is_not_counted():
     made = roster()
-    for rank in made:  # four agents with three ranks each, and a newcomer in the place of rank 11
+    for rank in made:  # four agents with three ranks each; a new node has rank 11
         rank.supervisor = connected(None if rank.number == 11 else rank.number // 3, 3)
         rank.alive = rank.number not in (0, 3, 4, 5)
-    assert made.agents() == {0, 2}  # one worker of agent 0 is dead, its supervisor is not
+    assert made.agents() == {0, 2}  # one worker of agent 0 is dead, but its supervisor is alive
     made[7].supervisor = None
     assert made.agents() == {0}
 
@@ -69,14 +69,14 @@ def with_workers(numbers):
     return made
 
 
-def test_a_message_to_many_is_written_once():
+def test_a_message_to_many_is_encoded_once():
     made, same = with_workers(range(11)), Commit(0, 7, scale=1.0, norm=1.0, loss=1.0)
     made.deliver([*(Send(rank.role, same) for rank in made), Send(made[0].role, Exit())])
     assert made[0].worker.messages == [same, Exit()]
     assert len({id(made[number].worker.frames[0]) for number in range(11)}) == 1
 
 
-def test_what_workers_publish_at_the_same_time_reaches_everybody_in_few_messages():
+def test_values_published_at_the_same_time_are_sent_in_few_messages():
     made = with_workers(range(12))
 
     async def publish():
@@ -92,7 +92,7 @@ def test_what_workers_publish_at_the_same_time_reaches_everybody_in_few_messages
 
 
 @pytest.mark.parametrize(("lost", "free"), [((), None), ((3,), 3), ((3, 6, 10), 6)])
-def test_a_newcomer_goes_where_the_fewest_live(lost, free):
+def test_a_new_worker_joins_the_stage_with_the_fewest_live_workers(lost, free):
     made = roster(lost=lost)
     live = {rank.role for rank in made if rank.number not in lost}
     found = made.free(live)

@@ -1,4 +1,4 @@
-"""Which supervisor gets which rank, and when its node counts as lost."""
+"""Which rank a supervisor gets, and when its node counts as lost."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ class Peer:
 
 @pytest.fixture
 def of():
-    """Two nodes of one worker."""
+    """Two nodes with one worker each."""
     settings = Settings(parallel=Parallel(pipelines=2, stages=1))
     roster, returns = Roster(settings), SimpleNamespace(probed=None, cut={})
     lifecycle, lease = Lifecycle(SimpleNamespace(), lambda: None), SimpleNamespace(lapsed=lambda seconds: False)
@@ -48,32 +48,32 @@ def of():
 
 
 def welcome(of, peer):
-    """The rank it gets, and what it is told."""
+    """The rank it gets, and the answer."""
     number = of.supervisors.welcome(peer, peer.hello)
     (message,) = peer.told
     return number, message
 
 
-def test_a_newcomer_is_not_blamed_for_the_silence_of_the_node_before_it(of):
-    """Else the coordinator would end its connection before it can say anything."""
+def test_the_silence_of_a_lost_node_does_not_count_against_its_replacement(of):
+    """Otherwise the coordinator would close the connection before the first message."""
     of.roster[1].supervisor, of.roster[1].unheard = None, 1000
     number, message = welcome(of, newcomer := Peer(-1, "node2"))
     assert number == message.rank == 1 and of.roster[1].supervisor is newcomer
     assert of.roster[1].unheard == 0
 
 
-def test_a_supervisor_whose_place_was_taken_ends_and_does_not_take_it_back(of):
+def test_a_replaced_supervisor_ends_and_does_not_take_its_rank_back(of):
     of.roster[1].supervisor = Peer(-1, "node2")
     number, message = welcome(of, Peer(1, "node1"))
     assert number is None and message == NoPlace("a new node has taken the place of rank 1: this one ends")
 
 
-def test_a_supervisor_that_connects_again_keeps_its_place(of):
+def test_a_supervisor_that_reconnects_keeps_its_rank(of):
     number, message = welcome(of, Peer(1, "node1"))
     assert number == 1 and isinstance(message, SupervisorWelcome)
 
 
-def test_a_newcomer_without_a_place_learns_which_link_is_cut(of):
+def test_a_rejected_node_learns_which_link_is_cut(of):
     assert welcome(of, Peer(-1, "node2"))[1].reason.startswith("no node of the job is lost, so")
     of.returns.cut[1] = "node1 cannot reach node0 (10.0.0.1:4000)"
     reason = welcome(of, Peer(-1, "node2"))[1].reason
@@ -85,8 +85,8 @@ def test_a_node_whose_connection_ends_is_lost_at_once(of):
     assert of.lost == [1]
 
 
-def test_a_coordinator_that_was_suspended_waits_for_the_supervisors_that_gave_it_up(of):
-    """They closed their connections because it was silent, and return within moments."""
+def test_a_suspended_coordinator_waits_for_the_supervisors_that_gave_it_up(of):
+    """They closed their connections because it was silent, and reconnect soon."""
     of.lease.lapsed = lambda seconds: True
     of.supervisors.lost(1, of.roster[1].supervisor)
     assert of.lost == []

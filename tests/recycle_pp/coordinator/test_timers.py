@@ -1,4 +1,4 @@
-"""What comes later comes once, or not at all; and a mistake in it is heard of."""
+"""Delayed calls run once or not at all, and their errors are reported."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def run(use):
     return failures
 
 
-def test_a_call_comes_unless_it_is_called_off():
+def test_a_call_runs_unless_it_is_cancelled():
     came = []
 
     def use(timers):
@@ -29,7 +29,7 @@ def test_a_call_comes_unless_it_is_called_off():
     assert run(use) == [] and came == ["first"]
 
 
-def test_nothing_comes_after_the_end():
+def test_no_call_runs_after_the_end():
     came = []
 
     def use(timers):
@@ -39,6 +39,6 @@ def test_nothing_comes_after_the_end():
     assert run(use) == [] and came == []
 
 
-def test_a_mistake_is_not_lost_in_the_event_loop():
+def test_an_exception_is_not_lost_in_the_event_loop():
     (failure,) = run(lambda timers: timers.after(0.0, lambda: 1 // 0))
     assert "ZeroDivisionError" in failure

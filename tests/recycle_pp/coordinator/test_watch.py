@@ -1,4 +1,4 @@
-"""The watch: what supervisors and workers say becomes a verdict, and the verdict a file."""
+"""The watch finds hangs from the reports of supervisors and workers, and writes a file about each."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ F = Activity("works", "F", 7, (1, 3))
 
 
 class Supervisor:
-    """A connection that keeps what is sent."""
+    """A connection that keeps the messages sent."""
 
     def __init__(self):
         self.heard, self.aborted = [], False
@@ -33,7 +33,7 @@ class Supervisor:
 
 
 class Job:
-    """Twelve workers, in step 7. `say[number]` is what that worker does; those that are not in it compute."""
+    """Twelve workers in step 7. say: their activities by number; all others compute."""
 
     def __init__(self, folder, alive=12, suspicion=SUSPICION):
         self.settings = Settings(control=Control(heartbeat=BEAT, suspicion=suspicion))
@@ -43,8 +43,8 @@ class Job:
         self.generation, self.say, self.since, self.silent, self.deaf = 3, {}, time.monotonic(), set(), set()
         self.others_do = F
         self.awaited = []  # reports that the job waits for its data
-        self.reading = {}  # since when reads of these workers are under way, or None
-        self.last = {}  # of those who give no sign any more, though they are heard: since how long they did it
+        self.reading = {}  # start of the current read, by worker; None: no read
+        self.last = {}  # age of the last activity, for workers without new vital signs whose supervisors are alive
         for number in range(12):
             rank = self.roster.enter(number)
             rank.incarnation, rank.place, rank.supervisor = 0, ("127.0.0.1", number), Supervisor()
@@ -57,7 +57,7 @@ class Job:
     def hung(self, rank, stuck):
         rank.alive = False
         self.generation += 1
-        self.say.clear()  # the others get another plan
+        self.say.clear()  # the others get a new plan
         self.found[rank.number] = stuck
 
     def renew(self, waiting):
@@ -66,7 +66,7 @@ class Job:
         self.renewed()
 
     def renewed(self):
-        """Who waited does so anew."""
+        """All waits start again."""
         self.since = time.monotonic()
 
     def awaits_data(self, workers, path, seconds):
@@ -112,7 +112,7 @@ class Job:
         return json.loads((self.folder / "step-000007.json").read_text())
 
 
-def test_a_worker_that_stands_still_in_an_op_is_found_once_and_the_file_says_what_all_did(tmp_path):
+def test_a_worker_that_hangs_in_an_op_is_found_once_and_the_file_lists_all_activities(tmp_path):
     job = Job(tmp_path)
     job.say[6] = F
     job.say[2] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 2))
@@ -125,7 +125,7 @@ def test_a_worker_that_stands_still_in_an_op_is_found_once_and_the_file_says_wha
     assert (job.folder / report["stuck"]["1.2"]["stacks"]).read_text() == "Thread 0x1"
 
 
-def test_a_worker_that_is_silent_is_found_once_and_one_that_beats_is_not(tmp_path):
+def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(tmp_path):
     job = Job(tmp_path, alive=2)
     job.silent.add(1)
     job.say = {0: Activity("waits", "commit", 7), 1: Activity("waits", "commit", 7)}
@@ -134,7 +134,7 @@ def test_a_worker_that_is_silent_is_found_once_and_one_that_beats_is_not(tmp_pat
     assert list(job.found) == [1] and "without a sign of life" in job.found[1].where
 
 
-def test_what_has_come_and_is_not_taken_is_found(tmp_path):
+def test_a_worker_that_does_not_take_a_delivered_message_is_found(tmp_path):
     job = Job(tmp_path)
     job.say[6] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 1))
     job.beat()
@@ -143,15 +143,15 @@ def test_what_has_come_and_is_not_taken_is_found(tmp_path):
     assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, which has come")
 
 
-def test_a_worker_before_this_one_in_the_same_place_says_nothing_of_it(tmp_path):
+def test_signs_of_an_earlier_incarnation_do_not_count(tmp_path):
     job = Job(tmp_path)
     job.say[6] = F
-    job.roster[6].incarnation = 1  # a new one, which starts: signs of the one before are still on their way
+    job.roster[6].incarnation = 1  # a new incarnation; signs of the old one are still arriving
     asyncio.run(job.watched(0.4))
     assert not job.found
 
 
-def test_where_everybody_waits_the_generation_is_renewed_and_at_last_the_job_stops(tmp_path):
+def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops(tmp_path):
     job = Job(tmp_path, suspicion=0.05)
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
     asyncio.run(job.watched(0.6))
@@ -161,8 +161,8 @@ def test_where_everybody_waits_the_generation_is_renewed_and_at_last_the_job_sto
 
 
 @pytest.mark.parametrize("stale", [True, False])
-def test_signs_of_different_moments_are_no_deadlock(stale, tmp_path):
-    """A worker had waited long for the commit when it gave its last sign; the others are in the next step already."""
+def test_signs_of_different_moments_are_not_taken_for_a_deadlock(stale, tmp_path):
+    """One worker's last sign shows a long wait for the commit; the others are in the next step already."""
     job = Job(tmp_path, suspicion=0.05)
     job.say[0], job.others_do = Activity("waits", "commit", 7), Activity("works", "F", 8, (1, 3))
     if stale:
@@ -172,8 +172,8 @@ def test_signs_of_different_moments_are_no_deadlock(stale, tmp_path):
     assert bool(job.renewals) != stale
 
 
-def test_who_is_stopped_as_it_waits_is_found_and_no_generation_is_renewed_for_it(tmp_path):
-    """All wait a little longer than it is silent; of itself its supervisor knows no more than that it waits."""
+def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation(tmp_path):
+    """All others wait a little longer than it is silent. Its supervisor only sees that it waits."""
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), Activity("waits", "commit", 7))
 
@@ -187,8 +187,8 @@ def test_who_is_stopped_as_it_waits_is_found_and_no_generation_is_renewed_for_it
     assert not job.renewals
 
 
-def test_whoever_still_waits_in_a_generation_that_is_void_is_found_once_the_new_one_is_announced(tmp_path):
-    """Though nobody could say that what it waits for has come."""
+def test_a_worker_that_still_waits_in_a_void_generation_is_found_after_the_next_announcement(tmp_path):
+    """No other report shows that its message has arrived."""
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
     job.renewed = lambda: [job.say.pop(number) for number in range(12) if number != 6]
@@ -196,7 +196,7 @@ def test_whoever_still_waits_in_a_generation_that_is_void_is_found_once_the_new_
     assert len(job.renewals) == 1 and list(job.found) == [6]
 
 
-def test_a_supervisor_that_is_silent_is_cut_off(tmp_path):
+def test_a_silent_supervisor_is_disconnected(tmp_path):
     job = Job(tmp_path)
     job.deaf.add(4)
     asyncio.run(job.watched(0.5))
@@ -205,14 +205,14 @@ def test_a_supervisor_that_is_silent_is_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 5])
-def test_who_slept_itself_calls_nobody_silent(number, tmp_path):
+def test_a_coordinator_that_was_suspended_calls_no_worker_silent(number, tmp_path):
     job = Job(tmp_path, suspicion=0.2)
     job.silent.add(number)
 
     async def sleep_for_a_while():
         watch = asyncio.create_task(job.watched(0.05))
         await asyncio.sleep(0.02)
-        time.sleep(0.5)  # the whole process stands still
+        time.sleep(0.5)  # suspends the whole process
         await watch
 
     asyncio.run(sleep_for_a_while())
@@ -222,7 +222,7 @@ def test_who_slept_itself_calls_nobody_silent(number, tmp_path):
 DATA, TURN = Activity("works", "data", 7, (1, 3)), Activity("waits", "commit", 7)
 
 
-def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_again_and_again(tmp_path, monkeypatch):
+def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_repeatedly(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "DISK_SECONDS", 0.2)
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
@@ -236,7 +236,7 @@ def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_again_and_again(t
     assert all(abs(seconds - 0.2 * (n + 1)) < 0.1 for n, (_, _, seconds) in enumerate(job.awaited))
 
 
-def test_a_disk_that_answers_a_moment_after_the_others_costs_its_reader_nothing(tmp_path):
+def test_a_reader_is_not_killed_if_its_disk_answers_shortly_after_the_others(tmp_path):
     job = Job(tmp_path, suspicion=0.4)
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
     job.reading = {0: job.since, 4: job.since, 8: job.since + 0.01}
@@ -253,7 +253,7 @@ def test_a_disk_that_answers_a_moment_after_the_others_costs_its_reader_nothing(
     assert not job.found
 
 
-def test_a_reader_whose_disk_alone_is_silent_is_found(tmp_path):
+def test_a_reader_is_found_if_only_its_disk_is_silent(tmp_path):
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA}
     job.reading = {0: job.since, 4: None, 8: None}

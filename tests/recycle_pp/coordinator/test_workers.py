@@ -1,4 +1,4 @@
-"""What a worker's message leads to."""
+"""Handling workers' messages."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from .held_lease import HeldLease
 
 
 @pytest.mark.parametrize(("ends", "told"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
-def test_why_a_job_has_stopped_stays_its_last_word_though_a_checkpoint_gets_done_after_it(ends, told, tmp_path):
+def test_the_last_line_is_the_reason_of_the_stop_even_if_a_checkpoint_finishes_later(ends, told, tmp_path):
     events = []
     recorder = SimpleNamespace(
         event=lambda event: events.append(event.name()), stopped=lambda _: events.append("stopped")

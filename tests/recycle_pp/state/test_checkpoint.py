@@ -1,4 +1,4 @@
-"""Checkpoints that any split reads, that appear whole or not at all, and that unpickle nothing foreign."""
+"""Checkpoints: any split can load them, they are complete or absent, and they unpickle no foreign classes."""
 
 import json
 import os
@@ -20,6 +20,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint
 from recycle_pp.state.checksum import damage
+from recycle_pp.state.table_of_contents import read_table
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
 ABOUT = checkpoint.describe(small(), "text")
@@ -48,7 +49,7 @@ def save(folder, step, optimizers):
     return checkpoint.finish(folder, step, [saver.wait() for saver in savers], ABOUT)
 
 
-def test_parts_written_by_three_stages_are_read_by_two(tmp_path):
+def test_a_checkpoint_of_three_stages_is_loaded_by_two(tmp_path):
     written = job(3, steps=2)
     path = save(tmp_path, 2, written)
     assert path == tmp_path / "step-000002" == checkpoint.newest(tmp_path)
@@ -58,7 +59,7 @@ def test_parts_written_by_three_stages_are_read_by_two(tmp_path):
     assert same(state(read), state(written))
 
 
-def test_the_folder_is_one_ordinary_distributed_checkpoint_of_the_full_model(tmp_path):
+def test_the_folder_is_an_ordinary_distributed_checkpoint_of_the_full_model(tmp_path):
     written = state(job(3, steps=1))
     path = save(tmp_path, 1, job(3, steps=1))
     read = {name: torch.zeros_like(tensor) for name, tensor in written.items()}
@@ -67,7 +68,7 @@ def test_the_folder_is_one_ordinary_distributed_checkpoint_of_the_full_model(tmp
     assert same(checkpoint.load(path), written)
 
 
-def test_dcps_own_tool_turns_it_into_a_torch_save(tmp_path):
+def test_torchs_tool_converts_it_into_a_torch_save_file(tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     optimizers = job(2, steps=1)
@@ -75,14 +76,14 @@ def test_dcps_own_tool_turns_it_into_a_torch_save(tmp_path):
     assert same(torch.load(tmp_path / "model.pt", weights_only=True), state(optimizers))
 
 
-def test_a_save_keeps_the_state_of_its_moment(tmp_path):
+def test_a_save_does_not_see_later_changes_of_the_state(tmp_path):
     settings = small(parallel__stages=1, numerics__reproducible=True)
     optimizer = StageOptimizer(settings, stage := Stage(settings, 0, CPU))
     optimizer.step(gradient(stage, 0), 0)
     expected = state([optimizer])
     saver = checkpoint.Saver(tmp_path)
     saver.save(1, 0, optimizer.state())
-    optimizer.step(gradient(stage, 1), 1)  # while the thread writes
+    optimizer.step(gradient(stage, 1), 1)  # during the write
     assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, [saver.wait()], ABOUT)), expected)
 
 
@@ -102,20 +103,20 @@ def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
     os.waitpid(child, 0)
     assert list(place.glob("stage-0-*")) and checkpoint.newest(tmp_path) == path
     assert same(checkpoint.load(path), state(optimizers))
-    assert save(tmp_path, 2, job(2, steps=2)) == checkpoint.newest(tmp_path), "what is left is no obstacle"
+    assert save(tmp_path, 2, job(2, steps=2)) == checkpoint.newest(tmp_path), "leftovers do not prevent the next save"
     assert same(checkpoint.load(tmp_path / "step-000002"), state(job(2, steps=2)))
 
 
-def test_nothing_has_the_final_name_before_all_stages_have_saved(tmp_path):
+def test_a_checkpoint_gets_its_name_only_after_all_stages_have_saved(tmp_path):
     optimizers = job(2)
     saver = checkpoint.Saver(tmp_path)
     saver.save(7, 0, optimizers[0].state())
     with pytest.raises(OSError):
-        checkpoint.finish(tmp_path, 7, [saver.wait(), "stage-1-of-nobody"], ABOUT)
+        checkpoint.finish(tmp_path, 7, [saver.wait(), "stage-1-missing"], ABOUT)
     assert checkpoint.newest(tmp_path) is None
 
 
-def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp_path):
+def test_a_failed_write_is_reported_and_does_not_prevent_the_next_save(tmp_path):
     (optimizer,) = job(1)
     blocked = tmp_path / "file"
     blocked.touch()
@@ -128,8 +129,8 @@ def test_a_part_that_cannot_be_written_is_reported_and_the_next_save_goes_on(tmp
     checkpoint.finish(blocked, 1, [saver.save(1, 0, optimizer.state()).result()], ABOUT)
 
 
-def test_saving_asks_for_no_gpu_in_its_thread(tmp_path, monkeypatch):
-    """A new thread's GPU is number 0, which is another worker's: a context there costs that one half a gigabyte."""
+def test_the_saving_thread_creates_no_cuda_context(tmp_path, monkeypatch):
+    """The default GPU of a new thread is number 0, where a context would cost another worker half a gigabyte."""
 
     def asked(*_):
         raise AssertionError("a CUDA context in the saving thread")
@@ -141,8 +142,8 @@ def test_saving_asks_for_no_gpu_in_its_thread(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("left", ["about.json", ".metadata", "stage-0/__0_0.distcp", "stage-0-abcd/.metadata", "core"])
-def test_what_a_killed_save_has_left_never_becomes_part_of_the_next_one(left, tmp_path):
-    """A left-over about.json was listed among the files, then replaced: such a checkpoint was damaged for ever."""
+def test_leftovers_of_a_killed_save_never_enter_the_next_checkpoint(left, tmp_path):
+    """A leftover about.json was listed among the files and then replaced, so the checkpoint was always damaged."""
     remains = checkpoint.temporary(tmp_path, 1) / left
     remains.parent.mkdir(parents=True)
     remains.write_text('{"step": 1}')
@@ -153,12 +154,12 @@ def test_what_a_killed_save_has_left_never_becomes_part_of_the_next_one(left, tm
     assert {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} == {*files, "about.json"}
 
 
-MOMENTS = ("_check_whole", "_write_synced", "_check_files", "fingerprint", "_sync", "_rename", "_delete_all_but")
+MOMENTS = ("_check_whole", "_write_synced", "check_files", "fingerprint", "_sync", "_rename", "_delete_all_but")
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_another_worker_finishes_a_checkpoint_whose_assembler_was_killed(moment, tmp_path, monkeypatch):
-    """Killed before each step of `finish`, at its first use and at its last one."""
+    """It is killed before each step of `finish`, at the first and at the last call."""
     for count in (1, 2):
         folder = tmp_path / str(count)
         optimizers = job(2, steps=1)
@@ -184,7 +185,7 @@ def test_another_worker_finishes_a_checkpoint_whose_assembler_was_killed(moment,
         assert damage(path, 1) is None and same(checkpoint.load(path), state(optimizers))
 
 
-def test_a_file_that_is_shorter_than_the_table_of_contents_says_is_found_before_the_checkpoint_gets_its_name(tmp_path):
+def test_a_truncated_file_is_found_before_the_checkpoint_gets_its_name(tmp_path):
     (optimizer,) = job(1, steps=1)
     saver = checkpoint.Saver(tmp_path)
     part = saver.save(1, 0, optimizer.state()).result()
@@ -195,10 +196,10 @@ def test_a_file_that_is_shorter_than_the_table_of_contents_says_is_found_before_
     assert checkpoint.newest(tmp_path) is None
 
 
-def test_a_table_of_contents_that_lacks_a_chunk_is_refused_instead_of_loading_whatever_is_in_memory(tmp_path):
+def test_a_table_of_contents_that_lacks_a_chunk_is_rejected(tmp_path):
     path = save(tmp_path, 1, job(1, steps=1))
     for change in ("chunk", "storage", "negative"):
-        table = checkpoint._metadata(path)
+        table = read_table(path)
         name = next(name for name, held in table.state_dict_metadata.items() if len(held.size) == 2)
         held = table.state_dict_metadata[name]
         if change == "chunk":
@@ -231,7 +232,7 @@ def damaged_about(files):
     ],
     ids=["no files", "a list", "no fingerprint", "another step", "nested", "empty", "null"],
 )
-def test_an_about_json_that_says_nothing_of_the_files_is_damage(about, tmp_path):
+def test_an_about_json_without_a_list_of_files_counts_as_damage(about, tmp_path):
     path = save(tmp_path, 1, job(1, steps=1))
     assert damage(path, 1) is None
     (path / "about.json").write_text(about)
@@ -239,7 +240,7 @@ def test_an_about_json_that_says_nothing_of_the_files_is_damage(about, tmp_path)
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_in_the_place_of_a_file_blocks_no_reader(tmp_path):
+def test_a_pipe_instead_of_a_file_does_not_block_a_reader(tmp_path):
     path = save(tmp_path, 1, job(1, steps=1))
     (data,) = path.rglob("*.distcp")
     data.unlink()
@@ -250,14 +251,14 @@ def test_a_pipe_in_the_place_of_a_file_blocks_no_reader(tmp_path):
     assert "is not a regular file" in damage(path, 1)
 
 
-def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
+def test_a_second_checkpoint_of_a_step_replaces_the_first(tmp_path):
     save(tmp_path, 3, job(1, steps=1))
     again = job(2, steps=2)
     assert same(checkpoint.load(save(tmp_path, 3, again)), state(again))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
 
 
-def test_only_the_newest_are_kept_and_the_remains_of_older_saves_go(tmp_path):
+def test_only_the_newest_checkpoints_are_kept_and_leftovers_of_older_saves_are_deleted(tmp_path):
     optimizers = job(1)
     for step in (9, 10, 999_999, 1_000_000):
         save(tmp_path, step, optimizers)
@@ -294,12 +295,12 @@ def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tm
     assert newest_whole(tmp_path).step == 4 and not newest_whole(tmp_path).damaged
 
 
-def test_a_resume_under_other_settings_is_refused_with_the_key(tmp_path):
+def test_a_resume_with_other_settings_is_rejected_and_names_the_key(tmp_path):
     path = save(tmp_path, 5, job(1))
     assert checkpoint.read_about(path)["step"] == 5
     checkpoint.refuse_mismatch(path, ABOUT)
     other = small(parallel__pipelines=2, parallel__microbatches=2)
-    checkpoint.refuse_mismatch(path, checkpoint.describe(other, "text"))  # as many micro-batches a step
+    checkpoint.refuse_mismatch(path, checkpoint.describe(other, "text"))  # the same number of micro-batches per step
     for changes, key in [
         ({"model__width": 48}, "model.width was 24 and is now 48"),
         ({"parallel__microbatches": 5}, r"parallel.pipelines \* parallel.microbatches was 4 and is now 5"),
@@ -311,33 +312,33 @@ def test_a_resume_under_other_settings_is_refused_with_the_key(tmp_path):
         checkpoint.refuse_mismatch(path, checkpoint.describe(small(), "another text"))
 
 
-def test_a_name_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_tensor_is_named(tmp_path):
     path = save(tmp_path, 1, job(1))
     with pytest.raises(ValueError, match=r"does not hold model\.layers\.9"):
         checkpoint.load(path, ["model.layers.9"])
 
 
-def test_metadata_that_names_anything_foreign_is_not_unpickled(tmp_path):
+def test_metadata_with_foreign_names_is_not_unpickled(tmp_path):
     class Foreign:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "made"),)
 
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(pickle.dumps(Foreign()))
-    with pytest.raises(ValueError, match="mkdir, which has no place there"):
+    with pytest.raises(ValueError, match="mkdir, which is not allowed there"):
         checkpoint.load(path)
     assert not (tmp_path / "made").exists()
 
 
 class AsInPython311(pickle.Pickler):
-    """Python 3.11.0 to 3.11.3 pickle a member of an Enum as an attribute of its class."""
+    """Pickles members of an Enum as attributes of their class, like Python 3.11.0 to 3.11.3."""
 
     def reducer_override(self, value):
         return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
 
 
 class AsInPython313(pickle._Pickler):
-    """Python 3.13 has its paths in another module."""
+    """Pickles paths under the module name of Python 3.13."""
 
     def save_global(self, value, name=None):
         if value is not PosixPath:
@@ -349,7 +350,7 @@ class AsInPython313(pickle._Pickler):
 
 
 @pytest.mark.parametrize(("pickler", "trace"), [(AsInPython311, b"getattr"), (AsInPython313, b"pathlib._local")])
-def test_a_checkpoint_of_another_python_is_read(pickler, trace, tmp_path):
+def test_a_checkpoint_of_another_python_version_is_loaded(pickler, trace, tmp_path):
     written = job(1)
     metadata = save(tmp_path, 1, written) / ".metadata"
     table, out = pickle.loads(metadata.read_bytes()), BytesIO()
@@ -360,38 +361,38 @@ def test_a_checkpoint_of_another_python_is_read(pickler, trace, tmp_path):
     assert same(checkpoint.load(metadata.parent), state(written))
 
 
-def test_metadata_gets_at_no_attribute_by_way_of_an_enum(tmp_path):
+def test_metadata_cannot_reach_attributes_through_an_enum(tmp_path):
     class Attribute:
         def __reduce__(self):
             return getattr, (TensorProperties, "__init__")
 
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(pickle.dumps(Attribute()))
-    with pytest.raises(ValueError, match=r"asks for __init__ of .*, which has no place there"):
+    with pytest.raises(ValueError, match=r"asks for __init__ of .*, which is not allowed there"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize("name", ["os.getcwd", "pickle.loads", "Metadata.__init__", "os", "field", "dataclass"])
-def test_a_name_of_torch_s_own_module_is_no_way_in(name, tmp_path):
-    """Unpicklers read a dotted name as attributes of attributes, and a module holds what it has imported."""
+def test_metadata_cannot_reach_other_modules_through_torch(name, tmp_path):
+    """Unpicklers resolve dotted names as attributes of attributes, and a module has its imports as attributes."""
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(f"ctorch.distributed.checkpoint.metadata\n{name}\n(tR.".encode())
-    with pytest.raises(ValueError, match=rf"is no checkpoint that can be read: .*{name}, which has no place there"):
+    with pytest.raises(ValueError, match=rf"is not a readable checkpoint: .*{name}, which is not allowed there"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x05N.", pickle.dumps({"a": 1}), b"(" * 100_000])
-def test_what_is_no_metadata_is_refused_with_a_sentence(content, tmp_path):
+def test_invalid_metadata_is_rejected_with_a_sentence(content, tmp_path):
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(content)
-    with pytest.raises(ValueError, match="is no checkpoint that can be read"):
+    with pytest.raises(ValueError, match="is not a readable checkpoint"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"step": []}', '{"step": 2, "files": 3}', '{"step": 2, "run.seed": {"a": [1]}}']
 )
-def test_a_damaged_about_is_one_sentence(tmp_path, content):
+def test_a_damaged_about_json_gives_one_sentence(tmp_path, content):
     (tmp_path / "about.json").write_text(content)
     with pytest.raises(ValueError, match=r"about\.json cannot be read: "):
         checkpoint.refuse_mismatch(tmp_path, {"run.seed": 1})

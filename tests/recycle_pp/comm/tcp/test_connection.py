@@ -1,4 +1,4 @@
-"""Messages over one connection: matched by generation and tag, whatever comes first, until the peer is gone."""
+"""Messages over one connection: matched by generation and tag in any order, until the peer is gone."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ from recycle_pp.comm.tcp.connection import FRAME, Connection, ConnectionLost
 from recycle_pp.comm.waiting import Pool
 
 pytestmark = pytest.mark.timeout(60)
-LARGE = 8_000_000  # floats: more than the kernel keeps for a connection
+LARGE = 8_000_000  # floats: more than the kernel buffers for a connection
 
 
 def two_ends():
@@ -32,8 +32,8 @@ def ends():
 
 
 def done(job, seconds: float = 10.0):
-    """What became of the job: None or its error."""
-    assert job.wait(seconds), "still under way"
+    """The outcome of the job: None or its error."""
+    assert job.wait(seconds), "not finished"
     return job.error
 
 
@@ -43,7 +43,7 @@ def of(number: float, size: int = 4) -> torch.Tensor:
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_every_message_finds_its_tensor_in_whatever_order_both_sides_ask(data):
+def test_every_message_reaches_its_tensor_in_any_order_of_sends_and_receives(data):
     messages = data.draw(
         st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([0, 1, 1000, 100_000])), max_size=12)
     )
@@ -51,7 +51,7 @@ def test_every_message_finds_its_tensor_in_whatever_order_both_sides_ask(data):
     for generation, tag, size in messages:
         sizes.setdefault((generation, tag), []).append(size)
     receives = data.draw(st.permutations([key for key, each in sizes.items() for _ in each]))
-    late = data.draw(st.integers(0, len(receives)))  # those posted when all is sent
+    late = data.draw(st.integers(0, len(receives)))  # receives posted after all sends
     here, there = (Connection(sock, Pool()) for sock in two_ends())
     turn = {key: iter(each) for key, each in sizes.items()}
     buffers: dict = {key: [] for key in sizes}
@@ -78,24 +78,24 @@ def test_every_message_finds_its_tensor_in_whatever_order_both_sides_ask(data):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool])
-def test_any_dtype_travels_as_its_bytes(ends, dtype):
+def test_tensors_of_any_dtype_arrive_bit_by_bit(ends, dtype):
     tensor, buffer = torch.ones(3, 5).to(dtype), torch.zeros(3, 5).to(dtype)
     done(ends[0].send(tensor, 0, 1))
     assert done(ends[1].receive(buffer, 0, 1)) is None and torch.equal(tensor, buffer)
 
 
-def test_what_the_kernel_does_not_take_at_once_is_sent_by_another_thread_in_order(ends):
+def test_data_beyond_the_kernels_buffer_is_sent_in_order_by_another_thread(ends):
     start = time.perf_counter()
     jobs = [ends[0].send(of(k, LARGE), 0, 1) for k in range(3)]
     jobs.append(ends[0].send(of(7), 0, 1))
-    assert time.perf_counter() - start < 2  # also on a busy machine: none of it waits for the receiver
+    assert time.perf_counter() - start < 2  # no send waits for the receiver; allows for a busy machine
     buffers = [torch.empty(LARGE) for _ in range(3)] + [torch.empty(4)]
     jobs += [ends[1].receive(buffer, 0, 1) for buffer in buffers]
     assert [done(job, 30) for job in jobs] == [None] * 8
     assert [buffer[-1].item() for buffer in buffers] == [0, 1, 2, 7]
 
 
-def test_messages_of_a_generation_that_has_ended_are_read_and_dropped(ends):
+def test_messages_of_an_ended_generation_are_read_and_dropped(ends):
     here, there = ends
     posted = there.receive(torch.empty(4), 3, 1)
     here.send(of(1), 3, 2)
@@ -105,11 +105,11 @@ def test_messages_of_a_generation_that_has_ended_are_read_and_dropped(ends):
     buffer = torch.empty(4)
     assert done(there.receive(buffer, 4, 1)) is None and buffer.tolist() == [3.0] * 4
     assert isinstance(done(there.receive(torch.empty(4), 3, 1)), ConnectionLost)
-    assert not posted.wait(0.01)  # the generation, not the job, ends the wait
+    assert not posted.wait(0.01)  # only the end of the generation ends the wait
     assert not there._posted and not there._early
 
 
-def test_a_message_of_another_size_is_an_error_and_the_next_one_is_right(ends):
+def test_a_message_of_another_size_is_an_error_and_the_next_one_arrives(ends):
     here, there = ends
     posted = there.receive(torch.empty(5), 0, 1)
     here.send(of(1), 0, 1)
@@ -119,12 +119,12 @@ def test_a_message_of_another_size_is_an_error_and_the_next_one_is_right(ends):
     assert done(there.receive(buffer, 0, 1)) is None and buffer[0] == 2
     here.send(of(1), 0, 2)
     here.send(of(1), 0, 3)
-    done(there.receive(torch.empty(4), 0, 3))  # so that the other one is here
+    done(there.receive(torch.empty(4), 0, 3))  # the other message has arrived, too
     assert "16 bytes came, 20 were expected" in str(done(there.receive(torch.empty(5), 0, 2)))
 
 
 @pytest.mark.parametrize("after", [0, 5, FRAME.size, FRAME.size + 8])
-def test_everything_under_way_fails_when_the_peer_is_gone_in_the_midst_of_a_frame(after):
+def test_all_operations_fail_when_the_peer_dies_in_the_middle_of_a_frame(after):
     mine, theirs = two_ends()
     connection = Connection(mine, Pool())
     jobs = [connection.receive(torch.empty(4), 0, tag) for tag in (1, 2)]
@@ -135,7 +135,7 @@ def test_everything_under_way_fails_when_the_peer_is_gone_in_the_midst_of_a_fram
     assert isinstance(done(connection.send(torch.empty(4), 0, 3)), ConnectionLost)
 
 
-def test_what_came_before_the_end_can_still_be_received():
+def test_messages_that_arrived_before_the_end_can_still_be_received():
     mine, theirs = two_ends()
     connection = Connection(mine, Pool())
     theirs.sendall(FRAME.pack(0, 1, 16) + bytes(of(9).numpy().tobytes()))
@@ -145,8 +145,8 @@ def test_what_came_before_the_end_can_still_be_received():
     assert done(connection.receive(buffer, 0, 1)) is None and buffer[0] == 9
 
 
-def test_a_send_that_a_paused_peer_does_not_read_ends_with_the_connection():
-    mine, theirs = two_ends()  # no thread reads from theirs
+def test_a_send_to_a_paused_peer_ends_with_the_connection():
+    mine, theirs = two_ends()  # no thread reads from `theirs`
     connection = Connection(mine, Pool())
     jobs = [connection.send(of(1, LARGE), 0, 1) for _ in range(2)]
     assert not jobs[0].wait(0.2)
@@ -155,7 +155,7 @@ def test_a_send_that_a_paused_peer_does_not_read_ends_with_the_connection():
     theirs.close()
 
 
-def test_nonsense_instead_of_a_frame_ends_the_connection():
+def test_an_invalid_frame_ends_the_connection():
     mine, theirs = two_ends()
     connection = Connection(mine, Pool())
     job = connection.receive(torch.empty(4), 0, 1)
@@ -165,7 +165,7 @@ def test_nonsense_instead_of_a_frame_ends_the_connection():
 
 
 def test_a_closed_connection_leaves_no_thread():
-    others = set(threading.enumerate())  # of earlier tests: some may still end
+    others = set(threading.enumerate())  # threads of earlier tests may still be ending
     here, there = (Connection(sock, Pool()) for sock in two_ends())
     ours = set(threading.enumerate()) - others
     here.close()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def meshes():
-    made = [Mesh(rank, 4, "127.0.0.1", Pool()) for rank in range(3)]  # the fourth is missing
+    made = [Mesh(rank, 4, "127.0.0.1", Pool()) for rank in range(3)]  # the fourth member is missing
     yield made
     for mesh in made:
         mesh.close()
@@ -47,25 +47,25 @@ def test_each_pair_has_one_connection_and_a_missing_member_none(meshes):
         meshes[0][3]
 
 
-def hangs_up(mesh: Mesh, hello: bytes) -> bool:
+def closes(mesh: Mesh, hello: bytes) -> bool:
     host, port, _ = json.loads(mesh.address)
     with socket.create_connection((host, port), 10) as sock:
         sock.sendall(hello)
         try:
             sock.shutdown(socket.SHUT_WR)
             return sock.recv(1) == b""
-        except OSError:  # it has hung up with something of the hello unread
+        except OSError:  # closed before it has read the whole hello
             return True
 
 
-def test_who_does_not_know_the_secret_is_hung_up_on(meshes):
+def test_a_connection_without_the_secret_is_closed(meshes):
     secret = bytes.fromhex(json.loads(meshes[0].address)[2])
     for hello in (b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(20), HELLO.pack(1, bytes(SECRET)), HELLO.pack(9, secret)):
-        assert hangs_up(meshes[0], hello)
-    link(meshes)  # none of them took a member's place
+        assert closes(meshes[0], hello)
+    link(meshes)  # none of them has taken a member's place
 
 
-def test_a_member_that_refuses_connections_is_tried_until_it_accepts_and_the_time_is_counted(meshes):
+def test_refused_connections_are_retried_and_reported_after_a_while(meshes):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     cut = threading.Event()
@@ -73,7 +73,7 @@ def test_a_member_that_refuses_connections_is_tried_until_it_accepts_and_the_tim
     made = [Mesh(1, 4, "127.0.0.1", Pool(), reachability) for _ in range(2)]
     host, _, secret = json.loads(meshes[0].address)
     begun = time.monotonic()
-    for mesh in made:  # the second replaces the first, like renewed links: the time continues
+    for mesh in made:  # the second replaces the first, like renewed links, and the time continues to count
         mesh.link({0: json.dumps([host, port, secret]).encode()})
         job = mesh.linked(0)
         assert not job.wait(0.7)
@@ -85,7 +85,7 @@ def test_a_member_that_refuses_connections_is_tried_until_it_accepts_and_the_tim
     last.close()
 
 
-def test_a_thousand_idle_connections_cost_no_thread_and_no_member_its_place(meshes, descriptors):
+def test_a_thousand_idle_connections_take_no_thread_and_no_members_place(meshes, descriptors):
     host, port, _ = json.loads(meshes[0].address)
     before = threading.active_count()
     idle = [socket.create_connection((host, port), 10) for _ in range(1000)]
@@ -99,9 +99,9 @@ def test_a_thousand_idle_connections_cost_no_thread_and_no_member_its_place(mesh
         sock.close()
 
 
-def test_a_generation_that_ends_before_a_connection_stands_does_not_make_it_stand(meshes):
-    """Else the next one would take it for made, and find none."""
-    meshes[0].link({1: meshes[1].address})  # this end waits for the connection
+def test_the_end_of_a_generation_does_not_mark_a_pending_connection_as_made(meshes):
+    """Otherwise the next generation would use a connection that does not exist."""
+    meshes[0].link({1: meshes[1].address})  # this end waits for the other to connect
     generation = Generation(0)
     threading.Timer(0.05, generation.end).start()
     with pytest.raises(LinkBroken, match="aborted"):

@@ -1,4 +1,4 @@
-"""The mesh of connections that generations with one base share."""
+"""The mesh of connections shared by generations with the same base."""
 
 import threading
 
@@ -13,13 +13,13 @@ A, B, C = WORKERS = [Worker(0, 0), Worker(1, 0), Worker(2, 0)]
 BASE = 5
 
 
-def test_a_generation_that_a_death_has_ended_before_its_links_were_made_is_no_mistake_of_the_coordinator():
-    """A has joined in it, and dies: the next one, without A, makes the links of both."""
+def test_a_death_may_end_a_generation_before_its_links_are_made():
+    """A joins in this generation and dies. The next generation, without A, makes the links of both."""
     older, newer = Generation(BASE), Generation(BASE + 1)
 
     def published(key, value):
         other.deliver(key, value)
-        if not older.over:  # B's first thread stands still in here
+        if not older.over:  # blocks B's first thread here
             older.end()
             c = threading.Thread(target=TcpTransport(other, "127.0.0.1", WORKERS).join, args=(newer, [B, C], C, BASE))
             c.start()

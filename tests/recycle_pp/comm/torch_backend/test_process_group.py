@@ -1,4 +1,4 @@
-"""The backend "recycle": everything that torch.distributed offers works through it, and it survives its members."""
+"""The backend "recycle": torch.distributed works through it, and it survives the death of members."""
 
 import threading
 import time
@@ -79,7 +79,7 @@ def ordinary_collectives(node: Node) -> None:
     node.report("right")
 
 
-def test_ordinary_collectives_messages_and_sub_groups():
+def test_collectives_messages_and_sub_groups_work():
     assert everybody_reports(ordinary_collectives) == ["right"] * 4
 
 
@@ -100,7 +100,7 @@ def device_mesh_and_dtensor(node: Node) -> None:
     node.report("right")
 
 
-def test_device_mesh_and_dtensor():
+def test_device_mesh_and_dtensor_work():
     assert everybody_reports(device_mesh_and_dtensor) == ["right"] * 4
 
 
@@ -124,7 +124,7 @@ def data_parallel(node: Node) -> None:
     node.report("right")
 
 
-def test_data_parallel_and_sharded_models_get_their_gradients():
+def test_ddp_and_fsdp_compute_correct_gradients():
     assert everybody_reports(data_parallel, 2, 1) == ["right"] * 2
 
 
@@ -147,7 +147,7 @@ def checkpoints(node: Node) -> None:
     node.report("right")
 
 
-def test_distributed_checkpoints_are_saved_and_loaded_under_another_sharding(tmp_path):
+def test_distributed_checkpoints_are_saved_and_loaded_with_another_sharding(tmp_path):
     with Rehearsal(grid(3, 1), checkpoints) as play:
         play.tell("path", str(tmp_path / "checkpoint"))
         assert [report for _, report in play.reports(3)] == ["right"] * 3
@@ -179,12 +179,12 @@ def torch_pipelining(node: Node) -> None:
     node.report("right")
 
 
-def test_torchs_own_pipelining_runs_over_it():
+def test_torchs_own_pipelining_runs_on_it():
     assert everybody_reports(torch_pipelining, 1, 3) == ["right"] * 3
 
 
 def abort_and_rebuild(node: Node) -> None:
-    """The first two members block; all learn of the death of the third; the group goes on without it."""
+    """The first two members block, then all learn of the death of the third. The group continues without it."""
     rank, _ = start(node)
     dist.barrier()
     node.report("ready")
@@ -193,7 +193,7 @@ def abort_and_rebuild(node: Node) -> None:
 
     def block() -> None:
         if rank == 0:
-            dist.recv(torch.empty(4), src=1)  # it is alive and silent
+            dist.recv(torch.empty(4), src=1)  # its source is alive and silent
         else:
             dist.all_reduce(torch.ones(4))
 
@@ -205,7 +205,7 @@ def abort_and_rebuild(node: Node) -> None:
         node.report("went through")
     except RuntimeError:
         node.report("raised")
-    abort.join()  # the death itself may have broken the all-reduce before; a late abort would end the next generation
+    abort.join()  # the death may have broken the all-reduce already; a late abort would end the next generation
     try:
         dist.all_reduce(torch.ones(1))
     except RuntimeError as error:
@@ -217,7 +217,7 @@ def abort_and_rebuild(node: Node) -> None:
     node.report("goes on")
 
 
-def test_a_group_is_aborted_and_rebuilt_without_its_dead_member():
+def test_a_group_can_be_aborted_and_rebuilt_without_its_dead_member():
     members = grid(3, 1)
     with Rehearsal(members, abort_and_rebuild) as play:
         play.reports(3)
