@@ -1,4 +1,4 @@
-"""With data.document_mask a sample of several documents trains as its documents would, each by itself."""
+"""With data.document_mask, a sample of several documents trains like its documents one by one."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def batch_of(rows) -> Batch:
 
 
 def pieces(rows):
-    """(inputs, targets) of every document of every row: it begins with its separator, and ends before the next one."""
+    """(inputs, targets) of every document of every row. A document starts with its separator."""
     for row in rows:
         cuts = [0, *(t for t in range(1, T) if row[t] == SEPARATOR), T]
         for begin, end in pairwise(cuts):
@@ -37,7 +37,7 @@ def pieces(rows):
 
 
 def separated(config: Settings, rows) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Mean loss over all tokens and its gradients, of the whole model on one document after the other."""
+    """Mean loss over all tokens and its gradients, computed by the whole model, one document at a time."""
     losses, gradients = [], {}
     for inputs, targets in pieces(rows):
         config.model.sequence = inputs.shape[1]
@@ -75,7 +75,7 @@ def test_the_gradient_of_a_sample_is_the_sum_over_its_documents(rows, changes):
 
 
 @given(samples)
-def test_positions_begin_anew_with_every_separator(rows):
+def test_positions_restart_at_every_separator(rows):
     batch = batch_of(rows)
     found = (batch.more[key].tolist() for key in ("document_ids", "position_ids"))
     for row, ids, places in zip(rows, *found, strict=True):
@@ -84,9 +84,9 @@ def test_positions_begin_anew_with_every_separator(rows):
             assert places[t] == (0 if row[t] == SEPARATOR else t if t == 0 else places[t - 1] + 1)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])  # learnt positions, rotary, a sliding window
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])  # learned positions, rotary, sliding window
 @pytest.mark.parametrize("stages", [1, 3])
-def test_a_decoder_of_transformers_trains_on_the_documents_too(kind, stages, tmp_path):
+def test_a_decoder_of_transformers_keeps_documents_apart(kind, stages, tmp_path):
     models.folder(kind, tmp_path, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
     config = models.of_folder(tmp_path, stages, data__document_mask=True, parallel__microbatches=1)
     row = list(range(3, 3 + T + 1))
@@ -113,16 +113,16 @@ def test_a_decoder_of_transformers_trains_on_the_documents_too(kind, stages, tmp
 
 
 @pytest.mark.parametrize("kind", ["opt", "mamba", "bloom"])
-def test_a_decoder_that_cannot_keep_documents_apart_is_refused(kind, tmp_path):
+def test_a_decoder_that_cannot_keep_documents_apart_is_rejected(kind, tmp_path):
     models.folder(kind, tmp_path)
     with pytest.raises(ValueError, match=r"^data.document_mask must be false: "):
         refuse_leaks(Stage(models.of_folder(tmp_path, data__document_mask=True), 0, CPU))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_so_is_an_own_module_that_does_not_look_where_documents_end(stage):
-    """The convolution of the module in docs/models.md runs over all of them."""
+def test_an_own_module_that_mixes_documents_is_rejected(stage):
+    """The convolution of the module in docs/models.md runs over document boundaries."""
     config = models.of_function("documented", 3, data__document_mask=True)
     with pytest.raises(ValueError, match=rf"stage {stage} of this model mixes documents"):
         refuse_leaks(Stage(config, stage, CPU))
-    refuse_leaks(Stage(models.of_function("Plain", 3, data__document_mask=True), stage, CPU))  # looks at no other token
+    refuse_leaks(Stage(models.of_function("Plain", 3, data__document_mask=True), stage, CPU))  # mixes no tokens

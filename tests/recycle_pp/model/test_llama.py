@@ -1,4 +1,4 @@
-"""Folders of the Llama family on the project's own Transformer: what transformers computes, in any layout."""
+"""The project's own Transformer, loaded from folders of the Llama family, agrees with transformers in any layout."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ FAMILY = {
     "Llama 3.1": ("llama", {"rope_parameters": LLAMA3}),
     "linear RoPE": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     "SmolLM": ("llama", {"tie_word_embeddings": True, "head_dim": None}),
-    "Mistral": ("mistral", {"head_dim": 16}),  # wider than the stream: Mistral Nemo
+    "Mistral": ("mistral", {"head_dim": 16}),  # heads wider than the hidden size, as in Mistral Nemo
     "Qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "Qwen3": ("qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
     "Qwen3, untied": ("qwen3", {"tie_word_embeddings": False}),
@@ -33,7 +33,7 @@ family = pytest.mark.parametrize("kind", FAMILY)
 
 
 def folder(kind, at):
-    """A folder of a small random model, and the model. Biases and norms are random as well."""
+    """A small model, saved in a folder. Biases and norms are random, too."""
     model_type, more = FAMILY[kind]
     config = transformers.AutoConfig.for_model(model_type, **{**models.SIZES, **more})
     torch.manual_seed(3)
@@ -55,7 +55,7 @@ def of(at, stages=1, *more):
 
 @family
 @pytest.mark.parametrize("stages", [1, 3])
-def test_logits_loss_and_gradients_are_those_of_transformers(kind, stages, tmp_path):
+def test_logits_loss_and_gradients_agree_with_transformers(kind, stages, tmp_path):
     model, batch = folder(kind, tmp_path), models.batch()
     own = pipeline(of(tmp_path, stages))
     seen, head = [], own[-1].module.module.head
@@ -85,7 +85,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(kind, stages, tmp_p
 
 @family
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_training_does_not_depend_on_the_layout_nor_on_the_order(kind, precision, tmp_path):
+def test_training_does_not_depend_on_the_layout_or_the_order(kind, precision, tmp_path):
     folder(kind, tmp_path)
     more = (f"numerics.precision={precision}", "optimizer.clip=0.5", "optimizer.lr=1e-3")
     history, weights = train(of(tmp_path, 1, *more), 3)
@@ -96,7 +96,7 @@ def test_training_does_not_depend_on_the_layout_nor_on_the_order(kind, precision
     assert history[-1][0] < history[0][0]
 
 
-def test_a_tied_matrix_is_one_parameter_of_two_stages(tmp_path):
+def test_a_tied_matrix_is_one_parameter_in_two_stages(tmp_path):
     folder("Qwen3", tmp_path)
     first, middle, last = pipeline(of(tmp_path, 3))
     assert first.names[0] == last.names[-1] == "embedding.weight" and not middle.module.shared
@@ -118,18 +118,18 @@ def test_a_tied_matrix_is_one_parameter_of_two_stages(tmp_path):
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
     ],
 )
-def test_what_the_own_transformer_lacks_is_refused_by_name(kind, more, sentence, tmp_path):
+def test_unsupported_features_are_rejected_by_name(kind, more, sentence, tmp_path):
     models.folder(kind, tmp_path, **more)
     with pytest.raises(ValueError, match=sentence):
         of(tmp_path)
 
 
-def test_a_size_that_is_missing_is_named(tmp_path):
+def test_a_missing_size_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}')
     with pytest.raises(ValueError, match=r"config\.json does not say num_hidden_layers, which model=llama needs"):
         of(tmp_path)
 
 
-def test_a_window_that_is_not_shorter_than_a_sample_is_no_window(tmp_path):
+def test_a_sliding_window_as_long_as_a_sample_is_accepted(tmp_path):
     models.folder("mistral", tmp_path, sliding_window=16)
     assert of(tmp_path).model.layers == 3

@@ -1,4 +1,4 @@
-"""The byte model, compared with the tensors that real stages allocate."""
+"""The memory model compared with the tensors that real stages allocate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recycle_pp.numerics.shards import ShardedOptimizer
 
 from ..in_process import CPU, gradient, small
 
-SMALL = 1 << 15  # bytes: tables and scalars, which the byte model does not know of
+SMALL = 1 << 15  # bytes: tables and scalars, which the memory model ignores
 TIED = {"model__tied": True, "model__qk_norm": True, "model__qkv_bias": True, "model__head_dim": 8}
 LARGER = {
     "model__layers": 4, "model__width": 128, "model__heads": 8, "model__kv_heads": 4, "model__ffn": 320,
@@ -34,10 +34,10 @@ NUMERICS = [
 
 
 class Measured:
-    """Bytes that a stage really takes: `start` for itself and its optimizer, then `memory` for those of its ops."""
+    """Measured bytes of a stage: `start` for the stage and its optimizer, `memory` for its ops."""
 
     def __init__(self, of: Settings, stage: int) -> None:
-        gc.collect()  # what earlier tests left would be freed, and counted, in the middle
+        gc.collect()  # frees leftovers of earlier tests before the measurement
         with allocations(CPU) as start:
             self.stage = Stage(of, stage, CPU)
             self.optimizer = StageOptimizer(of, self.stage)
@@ -46,7 +46,7 @@ class Measured:
 
 
 @pytest.mark.parametrize("changes", [{}, TIED, TIED | {"parallel__stages": 1}, {"model__kv_heads": 4}], ids=str)
-def test_parameters_are_those_of_the_stages(changes):
+def test_the_number_of_parameters_agrees_with_the_stages(changes):
     of = small(**changes)
     for number, layers in enumerate(layers_of_stages(of)):
         stage = Stage(of, number, CPU)
@@ -56,7 +56,7 @@ def test_parameters_are_those_of_the_stages(changes):
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("numerics", NUMERICS, ids=str)
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_stage_takes_the_bytes_that_the_model_says(stage, numerics, recompute):
+def test_a_stage_allocates_the_predicted_bytes(stage, numerics, recompute):
     of = small(**LARGER, **numerics, model__recompute=recompute)
     memory, measured = stage_memory(of, stage), Measured(of, stage)
     copies = 2 * sum(p.numel() for p in measured.stage.parameters.values() if p.dim() == 2)  # made at the first F
@@ -73,7 +73,7 @@ def test_a_stage_takes_the_bytes_that_the_model_says(stage, numerics, recompute)
 
 @settings(max_examples=8, deadline=None)
 @given(st.data())
-def test_activations_of_any_shape_are_those_that_a_stage_keeps(data):
+def test_a_stage_keeps_the_predicted_activations_for_any_shape(data):
     pick = lambda *values: data.draw(st.sampled_from(values))  # noqa: E731
     heads = pick(2, 4, 8)
     of = small(
@@ -89,7 +89,7 @@ def test_activations_of_any_shape_are_those_that_a_stage_keeps(data):
     assert memory.waiting == pytest.approx(measured.waiting, rel=0.1, abs=SMALL)
     peak = measured.each() + measured.op
     assert memory.each() + memory.op <= 1.5 * peak + SMALL
-    # In bf16 a CPU's attention and products take room of their own, more than all else in models as small as these.
+    # In bf16 on a CPU, attention and matrix products need extra buffers, larger than these small models.
     assert of.numerics.precision == "bf16" or 0.75 * peak - SMALL <= memory.each() + memory.op
 
 

@@ -1,4 +1,4 @@
-"""What a stage computes does not depend on how the model is cut, when W runs, or where it runs."""
+"""The results of a stage do not depend on the split of the model, the time of W, or the worker."""
 
 import gc
 import weakref
@@ -36,7 +36,7 @@ shapes = st.fixed_dictionaries(
 
 @settings(max_examples=20, deadline=None)
 @given(shapes)
-def test_i_and_then_w_gives_every_bit_of_b(changes):
+def test_i_and_then_w_gives_the_same_bits_as_b(changes):
     config = small(**changes)
     batches, results = Batches(config), []
     for split in (False, True):
@@ -51,7 +51,7 @@ def test_i_and_then_w_gives_every_bit_of_b(changes):
 
 @settings(max_examples=20, deadline=None)
 @given(shapes)
-def test_stages_of_any_split_compute_the_bits_of_autograd_on_the_whole_model(changes):
+def test_stages_of_any_split_compute_the_same_bits_as_autograd_on_the_whole_model(changes):
     config = small(**changes | {"numerics__reproducible": False})
     stages, batches, model = pipeline(config), Batches(config), plain.whole(config)
     plain.masters_of(config, list(model.parameters()))
@@ -74,11 +74,11 @@ def test_the_initial_weights_do_not_depend_on_the_split():
     whole = weights(parallel__stages=1)
     assert weights(parallel__stages=3) == weights(parallel__stages=2, model__split=[4, 1]) == whole
     assert weights(parallel__stages=1, run__seed=1) != whole
-    assert len(set(whole.values())) == len(whole) - 2 * 5, "only the 11 norms begin equal"
+    assert len(set(whole.values())) == len(whole) - 2 * 5, "only the 11 norms start equal"
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else(recompute):
+def test_dropout_depends_only_on_seed_step_and_microbatch(recompute):
     config = small(model__dropout=0.3, model__recompute=recompute)
     batches = Batches(config)
     batch = Batch(*batches.batch(0, 0))
@@ -88,7 +88,7 @@ def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else(recompu
         return x
 
     here, elsewhere = pipeline(config), pipeline(config)
-    loss(elsewhere, 7, 3)  # whatever another worker drew before
+    loss(elsewhere, 7, 3)  # another worker, with other random draws before
     assert loss(here, 2, 1) == loss(elsewhere, 2, 1)
     assert len({loss(here, *key).item() for key in [(2, 1), (2, 2), (3, 1)]}) == 3
     assert here[1].evaluate(batch, here[0].evaluate(batch)) != [loss(here, 2, 1)]
@@ -107,8 +107,8 @@ def test_recomputing_changes_no_bit(precision):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_recomputing_may_begin_and_end_between_any_two_micro_batches(precision):
-    """As after a death, while others are in flight: a micro-batch keeps to the way in which it was forwarded."""
+def test_recomputation_may_be_switched_between_any_two_micro_batches(precision):
+    """After a death, for example. Micro-batches in flight keep the mode of their forward."""
     config = small(model__dropout=0.1, numerics__precision=precision)
 
     def gradients(*ways):
@@ -125,7 +125,7 @@ def test_recomputing_may_begin_and_end_between_any_two_micro_batches(precision):
 
 
 def test_recomputing_keeps_only_the_inputs_of_layers():
-    """What F leaves behind, in activations of (b T, H): about one a layer instead of about ten."""
+    """F keeps about one activation of (b T, H) per layer instead of about ten."""
 
     def kept(recompute):
         config = small(model__recompute=recompute, model__layers=6)
@@ -141,7 +141,7 @@ def test_recomputing_keeps_only_the_inputs_of_layers():
     assert kept(True) <= 3 * activation + 2 * 16 * 8 < 24 * activation < kept(False)
 
 
-def test_i_frees_the_activations_and_w_what_waited_for_it():
+def test_i_frees_the_activations_and_w_frees_its_inputs():
     config = small()
     stage = Stage(config, 0, CPU)
     stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
@@ -156,7 +156,7 @@ def test_i_frees_the_activations_and_w_what_waited_for_it():
     assert waiting() is None and not stage._flights and not flight.queue
 
 
-def test_tokens_and_targets_come_to_the_device_of_the_stage(monkeypatch):
+def test_tokens_and_targets_are_moved_to_the_device_of_the_stage(monkeypatch):
     config = small(parallel__stages=1)
     (stage,) = pipeline(config)
     came = []
@@ -188,7 +188,7 @@ def test_a_single_stage_is_first_and_last():
     ("precision", "dtype"),
     [("fp32", torch.float32), ("bf16-autocast", torch.float32), ("bf16", torch.bfloat16)],
 )
-def test_boundary_tensors_have_the_announced_shape_and_the_dtype_of_the_stream(precision, dtype):
+def test_boundary_tensors_have_the_announced_shape_and_dtype(precision, dtype):
     config = small(numerics__precision=precision)
     first, last = pipeline(config)
     batch = Batch(*Batches(config).batch(0, 0))
@@ -217,7 +217,7 @@ def test_a_tensor_at_an_odd_address_changes_no_bit():
     assert all(all(map(torch.equal, results[0], other)) for other in results[1:])
 
 
-def test_validation_leaves_no_trace():
+def test_validation_changes_no_state():
     config = small(model__dropout=0.5)
     stages, batches = pipeline(config), Batches(config)
     before = [sums(stage) for stage in stages]
@@ -229,7 +229,7 @@ def test_validation_leaves_no_trace():
         assert all(torch.equal(held[name], grad) for name, grad in sums(stage).items())
 
 
-def test_warming_up_leaves_no_trace():
+def test_warming_up_changes_no_state():
     config = small(numerics__reproducible=True, optimizer__stagger=True)
     for stage in pipeline(config):
         optimizer = StageOptimizer(config, stage)
@@ -240,7 +240,7 @@ def test_warming_up_leaves_no_trace():
         assert not any(tensor.any() for tensor in stage.gradients.payload()) and not stage._flights
 
 
-def test_dropping_the_flights_keeps_the_gradients():
+def test_dropping_micro_batches_in_flight_keeps_the_gradients():
     config = small()
     stages, batches = pipeline(config), Batches(config)
     forward(stages, batches, 0, 0)
@@ -277,8 +277,8 @@ def test_the_bf16_weights_follow_every_change_of_the_masters(precision):
     assert loss() == begin
 
 
-def test_bf16_computes_with_the_rounded_masters_and_steps_these():
-    """A learning rate far below the spacing of bfloat16: the weights would never move without masters."""
+def test_bf16_computes_with_the_rounded_masters_and_updates_the_masters():
+    """With a learning rate far below the spacing of bfloat16, weights without masters would never change."""
     config = small(numerics__precision="bf16", parallel__stages=1, optimizer__lr=1e-5)
     (stage,), batches = pipeline(config), Batches(config)
     optimizer = StageOptimizer(config, stage)

@@ -22,7 +22,7 @@ class Broken(nn.Module):
         for block in self.blocks:
             x = block(x)
         if MODE == "forward":
-            x = x @ torch.zeros(3, 3)  # of another size
+            x = x @ torch.zeros(3, 3)  # wrong size
         if MODE == "values" and x.sum() > 0:
             x = x + 1
         return self.head(x).float()
@@ -44,10 +44,10 @@ def refuse_real_values(output):
 
 
 def shifted(output, batch):
-    """As a forward of Hugging Face does it for itself."""
+    """Shifts labels in the loss, like Hugging Face's models."""
     return F.cross_entropy(output[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten())
 
 
 def without_the_last(output, batch):
-    """Drops the last position of both: wasteful, and right."""
+    """Drops the last position of outputs and labels: wasteful but correct."""
     return F.cross_entropy(output[:, :-1].flatten(0, 1), batch.labels[:, :-1].flatten())

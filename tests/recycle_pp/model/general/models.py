@@ -1,4 +1,4 @@
-"""Small models of other people for the tests: twelve architectures of transformers, and own modules."""
+"""Small models for the tests: twelve architectures of transformers, and own modules."""
 
 import json
 import re
@@ -51,12 +51,12 @@ def of_folder(path, stages=1, **changes):
 
 
 def of_function(build, stages=1, layers="blocks", **changes):
-    """build: a function of this file."""
+    """Settings for a model built by a function of this file."""
     return settings({"kind": "custom", "build": f"{__name__}:{build}", "layers": layers}, stages, **changes)
 
 
 def settings(model, stages, **changes):
-    """One pipeline of that many stages, four micro-batches of two samples; `changes` are `group__key=value`."""
+    """Settings of one pipeline with four micro-batches of two samples. changes: `group__key=value`."""
     s = Settings()
     defaults = {f"model__{key}": value for key, value in model.items()} | {
         "model__sequence": 16, "parallel__pipelines": 1, "parallel__stages": stages, "parallel__microbatches": 4,
@@ -77,7 +77,7 @@ def batch(seed=5, vocabulary=256, **more):
 
 
 def seeded_layers(layers, key):
-    """Dropout of an untouched model drawn according to the contract: by (seed, step, g, layer)."""
+    """Seeds the dropout of an unmodified model by (seed, step, g, layer), as the contract demands."""
     for k, layer in enumerate(layers):
         if k:
             layer.register_forward_pre_hook(lambda *_, k=k: _seed(CPU, *key, k))
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
-    """Everything below is this with something that is hard to cut."""
+    """The base class: the models below add something that is hard to split."""
 
     def __init__(self, vocabulary=256, width=16, layers=3):
         super().__init__()
@@ -117,7 +117,7 @@ class Plain(nn.Module):
 
 
 class TiedByHand(Plain):
-    """One parameter, one name, used before the first layer and after the last one."""
+    """A parameter with one name, used before the first layer and after the last one."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ class TiedByHand(Plain):
 
 
 class SharedLayer(Plain):
-    """The same block in every place, as in a Universal Transformer."""
+    """The same block as every layer, as in a Universal Transformer."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ class SharedLayer(Plain):
 
 
 class Routed(Plain):
-    """What crosses a cut is a float tensor, an integer one and a mask, and one of them twice."""
+    """Stages exchange a float tensor, an integer tensor and a mask; one of them is passed twice."""
 
     class Block(Block):
         def forward(self, x, seen, where, again):
@@ -156,7 +156,7 @@ class Routed(Plain):
 
 
 class Bare(Plain):
-    """Parameters of the root, between the layers too."""
+    """Parameters of the root module, also used between the layers."""
 
     def __init__(self):
         super().__init__()
@@ -170,7 +170,7 @@ class Bare(Plain):
 
 
 class Skips(Plain):
-    """A connection from the first layer to what follows the last one: no cut between them."""
+    """A skip connection from the first layer past the last one: the model cannot be split in between."""
 
     def run(self, x):
         first = x = self.blocks[0](x)
@@ -180,7 +180,7 @@ class Skips(Plain):
 
 
 class SkipsTwo(Plain):
-    """A connection that leaves some cuts free."""
+    """A skip connection that allows some splits."""
 
     def __init__(self):
         super().__init__(layers=4)
@@ -193,7 +193,7 @@ class SkipsTwo(Plain):
 
 
 class Inputs(Plain):
-    """Something made before the layers, sliced for each of them."""
+    """A tensor made before the layers, with a slice for each layer."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which gradients wait for W, and where the initial values come from."""
+"""Which gradients are deferred to W, and where the initial values come from."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +16,7 @@ from . import models
 
 
 class Sub(nn.Linear):
-    """Not exactly nn.Linear: whatever it does, autograd knows."""
+    """A subclass of nn.Linear, which is left to autograd."""
 
 
 class Mixed(models.Plain):
@@ -30,7 +30,7 @@ class Mixed(models.Plain):
 models.Mixed = Mixed
 
 
-def test_exactly_linear_and_conv1d_with_plain_weights_wait_for_w(tmp_path):
+def test_only_plain_linear_and_conv1d_weights_are_deferred_to_w(tmp_path):
     (stage,) = pipeline(models.of_function("Mixed"))
     waits = {name.rpartition(".")[0] for name in stage.module.deferred}
     assert waits == {"blocks.0.down", "blocks.1.down", "blocks.2.down", "blocks.2.up.0", "head"}
@@ -38,11 +38,11 @@ def test_exactly_linear_and_conv1d_with_plain_weights_wait_for_w(tmp_path):
     first, last = pipeline(models.of_folder(tmp_path, 2))
     assert "transformer.h.0.attn.c_attn.bias" in first.module.deferred
     assert "transformer.wte.weight" in first.module.shared
-    assert "transformer.wte.weight" not in first.module.deferred, "an embedding's gradient comes in I"
-    assert "transformer.wte.weight" in last.module.deferred, "a head's does not"
+    assert "transformer.wte.weight" not in first.module.deferred, "the gradient of an embedding is computed in I"
+    assert "transformer.wte.weight" in last.module.deferred, "that of a head is deferred"
 
 
-def test_i_leaves_exactly_these_and_then_w_gives_every_bit_of_b():
+def test_i_omits_exactly_the_deferred_gradients_and_w_gives_the_same_bits_as_b():
     results = []
     for split in (False, True):
         (stage,) = stages = pipeline(models.of_function("Mixed"))
@@ -60,7 +60,7 @@ def test_i_leaves_exactly_these_and_then_w_gives_every_bit_of_b():
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-def test_a_module_that_waits_is_still_a_linear_layer_with_its_names():
+def test_a_deferred_module_is_still_a_linear_layer_with_its_names():
     (stage,) = pipeline(models.of_function("Plain"))
     head = stage.module.model.head
     assert isinstance(head, DeferredLinear) and isinstance(head, nn.Linear)
@@ -72,13 +72,13 @@ def test_a_parameter_that_gets_no_gradient_stops_the_micro_batch():
     batches = type(
         "One", (), {"batch": lambda *_: (models.batch().inputs, models.batch().labels), "more": lambda *_: {}}
     )()
-    stage.module.model.blocks[1].forward = lambda x: x  # what no dry run has seen
+    stage.module.model.blocks[1].forward = lambda x: x  # after the dry run
     forward(stages, batches, 0, 0)
     with pytest.raises(RuntimeError, match=r"micro-batch 0 gave no gradient to blocks\.1\.norm\.weight \(6 such"):
         backward(stages, 0)
 
 
-def test_the_seed_checkpoint_is_the_model_as_it_is_built_and_is_built_once(tmp_path):
+def test_the_seed_checkpoint_is_the_model_as_built_and_is_built_once(tmp_path):
     settings = models.of_function("Plain", 3)
     settings.run.seed = 4
     source = source_of(settings)
@@ -99,8 +99,8 @@ def _value(tmp_path):
     return initial_values(source_of(settings), settings, tmp_path).read("head.weight").sum().item()
 
 
-def test_workers_that_come_together_read_the_same(tmp_path):
-    with ThreadPoolExecutor(4) as workers:  # each opens the lock itself, as a process does
+def test_concurrent_workers_read_the_same_values(tmp_path):
+    with ThreadPoolExecutor(4) as workers:  # each opens the lock itself, like a process
         assert len(set(workers.map(_value, [tmp_path] * 8))) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed.lock", "seed.pt"]
 
@@ -119,5 +119,5 @@ def test_a_folder_is_read_by_name(tmp_path, shards):
     bare = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path))
     for file in tmp_path.glob("*.safetensors*"):
         file.unlink()
-    bare.save_pretrained(tmp_path)  # names without `transformer.`
+    bare.save_pretrained(tmp_path)  # the names lack `transformer.`
     assert torch.equal(Folder(tmp_path, "transformer").read("transformer.wte.weight"), bare.wte.weight)

@@ -1,4 +1,4 @@
-"""The module in docs/models.md, as it stands there: two tensors over every cut, a convolution, a tie."""
+"""The module in docs/models.md: two tensors between stages, a convolution, tied weights."""
 
 import re
 import sys
@@ -33,7 +33,7 @@ def test_it_is_short():
     assert len([line for line in MODULE.splitlines() if line.strip()]) <= 30
 
 
-def test_its_stages_give_each_other_two_tensors_and_share_one_parameter(my_package):
+def test_its_stages_exchange_two_tensors_and_share_one_parameter(my_package):
     first, middle, last = (stage.module for stage in pipeline(settings(3)))
     assert [len(first.takes), len(middle.takes), len(last.takes), len(last.gives)] == [0, 2, 2, 0]
     assert first.gives == middle.takes and middle.gives == last.takes
@@ -41,7 +41,7 @@ def test_its_stages_give_each_other_two_tensors_and_share_one_parameter(my_packa
     assert {name.rpartition(".")[0] for name in middle.deferred} == {"blocks.2.up", "blocks.2.down"}
 
 
-def test_it_learns_the_same_in_any_layout(my_package):
+def test_its_training_does_not_depend_on_the_layout(my_package):
     history, weights = train(settings(1), 3)
     for changes in ({"stages": 2}, {"stages": 3, "model__recompute": True}, {"stages": 4}):
         others, found = train(settings(**changes), 3, order=(3, 1, 0, 2))

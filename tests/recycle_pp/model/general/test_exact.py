@@ -1,4 +1,4 @@
-"""A model of other people, cut into stages, computes what it computes whole: loss and all gradients, bit for bit."""
+"""A third-party model split into stages computes the same loss and gradients, bit for bit, as the whole model."""
 
 import pytest
 import torch
@@ -14,13 +14,18 @@ from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce
 from . import models
 
 KEY = (0, 3, 2)  # seed, step, micro-batch
-QUICK = ("gpt2", "llama", "olmoe", "mamba")  # tied with dropout, plain, experts, state space: the others with --full
+QUICK = (
+    "gpt2",
+    "llama",
+    "olmoe",
+    "mamba",
+)  # tied with dropout, plain, experts, state space; the others run with --full
 KINDS = [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow]) for kind in models.ARCHITECTURES]
 OWN = ["Plain", "TiedByHand", "Routed", "Bare"]
 
 
 def cut(settings, batch, split=False):
-    """(loss, gradients by name) of all stages; several stages' parts of one gradient are added up."""
+    """(loss, gradients by name) of all stages; parts of one gradient from several stages are added."""
     stages, boundary = pipeline(settings), []
     for stage in stages:
         boundary = stage.forward(*KEY[1:], batch, boundary)
@@ -33,7 +38,7 @@ def cut(settings, batch, split=False):
 
 
 def whole(settings, batch):
-    """The same of the untouched model."""
+    """(loss, gradients by name) of the unmodified model."""
     source = source_of(settings)
     torch.manual_seed(settings.run.seed)
     model = source.build().train()
@@ -52,7 +57,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_architecture_of_transformers(kind, tmp_path):
+def test_architectures_of_transformers_are_exact(kind, tmp_path):
     models.folder(kind, tmp_path)
     batch = models.batch()
     expected = whole(models.of_folder(tmp_path), batch)
@@ -61,14 +66,14 @@ def test_an_architecture_of_transformers(kind, tmp_path):
 
 
 @pytest.mark.parametrize("build", OWN)
-def test_an_own_module(build):
+def test_own_modules_are_exact(build):
     batch = models.batch()
     expected = whole(models.of_function(build), batch)
     assert all(same(cut(models.of_function(build, stages), batch, split=True), expected) for stages in (1, 2, 3))
 
 
-def test_a_layer_that_is_used_four_times_has_the_same_sums_in_any_layout():
-    """Four uses, four addends: exact sums do not care which stage adds which. Autograd adds them in an order."""
+def test_a_layer_used_four_times_has_the_same_sums_in_any_layout():
+    """Its gradient has four addends. Exact sums do not depend on the stage that adds each; autograd's order does."""
     batch = models.batch()
     sums_of = [
         cut(models.of_function("SharedLayer", stages, numerics__reproducible=True), batch) for stages in (1, 2, 3, 4)
@@ -91,7 +96,7 @@ def test_recomputing_changes_no_bit(build, precision):
     assert same(kept, again)
 
 
-def test_recomputing_may_begin_and_end_between_any_two_micro_batches():
+def test_recomputation_may_be_switched_between_any_two_micro_batches():
     def gradients(*ways):
         settings = models.of_function("Routed", 2)
         stages, batches = pipeline(settings), Batches(settings)
@@ -111,8 +116,8 @@ def test_recomputing_may_begin_and_end_between_any_two_micro_batches():
     [{}, {"numerics__precision": "bf16"}, {"numerics__precision": "bf16-autocast"}, {"model__recompute": True}],
     ids=str,
 )
-def test_training_does_not_depend_on_the_layout_nor_on_the_order(changes, tmp_path):
-    """Four steps of a tied model with dropout: fixed-point sums, clipping, AdamW, both halves of the tie."""
+def test_training_does_not_depend_on_the_layout_or_the_order(changes, tmp_path):
+    """Four steps of a tied model with dropout: fixed-point sums, clipping, AdamW, both copies of the tied matrix."""
     models.folder("gpt2", tmp_path)
     changes = {"numerics__reproducible": True, "optimizer__clip": 0.5} | changes
     history, weights = train(models.of_folder(tmp_path, **changes), 4)
@@ -124,7 +129,7 @@ def test_training_does_not_depend_on_the_layout_nor_on_the_order(changes, tmp_pa
     assert history[-1][0] < history[0][0]
 
 
-def test_both_stages_of_a_tie_hold_the_same_bits():
+def test_both_stages_of_a_tied_parameter_hold_the_same_bits():
     settings = models.of_function("TiedByHand", 3, numerics__reproducible=True)
     stages, batches = pipeline(settings), Batches(settings)
     assert [stage.ties is not None for stage in stages] == [True, False, True]
@@ -139,7 +144,7 @@ def test_both_stages_of_a_tie_hold_the_same_bits():
     assert torch.equal(first, last) and not torch.equal(first, before)
 
 
-def test_a_stage_holds_its_own_parameters_only(tmp_path):
+def test_a_stage_holds_only_its_own_parameters(tmp_path):
     models.folder("llama", tmp_path)
     stages = pipeline(models.of_folder(tmp_path, 3))
     real = [{n for n, p in stage.module.model.named_parameters() if p.device.type != "meta"} for stage in stages]
@@ -149,8 +154,8 @@ def test_a_stage_holds_its_own_parameters_only(tmp_path):
     assert set(names) == {name for name, _ in source_of(models.of_folder(tmp_path)).build().named_parameters()}
 
 
-def test_labels_that_do_not_count_are_left_out_of_the_mean_over_the_step(tmp_path):
-    """Micro-batches with 20 and 3 counted labels weigh 20 to 3, whether the model or the stage divides."""
+def test_ignored_labels_are_excluded_from_the_mean_over_the_step(tmp_path):
+    """Micro-batches with 20 and 3 counted labels have weights 20:3, whether the model or the stage divides."""
     models.folder("llama", tmp_path)
     first, second = models.batch(1), models.batch(2)
     first.labels.view(-1)[20:] = -100
@@ -194,13 +199,13 @@ def test_a_padding_mask_reaches_every_stage(tmp_path):
     assert torch.equal(masked[0][0], loss)
 
 
-def test_a_function_may_give_the_loss():
+def test_the_loss_may_be_a_function():
     here = models.__name__
     given = cut(models.of_function("Logits", 2, model__loss=f"{here}:of_logits"), models.batch())
     assert same(given, cut(models.of_function("Plain", 2), models.batch()))
 
 
-def test_validation_draws_nothing_and_leaves_training_as_it_is():
+def test_validation_uses_no_random_numbers_and_does_not_affect_training():
     stage = Stage(models.of_function("Plain"), 0, CPU)
     batch = models.batch()
     first = stage.forward(0, 0, batch)

@@ -14,7 +14,7 @@ EXPERTS, TOKENS = 64, 1024
 
 
 class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation makes."""
+    """Records the size, in elements, of the largest tensor that any operation creates."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ def test_no_tensor_holds_an_expert_matrix_for_each_token(tmp_path):
     assert largest.elements <= max(parameters, attention)
 
 
-def test_gradients_of_64_experts_are_those_of_the_loop_over_experts(tmp_path):
+def test_gradients_of_64_experts_equal_those_of_a_loop_over_experts(tmp_path):
     settings = mixtral(tmp_path)
     (stage,) = pipeline(settings)
     (loss,) = stage.forward(3, 2, batch(), [])

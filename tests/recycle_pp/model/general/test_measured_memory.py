@@ -1,4 +1,4 @@
-"""What other people's models take, measured on micro-batches of zeros."""
+"""The memory of third-party models, measured on micro-batches of zeros."""
 
 import torch
 
@@ -12,20 +12,23 @@ from . import models
 X = 2 * 16 * 16 * 4  # bytes of an activation: samples, tokens, width, float32
 
 
-def test_a_block_keeps_what_autograd_saves_and_recomputed_its_input_alone():
-    """LayerNorm keeps x and two numbers a token, `up` its operand, GELU and `down` one twice as wide each, dropout its
-    mask; torch's checkpoint keeps the state of its generator, 5 KB. What `up` and `down` multiply waits for W."""
+def test_a_block_keeps_autograds_saved_tensors_or_with_recomputation_only_its_input():
+    """The saved tensors of a block.
+
+    LayerNorm keeps x and two numbers per token, `up` its input, GELU and `down` one of twice the width each, dropout
+    its mask. torch's checkpoint keeps the state of its generator, 5 KB. The inputs of `up` and `down` are kept for W.
+    """
     settings = models.of_function("Plain", 3, model__recompute="auto", model__layers="blocks", parallel__memory="1GB")
-    kept, again = measured_memory(Stage(settings, 1, CPU))  # one block, between two others
+    kept, again = measured_memory(Stage(settings, 1, CPU))  # one block between two others
     numbers = 2 * 2 * 16 * 4
     assert X * (1 + 1 + 2 + 2) <= kept.flight <= X * (1 + 1 + 2 + 2 + 2) + numbers + 1024
     assert X <= again.flight <= X + 6144
-    waiting = X * (1 + 2 + 1 + 2)  # (x, dy) of `up` and of `down`
+    waiting = X * (1 + 2 + 1 + 2)  # (x, dy) of `up` and `down`
     assert waiting <= kept.waiting <= waiting + X + 1024
-    assert kept.boundary == 2 * X, "y to the stage after it, dx to the one before"
+    assert kept.boundary == 2 * X, "y to the next stage, dx to the previous one"
 
 
-def test_measuring_leaves_no_trace():
+def test_measuring_changes_no_state():
     def gradients(measure):
         settings = models.of_function("Routed", 2, numerics__reproducible=True)
         stages, batches = pipeline(settings), Batches(settings)

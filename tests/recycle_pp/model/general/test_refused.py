@@ -28,46 +28,46 @@ from . import models
         ("settings", 1, "settings"),
     ],
 )
-def test_an_own_module(build, stages, sentence):
+def test_an_own_module_that_cannot_be_split_is_rejected(build, stages, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         pipeline(models.of_function(build, stages))
 
 
-def test_a_skip_connection_that_crosses_no_cut_is_no_matter():
+def test_a_skip_connection_within_a_stage_is_accepted():
     assert len(pipeline(models.of_function("SkipsTwo", 3, model__split=[2, 1, 1]))) == 3
     assert len(pipeline(models.of_function("Skips", 1))) == 1
 
 
-def test_a_list_of_layers_that_is_none_names_those_that_are():
+def test_an_invalid_list_of_layers_is_rejected_with_the_valid_ones():
     with pytest.raises(ValueError, match=r"model\.layers must name a list of layers of the model, blocks; not 'head'"):
         pipeline(models.of_function("Plain", layers="head"))
 
 
-def test_a_loss_that_does_not_look_at_the_labels():
+def test_a_loss_that_ignores_the_labels_is_rejected():
     with pytest.raises(ValueError, match="its loss does not depend on the labels"):
         pipeline(models.of_function("Logits", model__loss=f"{models.__name__}:forgets_the_labels"))
 
 
-def test_a_loss_of_all_routers_and_a_model_with_inputs_for_each_layer(tmp_path):
+def test_a_loss_of_all_routers_is_accepted_only_in_one_stage(tmp_path):
     models.folder("mixtral", tmp_path, output_router_logits=True)
-    assert len(pipeline(models.of_folder(tmp_path, 1))) == 1, "whole it trains as it is"
+    assert len(pipeline(models.of_folder(tmp_path, 1))) == 1, "in one stage it trains unchanged"
     with pytest.raises(ValueError, match=r"no stage may begin with model\.layers\.1: .*; use parallel\.stages=1"):
         pipeline(models.of_folder(tmp_path, 3))
 
 
-def test_an_encoder_decoder(tmp_path):
+def test_an_encoder_decoder_is_rejected(tmp_path):
     models.folder("t5", tmp_path)
     with pytest.raises(ValueError, match="is an encoder-decoder; only decoders can be trained"):
         pipeline(models.of_folder(tmp_path))
 
 
-def test_a_folder_that_transformers_does_not_know(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "of_nobody"}')
+def test_a_folder_with_an_unknown_configuration_is_rejected(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
     with pytest.raises(ValueError, match="no configuration that transformers knows"):
         pipeline(models.of_folder(tmp_path))
 
 
-def test_files_whose_tensors_transformers_converts_as_it_loads_them(tmp_path):
+def test_files_whose_tensors_transformers_would_convert_are_rejected(tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     models.folder("mixtral", tmp_path)
