@@ -32,7 +32,7 @@ from typing import Any
 
 from recycle_schedules import Plan, Problem, Worker, actions, plan
 from recycle_schedules.compiled import load
-from recycle_schedules.ops import KINDS
+from recycle_schedules.op_kinds import KINDS, SPLIT, O
 
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.protocol.commit import make_vote
@@ -102,7 +102,7 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
 
 def measured(worker: Worker, step: int, problem: Problem) -> Measured:
     """Report of a worker that has run its pipeline's micro-batches, a second each."""
-    done = [(kind, worker.pipeline, i) for i in range(problem.counts[worker.pipeline]) for kind in "FIW"]
+    done = [(kind, worker.pipeline, i) for i in range(problem.counts[worker.pipeline]) for kind in SPLIT]
     spans = [[*op, float(at), at + 1.0] for at, op in enumerate(done)]
     return Measured(step, pack(spans), samples=[], logged_bytes=0, lr=1e-4, cpu=float(step))
 
@@ -183,7 +183,7 @@ def work(steady: Plan, members: dict[Worker, Participant], now: float) -> dict[W
     begun = a.take(a.start < now)
     keys = steady.problem.microbatch_keys()
     for kind, g, s, d, end in zip(*(column.tolist() for column in columns(begun)), strict=True):
-        if KINDS[kind] != "O":
+        if kind != O:
             record = members[Worker(d, s)].record(0)
             record.begin(KINDS[kind], keys[g])
             record.finish()

@@ -15,11 +15,10 @@ from functools import cached_property
 
 import numpy as np
 from recycle_schedules import KINDS, Plan, Problem, Trace, Worker
+from recycle_schedules.op_kinds import B, F, I
 
 from .recovery import Recovery
 from .units import in_milliseconds
-
-F, I, W, B, O = range(len(KINDS))
 
 REROUTED, CUT, REDONE, LOST = 1, 2, 4, 8
 """Bits of `marks`. Rerouted: runs outside its own pipeline; cut: ended by a death; redone: repeats a lost op;
@@ -30,7 +29,7 @@ lost: completed on a worker that died, and had to be redone."""
 class Chart:
     """Ops sorted by row and start. Arrays have shape (n,), `first` (rows + 1,).
 
-    kind uint8 (position in KINDS), microbatch int32 (global id, -1 for O), row int32 (pipeline * P + stage),
+    kind uint8 (code), microbatch int32 (global id, -1 for O), row int32 (pipeline * P + stage),
     start and end float64, marks uint8 (bits above); `first[r]:first[r + 1]` are the ops of row r."""
 
     title: str

@@ -23,7 +23,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
-from recycle_schedules import KINDS
+from recycle_schedules import KINDS, OpKind
 
 from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
@@ -192,7 +192,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
     text = [int(i) for i in np.flatnonzero(shown)]
     if row_height < 0.09 or len(text) > MOST_NUMBERS:
         return
-    labels = {i: "O" if chart.microbatch[i] < 0 else str(chart.microbatch[i]) for i in text}
+    labels = {i: OpKind.OPTIMIZER if chart.microbatch[i] < 0 else str(chart.microbatch[i]) for i in text}
     room = (chart.end - chart.start) * inch * 72
     sizes = {i: min(7.0, row_height * 40, room[i] / (0.62 * len(label))) for i, label in labels.items()}
     if sum(size >= 3.5 for size in sizes.values()) < len(sizes) / 2:
@@ -224,7 +224,7 @@ def _boxes(
     return list(np.stack([np.stack([a, b], -1) for a, b in ((x0, y0), (x1, y0), (x1, y1), (x0, y1))], 1))
 
 
-def _look(kind: str, mark: int, edge: float) -> dict[str, Any]:
+def _look(kind: OpKind, mark: int, edge: float) -> dict[str, Any]:
     """Fill, outline and hatching of an op."""
     fill = palette.FILL[kind]
     if mark == CUT:
@@ -292,11 +292,11 @@ def _legend(charts: Sequence[Chart]) -> list[Patch]:
         (REDONE, "redone"),
     ):
         if marks & bit:
-            look = {k: v for k, v in _look("F", bit, 0.5).items() if k != "zorder"}
+            look = {k: v for k, v in _look(OpKind.FORWARD, bit, 0.5).items() if k != "zorder"}
             look["facecolor"] = palette.PAPER
             handles.append(Patch(label=words, **look))
     if any(_next_step(c) for c in charts):
-        handles.append(Patch(facecolor=palette.FILL["F"], alpha=0.35, label="next step", lw=0))
+        handles.append(Patch(facecolor=palette.FILL[OpKind.FORWARD], alpha=0.35, label="next step", lw=0))
     if any(c.dead_from for c in charts):
         handles.append(Patch(facecolor="none", edgecolor=palette.DEAD, hatch="/////", lw=0, label="dead"))
     if any(c.recovery for c in charts):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from recycle_schedules import Plan, Trace
 from recycle_schedules.analysis.figures import bubbles, lost, redone
+from recycle_schedules.op_kinds import COMPUTE, F
 
-from .chart import CUT, REROUTED, B, Chart, F, I, W
+from .chart import CUT, REROUTED, Chart
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def _peak(chart: Chart) -> np.ndarray:
     P, release = chart.problem.stages, chart.problem.i_release
     kept, freed = np.zeros((2, len(chart)))
     kept[chart.kind == F] = 1.0
-    for kind, share in ((I, release), (W, 1.0 - release), (B, 1.0)):
-        freed[(chart.kind == kind) & ((chart.marks & CUT) == 0)] = share
+    for kind in COMPUTE:
+        freed[(chart.kind == kind.code) & ((chart.marks & CUT) == 0)] = kind.frees(release)
     row = np.concatenate([chart.row, chart.row])
     change = np.concatenate([-freed, kept])
     order = np.lexsort((change, np.concatenate([chart.end, chart.start]), row))

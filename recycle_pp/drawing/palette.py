@@ -1,6 +1,6 @@
 """The colours of every picture, the same in the terminal, in figures and in the page.
 
-    palette.FILL["F"], palette.text_on("F")
+    palette.FILL[OpKind.FORWARD], palette.text_on(OpKind.FORWARD)
 
 The fills differ by at least 19 (CIE76) from each other and from both backgrounds, for normal vision, deuteranopia,
 protanopia and tritanopia (Machado, Oliveira, Fernandes 2009). The tests compute it. Letters, outlines and hatching
@@ -9,13 +9,21 @@ repeat all information in colours.
 
 from __future__ import annotations
 
-FILL = {"F": "#6DB3EC", "I": "#E97B2E", "W": "#F9E38A", "B": "#1F7F62", "O": "#6B4C9A"}
+from recycle_schedules import OpKind
+
+FILL = {
+    OpKind.FORWARD: "#6DB3EC",
+    OpKind.BACKWARD_INPUT: "#E97B2E",
+    OpKind.BACKWARD_WEIGHT: "#F9E38A",
+    OpKind.BACKWARD: "#1F7F62",
+    OpKind.OPTIMIZER: "#6B4C9A",
+}
 NAMES = {
-    "F": "forward",
-    "I": "backward, input",
-    "W": "backward, weights",
-    "B": "backward",
-    "O": "optimizer",
+    OpKind.FORWARD: "forward",
+    OpKind.BACKWARD_INPUT: "backward, input",
+    OpKind.BACKWARD_WEIGHT: "backward, weights",
+    OpKind.BACKWARD: "backward",
+    OpKind.OPTIMIZER: "optimizer",
 }
 INK = "#14181F"
 PAPER = "#FFFFFF"
@@ -24,6 +32,6 @@ ALARM = "#B3123A"  # deaths, cut and lost ops
 STALL = "#F6D5DC"  # background of the ops, from the death to the last worker's next op
 
 
-def text_on(kind: str) -> str:
+def text_on(kind: OpKind) -> str:
     """The colour of text on an op: dark on the light fills, white on the dark ones."""
-    return PAPER if kind in "BO" else INK
+    return PAPER if kind in (OpKind.BACKWARD, OpKind.OPTIMIZER) else INK

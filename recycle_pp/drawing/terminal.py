@@ -200,8 +200,8 @@ def _gap_cell(what: int, width: int, unicode: bool) -> tuple[str, str]:
 def _cell(chart: Chart, op: int, width: int, colour: bool) -> str:
     """Letter and number in a cell. Without colour the cell is filled, to show the length of the op."""
     marks, microbatch = int(chart.marks[op]), int(chart.microbatch[op])
-    letter = KINDS[chart.kind[op]]
-    letter = letter.lower() if marks & REROUTED else letter
+    kind = KINDS[chart.kind[op]]
+    letter = kind.lower() if marks & REROUTED else str(kind)
     fill = "!" if marks & CUT else "~" if marks & LOST else "+" if marks & REDONE else " " if colour else "-"
     number = "" if microbatch < 0 else str(microbatch)
     text = letter + number

@@ -13,8 +13,9 @@ import csv
 from pathlib import Path
 
 from recycle_schedules import KINDS
+from recycle_schedules.op_kinds import O
 
-from .chart import Chart, O
+from .chart import Chart
 
 
 def save(chart: Chart, path: str | Path) -> None:

@@ -1,7 +1,7 @@
 """What the main thread of this worker does: said before it does it, for its supervisor and for the coordinator.
 
     doing = Doing(Board(lifeline.memory))
-    doing.works("F", step, (1, 3))                          # the main thread only
+    doing.works(kind, step, (1, 3))                         # the main thread only
     doing.waits("tensor", step, (1, 3), peer, pending.arrived)
     finish = doing.on_device(finisher(device))              # a wait in which processor time says nothing
     doing.delivered()                                       # any thread: the number of a wait that could end, or None

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from recycle_schedules import Action, MicroBatch
+from recycle_schedules import Action, MicroBatch, OpKind
+from recycle_schedules.ops import input_of, output_of
 
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.config.settings import Settings
@@ -24,7 +25,6 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import IGNORED, Batch
 from recycle_pp.numerics.gradients import Reduced
-from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.workers import Commit, LinksMeasured
 
@@ -36,8 +36,6 @@ from .mailbox import Mailbox
 from .session import Session, Superseded
 from .spans import Spans, named
 from .validation import validate
-
-COMPUTE = frozenset("FIWB")
 
 
 @dataclass
@@ -114,19 +112,18 @@ class Executor:
         doing.works("turn", step)
         for action in actions:
             self._settle(orders)
-            if action.kind in COMPUTE:
+            if action.kind.computes:
                 self._compute(orders, step, action)
-            elif action.kind == "REDUCE":
+            elif action.kind is OpKind.REDUCE:
                 self._await_turn(orders, step)
                 self._give_back()
                 self.commits.reduce(orders, step)
-            elif action.kind != "O":  # the optimizer steps when the job has agreed, or by speculation
-                assert action.peer is not None
-                if action.kind.startswith("RECV"):
-                    self.mailbox.post(step, carried_by(action), action.peer)
+            elif action.peer is not None:  # a message; the optimizer steps when the job has agreed, or by speculation
+                if action.kind.makes:
+                    self.mailbox.post(step, action.tensor, action.peer)
                 else:
                     doing.works("send", step, action.microbatch)
-                    self.mailbox.ship(step, carried_by(action), action.peer)
+                    self.mailbox.ship(step, action.tensor, action.peer)
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
         self.commits.unite(orders, step, self.mailbox.tag_of_ties(step))
@@ -141,9 +138,10 @@ class Executor:
     def _compute(self, orders: Orders, step: int, action: Action) -> None:
         kind, mb, stage, stages = action.kind, action.microbatch, self.stage.stage, self.settings.parallel.stages
         assert mb is not None
-        if kind != "F":
+        if kind.adds_gradient:
             self._await_turn(orders, step)
-        takes, makes = consumed_by(kind, mb, stage, stages), made_by(kind, mb, stage, stages)
+        takes = input_of(kind, mb, stage, stages)
+        makes = output_of(kind, mb, stage, stages)
         source: Sequence[torch.Tensor] = ()
         if takes:
             if awaited := self.mailbox.awaited(step, takes):
@@ -170,18 +168,18 @@ class Executor:
                 self.mailbox.consume(step, takes)
             record.finish()
 
-    def _apply(self, kind: str, step: int, mb: MicroBatch, source: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _apply(self, kind: OpKind, step: int, mb: MicroBatch, source: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         g, stage = mb[0] * self.settings.parallel.microbatches + mb[1], self.stage
         batch = None
-        if kind == "F" and stage.module.reads:
+        if kind is OpKind.FORWARD and stage.module.reads:
             self.session.doing.works("data", step, mb)
             batch = self._batch(step, g)
         self.session.doing.works(kind, step, mb)
-        if kind == "F":
+        if kind is OpKind.FORWARD:
             return stage.forward(step, g, batch, source)
-        if kind == "I":
+        if kind is OpKind.BACKWARD_INPUT:
             return stage.backward_input(g, source)
-        if kind == "B":
+        if kind is OpKind.BACKWARD:
             return stage.backward(g, source)
         stage.backward_weight(g)
         return []

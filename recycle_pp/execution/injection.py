@@ -2,7 +2,7 @@
 
     injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
     injector.arm(step, actions)                  # at the begin of a step: in the middle of which op?
-    injector.fire("F", step)                     # where the fault may strike; a kill does not return
+    injector.fire(action.kind, step)               # where the fault may strike; a kill does not return
     injector.strike("regroup", step)             # the same for what follows a step or belongs to none
     injector.drag(seconds)                       # after an op: a slow worker sleeps
 
@@ -17,17 +17,17 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from recycle_schedules import Action
+from recycle_schedules import Action, OpKind
 
 from recycle_pp.config.faults import Fault
 
 _PLACES = {
-    "forward": ("F",),
-    "backward": ("I", "B"),
-    "weight": ("W", "B"),
-    "send": ("SEND_F", "SEND_B"),
-    "receive": ("RECV_F", "RECV_B"),
-    "allreduce": ("REDUCE",),
+    "forward": (OpKind.FORWARD,),
+    "backward": (OpKind.BACKWARD_INPUT, OpKind.BACKWARD),
+    "weight": (OpKind.BACKWARD_WEIGHT, OpKind.BACKWARD),
+    "send": (OpKind.SEND_ACTIVATION, OpKind.SEND_GRADIENT),
+    "receive": (OpKind.RECV_ACTIVATION, OpKind.RECV_GRADIENT),
+    "allreduce": (OpKind.REDUCE,),
     "vote": (),
     "optimizer": (),
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from recycle_schedules import Action, Tensor, Worker
+from recycle_schedules import Action, Tensor, TensorKind, Worker
 
 from recycle_pp.comm.links import Links, Pending
 from recycle_pp.comm.messages import Spec, pack, room, unpack
@@ -25,7 +25,7 @@ Key = tuple[int, Tensor]  # (step, tensor)
 
 class Mailbox:
     """Arguments:
-    comes     shapes and dtypes of what arrives, by kind: F (activations), B (gradients)
+    comes     shapes and dtypes of what arrives, by kind of tensor
     shape     (D, P, M) of the problem, for unique tags
     held_out  micro-batches of a validation, for the same
     """
@@ -33,7 +33,7 @@ class Mailbox:
     def __init__(
         self,
         links: Links,
-        comes: Mapping[str, Sequence[Spec]],
+        comes: Mapping[TensorKind, Sequence[Spec]],
         device: torch.device,
         shape: tuple[int, int, int],
         log_on_host: bool = False,
@@ -118,7 +118,7 @@ class Mailbox:
         kind, (d, i), stage = tensor
         if validation is not None:
             return self._tag_of(step, 2, validation, stage)
-        return self._tag_of(step, ("F", "B").index(kind), d * self._microbatches + i, stage)
+        return self._tag_of(step, kind.code, d * self._microbatches + i, stage)
 
     def _tag_of(self, step: int, lane: int, number: int = 0, stage: int = 0) -> int:
         """Unique among the messages that can be under way in one generation: those of two steps, and a validation."""

@@ -1,6 +1,6 @@
 """What a worker did when: the measured part of a Trace, and the planner's profile.
 
-with spans.span(step, "F", (1, 0)), named("recycle/F"): ...
+with spans.span(step, kind, (1, 0)), named(f"recycle/{kind}"): ...
 spans.take(step)                      # (kind, pipeline, index, start, end, own) in seconds of this machine's clock
 
 A span ends when the device has done the work, not when the host has asked for it: durations make the planner's profile,

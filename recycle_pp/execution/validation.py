@@ -7,7 +7,8 @@ the same micro-batches.
 from __future__ import annotations
 
 import torch
-from recycle_schedules import Worker
+from recycle_schedules import OpKind, Worker
+from recycle_schedules.ops import input_of, output_of
 from torch.profiler import record_function
 
 from recycle_pp.comm.links import Pending
@@ -15,9 +16,9 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
-from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.protocol.validation import numbered, per_pass
+from recycle_pp.wire.messages.activity import VALIDATION
 from recycle_pp.wire.messages.workers import Evaluated
 
 from .injection import Injector
@@ -50,13 +51,14 @@ def validate(
                 inputs, labels = batches.validation(number)
                 batch = Batch(inputs, labels, more=batches.more(inputs))
             source: list[torch.Tensor] = []
-            takes, makes = consumed_by("F", mb, stage.stage, last), made_by("F", mb, stage.stage, last)
+            takes = input_of(OpKind.FORWARD, mb, stage.stage, last)
+            makes = output_of(OpKind.FORWARD, mb, stage.stage, last)
             if takes:
                 giver, pending, buffer = posted.pop(number)
                 session.doing.waits("tensor", step, mb, giver, pending.arrived)
                 pending.wait()
                 source = mailbox.open(takes, buffer)
-            session.doing.works("V", step, mb)
+            session.doing.works(VALIDATION, step, mb)
             with record_function("recycle/validate"):
                 output = stage.evaluate(batch, source)
             faults.strike("validation", step)
@@ -64,10 +66,10 @@ def validate(
                 made[number] = output
             else:
                 losses[number] = float(output[0])
-        elif action.kind == "RECV_F":
-            posted[number] = peer, *mailbox.request(step, carried_by(action), peer, validation=number)
+        elif action.kind.makes:
+            posted[number] = peer, *mailbox.request(step, action.tensor, peer, validation=number)
         else:
-            mailbox.push(step, carried_by(action), made.pop(number), peer, validation=number)
+            mailbox.push(step, action.tensor, made.pop(number), peer, validation=number)
     if losses:
         session.send(Evaluated(step, losses, total))
 

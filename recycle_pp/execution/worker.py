@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from recycle_schedules import Worker
+from recycle_schedules import TensorKind, Worker
 
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
 from recycle_pp.comm.links import Links
@@ -204,7 +204,8 @@ class Process:
         spans = Spans(NEWS_SECONDS * pipelines * stages, self._finisher(device))
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         shape = (pipelines, stages, settings.parallel.microbatches)
-        comes = {"F": stage.module.takes, "B": [tensor for tensor in stage.module.gives if tensor.differentiable]}
+        gradients = [tensor for tensor in stage.module.gives if tensor.differentiable]
+        comes = {TensorKind.ACTIVATION: stage.module.takes, TensorKind.GRADIENT: gradients}
         on_host = settings.state.log == "host"
         mailbox = Mailbox(links, comes, device, shape, on_host, held_out(settings, batches))
         commits = _commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)

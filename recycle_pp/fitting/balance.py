@@ -22,6 +22,7 @@ from typing import Any
 from recycle_schedules import Problem
 from recycle_schedules.bounds import LayoutBounds
 from recycle_schedules.layers import TIMES
+from recycle_schedules.op_kinds import SPLIT, OpKind
 
 from recycle_pp.config.settings import Settings, load
 from recycle_pp.model.memory import parameters
@@ -46,7 +47,7 @@ def balanced(settings: Settings) -> list[int] | None:
         return None
     assert isinstance(settings.model.layers, int)
     even = tuple(map(len, layers_of(settings.model.layers, settings.parallel.stages)))
-    bounds = LayoutBounds(_problem(settings, dict.fromkeys("FIW", by_weights(settings))))
+    bounds = LayoutBounds(_problem(settings, dict.fromkeys(SPLIT, by_weights(settings))))
     if bounds.of(even) <= ENOUGH * bounds.best:
         return None
     command = [sys.executable, "-m", "recycle_pp.fitting.balance"]
@@ -145,14 +146,14 @@ def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
         seconds[kind].append(clock() - began)
 
     for _ in range(REPEATS):
-        timed("F", stage.forward, 0, 0, batch, taken)
+        timed(OpKind.FORWARD, stage.forward, 0, 0, batch, taken)
         in_flight = allocated() - empty - held
-        timed("I", stage.backward_input, 0, grads)
-        timed("W", stage.backward_weight, 0)
+        timed(OpKind.BACKWARD_INPUT, stage.backward_input, 0, grads)
+        timed(OpKind.BACKWARD_WEIGHT, stage.backward_weight, 0)
     payload = stage.gradients.payload()
     reduced = stage.gradients.reduced(payload)
     for step in range(REPEATS):
-        timed("O", optimizer.step, reduced, step, 0.0)
+        timed(OpKind.OPTIMIZER, optimizer.step, reduced, step, 0.0)
     found = {kind: median(of) for kind, of in seconds.items()}
     if on_gpu:
         found |= {"bytes": float(allocated() - empty), "activation_bytes": float(max(in_flight, 0))}

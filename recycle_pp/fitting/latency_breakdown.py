@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from recycle_schedules import Worker
-
-from recycle_pp.telemetry.packing import KINDS
+from recycle_schedules import KINDS, TensorKind, Worker
+from recycle_schedules.op_kinds import B, F, I, O, W
 
 Spans = Mapping[Worker, np.ndarray]  # tables of `packing.unpack`
-F, I, W, B, O = (KINDS.index(kind) for kind in "FIWBO")  # as everywhere in the field
+_MAKES_GRADIENT = np.array([kind.makes is TensorKind.GRADIENT for kind in KINDS])
+_COMPLETES_GRADIENT = np.array([kind.completes_gradient for kind in KINDS])
 
 
 class LatencyBreakdown(NamedTuple):
@@ -70,7 +70,7 @@ def _ops(spans: Spans, workers: Sequence[Worker], kinds: Sequence[int]) -> _Ops:
 
 def _inputs(ops: _Ops, stages: int) -> tuple[np.ndarray, np.ndarray]:
     """For each op, when its boundary tensor was made and the index of its sender; time 0 if it takes none."""
-    forward, backward = ops.kind == F, (ops.kind == I) | (ops.kind == B)
+    forward, backward = ops.kind == F, _MAKES_GRADIENT[ops.kind]
     direction = backward.astype(int)
     shape = 2, 1 + ops.pipeline.max(initial=0), 1 + ops.microbatch.max(initial=0), stages
     made, maker = np.zeros(shape), np.zeros(shape, int)
@@ -95,7 +95,7 @@ def _by_pair(
 
 def _sums(ops: _Ops, after: Spans, barrier: bool) -> dict[int, float]:
     ended = np.zeros(1 + ops.stage.max(initial=0))
-    gradients = (ops.kind == W) | (ops.kind == B)
+    gradients = _COMPLETES_GRADIENT[ops.kind]
     np.maximum.at(ended, ops.stage[gradients], ops.end[gradients])
     if barrier:
         ended[:] = ended.max()

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from recycle_schedules import Worker, plan
 from recycle_schedules.memory import Mode, fastest, modes
+from recycle_schedules.op_kinds import SPLIT, OpKind
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.model.memory import layers_of_stages, linear_sizes, parameters, room_for_tensors, stage_memory
@@ -160,11 +161,11 @@ class _Job:
         return found
 
     def _period(self, rows: list[Row], failed: list[Worker]) -> float:
-        forward = self._times["F"]
-        again = [i + f * row.recompute for i, f, row in zip(self._times["I"], forward, rows, strict=True)]
+        forward, backward_input, backward_weight = (self._times[kind] for kind in SPLIT)
+        again = [i + f * row.recompute for i, f, row in zip(backward_input, forward, rows, strict=True)]
         limits = [None if row.in_flight == math.inf else int(row.in_flight) for row in rows]
         whole = [row.stage for row in rows if row.whole]
-        times = {"F": forward, "I": again, "W": self._times["W"]}
+        times = dict(zip(SPLIT, (forward, again, backward_weight), strict=True))
         problem = self._problem.replace(durations=times, memory_limit=limits, failed=failed, backward="mixed")
         return plan(problem.replace(whole=whole)).value
 
@@ -176,7 +177,7 @@ class _Job:
         attention = [float(len(layers) * model.sequence * model.heads * model.head_size) for layers in self._layers]
         unit = sum(matrices + attention) / len(self._layers)
         return {
-            "F": [(m + a) / unit for m, a in zip(matrices, attention, strict=True)],
-            "I": [(m + 2 * a) / unit for m, a in zip(matrices, attention, strict=True)],
-            "W": [m / unit for m in matrices],
+            OpKind.FORWARD: [(m + a) / unit for m, a in zip(matrices, attention, strict=True)],
+            OpKind.BACKWARD_INPUT: [(m + 2 * a) / unit for m, a in zip(matrices, attention, strict=True)],
+            OpKind.BACKWARD_WEIGHT: [m / unit for m in matrices],
         }

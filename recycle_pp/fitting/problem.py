@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from recycle_schedules import Problem, Worker
+from recycle_schedules.layers import TIMES
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import parse_size
@@ -25,7 +26,7 @@ Measured = Sequence[Sequence[Mapping[str, float]]]
 def initial_problem(settings: Settings) -> Problem:
     """The problem of a step with all workers. Durations are 1 before the profile, or those of `emulate`."""
     s, e = settings.schedule, settings.emulate
-    known = {"F": e.F, "I": e.I, "W": e.W, "O": e.O} if e.mode else {"F": 1.0, "I": 1.0, "W": 1.0, "O": 1.0}
+    known: dict[str, float] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
     profiling = s.profile_steps > 0 and not e.mode
     return Problem(
         pipelines=settings.parallel.pipelines,

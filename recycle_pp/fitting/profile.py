@@ -22,7 +22,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from recycle_schedules import Problem, Worker
+from recycle_schedules import KINDS, OpKind, Problem, Worker
+from recycle_schedules.layers import TIMES
+from recycle_schedules.op_kinds import COMPUTE, SPLIT
 
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.telemetry.packing import KINDS as SPANS
@@ -33,7 +35,6 @@ from .link_table import LinkTable
 from .problem import Measured
 from .slowness import Slowness, Speed
 
-KINDS = "FIWBO"
 MATTERS = 0.02  # of the shortest op; smaller differences between links change no plan
 FROM_THE_START = 1.6  # on shared busy cores, medians of the first steps are 0.87 to 1.1 times those of peers
 
@@ -103,7 +104,7 @@ class Profile:
             self._seen += 1
             if self._seen == self._steps:
                 for worker, of in self._here.items():
-                    if self._again[worker.stage] and "F" in of:
+                    if self._again[worker.stage] and OpKind.FORWARD in of:
                         _subtract_recomputing(of)
                 here = {w: {k: _median(x) for k, x in of.items()} for w, of in self._here.items()}
                 peers = {w: _peers(here, w) for w in here}
@@ -121,7 +122,8 @@ class Profile:
         """Seconds of an op of this kind on this worker; None before the profile is complete."""
         if kind not in self._durations:
             return None
-        again = self._durations["F"][worker.stage] if self._again[worker.stage] and kind in "IB" else 0.0
+        recomputes = self._again[worker.stage] and OpKind(kind).recomputes
+        again = self._durations[OpKind.FORWARD][worker.stage] if recomputes else 0.0
         return (self._durations[kind][worker.stage] + again) * self._slowness.factors.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
@@ -145,7 +147,7 @@ class Profile:
 
     def _message_times(self, durations: Mapping[str, Any], parallel: Parallel) -> dict[str, Any]:
         """The problem's keys about messages: `links` if these differ enough to change a plan, else `send`."""
-        shortest = min((t for kind in "FIW" for t in np.ravel(durations.get(kind, 0.0)) if t > 0), default=0.0)
+        shortest = min((t for kind in SPLIT for t in np.ravel(durations.get(kind, 0.0)) if t > 0), default=0.0)
         sizes = [self._model.get(stage, (0, 0.0))[0] for stage in range(parallel.stages - 1)]
         links = self.links.describe(parallel.pipelines, parallel.stages, sizes, self._overhead, MATTERS * shortest)
         return {"send": None, "links": links} if links else {"send": self._message, "links": None}
@@ -189,7 +191,7 @@ class Profile:
             here = self._here.setdefault(worker, {})
             for kind in KINDS:
                 ops = table[table[:, 0] == SPANS.index(kind)]
-                if kind == "F" and len(ops) and worker not in self._first_forward:
+                if kind is OpKind.FORWARD and len(ops) and worker not in self._first_forward:
                     self._first_forward[worker] = float(ops[0, 4] - ops[0, 3])
                     ops = ops[1:]
                 if len(ops):
@@ -218,12 +220,13 @@ class Profile:
         """By stage, including the turn to the next op. A B that never ran counts as I + W. Emulated ops that never ran
         have the durations of the settings."""
         emulate = self._settings.emulate
-        emulated = {"F": emulate.F, "I": emulate.I, "W": emulate.W, "O": emulate.O} if emulate.mode else {}
-        medians = {
+        emulated = {kind: getattr(emulate, kind) for kind in TIMES} if emulate.mode else {}
+        medians: dict[str, list[float]] = {
             kind: [_median(x) + self._turn if x else emulated.get(kind, 0.0) for x in self._seconds[kind]]
             for kind in KINDS
         }
-        medians["B"] = [b or i + w for b, i, w in zip(medians["B"], medians["I"], medians["W"], strict=True)]
+        parts = [medians[kind] for kind in (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)]
+        medians[OpKind.BACKWARD] = [b or i + w for b, i, w in zip(*parts, strict=True)]
         return medians
 
     def _compare(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
@@ -233,9 +236,9 @@ class Profile:
     def _longer(self, worker: Worker, table: np.ndarray) -> tuple[float, float] | None:
         """Own and wall time of a worker's ops in a step, as multiples of their medians here, else on its stage."""
         here = self._usual.get(worker, {})
-        known = {k: here.get(k) or self._durations[k][worker.stage] if k in "FIWB" else 0.0 for k in SPANS}
+        known = {k: here.get(k) or self._durations[k][worker.stage] if k in COMPUTE else 0.0 for k in SPANS}
         if self._again[worker.stage]:
-            known |= {k: known[k] + known["F"] for k in "IB" if known[k]}
+            known |= {k: known[k] + known[OpKind.FORWARD] for k in COMPUTE if k.recomputes and known[k]}
         usual = np.array([known[k] for k in SPANS])[table[:, 0].astype(int)]
         ops = table[usual > 0]
         if not len(ops):
@@ -246,9 +249,9 @@ class Profile:
 
 def _subtract_recomputing(seconds: dict[str, list[float]]) -> None:
     """Subtracts recomputing from the I and B of a worker, in place."""
-    forward = _median(seconds["F"])
-    for kind in "IB":
-        if kind in seconds:
+    forward = _median(seconds[OpKind.FORWARD])
+    for kind in COMPUTE:
+        if kind.recomputes and kind in seconds:
             seconds[kind] = [max(x - forward, x / 3) for x in seconds[kind]]
 
 
@@ -259,7 +262,7 @@ def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[s
 
 
 def _slower(of: Mapping[str, float], peers: Mapping[str, float]) -> bool:
-    kinds = [kind for kind in "FIW" if kind in of and kind in peers]
+    kinds = [kind for kind in SPLIT if kind in of and kind in peers]
     return sum(of[k] for k in kinds) > FROM_THE_START * sum(peers[k] for k in kinds)
 
 

@@ -3,7 +3,7 @@
 A worker keeps one `Record` a step that is not committed yet:
 
     record = Record(step=7)
-    record.begin("F", (1, 0)); record.finish()      # around every op
+    record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # around every op
     record.reported()                               # its part of a report
 
 The coordinator turns the reports of the live workers into what is left to do:
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
-from recycle_schedules import Action, MicroBatch, Problem, Progress, Tensor, Worker
+from recycle_schedules import MicroBatch, Problem, Progress, TensorKind, Worker
 from recycle_schedules.progress import BACKWARD, BIT, FORWARD
 
 from recycle_pp.wire.messages.workers import StepRecord
@@ -111,7 +111,7 @@ def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple
     above, below = np.c_[ran.kinds[:, 1:], none], np.c_[none, ran.kinds[:, :-1]]
     gone = (ran.host < 0) & ~np.isin(np.arange(problem.stages), list(reduced))
     keys, backward = problem.microbatch_keys(), (below & BACKWARD) != 0
-    used = {"F": ((above & FORWARD) != 0) | backward, "B": backward}
+    used = {TensorKind.ACTIVATION: ((above & FORWARD) != 0) | backward, TensorKind.GRADIENT: backward}
     return frozenset((kind, keys[g], s) for kind, by in used.items() for g, s in np.argwhere(gone & by).tolist())
 
 
@@ -130,30 +130,3 @@ def _revoked(ran: Progress, reduced: set[int]) -> set[int]:
         if not more:
             return revoked
         revoked |= more
-
-
-def made_by(kind: str, mb: MicroBatch, stage: int, stages: int) -> Tensor | None:
-    """The boundary tensor that an op makes, or None (W, and the two ends of a pipeline)."""
-    if kind == "F" and stage < stages - 1:
-        return ("F", mb, stage)
-    if kind in ("I", "B") and stage > 0:
-        return ("B", mb, stage)
-    return None
-
-
-def consumed_by(kind: str, mb: MicroBatch, stage: int, stages: int) -> Tensor | None:
-    """The boundary tensor that an op takes in, or None."""
-    if kind == "F" and stage > 0:
-        return ("F", mb, stage - 1)
-    if kind in ("I", "B") and stage < stages - 1:
-        return ("B", mb, stage + 1)
-    return None
-
-
-def carried_by(action: Action) -> Tensor:
-    """The boundary tensor that a SEND or RECV moves: a SEND is named by its maker's stage, a RECV by its taker's."""
-    assert action.microbatch is not None
-    kind = action.kind[-1]
-    if action.kind.startswith("SEND"):
-        return (kind, action.microbatch, action.stage)
-    return (kind, action.microbatch, action.stage + (-1 if kind == "F" else 1))

@@ -12,7 +12,7 @@ from statistics import mean
 
 from recycle_schedules import KINDS, Plan, Worker, plan
 from recycle_schedules.layers import Layout
-from recycle_schedules.ops import O
+from recycle_schedules.op_kinds import O
 
 from recycle_pp.protocol.ledger import Record, remainder
 

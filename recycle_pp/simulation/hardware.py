@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from recycle_schedules import Problem
+from recycle_schedules.op_kinds import SPLIT
 
 from recycle_pp.config.compose import compose
 from recycle_pp.model.memory import parameters
@@ -64,7 +65,7 @@ def job_on(
     sizes = [STATE * float(n) for n in (ends, *[inner] * m.layers, ends)]
     problem = Problem(
         pipelines=pipelines, stages=stages, microbatches=microbatches, memory_limit=memory, optimizer=optimizer,
-        layers={"F": times, "I": times, "W": times, "bytes": sizes},
+        layers=dict.fromkeys(SPLIT, times) | {"bytes": sizes},
     )  # fmt: skip
     source = f"model={model} on {gpu}, {utilization:.0%} of its data sheet's operations"
     return Job(problem, tuple(sizes), pipelines * microbatches * tokens, source)

@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from recycle_schedules import Problem, Worker, plan_layout
-from recycle_schedules.layers import Layout
+from recycle_schedules.layers import TIMES, Layout
+from recycle_schedules.op_kinds import SPLIT
 
 Shape = tuple[int, ...]
 """Live workers of each stage, (P,). A plan depends on nothing else, since pipelines are alike."""
@@ -51,7 +52,7 @@ class Job:
         if layers < stages:
             raise ValueError(f"--layers {layers}: at least one for each of the {stages} stages is needed")
         layout = even(layers, stages)
-        given = {"F": 0.1, "I": 0.1, "W": 0.1} | dict(durations or {})
+        given: dict[str, Any] = {**dict.fromkeys(SPLIT, 0.1), **(durations or {})}
         each: dict[str, list[float]] = {}
         for kind, value in given.items():
             of_stages = list(value) if isinstance(value, Sequence) else [value * n * stages / layers for n in layout]
@@ -67,7 +68,7 @@ class Job:
     def faster(self, speed: float) -> Job:
         """The same job on machines that are `speed` times as fast."""
         layers = dict(self.problem.layers or {})
-        layers |= {kind: [t / speed for t in layers[kind]] for kind in "FIWO" if kind in layers}
+        layers |= {kind: [t / speed for t in layers[kind]] for kind in TIMES if kind in layers}
         return replace(self, problem=self.problem.replace(layers=layers))
 
     def reshaped(self, pipelines: int, stages: int) -> Job:
@@ -110,12 +111,12 @@ class Job:
     def work(self) -> float:
         """Seconds of one worker's time per step, without bubbles and optimizer steps."""
         sums = self.problem.model.sums
-        return self.total * sum(float(sums[kind][-1]) for kind in "FIW")
+        return self.total * sum(float(sums[kind][-1]) for kind in SPLIT)
 
     def stage_seconds(self, layout: Layout) -> tuple[float, ...]:
         """(P,): seconds of F, I and W of one micro-batch."""
         times = self.problem.model.durations(layout)
-        return tuple(map(sum, zip(times["F"], times["I"], times["W"], strict=True)))
+        return tuple(map(sum, zip(*(times[kind] for kind in SPLIT), strict=True)))
 
     def state_bytes(self, layout: Layout) -> float:
         """State of a worker of the stage with the most."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from recycle_schedules import OpKind
+from recycle_schedules.layers import TIMES
+
 from recycle_pp.model.memory import stage_memory
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.files import UnreadableFile, decode, read
@@ -42,7 +45,7 @@ def job_of(
         measured = decode(profile, read(profile), _Measured)
     except FileNotFoundError:
         raise ValueError(f"--profile {path}: no profile.json with measured durations") from None
-    durations: dict[str, list[float]] = {k: times for k, times in measured["durations_seconds"].items() if k in "FIWO"}
+    durations: dict[str, list[float]] = {k: times for k, times in measured["durations_seconds"].items() if k in TIMES}
     if len(durations) < 4 or len({len(times) for times in durations.values()} | {0}) != 2:
         raise UnreadableFile(profile, "durations_seconds must give F, I, W and O, each for every stage")
     message, sums = measured.get("message_seconds", 0.0), measured.get("sum_seconds", 0.0)
@@ -58,7 +61,7 @@ def job_of(
             worker_bytes = worker_bytes or max(memory.weights + memory.state for memory in memories)
     else:
         tokens = 0
-    measured_stages = len(durations["F"])
+    measured_stages = len(durations[OpKind.FORWARD])
     if stages not in (None, measured_stages):
         raise ValueError(f"--stages {stages}: the profile has {measured_stages}")
     if pipelines is None or microbatches is None:

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from recycle_schedules import OpKind
 
 from recycle_pp.drawing import palette
 from recycle_pp.drawing.figure import STYLE
@@ -32,9 +33,14 @@ LINES = {
 }  # fmt: skip
 """Colour and dashes. The dashes repeat the information of the colour."""
 BARS = {
-    "work": palette.FILL["F"], "schedule": palette.FILL["W"], "redone": palette.FILL["O"], "checkpoints": "#B9A3D8",
-    "recovering": palette.ALARM, "idle": palette.FILL["I"], "away": "#D5D8DD",
-}  # fmt: skip
+    "work": palette.FILL[OpKind.FORWARD],
+    "schedule": palette.FILL[OpKind.BACKWARD_WEIGHT],
+    "redone": palette.FILL[OpKind.OPTIMIZER],
+    "checkpoints": "#B9A3D8",
+    "recovering": palette.ALARM,
+    "idle": palette.FILL[OpKind.BACKWARD_INPUT],
+    "away": "#D5D8DD",
+}
 HATCHES = {"recovering": "xxxx", "redone": "////", "idle": "....", "away": "\\\\\\\\"}
 WORDS = {"schedule": "bubbles, uneven loads", "away": "not there"}
 POINTS = 80

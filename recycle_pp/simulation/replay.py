@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recycle_schedules import Worker
+from recycle_schedules.op_kinds import SPLIT
 
 from recycle_pp.telemetry.run_folder import RunFolder
 
@@ -77,7 +78,7 @@ def _counts(job: Job, there: Availability, seconds: float) -> Iterator[tuple[flo
 @contextmanager
 def _training(job: Job, run: RunFolder, log: Path) -> Iterator[None]:
     times = job.problem.model.durations(job.layout)
-    alike = {kind: set(times[kind]) for kind in "FIW"}
+    alike = {kind: set(times[kind]) for kind in SPLIT}
     if any(max(found) > min(found) * (1 + 1e-9) for found in alike.values()):
         raise ValueError("--replay: the stages of an emulated job take equal times")
     limit = job.problem.memory_limit

@@ -26,6 +26,7 @@ from recycle_schedules import Plan, Problem, plan
 from recycle_schedules.analysis.one_f_one_b import one_f_one_b
 from recycle_schedules.bounds import LayoutBounds
 from recycle_schedules.layers import Layout
+from recycle_schedules.op_kinds import SPLIT
 from recycle_schedules.planner import plan_layout
 
 from .job import Job, Shape, even
@@ -134,7 +135,7 @@ class StepTimes:
     def _even(self, shape: Shape) -> Layout:
         """The layout with the least work for the fullest worker, by bisection."""
         model, N = self.job.problem.model, self.job.total
-        sums = model.sums["F"] + model.sums["I"] + model.sums["W"]
+        sums = np.sum([model.sums[kind] for kind in SPLIT], axis=0)
         shares = [-(-N // n) for n in shape]
         low, high = sums[-1] * N / sum(shape) * (1 - 1e-9), sums[-1] * max(shares)
         best = self._fitting(sums, shares, high)

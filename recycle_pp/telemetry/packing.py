@@ -13,9 +13,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from recycle_schedules import KINDS as OP_KINDS
 
-KINDS = "FIWBOR"
-"""Of spans: ops, and R for the stage's sum."""
+from recycle_pp.wire.messages.activity import REDUCTION
+
+KINDS = (*OP_KINDS, REDUCTION)
+"""Of spans: ops, and the stage's sum."""
 
 Span = tuple[str, int, int, float, float, float]
 """kind, pipeline, index, start, end, own: seconds of the worker's monotonic clock"""

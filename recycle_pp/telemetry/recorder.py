@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from recycle_schedules import Worker
+from recycle_schedules import OpKind, TensorKind, Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.job import Job
@@ -52,6 +52,7 @@ from .takeover import Takeover
 from .traces import Traces
 
 Json = dict[str, Any]
+_MAKERS = {TensorKind.ACTIVATION: OpKind.FORWARD, TensorKind.GRADIENT: OpKind.BACKWARD_INPUT}
 UNKNOWN = Death("unknown", "its supervisor has not reported the cause")
 
 
@@ -211,7 +212,7 @@ class Recorder:
     def _gone(self, note: Json) -> set[Part]:
         """What had ended on the dead: by their own word, or because a survivor has used it."""
         step = note["step"]
-        used = {(step, "F" if kind == "F" else "I", mb, stage) for kind, mb, stage in note["lost"]}
+        used = {(step, _MAKERS[kind], mb, stage) for kind, mb, stage in note["lost"]}
         return used | self._traces.gone(step) | self._traces.gone(step + 1)
 
     @guarded

@@ -17,14 +17,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from recycle_schedules import Op, OpArrays, Problem, Trace, Worker
+from recycle_schedules import KINDS, Op, OpArrays, OpKind, Problem, Trace, Worker
 from recycle_schedules.analysis.figures import PARTS, bubbles_of
+from recycle_schedules.op_kinds import COMPUTE
 
 from recycle_pp.protocol.job import Job
 
 from .background import Later
 from .guard import guarded
-from .packing import KINDS, listed, table_of
+from .packing import listed, table_of
 from .recovery import Part, Recovery
 from .run_folder import RunFolder
 from .running_median import RunningMedian
@@ -32,7 +33,6 @@ from .span_tables import SpanTables
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
 Row = tuple[Worker, Span, str]  # and what became of it: done, cut, redone
-COMPUTE = "FIWB"
 
 
 class Traces:
@@ -64,7 +64,7 @@ class Traces:
             (step, part, (d, i), w.stage)
             for w, spans in self._lost.get(step, {}).items()
             for kind, d, i, *_ in spans
-            for part in PARTS.get(kind, "")
+            for part in PARTS.get(kind, ())
         }
 
     def mark(self, step: int, recovery: Recovery | None = None) -> None:
@@ -89,14 +89,14 @@ class Traces:
 
     def _add_figures(self, step: int) -> None:
         spans, after = self._spans.of(step), self._spans.of(step + 1)
-        steps = {w: t[t[:, 0] == KINDS.index("O")] for w, t in after.items()}
+        steps = {w: t[t[:, 0] == OpKind.OPTIMIZER.code] for w, t in after.items()}
         lost = [(w, table_of(of)) for w, of in self._lost.get(step, {}).items()]
         cut = [(w, table_of([span])) for w, span in self._cut.get(step, {}).items()]
         self.bubbles.add(_bubbles(self._problems[step], [*spans.items(), *steps.items(), *lost, *cut]))
         again = self._again(step)
         if again:
             rows = ((w, *span[:3]) for w, t in spans.items() for span in listed(t))
-            ran = ((step, part, (d, i), w.stage) for w, kind, d, i in rows for part in PARTS.get(kind, ""))
+            ran = ((step, part, (d, i), w.stage) for w, kind, d, i in rows for part in PARTS.get(kind, ()))
             self.redone += sum(part in again for part in ran)
 
     def _write(self, step: int, job: Job) -> None:
@@ -114,7 +114,7 @@ class Traces:
 
         def write(spans: Mapping[Worker, np.ndarray], after: Mapping[Worker, np.ndarray]) -> None:
             rows = _rows(step, {w: listed(t) for w, t in spans.items()}, lost, cut, again)
-            rows += [(w, span, "done") for w, t in after.items() for span in listed(t) if span[0] == "O"]
+            rows += [(w, span, "done") for w, t in after.items() for span in listed(t) if span[0] == OpKind.OPTIMIZER]
             trace = _trace(problem, generation, rows, phases, died)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
 
@@ -131,7 +131,7 @@ def _rows(
     """What everybody computed, and what became of it."""
 
     def status(worker: Worker, kind: str, d: int, i: int) -> str:
-        return "redone" if any((step, part, (d, i), worker.stage) in again for part in PARTS.get(kind, "")) else "done"
+        return "redone" if any((step, part, (d, i), worker.stage) in again for part in PARTS.get(kind, ())) else "done"
 
     rows = [(w, span, status(w, *span[:3])) for w, of in spans.items() for span in of]
     rows += [(w, span, "done") for w, of in lost.items() for span in of]
@@ -145,7 +145,7 @@ def _trace(
     """Times from the first op on."""
     origin = min(span[3] for _, span, _ in rows)
     ops = [
-        Op(k, None if k == "O" else (d, i), w.stage, w, start - origin, end - origin)
+        Op(OpKind(k), None if k == OpKind.OPTIMIZER else (d, i), w.stage, w, start - origin, end - origin)
         for w, (k, d, i, start, end), _ in rows
     ]
     return Trace(
@@ -163,7 +163,7 @@ def _bubbles(problem: Problem, ops: Sequence[tuple[Worker, np.ndarray]]) -> floa
     """The share of bubbles of a step: ops as `packing.unpack` gives them, some of them of one worker."""
     table = np.concatenate([of for _, of in ops])
     workers = np.repeat([w for w, _ in ops], [len(of) for _, of in ops], axis=0)
-    compute = table[:, 0] < KINDS.index("R")
+    compute = table[:, 0] < len(KINDS)
     (start, end), (pipeline, stage) = table[compute, 3:5].T, workers[compute].T
     origin, length = start.min(initial=np.inf), float(np.ptp(table[compute, 3:5])) if compute.any() else 0.0
     of = (pipeline, stage, start - origin, end - origin)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from .actions import Action, Actions, actions, unpack
 from .memory import StageMemory
-from .ops import KINDS, Done, MicroBatch, Op, Tensor, Worker
+from .op_kinds import KINDS, OpKind, TensorKind
+from .ops import Done, MicroBatch, Op, Tensor, Worker
 from .plans import OpArrays, Plan
 from .problem import Begun, Problem
 from .progress import Progress
@@ -31,11 +32,13 @@ __all__ = [
     "MicroBatch",
     "Op",
     "OpArrays",
+    "OpKind",
     "Plan",
     "Problem",
     "Progress",
     "StageMemory",
     "Tensor",
+    "TensorKind",
     "Trace",
     "Worker",
     "actions",

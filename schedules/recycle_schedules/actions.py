@@ -1,7 +1,7 @@
 """Action lists: each worker's ops and messages in execution order.
 
     todo = actions(plan)
-    for action in todo[Worker(0, 2)]: ...       # Action("RECV_F", stage, microbatch, peer), Action("F", ...), ...
+    for action in todo[Worker(0, 2)]: ...       # RECV_F, F, SEND_F, ... as Action tuples
     unpack(todo.packed(Worker(0, 2)))           # the same list, via bytes
 
 The lists cannot deadlock, even if every worker handles its messages strictly in order and each message blocks until
@@ -20,14 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .ops import KINDS, B, F, I, MicroBatch, Op, Tensor, W, Worker
+from .op_kinds import KINDS, F, OpKind, TensorKind
+from .ops import MicroBatch, Tensor, Worker, input_of
 from .plans import OpArrays, Plan
 from .progress import BACKWARD, FORWARD
 
-NAMES = (*KINDS, "SEND_F", "SEND_B", "RECV_F", "RECV_B", "REDUCE")
-"""Kinds of actions. Tables hold indices into NAMES."""
-
-_SEND, _RECV, _REDUCE = 5, 7, 9  # indices into NAMES; + 1 for a gradient (B)
+_ALL_KINDS = tuple(OpKind)  # by code
+_MAKES_GRADIENT = np.array([kind.makes is TensorKind.GRADIENT for kind in KINDS])
+_COMPLETES_GRADIENT = np.array([kind.completes_gradient for kind in KINDS])
+_SENDS = np.array([OpKind.SEND_ACTIVATION.code, OpKind.SEND_GRADIENT.code])  # by code of the tensor's kind
+_RECEIVES = np.array([OpKind.RECV_ACTIVATION.code, OpKind.RECV_GRADIENT.code])
 _HELD = -2  # instead of the index of the producing op: the tensor was made before time 0
 _MESSAGE, _SUM, _OP = range(3)  # sort key within a gap: messages, then the reduction, then the op after the gap
 _ROW = np.dtype("<i4")
@@ -40,10 +42,19 @@ class Action(NamedTuple):
     RECV_B receives the input gradient from s + 1. SEND_F and SEND_B send the tensor made at stage s.
     peer: the other end of a message, else None."""
 
-    kind: str
+    kind: OpKind
     stage: int
     microbatch: MicroBatch | None = None
     peer: Worker | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The boundary tensor of a SEND or RECV."""
+        assert self.microbatch is not None
+        if self.kind.makes is not None:
+            return self.kind.makes, self.microbatch, self.stage - self.kind.makes.step
+        assert self.kind.takes is not None
+        return self.kind.takes, self.microbatch, self.stage
 
     def __str__(self) -> str:
         mb = "" if self.microbatch is None else f"{self.microbatch[0]}.{self.microbatch[1]}"
@@ -53,7 +64,7 @@ class Action(NamedTuple):
 class Actions(Mapping[Worker, list[Action]]):
     """The lists of all live workers: a mapping from worker to its list of `Action`.
 
-    table   int32, (n, 6): kind (index into NAMES), stage, micro-batch (pipeline, index), peer (pipeline, stage);
+    table   int32, (n, 6): code of the kind, stage, micro-batch (pipeline, index), peer (pipeline, stage);
             -1, -1 if there is no micro-batch or peer
     rows    the rows of each worker"""
 
@@ -137,7 +148,7 @@ class _Messages(NamedTuple):
     """The messages as columns, shape (m,), in the total order that all workers follow: re-sends first, in the order of
     their consumers, then by the end of the producer."""
 
-    gradient: np.ndarray  # bool: made by I or B
+    gradient: np.ndarray  # code of the tensor's kind
     microbatch: np.ndarray  # global id
     stage: np.ndarray  # the stage that made the tensor
     sender: np.ndarray  # pipeline * P + stage
@@ -150,12 +161,11 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     """The messages of a plan. ValueError if no op makes and no worker holds a required tensor."""
     p, a = plan.problem, ops.arrays
     maker = np.full((2, p.total, p.stages), -1)  # index of the op that makes each tensor
-    for gradient, makes in enumerate((a.kind == F, (a.kind == I) | (a.kind == B))):
-        maker[gradient, a.microbatch[makes], a.stage[makes]] = np.flatnonzero(makes)
-    consumer = np.flatnonzero(
-        ((a.kind == F) & (a.stage > 0)) | (((a.kind == I) | (a.kind == B)) & (a.stage < p.stages - 1))
-    )
-    gradient = (a.kind[consumer] != F).astype(np.int64)
+    forward, backward = a.kind == F, _MAKES_GRADIENT[a.kind]
+    for tensor, makes in ((TensorKind.ACTIVATION, forward), (TensorKind.GRADIENT, backward)):
+        maker[tensor.code, a.microbatch[makes], a.stage[makes]] = np.flatnonzero(makes)
+    consumer = np.flatnonzero((forward & (a.stage > 0)) | (backward & (a.stage < p.stages - 1)))
+    gradient = backward[consumer].astype(np.int64)  # code of the tensor's kind
     stage = a.stage[consumer] + np.where(gradient, 1, -1)
     at = a.microbatch[consumer], stage
     kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # its producer is alive and holds it
@@ -163,7 +173,9 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     sender = np.where(kept, p.progress.host[at] * p.stages + stage, ops.worker[np.maximum(source, 0)])
     local = np.zeros(len(consumer), bool)
     for k, op in enumerate(plan.listed(a.take(consumer)) if holders else ()):
-        having = holders.get(_needed(op), ())
+        assert op.microbatch is not None
+        needed = input_of(op.kind, op.microbatch, op.stage, p.stages)
+        having = holders.get(needed, ()) if needed else ()
         local[k] = op.worker in having
         if having and not kept[k]:
             first = min(having)
@@ -180,15 +192,9 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     order = order[~local[order]]
     consumer, source = consumer[order], source[order]
     return _Messages(
-        gradient[order].astype(bool), a.microbatch[consumer], stage[order], sender[order], ops.worker[consumer],
+        gradient[order], a.microbatch[consumer], stage[order], sender[order], ops.worker[consumer],
         np.where(source < 0, -1, ops.place[np.maximum(source, 0)]), ops.place[consumer],
     )  # fmt: skip
-
-
-def _needed(op: Op) -> Tensor:
-    """The boundary tensor that `op` consumes."""
-    assert op.microbatch is not None
-    return ("F", op.microbatch, op.stage - 1) if op.kind == "F" else ("B", op.microbatch, op.stage + 1)
 
 
 def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> Actions:
@@ -202,7 +208,7 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
     live = np.array([w.pipeline * p.stages + w.stage for w in p.workers()])
     summing = live[np.isin(live % p.stages, reduced)]
     last = np.full(peers, -1)
-    gradients = (a.kind == W) | (a.kind == B)
+    gradients = _COMPLETES_GRADIENT[a.kind]
     np.maximum.at(last, ops.worker[gradients], ops.place[gradients])
 
     where = np.r_[worker, summing, ops.worker]
@@ -212,7 +218,7 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
     order = np.argsort(((where * (gaps.max(initial=0) + 1) + gaps) * 3 + what) * (n + 1) + turn)
 
     none = np.full(len(summing), -1)
-    kind = np.r_[_SEND + m.gradient, _RECV + m.gradient, np.full(len(summing), _REDUCE), a.kind]
+    kind = np.r_[_SENDS[m.gradient], _RECEIVES[m.gradient], np.full(len(summing), OpKind.REDUCE.code), a.kind]
     mb = np.r_[m.microbatch, m.microbatch, none, a.microbatch]
     others = np.r_[peer, none, np.full(len(a), -1)]
     first = p.first
@@ -259,6 +265,6 @@ def _running(values: np.ndarray, part: np.ndarray) -> np.ndarray:
 def _listed(rows: np.ndarray) -> list[Action]:
     """Table rows as Action tuples."""
     return [
-        Action(NAMES[kind], stage, None if d < 0 else (d, i), None if e < 0 else Worker(e, s))
+        Action(_ALL_KINDS[kind], stage, None if d < 0 else (d, i), None if e < 0 else Worker(e, s))
         for kind, stage, d, i, e, s in rows.tolist()
     ]

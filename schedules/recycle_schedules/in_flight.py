@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ops import B, F, I, W, Worker
+from .op_kinds import COMPUTE, F
+from .ops import Worker
 from .plans import OpArrays, Plan
 from .problem import Problem
 
@@ -33,8 +34,8 @@ class Changes:
 
 def in_flight(p: Problem, a: OpArrays) -> Changes:
     """The changes on every worker. Among simultaneous changes, ends come before starts."""
-    gain = {F: 1.0, B: -1.0, W: p.i_release - 1.0} | ({I: -p.i_release} if p.i_release else {})
-    ops = [(np.flatnonzero(a.kind == kind), x) for kind, x in gain.items()]
+    gain = {F: 1.0} | {kind.code: -share for kind in COMPUTE if (share := kind.frees(p.i_release))}
+    ops = [(np.flatnonzero(a.kind == code), x) for code, x in gain.items()]
     worker = np.concatenate([a.pipeline[k].astype(np.int64) * p.stages + a.stage[k] for k, _ in ops])
     time = np.concatenate([(a.start if x > 0 else a.end)[k] for k, x in ops])
     change = np.concatenate([np.full(len(k), x) for k, x in ops])

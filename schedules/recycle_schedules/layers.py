@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-TIMES = ("F", "I", "W", "O")
+from .op_kinds import SPLIT, OpKind
+
+TIMES = (*SPLIT, OpKind.OPTIMIZER)
 SIZES = ("bytes", "activation_bytes")
 KEYS = (*TIMES, *SIZES)
-NEEDED = ("F", "I", "W")
 
 Layout = tuple[int, ...]
 """Layers of each stage: (P,), each at least 1."""
@@ -41,14 +42,15 @@ class Layers:
         O                  duration of the optimizer step
         bytes              permanent memory of the layer: parameters, gradients, optimizer state
         activation_bytes   memory of the layer per micro-batch in flight"""
-        if not isinstance(given, Mapping) or not set(NEEDED) <= set(given):
+        if not isinstance(given, Mapping) or not set(SPLIT) <= set(given):
             raise ValueError(
                 f"layers: an object with the keys F, I and W is needed, one number per layer, not {given!r}"
             )
         unknown = sorted(str(key) for key in given if key not in KEYS)
         if unknown:
             raise ValueError(f"layers: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
-        count = len(given["F"]) if isinstance(given["F"], (list, tuple)) else 0
+        forward = given[OpKind.FORWARD]
+        count = len(forward) if isinstance(forward, (list, tuple)) else 0
         for key, numbers in given.items():
             if not isinstance(numbers, (list, tuple)) or len(numbers) != count:
                 raise ValueError(f"layers.{key}: a list of numbers is needed, one per layer, as many as layers.F has")
@@ -61,7 +63,7 @@ class Layers:
 
     @property
     def count(self) -> int:
-        return len(self.values["F"])
+        return len(self.values[OpKind.FORWARD])
 
     @cached_property
     def sums(self) -> dict[str, np.ndarray]:
@@ -80,7 +82,8 @@ class Layers:
     def durations(self, layout: Layout) -> dict[str, list[float]]:
         """The value of the problem's key `durations`: F, I, W of every stage, and O if any layer has one. B is I + W by
         default."""
-        return {key: self._of_stages(key, layout) for key in TIMES if key != "O" or any(self.values["O"])}
+        given = TIMES if any(self.values[OpKind.OPTIMIZER]) else SPLIT
+        return {key: self._of_stages(key, layout) for key in given}
 
     def in_flight(self, layout: Layout, capacity: float) -> list[float]:
         """(P,) most micro-batches in flight on a worker of each stage with `capacity` bytes. inf: no limit."""

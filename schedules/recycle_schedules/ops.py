@@ -1,24 +1,21 @@
-"""Workers, micro-batches, tensors and ops.
+"""Workers, micro-batches, boundary tensors and ops.
 
 Worker(1, 2), str(Worker(1, 2)) == "1.2", Worker.parse("1.2")
-Op("F", (1, 0), 2, Worker(0, 2), start=4.0, end=5.0)     # micro-batch 0 of pipeline 1, stage 2, run by W(0,2)
+Op(OpKind.FORWARD, (1, 0), 2, Worker(0, 2), start=4.0, end=5.0)     # micro-batch 0 of pipeline 1, run by W(0,2)
+input_of(OpKind.FORWARD, (1, 0), stage=2, stages=4)                 # its input: the output of F at stage 1
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-KINDS = ("F", "I", "W", "B", "O")
-"""F: forward. I: backward for the input. W: backward for the weights. B: both in one op. O: optimizer step."""
-
-F, I, W, B, O = range(5)
-"""Codes of the kinds in flat arrays: indices into KINDS."""
+from .op_kinds import OpKind, TensorKind
 
 MicroBatch = tuple[int, int]
 """(pipeline, index). Global ids count the micro-batches pipeline by pipeline."""
 
-Tensor = tuple[str, MicroBatch, int]
-"""A boundary tensor.
+Tensor = tuple[TensorKind, MicroBatch, int]
+"""A boundary tensor: its kind, its micro-batch, and the stage that makes it.
 
 ("F", mb, s): output of F at stage s, consumed by stage s + 1.
 ("B", mb, s): gradient of the input of stage s, made there by I or B, consumed by stage s - 1."""
@@ -47,7 +44,7 @@ class Done(NamedTuple):
 
     delivered: the receiver, or a surviving replay log, has its output."""
 
-    op: str
+    op: OpKind
     microbatch: MicroBatch
     stage: int
     worker: Worker
@@ -57,7 +54,7 @@ class Done(NamedTuple):
 class Op(NamedTuple):
     """One op of a plan or trace. `microbatch` is None for O. Times are in the plan's unit."""
 
-    kind: str
+    kind: OpKind
     microbatch: MicroBatch | None
     stage: int
     worker: Worker
@@ -74,3 +71,19 @@ class Op(NamedTuple):
             "start": self.start,
             "end": self.end,
         }
+
+
+def input_of(kind: OpKind, microbatch: MicroBatch, stage: int, stages: int) -> Tensor | None:
+    """The boundary tensor that an op at `stage` of `stages` takes, None if it takes none."""
+    if kind.takes is None:
+        return None
+    maker = stage - kind.takes.step
+    return (kind.takes, microbatch, maker) if 0 <= maker < stages else None
+
+
+def output_of(kind: OpKind, microbatch: MicroBatch, stage: int, stages: int) -> Tensor | None:
+    """The boundary tensor that an op at `stage` of `stages` makes, None if it makes none."""
+    if kind.makes is None:
+        return None
+    taker = stage + kind.makes.step
+    return (kind.makes, microbatch, stage) if 0 <= taker < stages else None

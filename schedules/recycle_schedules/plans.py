@@ -9,6 +9,7 @@ plan.of(Worker(1, 2))              # the ops of one worker, in execution order
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,10 +19,12 @@ from typing import Any, Self
 import numpy as np
 
 from .layers import Layout
-from .ops import KINDS, MicroBatch, O, Op, Worker
+from .op_kinds import KINDS, O, OpKind
+from .ops import MicroBatch, Op, Worker
 from .problem import Problem
 
 Json = dict[str, Any]
+_OP_KINDS = {str(kind): kind for kind in KINDS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +43,7 @@ class OpArrays:
         """The columns of `ops`, in the same order."""
         offset = problem.first.tolist()
         number = lambda mb: -1 if mb is None else offset[mb[0]] + mb[1]  # noqa: E731
-        rows = [(KINDS.index(o.kind), number(o.microbatch), o.stage, o.worker.pipeline, o.start, o.end) for o in ops]
+        rows = [(o.kind.code, number(o.microbatch), o.stage, o.worker.pipeline, o.start, o.end) for o in ops]
         columns = zip(*rows, strict=True) if rows else [()] * 6
         types = (np.uint8, np.int32, np.int16, np.int16, np.float64, np.float64)
         return cls(*(np.array(c, dtype=t) for c, t in zip(columns, types, strict=True)))
@@ -201,18 +204,18 @@ def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
 def read_op(problem: Problem, entry: Any) -> Op:
     """The op of one file entry. ValueError if it is malformed or does not fit the problem's shape."""
     try:
-        kind, mb, s, w = entry["op"], entry["microbatch"], entry["stage"], Worker(*entry["worker"])
+        kind, mb, s, w = _OP_KINDS[entry["op"]], entry["microbatch"], entry["stage"], Worker(*entry["worker"])
         op = Op(kind, None if mb is None else (mb[0], mb[1]), s, w, float(entry["start"]), float(entry["end"]))
     except (KeyError, TypeError, ValueError, IndexError):
         raise ValueError(f"ops: malformed entry {entry!r}") from None
     ints = [op.stage, *op.worker, *(op.microbatch or ())]
     fine = (
-        kind in KINDS
-        and (op.microbatch is None) == (kind == "O")
+        (op.microbatch is None) == (kind is OpKind.OPTIMIZER)
         and all(isinstance(x, int) and not isinstance(x, bool) for x in ints)
         and 0 <= w.pipeline < problem.pipelines
         and 0 <= op.stage == w.stage < problem.stages
-        and np.isfinite([op.start, op.end]).all()
+        and math.isfinite(op.start)
+        and math.isfinite(op.end)
     )
     if fine and op.microbatch is not None:
         d, i = op.microbatch

@@ -17,7 +17,8 @@ from typing import Any
 
 from .graph import StageGraph
 from .layers import Layers
-from .ops import KINDS, Done, Worker
+from .op_kinds import KINDS
+from .ops import Done, Worker
 from .problem_checks import check
 from .problem_keys import Begun, ProblemKeys
 from .progress import Progress

@@ -13,9 +13,10 @@ import numpy as np
 
 from .layers import Layers
 from .links import Links
-from .ops import KINDS, Done, Worker
+from .op_kinds import COMPUTE, KINDS, OpKind
+from .ops import Done, Worker
 from .problem_keys import CHOICES, OP_SETS, ProblemKeys
-from .progress import BIT, Progress
+from .progress import BIT, FORWARD, Progress
 
 
 def check(p: ProblemKeys) -> None:
@@ -224,7 +225,7 @@ def _remainder(p: ProblemKeys, put: Any) -> None:
         put("done", _done(p, p.done))
     of = p.progress
     full = [sum(BIT[kind] for kind in kinds) for kinds in OP_SETS[p.backward]]
-    fits = [bits & BIT["F"] and bits != BIT["F"] | BIT["W"] and any(bits & all_ == bits for all_ in full)
+    fits = [bits & FORWARD and bits != FORWARD | BIT[OpKind.BACKWARD_WEIGHT] and any(bits & f == bits for f in full)
             for bits in range(1 << len(KINDS))]  # fmt: skip
     for g, s in np.argwhere((of.host >= 0) & p.open & ~np.array(fits, bool)[of.kinds])[:1].tolist():
         kinds = ", ".join(sorted(kind for kind in KINDS if of.kinds[g, s] & BIT[kind]))
@@ -258,6 +259,6 @@ def _done_entry(p: ProblemKeys, entry: Any) -> Done:
     ints = len(mb) == 2 and all(isinstance(x, int) and not isinstance(x, bool) for x in mb)
     if not ints or not (0 <= mb[0] < p.pipelines and 0 <= mb[1] < p.counts[mb[0]]):
         raise ValueError(f"done: micro-batch {list(mb)} does not exist")
-    if op not in ("F", "I", "W", "B") or s != worker.stage or not isinstance(delivered, bool):
+    if op not in COMPUTE or s != worker.stage or not isinstance(delivered, bool):
         raise ValueError(f"done: bad entry {entry!r}")
-    return Done(op, mb, s, worker, delivered)
+    return Done(OpKind(op), mb, s, worker, delivered)

@@ -1,6 +1,6 @@
 """The keys of a Problem, and the values that follow from them.
 
-    problem.live[2], problem.duration("F", Worker(0, 2)), problem.limits, problem.held
+    problem.live[2], problem.duration(OpKind.FORWARD, Worker(0, 2)), problem.limits, problem.held
 
 `problem_checks.check` converts the keys to canonical form (tuples, Workers).
 """
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from .memory import Memory, Mode
-from .ops import KINDS, Done, MicroBatch, Worker
+from .op_kinds import KINDS, SPLIT, WHOLE, OpKind
+from .ops import Done, MicroBatch, Worker
 from .progress import BIT, WEIGHTS, Progress
 
 CHOICES = {
@@ -25,9 +26,9 @@ CHOICES = {
     "reroute": ("failed_only", "any"),
 }
 OP_SETS = {
-    "decoupled": (frozenset("FIW"),),
-    "coupled": (frozenset("FB"),),
-    "mixed": (frozenset("FIW"), frozenset("FB")),
+    "decoupled": (frozenset(SPLIT),),
+    "coupled": (frozenset(WHOLE),),
+    "mixed": (frozenset(SPLIT), frozenset(WHOLE)),
 }
 """The possible sets of ops for one micro-batch at one stage, by `backward`."""
 
@@ -36,7 +37,7 @@ class Begun(NamedTuple):
     """The live worker that started a micro-batch at a stage, and the kinds of ops it has finished there."""
 
     worker: Worker
-    kinds: frozenset[str]
+    kinds: frozenset[OpKind]
 
 
 @dataclass(frozen=True)
@@ -139,23 +140,27 @@ class ProblemKeys:
         return [w for w in every if w not in self.dead]
 
     def per_stage(self, key: str) -> tuple[float, ...]:
-        """(P,) durations at speed 1. key: F, I, W, B, O or "allreduce"."""
+        """(P,) durations at speed 1. key: an OpKind or "allreduce"."""
         return self._per_stage[key]
 
     @cached_property
     def _per_stage(self) -> dict[str, tuple[float, ...]]:
         if self.layers is not None:
             raise ValueError("layers: the durations of a stage depend on the layout; use plan_layout(problem)")
-        given = {"F": 1.0, "I": 1.0, "W": 1.0, "O": 0.0} | dict(self.durations) | {"allreduce": self.allreduce}
+        defaults: dict[str, Any] = {**dict.fromkeys(SPLIT, 1.0), OpKind.OPTIMIZER: 0.0}
+        given = defaults | dict(self.durations) | {"allreduce": self.allreduce}
         wide = {
             k: tuple(map(float, v)) if isinstance(v, (list, tuple)) else (float(v),) * self.stages
             for k, v in given.items()
         }
-        wide.setdefault("B", tuple(i + w for i, w in zip(wide["I"], wide["W"], strict=True)))
-        for kind in "IB":
-            wide[kind] = tuple(
-                t + again * f for t, f, again in zip(wide[kind], wide["F"], self.recomputes, strict=True)
-            )
+        forward, backward_input, backward_weight = (wide[kind] for kind in SPLIT)
+        both = tuple(i + w for i, w in zip(backward_input, backward_weight, strict=True))
+        wide.setdefault(OpKind.BACKWARD, both)
+        for kind in KINDS:
+            if kind.recomputes:
+                wide[kind] = tuple(
+                    t + again * f for t, f, again in zip(wide[kind], forward, self.recomputes, strict=True)
+                )
         return wide
 
     @cached_property
@@ -163,7 +168,7 @@ class ProblemKeys:
         """The given speeds. A worker without an entry has speed 1."""
         return {Worker.parse(key): float(x) for key, x in self.speed.items()}
 
-    def duration(self, kind: str, worker: Worker) -> float:
+    def duration(self, kind: OpKind, worker: Worker) -> float:
         """Duration of an op of this kind on a worker."""
         return self._per_stage[kind][worker.stage] / self.speeds.get(worker, 1.0)
 
@@ -273,5 +278,6 @@ class ProblemKeys:
         of = self.progress
         g, s = np.nonzero((of.host >= 0) & ((of.kinds & WEIGHTS) == 0) & self.open)
         found = np.zeros((self.pipelines, self.stages))
-        np.add.at(found, (of.host[g, s], s), np.where(of.kinds[g, s] & BIT["I"], 1 - self.i_release, 1.0))
+        had_i = of.kinds[g, s] & BIT[OpKind.BACKWARD_INPUT]
+        np.add.at(found, (of.host[g, s], s), np.where(had_i, 1 - self.i_release, 1.0))
         return {Worker(d, s): float(found[d, s]) for d, s in np.argwhere(found).tolist()}

@@ -15,13 +15,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ops import KINDS, Done, MicroBatch, Worker
+from .op_kinds import KINDS, OpKind, TensorKind
+from .ops import Done, MicroBatch, Worker
 
-BIT = {kind: 1 << k for k, kind in enumerate(KINDS)}
+BIT: dict[str, int] = {kind: 1 << kind.code for kind in KINDS}
 """Bits of `Progress.kinds`."""
-FORWARD, BACKWARD, WEIGHTS = BIT["F"], BIT["I"] | BIT["B"], BIT["W"] | BIT["B"]
+FORWARD = BIT[OpKind.FORWARD]
+BACKWARD = sum(BIT[kind] for kind in KINDS if kind.makes is TensorKind.GRADIENT)
+WEIGHTS = sum(BIT[kind] for kind in KINDS if kind.completes_gradient)
 SENT_F, SENT_B = 1, 2
 """Bits of `Progress.sent`: the output of F, and of I or B."""
+SENT = {TensorKind.ACTIVATION: SENT_F, TensorKind.GRADIENT: SENT_B}
+NEED_F, NEED_G, NEED_W = 1, 2, 4
+NEED_ALL = NEED_F | NEED_G | NEED_W
+"""Bits of what a micro-batch still needs at a stage: F; I or B; W or B."""
+NEEDS = ((NEED_F, FORWARD), (NEED_G, BACKWARD), (NEED_W, WEIGHTS))
+"""Each need, and the bits of `Progress.kinds` that meet it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +54,8 @@ class Progress:
         bits, microbatches, stage, pipelines = np.array(columns, np.int64).reshape(-1, 4).T
         found = cls.ran(bits, microbatches, stage, pipelines, (begin[-1], stages))
         for e in done:
-            if e.worker in dead and e.delivered and e.op != "W":
-                found.sent[begin[e.microbatch[0]] + e.microbatch[1], e.stage] |= SENT_F if e.op == "F" else SENT_B
+            if e.worker in dead and e.delivered and e.op.makes is not None:
+                found.sent[begin[e.microbatch[0]] + e.microbatch[1], e.stage] |= SENT[e.op.makes]
         return found
 
     @classmethod

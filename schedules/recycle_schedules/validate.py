@@ -7,14 +7,17 @@ Works on flat arrays: a million ops take a second.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from .in_flight import in_flight
-from .ops import KINDS, B, F, I, O, W, Worker
+from .op_kinds import COMPUTE, KINDS, B, F, I, O, OpKind, W
+from .ops import Worker
 from .plans import OpArrays, Plan
 from .problem import Problem
 from .problem_keys import OP_SETS
-from .progress import SENT_B, SENT_F
+from .progress import BIT, SENT
 
 EPS = 1e-9
 """Tolerance when comparing times, in the plan's unit."""
@@ -137,21 +140,20 @@ class _Check:
         """Every micro-batch has the required ops at every stage, on one worker, in order."""
         p = self.p
         bits = np.zeros((p.total, p.stages), dtype=np.int64)
-        for kind in range(4):
-            bits |= (self.place[kind] >= 0).astype(np.int64) << kind
-        code = lambda kinds: sum(1 << KINDS.index(k) for k in kinds)  # noqa: E731
-        full = [[code(kinds) for kinds in OP_SETS["coupled" if whole else p.backward]] for whole in p.coupled]
+        for kind in COMPUTE:
+            bits |= (self.place[kind.code] >= 0).astype(np.int64) * BIT[kind]
+        full = [[_bits(kinds) for kinds in OP_SETS["coupled" if whole else p.backward]] for whole in p.coupled]
         fine = np.array([np.isin(bits[:, s], full[s]) for s in range(p.stages)]).T
         for (g, s), (_, kinds) in self.kept.items():
-            sets = [code(every) for every in OP_SETS[p.backward]] if "I" in kinds else full[s]
-            fine[g, s] = int(bits[g, s]) in [f - code(kinds) for f in sets if f & code(kinds) == code(kinds)]
+            sets = [_bits(every) for every in OP_SETS[p.backward]] if OpKind.BACKWARD_INPUT in kinds else full[s]
+            done = _bits(kinds)
+            fine[g, s] = int(bits[g, s]) in [every - done for every in sets if every & done == done]
         fine[:, list(p.finished)] = bits[:, list(p.finished)] == 0
-        names = lambda b: "".join(KINDS[k] for k in range(4) if b >> k & 1) or "nothing"  # noqa: E731
         self._add(
             np.argwhere(~fine),
-            lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} has {names(bits[tuple(k)])} to run",
+            lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} has {_letters(bits[tuple(k)])} to run",
         )
-        here = np.where(self.place[:4] >= 0, self.place[:4], -1)
+        here = self.place[[kind.code for kind in COMPUTE]]
         top = here.max(axis=0)
         low = np.where(here >= 0, here, 1 << 30).min(axis=0)
         apart = (top >= 0) & (low != top)
@@ -170,22 +172,23 @@ class _Check:
     def messages(self) -> None:
         """Every F and backward starts after its input has arrived from the adjacent stage."""
         p = self.p
-        there = np.stack([p.progress.sent & SENT_F, p.progress.sent & SENT_B]) > 0
-        there[:, :, ~p.open] = True
-        pick = lambda a: np.where(np.isnan(self.start[I]), a[B], a[I])  # noqa: E731
+        whole = np.isnan(self.start[I])
         forward = self.start[F], self.end[F], self.place[F]
-        backward = pick(self.start), pick(self.end), pick(self.place)
-        for which, (start, end, place), step in ((0, forward, 1), (1, backward, -1)):
+        backward = tuple(np.where(whole, table[B], table[I]) for table in (self.start, self.end, self.place))
+        for kind, (start, end, place) in ((OpKind.FORWARD, forward), (OpKind.BACKWARD_INPUT, backward)):
+            assert kind.makes is not None
+            there = (p.progress.sent & SENT[kind.makes]) > 0
+            there[:, ~p.open] = True
             for s in range(p.stages):
-                t = s + step
+                t = s + kind.makes.step
                 if not 0 <= t < p.stages:
                     continue
                 lag = p.graph.time(min(s, t), *(place[:, x] for x in sorted((s, t))))
-                early = (start[:, t] < end[:, s] + lag - EPS) & ~there[which, :, s]
+                early = (start[:, t] < end[:, s] + lag - EPS) & ~there[:, s]
                 self._add(
                     np.flatnonzero(early),
-                    lambda g, t=t, s=s, which=which: (
-                        f"{'FI'[which]} of {self._mb(g)} at stage {t} starts before the tensor from stage {s} arrives"
+                    lambda g, t=t, s=s, kind=kind: (
+                        f"{kind} of {self._mb(g)} at stage {t} starts before the tensor from stage {s} arrives"
                     ),
                 )
 
@@ -240,3 +243,13 @@ class _Check:
             return f"{tag}worker {w} holds {x.level[k]:g} micro-batches at {x.time[k]:g}, limit {p.limit(w):g}"
 
         self._add(over, sentence)
+
+
+def _bits(kinds: Iterable[OpKind]) -> int:
+    """The bits of `Progress.kinds` for these kinds."""
+    return sum(BIT[kind] for kind in kinds)
+
+
+def _letters(bits: int) -> str:
+    """The kinds of these bits as text."""
+    return "".join(kind for kind in COMPUTE if bits & BIT[kind]) or "nothing"

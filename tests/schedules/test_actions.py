@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_problems import problems, remainders
-from recycle_schedules import Action, Problem, Worker, actions, plan, unpack
+from recycle_schedules import Action, OpKind, Problem, Worker, actions, plan, unpack
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -138,7 +138,7 @@ def test_a_tensor_held_by_a_live_worker_is_sent_again_first():
         pipelines=2, stages=2, microbatches=1, failed=[(0, 1)],
         done=[{"op": "F", "microbatch": [0, 0], "stage": 0, "worker": [0, 0]}],
     )  # fmt: skip
-    assert actions(plan(problem))[Worker(0, 0)][0] == Action("SEND_F", 0, (0, 0), Worker(1, 1))
+    assert actions(plan(problem))[Worker(0, 0)][0] == Action(OpKind.SEND_ACTIVATION, 0, (0, 0), Worker(1, 1))
 
 
 def test_action_lists_round_trip_through_bytes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from recycle_schedules.op_kinds import SPLIT, OpKind
+
 from ..run import Run
 from .base import Base
 
@@ -18,8 +20,8 @@ class Bamboo(Base):
     def begin(self, run: Run) -> None:
         super().begin(run)
         sums = self.job.problem.model.sums
-        forward, all_of = float(sums["F"][-1]), sum(float(sums[kind][-1]) for kind in "FIW")
-        self.redundant = 1 + forward / all_of
+        forward = float(sums[OpKind.FORWARD][-1])
+        self.redundant = 1 + forward / sum(float(sums[kind][-1]) for kind in SPLIT)
         self.used: set[int] = set()
         self._start()
 

@@ -13,6 +13,10 @@ from typing import NamedTuple
 BUSY = 10
 
 
+# what a thread works on besides the ops of a plan, which are named by the letters of `recycle_schedules.OpKind`
+REDUCTION, VALIDATION = "R", "V"
+
+
 class Activity(NamedTuple):
     """What a worker's main thread is doing.
 
@@ -58,9 +62,9 @@ _STARTS = {
     "ready": "ready, waiting for the others",
 }
 _WORDS = {
-    "R": "the sum of its gradients",
+    REDUCTION: "the sum of its gradients",
     "O": "the optimizer",
-    "V": "the validation",
+    VALIDATION: "the validation",
     "data": "reading the data",
     "send": "sending the tensor",
     "turn": "the turn to the next op",

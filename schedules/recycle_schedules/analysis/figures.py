@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ops import KINDS
+from ..op_kinds import COMPUTE, KINDS, OpKind
 from ..plans import Plan
 from ..trace import Trace
 
-PARTS = {"F": "F", "I": "I", "W": "W", "B": "IW"}
+PARTS: dict[str, tuple[OpKind, ...]] = {kind: (kind,) for kind in COMPUTE}
+PARTS[OpKind.BACKWARD] = (OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
 """The lost or redone ops that each kind counts as. A B counts as I and W, because peers may split it."""
 
 
@@ -78,7 +79,7 @@ def redone(plan: Plan) -> int:
     return len(_again(plan))
 
 
-def _again(plan: Plan) -> list[tuple[str, int, int]]:
+def _again(plan: Plan) -> list[tuple[OpKind, int, int]]:
     if not isinstance(plan, Trace):
         return []
     a = plan.arrays

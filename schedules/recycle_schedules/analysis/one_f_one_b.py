@@ -9,7 +9,7 @@ import numpy as np
 
 from ..bounds import lower_bound
 from ..compiled.timing import earliest
-from ..ops import B, F
+from ..op_kinds import B, F
 from ..planner.instance import Instance
 from ..planner.partial_schedule import PartialSchedule, finish
 from ..plans import Plan

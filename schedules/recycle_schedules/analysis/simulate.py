@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ops import O
+from ..op_kinds import O
 from ..planner.instance import Instance
 from ..planner.partial_schedule import PartialSchedule, finish
 from ..planner.sequences import Sequences

@@ -29,6 +29,7 @@ from functools import cached_property
 import numpy as np
 
 from ..layers import Layout
+from ..op_kinds import SPLIT
 from ..problem import Problem
 from . import stage_bounds
 from .layout_terms import LayoutTerms, rates
@@ -47,7 +48,7 @@ class LayoutBounds:
     def __init__(self, problem: Problem) -> None:
         p, model = problem, problem.model
         self.problem, self.count, self.sums = p, model.count, model.sums
-        self.work = self.sums["F"] + self.sums["I"] + self.sums["W"]
+        self.work = np.sum([self.sums[kind] for kind in SPLIT], axis=0)
         self.rates = rates(p)
         self._known: dict[int, list[Array]] = {}
         self._terms = LayoutTerms(p, stage_bounds.stage_bound(p.with_layout(self._by_work())) * ABOVE)

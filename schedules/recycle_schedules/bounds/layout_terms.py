@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..op_kinds import OpKind
 from ..ops import Worker
 from ..problem import Problem
 from . import stage_bounds
@@ -50,8 +51,8 @@ class LayoutTerms:
     def __init__(self, problem: Problem, most: float) -> None:
         p = problem
         self.problem, self.most, self.count, self.sums = p, most, p.model.count, p.model.sums
-        self.backward = self.sums["I"] + self.sums["W"]
-        self.early = self.sums["I"] if p.backward != "coupled" else self.backward
+        self.backward = self.sums[OpKind.BACKWARD_INPUT] + self.sums[OpKind.BACKWARD_WEIGHT]
+        self.early = self.sums[OpKind.BACKWARD_INPUT] if p.backward != "coupled" else self.backward
         self.hops = np.array([stage_bounds._least_latency(p, s) for s in range(p.stages - 1)])
         self.speeds = _speeds(p)
         self.fast = np.array([max(v) for v in self.speeds])
@@ -86,7 +87,7 @@ class LayoutTerms:
         p = self.problem
         if p.optimizer == "none":
             return 0.0
-        step = self.sums["O"][n] / (self.fast[0] if p.optimizer == "staggered" else min(self.speeds[0]))
+        step = self.sums[OpKind.OPTIMIZER][n] / (self.fast[0] if p.optimizer == "staggered" else min(self.speeds[0]))
         return float(step) + _per_stage(p.allreduce, p.stages)[0]
 
     def returned(self, s: int, n: int) -> Array:
@@ -106,8 +107,10 @@ class LayoutTerms:
         return found
 
     def _of_stage(self, s: int) -> _Choices:
-        p, L, P, sums = self.problem, self.count, self.problem.stages, self.sums
-        rate, work = _least_work(*self.shares[s]), sums["F"] + self.backward
+        p, L, P = self.problem, self.count, self.problem.stages
+        forward, step = self.sums[OpKind.FORWARD], self.sums[OpKind.OPTIMIZER]
+        rate = _least_work(*self.shares[s])
+        work = forward + self.backward
         ends = np.searchsorted(work, work + (self.most / rate if rate else math.inf), "right") - 1
         longest = max(1, min(int((ends - np.arange(L + 1)).max()), L - P + 1))
         b = np.arange(L + 1)[:, None]
@@ -116,12 +119,13 @@ class LayoutTerms:
         a = np.maximum(a, 0)
         of = lambda sums: sums[b] - sums[a]  # noqa: E731
         before, behind = (float(v.max(initial=0.0)) or 1.0 for v in (self.fast[:s], self.fast[s + 1 :]))
-        hops, pace = self.hops[:s].sum(), sums["F"] + self.early
+        hops = self.hops[:s].sum()
+        pace = forward + self.early
         limit = self._limits(s, of)
         return _Choices(
-            fine & (limit >= 1), of(sums["F"]), of(self.early), of(self.backward),
-            of(sums["O"]) * (p.optimizer != "none"), limit,
-            fill=sums["F"][a] / before + hops, back=self.early[a] / before + hops,
+            fine & (limit >= 1), of(forward), of(self.early), of(self.backward),
+            of(step) * (p.optimizer != "none"), limit,
+            fill=forward[a] / before + hops, back=self.early[a] / before + hops,
             beyond=(pace[L] - pace[b]) / behind + 2 * self.hops[s:].sum(),
         )  # fmt: skip
 

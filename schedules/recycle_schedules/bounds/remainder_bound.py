@@ -17,9 +17,10 @@ import math
 import numpy as np
 
 from ..compiled import LOOPS
+from ..op_kinds import COMPUTE, OpKind
 from ..ops import Worker
 from ..problem import Problem
-from ..progress import BACKWARD, FORWARD, WEIGHTS
+from ..progress import NEED_ALL, NEED_F, NEED_G, NEED_W, NEEDS, SENT_B, SENT_F
 
 Array = np.ndarray
 
@@ -31,7 +32,8 @@ def remainder_bound(p: Problem) -> float:
         return 0.0
     x = _Missing(p, open_)
     steps = [x.tail[s] + 0.0 for s in open_]
-    idle = [p.busy.get(w, 0.0) + p.duration("O", w) for w in p.workers() if w.stage in open_ and p.optimizer != "none"]
+    stepping = [w for w in p.workers() if w.stage in open_ and p.optimizer != "none"]
+    idle = [p.busy.get(w, 0.0) + p.duration(OpKind.OPTIMIZER, w) for w in stepping]
     return max([0.0, *steps, *idle, x.longest_chain(), x.stage_shares(), x.one_machine()])
 
 
@@ -43,7 +45,7 @@ class _Missing:
     def __init__(self, p: Problem, open_: list[int]) -> None:
         self.p, self.open = p, open_
         P, N = p.stages, p.total
-        F, I, W, B = (np.array(p.per_stage(kind)) for kind in "FIWB")
+        F, I, W, B = (np.array(p.per_stage(kind)) for kind in COMPUTE)
         g = {"coupled": B, "decoupled": I, "mixed": np.minimum(I, B)}[p.backward]
         rest = {"coupled": 0 * B, "decoupled": W, "mixed": np.minimum(B, I + W) - g}[p.backward]
         self.work = F, g, rest
@@ -64,18 +66,18 @@ class _Missing:
                 host[s] = int(np.flatnonzero(alive[s])[0])
         of = p.progress
         host = np.where((of.host.T >= 0) & p.open[:, None], of.host.T, host)
-        had = sum(bit * ((of.kinds.T & kinds) != 0) for bit, kinds in ((1, FORWARD), (2, BACKWARD), (4, WEIGHTS)))
+        had = sum(need * ((of.kinds.T & kinds) != 0) for need, kinds in NEEDS)
         there = of.sent.T.copy()
-        there[list(p.finished)] = 3
-        had[list(p.finished)] = 7
+        there[list(p.finished)] = SENT_F | SENT_B
+        had[list(p.finished)] = NEED_ALL
         self.host = host
         fast = np.where(alive, speed, 0).max(axis=1)
         v = np.where(host >= 0, np.take_along_axis(speed, np.maximum(host, 0), 1), fast[:, None])
         self.ready = np.where(host >= 0, np.take_along_axis(free, np.maximum(host, 0), 1), free.min(axis=1)[:, None])
-        miss = lambda bit, length: np.where(had & bit, np.nan, length[:, None] / v)  # noqa: E731
-        self.F, self.G = miss(1, F), miss(2, g)
-        late = np.where(had & 2, W[:, None], rest[:, None]) / v
-        self.W = np.where(had & 4, np.nan, late)
+        self.F = np.where(had & NEED_F, np.nan, F[:, None] / v)
+        self.G = np.where(had & NEED_G, np.nan, g[:, None] / v)
+        late = np.where(had & NEED_G, W[:, None], rest[:, None]) / v
+        self.W = np.where(had & NEED_W, np.nan, late)
         lag = p.graph.time(np.arange(P - 1)[:, None], host[:-1], host[1:])  # (P - 1, N): between stages s and s + 1
         least = np.array([p.graph.least(s) for s in range(P - 1)])[:, None]
         lag = np.where((host[:-1] >= 0) & (host[1:] >= 0), lag, least)
@@ -90,20 +92,20 @@ class _Missing:
         hF, hG = self.ready.copy(), self.ready.copy()
         for s in range(1, P):
             comes = before(hF[s - 1] + self.F[s - 1]) + lag[s - 1]
-            hF[s] = np.where(there[s - 1] & 1, hF[s], np.maximum(hF[s], comes))
+            hF[s] = np.where(there[s - 1] & SENT_F, hF[s], np.maximum(hF[s], comes))
         for s in reversed(range(P)):
             if s < P - 1:
                 comes = before(hG[s + 1] + self.G[s + 1]) + lag[s]
-                hG[s] = np.where(there[s + 1] & 2, hG[s], np.maximum(hG[s], comes))
+                hG[s] = np.where(there[s + 1] & SENT_B, hG[s], np.maximum(hG[s], comes))
             hG[s] = np.maximum(hG[s], before(hF[s] + self.F[s]))
         tG = np.nan_to_num(self.W) + self.tail[:, None]
         for s in range(1, P):
             more = lag[s - 1] + before(self.G[s - 1] + tG[s - 1])
-            tG[s] = np.where(there[s] & 2, tG[s], np.maximum(tG[s], more))
+            tG[s] = np.where(there[s] & SENT_B, tG[s], np.maximum(tG[s], more))
         tF = before(self.G + tG)
         for s in reversed(range(P - 1)):
             more = lag[s] + before(self.F[s + 1] + tF[s + 1])
-            tF[s] = np.where(there[s] & 1, tF[s], np.maximum(tF[s], more))
+            tF[s] = np.where(there[s] & SENT_F, tF[s], np.maximum(tF[s], more))
         hW = np.where(np.isnan(self.G), self.ready, hG + self.G)
         tW = np.broadcast_to(self.tail[:, None], hW.shape)
         self.jobs = (hF, self.F, tF), (hG, self.G, tG), (hW, self.W, tW)
@@ -165,7 +167,7 @@ def _tails(p: Problem, open_: list[int]) -> Array:
     tail = np.zeros(p.stages)
     if p.optimizer == "none":
         return tail
-    step = {s: max(p.duration("O", Worker(d, s)) for d in p.live[s]) for s in open_}
+    step = {s: max(p.duration(OpKind.OPTIMIZER, Worker(d, s)) for d in p.live[s]) for s in open_}
     for s in open_:
         tail[s] = p.per_stage("allreduce")[s] + (max(step.values()) if p.optimizer == "barrier" else step[s])
     return tail

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..op_kinds import COMPUTE, OpKind
 from ..ops import Worker
 from ..problem import Problem
 from .last_forward import from_first_to_last, pipelines
@@ -58,7 +59,7 @@ class _Times:
 
     @classmethod
     def of(cls, p: Problem) -> _Times:
-        F, I, W, B = (p.per_stage(kind) for kind in "FIWB")
+        F, I, W, B = (p.per_stage(kind) for kind in COMPUTE)
         split = tuple(i + w for i, w in zip(I, W, strict=True))
         least = lambda a, b: tuple(map(min, a, b))  # noqa: E731
         early = {"coupled": B, "decoupled": I, "mixed": least(I, B)}[p.backward]
@@ -79,7 +80,7 @@ def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str
     hops = [_least_latency(p, s) for s in range(P - 1)]
     fill_f = [t.forward[s] / fast[s] for s in range(P)]
     fill_g = [t.early[s] / fast[s] for s in range(P)]
-    O, reduce = (p.per_stage(k) if p.optimizer != "none" else (0.0,) * P for k in ("O", "allreduce"))
+    O, reduce = (p.per_stage(k) if p.optimizer != "none" else (0.0,) * P for k in (OpKind.OPTIMIZER, "allreduce"))
     makespan = period = max(O[s] / min(speeds[s]) for s in range(P))
     for s in range(P if N else 0):
         head = sum(fill_f[:s]) + sum(hops[:s])

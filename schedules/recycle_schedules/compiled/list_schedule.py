@@ -11,10 +11,13 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from ..op_kinds import B, F, I, W
+from ..progress import NEED_F, NEED_G, NEED_W, SENT_B, SENT_F
 from .timing import travel_time
 
-OP_F, OP_I, OP_W, OP_B = 0, 1, 2, 3
-"""Kinds of ops, as in ops.KINDS. An op's code is node * 4 + kind."""
+ARRIVED_F, ARRIVED_G, FREE = 4, 5, 7
+"""Events besides the end of an op, whose event is its kind: an input of F or of I and B arrived; a worker is free. An
+event's code is node * 8 + event, or worker * 8 + FREE."""
 
 
 @register_jitable
@@ -90,8 +93,8 @@ def simulate(
 ):  # fmt: skip
     """Simulate a step with one policy.
 
-    Returns the ops in the order of their starts: codes (n_ops,) int64 and starts (n_ops,) int64, ticks. Also the most
-    micro-batches in flight on each worker, (w,).
+    Returns the ops in the order of their starts: codes (n_ops,) int64, node * 4 + kind; starts (n_ops,) int64, ticks.
+    Also the most micro-batches in flight on each worker, (w,).
 
     host (n,)          worker of each node; cap, held, release, duration: as in Instance
     key_f, key_g (n,)  priority among the ready F, and among the ready I; least key first
@@ -108,7 +111,9 @@ def simulate(
     for v in range(n):
         if todo[v]:
             first[host[v] + 1] += 1
-            total += (todo[v] & 1) + (todo[v] >> 1 & 1) + (todo[v] >> 2)
+            for need in (NEED_F, NEED_G, NEED_W):
+                if todo[v] & need:
+                    total += 1
     for w in range(workers):
         first[w + 1] += first[w]
     ready_f = np.empty(first[workers] + 1, dtype=np.int64)
@@ -133,25 +138,26 @@ def simulate(
 
     for v in range(n):  # ops that are ready at time 0
         s, w = v % stages, host[v]
-        left[w] += todo[v] & 1
-        if todo[v] & 1 and (s == 0 or sent[v - 1] & 1):
+        needs_f = 1 if todo[v] & NEED_F else 0
+        left[w] += needs_f
+        if needs_f and (s == 0 or sent[v - 1] & SENT_F):
             push(ready_f[first[w] : first[w + 1]], size_f[w], (key_f[v] << 32) | v)
             size_f[w] += 1
-        if todo[v] & 2:
-            away[w] += 1 - (todo[v] & 1)
-            wait_g[v] = todo[v] & 1
-            if s < stages - 1 and not sent[v + 1] & 2:
+        if todo[v] & NEED_G:
+            away[w] += 1 - needs_f
+            wait_g[v] = needs_f
+            if s < stages - 1 and not sent[v + 1] & SENT_B:
                 wait_g[v] += 1
             if wait_g[v] == 0:
                 push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
                 size_g[w] += 1
-        elif todo[v] & 4:
+        elif todo[v] & NEED_W:
             pending[first[w] + w_in[w]] = v
             w_in[w] += 1
     for w in range(workers):
         if first[w + 1] > first[w]:
             idle[w] = 0
-            push_event(times, events, n_events, release[w], w * 8 + 7)
+            push_event(times, events, n_events, release[w], w * 8 + FREE)
             n_events += 1
 
     while n_events:
@@ -161,39 +167,39 @@ def simulate(
             pop_event(times, events, n_events)
             n_events -= 1
             v, what = code >> 3, code & 7
-            if what == 7:
+            if what == FREE:
                 w = v
                 idle[w] = 1
             else:
                 w, s = host[v], v % stages
-                arrived = what >= 4  # a tensor arrived from another worker; else an op of w ended
+                arrived = what in (ARRIVED_F, ARRIVED_G)  # else an op of w ended
                 if not arrived:
                     idle[w] = 1
-                    if what in (OP_W, OP_B):
-                        flying[w] -= 1.0 - i_release if what == OP_W else 1.0
-                    if what == OP_F:
-                        if todo[v] & 2:
+                    if what in (W, B):
+                        flying[w] -= 1.0 - i_release if what == W else 1.0
+                    if what == F:
+                        if todo[v] & NEED_G:
                             wait_g[v] -= 1
                             if wait_g[v] == 0:
                                 push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
                                 size_g[w] += 1
                         u = v + 1
-                        if s < stages - 1 and todo[u] & 1 and not sent[v] & 1:
+                        if s < stages - 1 and todo[u] & NEED_F and not sent[v] & SENT_F:
                             lag = travel_time(travel, stages, w, host[u])
-                            push_event(times, events, n_events, now + lag, u * 8 + 4)
+                            push_event(times, events, n_events, now + lag, u * 8 + ARRIVED_F)
                             n_events += 1
-                    elif what != OP_W:
+                    elif what != W:
                         away[w] -= 1
-                        if what == OP_I:
+                        if what == I:
                             flying[w] -= i_release
                             pending[first[w] + w_in[w]] = v
                             w_in[w] += 1
                         u = v - 1
-                        if s > 0 and todo[u] & 2 and not sent[v] & 2:
+                        if s > 0 and todo[u] & NEED_G and not sent[v] & SENT_B:
                             lag = travel_time(travel, stages, host[u], w)
-                            push_event(times, events, n_events, now + lag, u * 8 + 5)
+                            push_event(times, events, n_events, now + lag, u * 8 + ARRIVED_G)
                             n_events += 1
-                elif what == 4:
+                elif what == ARRIVED_F:
                     push(ready_f[first[w] : first[w + 1]], size_f[w], (key_f[v] << 32) | v)
                     size_f[w] += 1
                 else:
@@ -216,34 +222,34 @@ def simulate(
             n_pending = w_in[w] - w_out[w]
             kind = -1
             if hurry and can_f:
-                kind = OP_F
+                kind = F
             elif hurry and n_pending > 0:
-                kind = OP_W
+                kind = W
             elif can_g and (g_first or not can_f):
-                kind = OP_I
+                kind = I
             elif can_f and n_pending < patience:
-                kind = OP_F
+                kind = F
             elif can_g:
-                kind = OP_I
+                kind = I
             elif n_pending > 0:
-                kind = OP_W
+                kind = W
             elif can_f:
-                kind = OP_F
-            if kind == OP_W:
+                kind = F
+            if kind == W:
                 v = pending[first[w] + w_out[w]]
                 w_out[w] += 1
-            elif kind == OP_F:
+            elif kind == F:
                 v = pop(ready_f[first[w] : first[w + 1]], size_f[w]) & 0xFFFFFFFF
                 size_f[w] -= 1
                 flying[w] += 1.0
                 peaks[w] = max(peaks[w], flying[w])
                 away[w] += 1
                 left[w] -= 1
-            elif kind == OP_I:
+            elif kind == I:
                 v = pop(ready_g[first[w] : first[w + 1]], size_g[w]) & 0xFFFFFFFF
                 size_g[w] -= 1
-                if fuse[w] and todo[v] & 4:
-                    kind = OP_B
+                if fuse[w] and todo[v] & NEED_W:
+                    kind = B
             else:
                 continue
             idle[w] = 0

@@ -18,6 +18,8 @@ import math
 import numpy as np
 from numba.extending import register_jitable
 
+from ..op_kinds import B, F, I, W
+from ..progress import NEED_G
 from .timing import earliest, latest
 
 
@@ -35,12 +37,16 @@ def fits(codes, begin, end, flying, cap, i_release):
     """Whether the sequence codes[begin:end] keeps its worker's memory limit. flying: micro-batches in flight before."""
     for k in range(begin, end):
         kind = codes[k] & 3
-        if kind == 0:
+        if kind == F:
             flying += 1.0
             if flying > cap + 1e-6:
                 return False
+        elif kind == I:
+            flying -= i_release
+        elif kind == W:
+            flying -= 1.0 - i_release
         else:
-            flying -= i_release if kind == 1 else 1.0 - i_release if kind == 2 else 1.0
+            flying -= 1.0
     return True
 
 
@@ -89,7 +95,7 @@ def give(codes, first, length, host, starts, v, w, at):
     a = host[v]
     positions(codes, first[a], first[a] + length[a], v, at)
     k = first[w]
-    for kind in (0, 1, 3, 2):
+    for kind in (F, I, B, W):
         if at[kind] < 0:
             continue
         while k < first[w] + length[w] and starts[k] <= starts[at[kind]]:
@@ -115,15 +121,16 @@ def refit(codes, first, length, w, i):
     """Split the B at position i of worker w into I and W, or join the I at that position with its W."""
     end = first[w] + length[w]
     v = codes[i] >> 2
-    if codes[i] & 3 == 3:
+    if codes[i] & 3 == B:
         for k in range(end, i + 1, -1):
             codes[k] = codes[k - 1]
-        codes[i], codes[i + 1] = v * 4 + 1, v * 4 + 2
+        codes[i] = v * 4 + I
+        codes[i + 1] = v * 4 + W
         length[w] += 1
     else:
-        codes[i] = v * 4 + 3
+        codes[i] = v * 4 + B
         k = i + 1
-        while codes[k] != v * 4 + 2:
+        while codes[k] != v * 4 + W:
             k += 1
         for j in range(k, end - 1):
             codes[j] = codes[j + 1]
@@ -228,7 +235,7 @@ def improve(
                 other = host[u]
                 done = exchange(codes, first, length, host, u, v, at_u, at_v)
         elif mixed[w] and (what == 13 or not free[v]):
-            if codes[i] & 3 == 3 or (codes[i] & 3 == 1 and todo[v] & 2):
+            if codes[i] & 3 == B or (codes[i] & 3 == I and todo[v] & NEED_G):
                 refit(codes, first, length, w, i)
                 done = fits(codes, begin, first[w] + length[w], held[w], cap[w], i_release)
                 if not done:

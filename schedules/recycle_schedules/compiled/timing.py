@@ -11,6 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from ..op_kinds import B, F, W
+from ..progress import NEED_F, NEED_G, SENT_B, SENT_F
+
 NEVER = 1 << 62
 
 
@@ -23,7 +26,7 @@ def stage_times(stages, host, duration, codes, starts):
         v, kind = codes[i] >> 2, codes[i] & 3
         w = host[v]
         first[w] = min(first[w], starts[i])
-        if kind >= 2:
+        if kind in (W, B):
             ends[v % stages] = max(ends[v % stages], starts[i] + duration[kind, w])
     return ends, first
 
@@ -62,22 +65,22 @@ def earliest(stages, host, todo, sent, duration, release, travel, first, length,
             k = first[w] + at[w]
             v, kind = codes[k] >> 2, codes[k] & 3
             s, t = v % stages, free[w]
-            if kind == 0:
-                if s > 0 and not sent[v - 1] & 1:
+            if kind == F:
+                if s > 0 and not sent[v - 1] & SENT_F:
                     if end_f[v - 1] < 0:
                         break
                     t = max(t, end_f[v - 1] + travel_time(travel, stages, host[v - 1], w))
-            elif kind == 2:
-                if todo[v] & 2:
+            elif kind == W:
+                if todo[v] & NEED_G:
                     if end_g[v] < 0:
                         break
                     t = max(t, end_g[v])
             else:
-                if todo[v] & 1:
+                if todo[v] & NEED_F:
                     if end_f[v] < 0:
                         break
                     t = max(t, end_f[v])
-                if s < stages - 1 and not sent[v + 1] & 2:
+                if s < stages - 1 and not sent[v + 1] & SENT_B:
                     if end_g[v + 1] < 0:
                         break
                     t = max(t, end_g[v + 1] + travel_time(travel, stages, w, host[v + 1]))
@@ -87,14 +90,14 @@ def earliest(stages, host, todo, sent, duration, release, travel, first, length,
             order[placed] = k
             placed += 1
             at[w] += 1
-            if kind == 0:
+            if kind == F:
                 end_f[v] = t
-                if s < stages - 1 and todo[v + 1] & 1:
+                if s < stages - 1 and todo[v + 1] & NEED_F:
                     stack[size] = host[v + 1]
                     size += 1
-            elif kind != 2:
+            elif kind != W:
                 end_g[v] = t
-                if s > 0 and todo[v - 1] & 2:
+                if s > 0 and todo[v - 1] & NEED_G:
                     stack[size] = host[v - 1]
                     size += 1
     return placed
@@ -113,21 +116,21 @@ def latest(stages, host, todo, sent, duration, travel, codes, order, placed, dea
         v, kind = codes[k] >> 2, codes[k] & 3
         w, s = host[v], v % stages
         t = must[w]
-        if kind == 0:
+        if kind == F:
             t = min(t, due_f[v])
-        elif kind != 2:
+        elif kind != W:
             t = min(t, due_g[v])
         t -= duration[kind, w]
         starts[k] = t
         must[w] = t
-        if kind == 0:
-            if s > 0 and not sent[v - 1] & 1:
+        if kind == F:
+            if s > 0 and not sent[v - 1] & SENT_F:
                 due_f[v - 1] = min(due_f[v - 1], t - travel_time(travel, stages, host[v - 1], w))
-        elif kind == 2:
-            if todo[v] & 2:
+        elif kind == W:
+            if todo[v] & NEED_G:
                 due_g[v] = min(due_g[v], t)
         else:
-            if todo[v] & 1:
+            if todo[v] & NEED_F:
                 due_f[v] = min(due_f[v], t)
-            if s < stages - 1 and not sent[v + 1] & 2:
+            if s < stages - 1 and not sent[v + 1] & SENT_B:
                 due_g[v + 1] = min(due_g[v + 1], t - travel_time(travel, stages, w, host[v + 1]))

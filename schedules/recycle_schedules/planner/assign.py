@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .instance import NEED_F, NEED_G, NEED_W, Instance
+from ..op_kinds import SPLIT, F, I, W
+from ..progress import NEED_F, NEED_G, NEED_W
+from .instance import Instance
 from .rerouting import cheapest_flow, even_shares
 
 
@@ -33,12 +35,12 @@ def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, b
     with room, round-robin or by link times. hosts: (N, P), complete for the stages before s."""
     P, D = x.stages, x.problem.pipelines
     workers = np.arange(D) * P + s
-    cost = x.duration[:3, workers].sum(axis=0)
+    cost = x.duration[: len(SPLIT), workers].sum(axis=0)
     todo = x.todo.reshape(-1, P)[:, s]
     host = hosts[:, s]
     fixed = np.flatnonzero((host >= 0) & (todo != 0))
     load = x.release[workers].astype(np.int64)
-    for bit, kind in ((NEED_F, 0), (NEED_G, 1), (NEED_W, 2)):
+    for bit, kind in ((NEED_F, F), (NEED_G, I), (NEED_W, W)):
         has = fixed[(todo[fixed] & bit) != 0]
         np.add.at(load, host[has] // P, x.duration[kind, host[has]])
     able = [d for d in range(D) if x.alive[workers[d]] and x.cap[workers[d]] >= 1]

@@ -19,7 +19,8 @@ from ..bounds import lower_bound
 from ..compiled import LOOPS
 from ..compiled.timing import NEVER
 from ..layers import Layout
-from ..ops import O, Worker
+from ..op_kinds import O, OpKind
+from ..ops import Worker
 from ..plans import OpArrays, Plan
 from ..problem import Problem
 from .candidates import simulated, steady
@@ -168,8 +169,8 @@ class _BlockPlan(Plan):
         p = self.problem
         if p.optimizer != "staggered":
             return self.makespan
-        ends = self._steps + np.array(p.per_stage("O"))
-        longest = max(p.per_stage("O"))  # period of an idle worker
+        ends = self._steps + np.array(p.per_stage(OpKind.OPTIMIZER))
+        longest = max(p.per_stage(OpKind.OPTIMIZER))  # period of an idle worker
         for (_, x, schedule, _), starts in zip(self._parts, self._starts, strict=True):
             first = times(x, PartialSchedule(schedule.codes, starts, schedule.host))[1]
             works = first < NEVER
@@ -218,7 +219,7 @@ class _BlockPlan(Plan):
         pipeline, stage = np.array(p.workers()).T
         out.kind[at:], out.microbatch[at:], out.stage[at:], out.pipeline[at:] = O, -1, stage, pipeline
         out.start[at:] = ready[stage]
-        out.end[at:] = ready[stage] + np.array(p.per_stage("O"))[stage]
+        out.end[at:] = ready[stage] + np.array(p.per_stage(OpKind.OPTIMIZER))[stage]
 
 
 def _late(x: Instance, schedule: PartialSchedule, ends: np.ndarray) -> np.ndarray:

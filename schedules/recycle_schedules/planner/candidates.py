@@ -11,6 +11,7 @@ import numpy as np
 
 from ..compiled import LOOPS
 from ..compiled.timing import NEVER
+from ..op_kinds import SPLIT
 from .instance import Instance
 from .partial_schedule import PartialSchedule, times, value
 from .policies import Choices
@@ -64,7 +65,7 @@ def improved(
         room = room + np.bincount(schedule.host[x.todo > 0], minlength=W)
     q = Sequences.of(x, schedule, np.where(x.alive, room, 0))
     release = windows(x, schedule, lean) if steady(x) else x.release
-    mean = float(np.mean(x.duration[:3, x.alive]))
+    mean = float(np.mean(x.duration[: len(SPLIT), x.alive]))
     LOOPS.improve(
         P, q.host, free, x.todo, x.sent, x.duration, x.cap, x.held, release, x.travel,
         float(x.problem.i_release), mixed, lags(x, release), target, q.first, q.length, q.codes, q.starts, q.order,

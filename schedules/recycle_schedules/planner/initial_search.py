@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..bounds import lower_bound
+from ..op_kinds import SPLIT
 from ..ops import Worker
 from ..problem import Problem
 from .candidates import improved, simulated
@@ -81,7 +82,7 @@ class _LiveSet:
         self.names = np.arange(len(x.cap))  # (w,): original number of worker w
         if self.alike:
             stage = self.names % x.stages
-            order = np.lexsort((self.names, -x.cap, x.duration[:3].sum(axis=0), ~x.alive, stage))
+            order = np.lexsort((self.names, -x.cap, x.duration[: len(SPLIT)].sum(axis=0), ~x.alive, stage))
             self.names = order.reshape(x.stages, -1).T.reshape(-1)
         at = self.names
         self.x = replace(

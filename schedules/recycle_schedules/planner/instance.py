@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..graph import StageGraph
+from ..op_kinds import KINDS, O
 from ..problem import Problem
-from ..progress import BACKWARD, FORWARD, WEIGHTS
-
-NEED_F, NEED_G, NEED_W = 1, 2, 4
-"""Bits of `Instance.todo`: F; I or B; W or B."""
+from ..progress import NEED_ALL, NEEDS, SENT_B, SENT_F
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +31,14 @@ class Instance:
     pipeline: np.ndarray  # (N,) int32: pipeline of micro-batch g
     index: np.ndarray  # (N,) int32: index within its pipeline
     alive: np.ndarray  # (w,) bool
-    duration: np.ndarray  # (5, w) int64: F, I, W, B, O
+    duration: np.ndarray  # (5, w) int64, by code of the kind
     cap: np.ndarray  # (w,) float64: most micro-batches in flight
     held: np.ndarray  # (w,) float64: micro-batches in flight at time 0
     release: np.ndarray  # (w,) int64: earliest start of any op
     allreduce: np.ndarray  # (P,) int64
     travel: np.ndarray  # (1, 2) or (w, D) int64: message times, in the format of `compiled.timing.travel_time`
     todo: np.ndarray  # (n,) uint8: NEED_* bits; 0 for finished stages
-    sent: np.ndarray  # (n,) uint8: bit 1: the output of F is available from time 0; bit 2: that of I or B
+    sent: np.ndarray  # (n,) uint8: SENT_* bits: the tensors that are available from time 0
     host: np.ndarray  # (n,) int64: the worker that must run the node, -1 if there is a choice
 
     @property
@@ -67,7 +65,7 @@ class Instance:
     def tail(self) -> np.ndarray:
         """(w,) int64: time from the end of the stage's last gradient to the end of the worker's optimizer step, without
         waiting for other stages. With a barrier, every worker's O counts as the longest O."""
-        step = np.where(self.alive, self.duration[4], 0)
+        step = np.where(self.alive, self.duration[O], 0)
         if self.problem.optimizer == "none":
             return np.zeros_like(step)
         if self.problem.optimizer == "barrier":
@@ -86,21 +84,21 @@ class Instance:
         speed = np.ones(D * P)
         for w, x in p.speeds.items():
             speed[w.pipeline * P + w.stage] = x
-        stage_times = np.array([p.per_stage(kind) for kind in "FIWBO"])
+        stage_times = np.array([p.per_stage(kind) for kind in KINDS])
         duration = np.rint(np.tile(stage_times, (1, D)) / speed * ticks).astype(np.int64)
         pipeline = np.repeat(np.arange(D, dtype=np.int32), p.counts)
         index = (np.arange(N) - p.first[pipeline]).astype(np.int32)
         own = pipeline[:, None] * P + np.arange(P, dtype=np.int32)[None, :]
         host = np.full((N, P), -1) if p.reroute == "any" else np.where(alive[own], own, -1)
-        todo = np.full((N, P), NEED_F | NEED_G | NEED_W, dtype=np.uint8)
+        todo = np.full((N, P), NEED_ALL, dtype=np.uint8)
         sent = np.zeros((N, P), dtype=np.uint8)
         if p.remainder:
             of = p.progress
             host = np.where((of.host >= 0) & p.open, of.host * P + np.arange(P), host)
-            for need, kinds in ((NEED_F, FORWARD), (NEED_G, BACKWARD), (NEED_W, WEIGHTS)):
-                todo[(of.kinds & kinds) != 0] &= 7 ^ need
+            for need, kinds in NEEDS:
+                todo[(of.kinds & kinds) != 0] &= NEED_ALL ^ need
             sent |= of.sent
-            todo[:, ~p.open], sent[:, ~p.open] = 0, 3
+            todo[:, ~p.open], sent[:, ~p.open] = 0, SENT_F | SENT_B
         release = np.zeros(D * P, dtype=np.int64)
         for w, t in p.busy.items():
             release[w.pipeline * P + w.stage] = up(t)
@@ -129,6 +127,6 @@ def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
 
 def ticks_per_unit(p: Problem) -> int:
     """A power of ten, at least 10**7, with which the longest time has at least nine digits."""
-    times = [t for kind in "FIWBO" for t in p.per_stage(kind)] + [p.graph.slowest, *p.per_stage("allreduce")]
+    times = [t for kind in KINDS for t in p.per_stage(kind)] + [p.graph.slowest, *p.per_stage("allreduce")]
     longest = max(times, default=0.0) or 1.0
     return 10 ** max(7, 8 - math.floor(math.log10(longest)))

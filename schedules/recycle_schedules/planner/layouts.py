@@ -31,6 +31,7 @@ import numpy as np
 from ..bounds import LayoutBounds, lower_bound
 from ..compiled import LOOPS
 from ..layers import Layout
+from ..op_kinds import COMPUTE, OpKind
 from ..plans import Plan
 from ..problem import Problem
 from .block_decomposition import plan_in_blocks
@@ -241,8 +242,8 @@ def _fits(x: Instance, schedule: PartialSchedule) -> bool:
     if np.isinf(x.cap).all():
         return True
     share = x.problem.i_release
-    kind, worker = schedule.codes & 3, schedule.host[schedule.codes >> 2]
-    change = np.array([1.0, -share, share - 1.0, -1.0])[kind]
+    code, worker = schedule.codes & 3, schedule.host[schedule.codes >> 2]
+    change = np.array([(kind is OpKind.FORWARD) - kind.frees(share) for kind in COMPUTE])[code]
     order = np.argsort(worker, kind="stable")
     level = np.cumsum(change[order])  # each worker's changes sum to 0, so workers do not mix
     return bool((level <= x.cap[worker[order]] + 1e-6).all())

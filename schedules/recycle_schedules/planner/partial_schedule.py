@@ -13,7 +13,7 @@ import numpy as np
 
 from ..compiled import LOOPS
 from ..compiled.timing import NEVER
-from ..ops import O
+from ..op_kinds import O
 from ..plans import OpArrays, Plan
 from .instance import Instance
 
@@ -37,9 +37,9 @@ def value(x: Instance, schedule: PartialSchedule) -> int:
     w = x.stepping
     step = steps_from(x, last)[w % x.stages]
     if x.problem.optimizer != "none":
-        step = np.maximum(step, x.release[w]) + x.duration[4, w]
+        step = np.maximum(step, x.release[w]) + x.duration[O, w]
     if x.problem.optimizer == "staggered" and not x.problem.remainder:
-        return int(np.where(first[w] < NEVER, step - first[w], x.duration[4, w]).max())  # idle workers run O alone
+        return int(np.where(first[w] < NEVER, step - first[w], x.duration[O, w]).max())  # idle workers run O alone
     return int(step.max(initial=0))
 
 
@@ -74,7 +74,7 @@ def finish(x: Instance, schedule: PartialSchedule, bound: float) -> Plan:
         begin = np.maximum(ready[w % P], x.release[w])
         steps = [
             np.full(len(w), O, np.uint8), np.full(len(w), -1, np.int32), (w % P).astype(np.int16),
-            (w // P).astype(np.int16), begin, begin + x.duration[4, w],
+            (w // P).astype(np.int16), begin, begin + x.duration[O, w],
         ]  # fmt: skip
         rows = [np.concatenate(pair) for pair in zip(rows, steps, strict=True)]
     kind, microbatch, stage, pipeline, start, end = rows

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recycle_schedules import Action, Worker
+from recycle_schedules import Action, OpKind, TensorKind, Worker
 
 from recycle_pp.comm.groups import meetings
 from recycle_pp.comm.nccl.group import NcclGroup
@@ -103,12 +103,12 @@ def test_an_op_without_its_input_is_not_reported_as_done(fake):
     client = SimpleNamespace(state=None, send=lambda *_: None)
     session = Session(client, participant, fake.links, None)
     stage = SimpleNamespace(stage=1, first=False, last=True)  # has no compute methods: a call would fail
-    mailbox = Mailbox(fake.links, {"F": [torch.empty(1)]}, CPU, (1, 2, 4))
+    mailbox = Mailbox(fake.links, {TensorKind.ACTIVATION: [torch.empty(1)]}, CPU, (1, 2, 4))
     executor = Executor(session, stage, None, mailbox, None, None, Spans(), settings)
     fake.links.rebuild(0, [BEFORE, ME], ME)
     fake.links.connect([BEFORE])
-    mailbox.post(0, ("F", (0, 0), 0), BEFORE)
-    run = in_thread(lambda: executor._compute(participant.orders, 0, Action("F", 1, (0, 0))))
+    mailbox.post(0, (TensorKind.ACTIVATION, (0, 0), 0), BEFORE)
+    run = in_thread(lambda: executor._compute(participant.orders, 0, Action(OpKind.FORWARD, 1, (0, 0))))
     run.thread.join(0.1)
     assert run.thread.is_alive()
     fake.links.abort()

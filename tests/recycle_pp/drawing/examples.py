@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from recycle_schedules import Op, OpArrays, Plan, Problem, Trace, Worker
+from recycle_schedules import Op, OpArrays, OpKind, Plan, Problem, Trace, Worker
 
 DEAD = Worker(1, 2)
 
@@ -58,7 +58,7 @@ def recovered(death: float = 213.0, stall: float = 40.0) -> Trace:
         host = Worker((0, 2)[i % 2], 2)
         for kind in "FIW":
             begin = max(op.end for op in ops if op.worker == host)
-            ran(Op(kind, (1, i), 2, host, begin, begin + slot), "redone" if (kind, (1, i)) in lost else "done")
+            ran(Op(OpKind(kind), (1, i), 2, host, begin, begin + slot), "redone" if (kind, (1, i)) in lost else "done")
     instants = ("died", 0.0), ("detected", 2.1), ("announced", 3.4), ("unblocked", 11.2), ("regrouped", 26.3)
     phases = {name: death + t for name, t in (*instants, ("planned", 30.1), ("resumed", stall))}
     problem = shape((DEAD,), scale=slot)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recycle_schedules import Action, Tensor, Worker
+from recycle_schedules import Action, OpKind, Tensor, Worker
+from recycle_schedules.ops import input_of, output_of
 
 from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.holdings import Holdings
-from recycle_pp.protocol.ledger import carried_by, consumed_by, made_by
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.protocol.validation import numbered
 from recycle_pp.wire.messages.table import Message
@@ -215,15 +215,14 @@ class Node:
         assert actions is not None
         for action in actions:
             yield from self._settle(orders)
-            if action.kind in "FIWB":
+            if action.kind.computes:
                 yield from self._compute(orders, step, action, actions)
-            elif action.kind == "REDUCE":
+            elif action.kind is OpKind.REDUCE:
                 yield from self._await_turn(orders, step)
                 yield from self._reduce(orders, step)
                 self._vote(orders, step)
-            elif action.kind.startswith("SEND"):
-                assert action.peer is not None
-                key = (step, carried_by(action))
+            elif action.peer is not None and action.kind.takes:
+                key = (step, action.tensor)
                 self.send(orders, action.peer, key, self._received[key] if key in self._received else self._log[key])
             yield None
         yield from self._await_turn(orders, step)
@@ -245,11 +244,11 @@ class Node:
     def _compute(self, orders: Orders, step: int, action: Action, actions: list[Action]) -> Program:
         me, kind, mb, stages = self.me, action.kind, action.microbatch, self.world.stages
         assert mb is not None
-        if kind != "F":
+        if kind.adds_gradient:
             yield from self._await_turn(orders, step)
-        takes = consumed_by(kind, mb, me.worker.stage, stages)
+        takes = input_of(kind, mb, me.worker.stage, stages)
         if takes and (step, takes) not in self._received:
-            sender = next(a.peer for a in actions if a.kind.startswith("RECV") and carried_by(a) == takes)
+            sender = next(a.peer for a in actions if a.peer and a.kind.makes and a.tensor == takes)
             assert sender is not None
             yield from self.receive(orders, sender, (step, takes))
             self._received[step, takes] = self.arrived
@@ -267,12 +266,12 @@ class Node:
             if (step, kind, mb) in self._ran:
                 self.world.fail(f"{me.worker} repeats {kind}{mb} of step {step}")
             self._ran.add((step, kind, mb))
-        makes = made_by(kind, mb, me.worker.stage, stages)
+        makes = output_of(kind, mb, me.worker.stage, stages)
         wrong = self.shards is not None and bool(self.shards.tainted)
         wrong = wrong or (takes is not None and self._received[step, takes] != step)
         if makes:
             self._log[step, makes] = step + wrong / 2
-        if kind in "WB":
+        if kind.completes_gradient:
             self._sums[mb] += 1
         if wrong:
             self._sums[WRONG] = 1
@@ -290,19 +289,19 @@ class Node:
             self.check(orders)
             mb = action.microbatch
             assert mb is not None
-            if action.kind == "F":
-                takes = consumed_by("F", mb, me.worker.stage, stages)
+            if action.kind is OpKind.FORWARD:
+                takes = input_of(OpKind.FORWARD, mb, me.worker.stage, stages)
                 if takes:
-                    sender = next(a.peer for a in orders.forward if a.kind == "RECV_F" and carried_by(a) == takes)
+                    sender = next(a.peer for a in orders.forward if a.kind.makes and a.tensor == takes)
                     assert sender is not None
                     yield from self.receive(orders, sender, ("validation", step, (number, takes)))
                 if me.applied != step:
                     self.world.fail(f"{me.worker} validates step {step} with parameters after step {me.applied}")
-                if not made_by("F", mb, me.worker.stage, stages):
+                if not output_of(OpKind.FORWARD, mb, me.worker.stage, stages):
                     losses[number] = 2.0**number
-            elif action.kind == "SEND_F":
+            elif action.kind is OpKind.SEND_ACTIVATION:
                 assert action.peer is not None
-                self.send(orders, action.peer, ("validation", step, (number, carried_by(action))), step)
+                self.send(orders, action.peer, ("validation", step, (number, action.tensor)), step)
             yield None
         if losses:
             self.outbox.append(Evaluated(step, losses, total))

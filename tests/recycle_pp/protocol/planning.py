@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from recycle_schedules import Op, OpArrays, Plan, Problem, Worker
+from recycle_schedules import Op, OpArrays, OpKind, Plan, Problem, Worker
 
 
 def plan_simply(problem: Problem) -> Plan:
@@ -28,7 +28,7 @@ def plan_simply(problem: Problem) -> Plan:
         load[w] += 1
         start = max(after, free[w])
         free[w] = start + 1
-        ops.append(Op(kind, mb, stage, w, start, start + 1))
+        ops.append(Op(OpKind(kind), mb, stage, w, start, start + 1))
         return start + 1
 
     todo = [s for s in range(problem.stages) if s not in problem.finished]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recycle_schedules import Op, OpArrays, Problem, Trace, Worker, plan
+from recycle_schedules import Op, OpArrays, OpKind, Problem, Trace, Worker, plan
 from recycle_schedules.analysis.figures import bubbles, lost, redone
 from recycle_schedules.analysis.one_f_one_b import one_f_one_b
 
@@ -30,7 +30,7 @@ def trace(*ops: tuple[Op, str]) -> Trace:
 
 
 def op(kind: str, microbatch: tuple[int, int], pipeline: int, start: float, end: float) -> Op:
-    return Op(kind, microbatch, 0, Worker(pipeline, 0), start, end)
+    return Op(OpKind(kind), microbatch, 0, Worker(pipeline, 0), start, end)
 
 
 def test_a_worker_that_dies_counts_until_its_last_op() -> None:

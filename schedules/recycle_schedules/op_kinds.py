@@ -1,0 +1,118 @@
+"""The table of op kinds: every property that depends on the kind of an op or of a message.
+
+    OpKind.BACKWARD == "B", OpKind("B").adds_gradient     # a kind is its letter, as in files and messages
+    KINDS[W] is OpKind.BACKWARD_WEIGHT, OpKind.FORWARD.code == F
+    OpKind.FORWARD.makes.step == 1                        # an activation goes to the next stage
+
+Files, settings and messages between processes hold letters. Flat arrays hold codes. `OpKind(letter)` and `KINDS[code]`
+convert them. All other code asks for a property of the kind.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class TensorKind(StrEnum):
+    """What one micro-batch sends over a stage boundary in one direction.
+
+    step   from the stage that makes the tensor to the stage that takes it: 1 or -1
+    code   position in this table"""
+
+    step: int
+    code: int
+
+    def __new__(cls, letter: str, step: int) -> TensorKind:
+        kind = str.__new__(cls, letter)
+        kind._value_ = letter
+        kind.step = step
+        kind.code = len(cls.__members__)
+        return kind
+
+    __repr__ = str.__repr__
+
+    ACTIVATION = "F", 1
+    GRADIENT = "B", -1
+
+
+class OpKind(StrEnum):
+    """A kind of op or of message, in the notation of torch.distributed.pipelining.
+
+    takes               the boundary tensor that it needs, None if it needs none
+    makes               the boundary tensor that it provides
+    computes            whether it is compute of one micro-batch
+    adds_gradient       whether it may add to the gradients of its stage's weights. I adds the gradients of the weights
+                        that do not wait for W, for example of norms
+    completes_gradient  whether the micro-batch's gradient is complete after it
+    recomputes          whether it runs an F first at stages that recompute their layers
+    code                position in this table"""
+
+    takes: TensorKind | None
+    makes: TensorKind | None
+    computes: bool
+    adds_gradient: bool
+    completes_gradient: bool
+    recomputes: bool
+    code: int
+
+    def __new__(
+        cls,
+        letter: str,
+        takes: TensorKind | None = None,
+        makes: TensorKind | None = None,
+        computes: bool = False,
+        adds_gradient: bool = False,
+        completes_gradient: bool = False,
+        recomputes: bool = False,
+    ) -> OpKind:
+        kind = str.__new__(cls, letter)
+        kind._value_ = letter
+        kind.takes = takes
+        kind.makes = makes
+        kind.computes = computes
+        kind.adds_gradient = adds_gradient
+        kind.completes_gradient = completes_gradient
+        kind.recomputes = recomputes
+        kind.code = len(cls.__members__)
+        return kind
+
+    __repr__ = str.__repr__
+
+    # fmt: off
+    #                 letter    takes                  makes                  computes  adds   completes  recomputes
+    FORWARD         = "F",      TensorKind.ACTIVATION, TensorKind.ACTIVATION, True,     False, False,     False
+    BACKWARD_INPUT  = "I",      TensorKind.GRADIENT,   TensorKind.GRADIENT,   True,     True,  False,     True
+    BACKWARD_WEIGHT = "W",      None,                  None,                  True,     True,  True,      False
+    BACKWARD        = "B",      TensorKind.GRADIENT,   TensorKind.GRADIENT,   True,     True,  True,      True
+    OPTIMIZER       = "O"
+    SEND_ACTIVATION = "SEND_F", TensorKind.ACTIVATION, None
+    SEND_GRADIENT   = "SEND_B", TensorKind.GRADIENT,   None
+    RECV_ACTIVATION = "RECV_F", None,                  TensorKind.ACTIVATION
+    RECV_GRADIENT   = "RECV_B", None,                  TensorKind.GRADIENT
+    REDUCE          = "REDUCE"
+    # fmt: on
+
+    def frees(self, i_release: float) -> float:
+        """The share of a micro-batch's memory that the end of the op frees. i_release: share that an I frees."""
+        if self is OpKind.BACKWARD_INPUT:
+            return i_release
+        if self is OpKind.BACKWARD_WEIGHT:
+            return 1.0 - i_release
+        return 1.0 if self is OpKind.BACKWARD else 0.0
+
+
+F, I, W, B, O = range(5)
+"""Codes of the kinds in flat arrays."""
+KINDS = (
+    OpKind.FORWARD,
+    OpKind.BACKWARD_INPUT,
+    OpKind.BACKWARD_WEIGHT,
+    OpKind.BACKWARD,
+    OpKind.OPTIMIZER,
+)
+"""The kinds of ops of a plan, by code. The remaining kinds occur in action lists only."""
+COMPUTE = tuple(kind for kind in KINDS if kind.computes)
+SPLIT = (OpKind.FORWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
+"""The ops of one micro-batch at one stage if its backward is split."""
+WHOLE = (OpKind.FORWARD, OpKind.BACKWARD)
+"""The same if its backward is one op."""
