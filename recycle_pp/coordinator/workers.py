@@ -141,7 +141,7 @@ class Workers:
         self._driver.drive(MessageReceived(rank.role, message))
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
-        self._spans.heard(rank.role, message)
+        self._spans.heartbeat(rank.role, message)
         self._watch.worker_beats(rank, message)
 
     def _measured(self, rank: Rank, message: Measured) -> None:

@@ -1,14 +1,14 @@
-"""Calls in a thread of their own, for an event loop that must not wait for a disk or for whoever reads standard output.
+"""Threads for work that an event loop must not wait for, such as writing to a slow disk or a paused terminal.
 
     records = Background("records")
-    records(write, line)                   # never blocks: queued; where the queue is full it is dropped, and counted
-    records.flush(5.0)                     # blocks until all is done, at most so long; False where it is not
+    records(write, line)                   # queues the call; drops and counts it if the queue is full
+    records.flush(5.0)                     # blocks for up to 5 s until all calls are done; False if some are not
     await records.flushed(5.0)             # the same in an event loop
-    screen = BackgroundStream(sys.stdout)         # a stream whose `write` never blocks
-    history = await in_thread(History.read, run)           # a function whose value is needed
+    screen = BackgroundStream(sys.stdout)  # a stream whose `write` never blocks
+    history = await in_thread(History.read, run)           # returns the function's value
 
-The threads are daemons: a file system that never answers, or a pager that is paused, keeps no process alive, provided
-that it leaves by os._exit.
+The threads are daemons. A process that leaves by os._exit ends even if a file system never answers or a pager is
+paused.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from typing import Any, TextIO, TypeVar
 
 R = TypeVar("R")
 Later = Callable[..., bool]
-"""What calls a function with its arguments, at some time; False if it never will"""
-MOST = 10_000  # calls that wait
-LOOK_SECONDS = 0.005
+"""Calls a function with its arguments, now or later; returns False if it dropped the call"""
+CAPACITY = 10_000  # calls that wait
+POLL_SECONDS = 0.005
 
 
 def now(function: Callable[..., object], *arguments: Any) -> bool:
-    """For callers that may wait."""
+    """Calls the function at once; a `Later` for callers that may wait."""
     function(*arguments)
     return True
 
 
 class Background:
-    """Calls run in the order in which they were made. What one raises is lost: guard what must be told."""
+    """Runs calls in the order in which they were made, in one thread. Exceptions of a call are ignored."""
 
-    def __init__(self, name: str, most: int = MOST) -> None:
+    def __init__(self, name: str, capacity: int = CAPACITY) -> None:
         self._name = name
-        self._waiting: queue.Queue[Callable[[], object]] = queue.Queue(most)
+        self._waiting: queue.Queue[Callable[[], object]] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._made = self._done = 0
         self.dropped = 0  # since the last flush
-        self.permitted: Callable[[], bool] = lambda: True  # asked in the thread before each call; it may block
+        self.permitted: Callable[[], bool] = lambda: True  # called in the thread before each call; may block
 
     def __call__(self, function: Callable[..., object], *arguments: Any) -> bool:
-        """False if the queue is full."""
+        """Queues a call; returns False if the queue is full."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -66,13 +66,13 @@ class Background:
     def flush(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not self.idle and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return self.idle
 
     async def flushed(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not self.idle and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return self.idle
 
     def _run(self) -> None:
@@ -85,14 +85,14 @@ class Background:
 
 
 class BackgroundStream:
-    """A text stream in the place of `stream`. Who writes never waits; what nobody reads is left out in the end."""
+    """A text stream that writes to `stream` in a thread. If nothing reads `stream`, lines are dropped and counted."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._background = stream, Background("screen")
         self._broken = False
 
     def write(self, text: str) -> None:
-        """OSError once nobody can read any more."""
+        """Queues the text. BrokenPipeError once the reader has closed its end."""
         if self._broken:
             raise BrokenPipeError
         if self._background.dropped and self._background.idle:
@@ -109,10 +109,10 @@ class BackgroundStream:
         return await self._background.flushed(seconds)
 
     def _write(self, text: str) -> None:
-        """Past Python's buffer, whose lock would be held while nobody reads: the process could not even end."""
+        """Bypasses Python's buffer: a blocked write would hold its lock, and the process could not exit."""
         try:
             descriptor = self._stream.fileno()
-        except (OSError, ValueError):  # no file at all, as in tests
+        except (OSError, ValueError):  # not a file, as in tests
             self._stream.write(text)
             return
         try:
@@ -124,7 +124,7 @@ class BackgroundStream:
 
 
 async def in_thread(function: Callable[..., R], *arguments: Any) -> R:
-    """The function's value, or what it raises, from a thread of its own."""
+    """Runs the function in a thread of its own and returns its value, or raises its exception."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
 
@@ -142,7 +142,7 @@ async def in_thread(function: Callable[..., R], *arguments: Any) -> R:
             value = function(*arguments)
         except BaseException as error:
             failed = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(set_result, value, failed)
 
     threading.Thread(target=run, name=f"in_thread {getattr(function, '__name__', '')}", daemon=True).start()

@@ -1,10 +1,11 @@
-"""The names of a run's checkpoints, and which folders beside them belong to the job.
+"""The folders of a run's checkpoints, by name.
 
     name(20)                # "step-000020": the state after steps 0 to 19
     finished(folder)        # {20: folder / "step-000020"}, by steps done, oldest first
-    unfinished(folder)      # {folder / "step-000030.tmp": 30}: saves that have not been finished
+    unfinished(folder)      # {folder / "step-000030.tmp": 30}: incomplete saves
 
-Every other name in the folder is the user's (a copy `step-000010.bak`, a link): it is never read, moved or deleted.
+Every other name in the folder belongs to the user (a link, or a copy `step-000010.bak`). It is never read, moved or
+deleted.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ def name(step: int) -> str:
 
 
 def finished(folder: Path) -> dict[int, Path]:
-    """Finished checkpoints, whole or damaged."""
+    """Finished checkpoints, whether whole or damaged."""
     found = {int(match[1]): path for path, match in _matching(folder, _FINISHED) if path.name == name(int(match[1]))}
     return dict(sorted(found.items()))
 
 
 def unfinished(folder: Path) -> dict[Path, int]:
-    """What saves under way, or killed ones, have written so far; and a checkpoint that a newer one has replaced."""
+    """Partial files of current or killed saves, and a checkpoint that a newer one has replaced."""
     return {path: int(match[1]) for path, match in _matching(folder, _UNFINISHED)}
 
 

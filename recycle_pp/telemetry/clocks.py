@@ -1,11 +1,11 @@
-"""The monotonic clocks of other machines, read as this machine's: spans of different nodes fit into one trace.
+"""Converts times of other machines' monotonic clocks to this machine's clock, so that their spans fit into one trace.
 
-    clocks.heard(worker, heartbeat["boot"], heartbeat["now"], time.monotonic())
-    here = clocks.here(worker, there)          # seconds
+    clocks.observe(worker, heartbeat["boot"], heartbeat["now"], time.monotonic())
+    here = clocks.local(worker, there)          # seconds
 
-Processes of one machine share its clock exactly; they know each other by the kernel's boot id. Of another machine the
-offset is the least that (arrival - sending) of its last heartbeats showed: right up to the shortest delay of a message
-between the two. Only the last ones count, since clocks drift apart by some 10 ms an hour.
+Processes with the same boot id of the kernel share a clock. The offset of another machine's clock is the smallest
+difference between arrival and sending of its last heartbeats. Its error is the shortest delay of a message between the
+two machines. Only the last heartbeats count, because clocks drift by about 10 ms an hour.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ class Clocks:
         self._boot = boot_id()
         self._offsets: dict[object, deque[float]] = {}
 
-    def heard(self, worker: object, boot: str, now: float, arrived: float) -> None:
-        """A heartbeat: its sender's machine and clock (seconds), and when it arrived here."""
+    def observe(self, worker: object, boot: str, now: float, arrived: float) -> None:
+        """Updates the offset of the worker's clock from a heartbeat.
+
+        boot:    boot id of the sender's machine
+        now:     seconds of the sender's clock
+        arrived: seconds of this machine's clock
+        """
         if boot == self._boot:
             self._offsets.pop(worker, None)
         else:
             self._offsets.setdefault(worker, deque(maxlen=KEPT)).append(arrived - now)
 
-    def here(self, worker: object, there: float) -> float:
-        """A time of the worker's machine on this one's clock."""
+    def local(self, worker: object, there: float) -> float:
+        """A time of the worker's clock as seconds of this machine's clock."""
         return there + min(self._offsets.get(worker, (0.0,)))

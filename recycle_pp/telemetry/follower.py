@@ -1,8 +1,11 @@
-"""follower = Follower(run.events); follower.new()     # the records that a .jsonl file has got since the last call
+"""Reads a .jsonl file while it grows.
 
-Reads each byte once: a run of days has events by the hundred thousand, and readers look often. If undone steps were cut
-from the file (`undone.cut`), the records that were read and kept do not come again, and those after them do. Lines that
-an older coordinator wrote behind those of a newer one are left out (`wire.terms`).
+    follower = Follower(run.events)
+    follower.new()                      # the records since the last call
+
+Each byte is read once: a run of days has 100,000 events, and readers poll often. After undone steps were cut from the
+file (`undone.cut`), the next call returns only the records behind the kept ones. Lines that an older coordinator wrote
+after those of a newer one are skipped (`wire.terms`).
 """
 
 from __future__ import annotations
@@ -31,23 +34,22 @@ CHECKS: dict[str, Callable[[Any], object]] = {
 
 
 class Follower:
-    """damage: the first line that is not a record, or what else is wrong with the file; None if nothing is. Such lines
-    are left out."""
+    """damage: the first line that is not a record, or another defect of the file, or None. Such lines are skipped."""
 
     def __init__(self, path: Path, skip: int = 0):
-        """skip: bytes at its begin that are known."""
+        """skip: number of bytes at the beginning of the file whose records are not returned."""
         self.damage: UnreadableFile | None = None
         self._path, self._skip = path, skip
         self._read = 0  # bytes
-        self._last = b""  # the last line that was read
-        self._checks = array("L")  # CRC-32 of each line that was read
+        self._last = b""  # the last line read
+        self._checks = array("L")  # CRC-32 of each line read
         self._terms = Terms()
 
     def new(self) -> list[dict[str, Any]]:
-        """[] while there is no file. A line that a full disk or a dying machine left unfinished is left out."""
+        """The records since the last call; [] without a file. Lines cut short by a full disk or a crash are skipped."""
         try:
             with open_regular(self._path) as file:
-                self._find_place(file)
+                self._seek(file)
                 data = file.read()
         except FileNotFoundError:
             return []
@@ -74,8 +76,8 @@ class Follower:
         self._last = line
         self._checks.append(zlib.crc32(line))
 
-    def _find_place(self, file: BinaryIO) -> None:
-        """Behind the last line that was read; if that was cut, behind the last one that is still there."""
+    def _seek(self, file: BinaryIO) -> None:
+        """Seeks to the end of the last line read, or, if that was cut, of the last one that is left."""
         file.seek(self._read - len(self._last))
         if file.read(len(self._last)) == self._last:
             return
@@ -94,7 +96,7 @@ def _any(record: Any) -> None:
 
 
 def _record(line: bytes, check: Callable[[Any], object]) -> dict[str, Any] | None:
-    """The record of a whole line, checked; None for the beginning of one, or for zeros that a dead machine left."""
+    """The checked record of a line. None for an incomplete line, or for zeros that a crashed machine left."""
     try:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

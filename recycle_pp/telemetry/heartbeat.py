@@ -1,14 +1,14 @@
-"""heartbeat.json: the coordinator's sign of life in the run folder, for readers outside of the job.
+"""heartbeat.json: the coordinator's sign of life in the run folder, for readers outside the job.
 
     beat = Heartbeat(run, term=lambda: 0, address="10.0.0.1:29501")
-    beat.write(live)                        # every SECONDS; atomically, blocks for a small file
+    beat.write(live)                        # every SECONDS; atomic, blocks for a small file
     beat.end(live, code=0)                  # the job is over
     pulse = Pulse(run)
     pulse.look()                            # Life("alive" | "gone" | "silent" | "over", proof in words, sign)
 
-On the coordinator's own machine its process is looked up by number, start time and boot, so a number that is used again
-proves nothing. From another machine or container the file must change while it is watched. The clocks of two machines
-can differ by hours, so the time in the file is not compared with a clock.
+A reader on the coordinator's machine looks for its process, identified by number, start time and boot. A reader on
+another machine or in another container watches whether the file changes. It does not compare the time in the file with
+a clock, because the clocks of two machines can differ by hours.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from recycle_pp.wire.records import Count, Seconds, Term, WorkerName
 from .guard import guarded
 from .run_folder import RunFolder
 
-if TYPE_CHECKING:  # a supervisor reads this module, and has no room for numpy
+if TYPE_CHECKING:  # supervisors import this module, and not numpy
     from recycle_schedules import Worker
 
-SECONDS = 1.0  # between two signs
-SILENT_SECONDS = 15.0  # without a change of the file: as long as a machine may swap
-_POLL = 0.1  # seconds between two readings of a file that is watched
+SECONDS = 1.0  # between two writes
+SILENT_SECONDS = 15.0  # without a change of the file, as on a machine that swaps
+_POLL = 0.1  # seconds between two reads of a watched file
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """What heartbeat.json holds."""
+    """The content of heartbeat.json."""
 
-    time: Seconds  # since 1970, when it was written
+    time: Seconds  # of writing, since 1970
     host: str  # of the coordinator
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     started: Count  # clock ticks from its machine's boot to its process's start
     boot: str  # the kernel's boot id
-    namespace: str  # of process numbers: containers have their own
-    term: Term  # the coordinator's, which is newer than that of each coordinator before it
-    address: str  # HOST:PORT where it listens
+    namespace: str  # of process numbers; each container has its own
+    term: Term  # of the coordinator, newer than that of all coordinators before it
+    address: str  # HOST:PORT where the coordinator listens
     live: list[WorkerName]  # workers that take part
     over: bool  # the job has ended
-    code: int | None  # its exit code, once it is over
+    code: int | None  # exit code of a job that has ended
 
     @classmethod
     def read(cls, run: RunFolder) -> Sign | None:
-        """None if there is none; UnreadableFile if it is damaged."""
+        """None if there is no file; UnreadableFile if it is damaged."""
         try:
             return decode(run.heartbeat, read(run.heartbeat), cls)
         except FileNotFoundError:
@@ -63,33 +63,33 @@ class Sign(msgspec.Struct, frozen=True):
 
     @property
     def here(self) -> bool:
-        """Can this process see the coordinator's, if it lives?"""
+        """Whether this process could see the coordinator's process."""
         return self.boot == boot_id() and self.namespace == _namespace()
 
 
 class Life(NamedTuple):
-    """verdict: alive, gone (its process has ended), silent (no sign for long, seen from another machine) or over."""
+    """verdict: alive, gone (the process has ended), silent (no sign for long, seen from another machine) or over."""
 
     verdict: str
     proof: str
     sign: Sign | None
-    age: float  # seconds since the sign was written, as far as this process knows
+    age: float  # seconds since the sign was written or first seen
 
 
 class Pulse:
-    """Judges whether a job lives, and remembers what it has seen: later looks need not wait."""
+    """Whether a job lives. Remembers earlier signs, so that only the first look may wait."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._sign: Sign | None = None  # the newest
-        self._since, self._changed = 0.0, False  # time.monotonic() at which it was there first; was another one before?
+        self._sign: Sign | None = None  # the newest one
+        self._since, self._changed = 0.0, False  # time.monotonic() of its first read; whether an earlier one was seen
         self._looked = -math.inf
 
     def look(self) -> Life:
-        """The first look waits for the next sign if the coordinator is on another machine: 1 s if the job lives,
-        `SILENT_SECONDS` if not. UnreadableFile if the file is damaged."""
+        """If the coordinator is on another machine, the first look waits for the next sign: 1 s if the job lives, else
+        `SILENT_SECONDS`. UnreadableFile if the file is damaged."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
-            self._sign = None  # a change since then may be old
+            self._sign = None  # a change since then is no proof
         while True:
             sign, now = Sign.read(self._run), time.monotonic()
             self._looked = now
@@ -100,18 +100,18 @@ class Pulse:
                 return Life("silent", "there is no heartbeat.json", None, 0.0)
             if sign.over:
                 age = max(0.0, time.time() - sign.time)
-                return Life("over", f"its coordinator said so, exit code {sign.code}", sign, age)
-            who = f"the coordinator, process {sign.pid} on {sign.host},"
+                return Life("over", f"the coordinator ended with exit code {sign.code}", sign, age)
+            coordinator = f"the coordinator, process {sign.pid} on {sign.host},"
             if sign.here:
                 age = max(0.0, time.time() - sign.time)
                 if _started(sign.pid) == sign.started:
-                    return Life("alive", f"{who} is there; its last sign is {age:.0f} s old", sign, age)
-                return Life("gone", f"{who} is not there any more; its last sign is {age:.0f} s old", sign, age)
+                    return Life("alive", f"{coordinator} runs; its last sign is {age:.0f} s old", sign, age)
+                return Life("gone", f"{coordinator} has ended; its last sign is {age:.0f} s old", sign, age)
             age = now - self._since
             if age > SILENT_SECONDS:
-                return Life("silent", f"{who} has given no sign for {age:.0f} s", sign, age)
+                return Life("silent", f"{coordinator} has given no sign for {age:.0f} s", sign, age)
             if self._changed:
-                return Life("alive", f"{who} gave a sign {age:.0f} s ago", sign, age)
+                return Life("alive", f"{coordinator} gave a sign {age:.0f} s ago", sign, age)
             time.sleep(_POLL)
 
 
@@ -122,7 +122,7 @@ class Heartbeat:
 
     @guarded
     def write(self, live: Iterable[Worker], over: bool = False, code: int | None = None) -> None:
-        """Leaves the sign of a newer coordinator as it is."""
+        """Writes the file, unless a newer coordinator has written it."""
         term = self._term()
         with suppress(UnreadableFile):
             if (last := Sign.read(self._run)) is not None and last.term > term:
@@ -147,7 +147,7 @@ class Heartbeat:
 
 
 def address_of(run: RunFolder) -> str:
-    """HOST:PORT of the coordinator of the job that runs in this folder; ValueError if none does. Waits like `Pulse`."""
+    """HOST:PORT of the coordinator of the job in this folder; ValueError if no job runs. Waits like `Pulse.look`."""
     life = Pulse(run).look()
     if life.sign is None or life.verdict != "alive":
         raise ValueError(f"no job runs in {run.path}: {life.proof}")
@@ -155,8 +155,8 @@ def address_of(run: RunFolder) -> str:
 
 
 def refuse_running(run: RunFolder) -> None:
-    """ValueError if a job in that folder gives signs of life; waits like `Pulse`. A job writes its sign once a second,
-    so a damaged one is not a sign of life."""
+    """ValueError if a job runs in this folder. Waits like `Pulse.look`. A damaged file is no sign of life, because a
+    running job replaces it every second."""
     with suppress(UnreadableFile):
         life = Pulse(run).look()
         if life.verdict == "alive":

@@ -1,6 +1,6 @@
-"""What an earlier coordinator of the same run has written, as the one that takes its place needs it.
+"""The records of earlier coordinators of a run, for the coordinator that replaces them.
 
-history = History.read(run)                     # blocks: 100,000 steps take some tenths of a second
+history = History.read(run)                     # blocks: some tenths of a second for 100,000 steps
 history.deaths, history.stalls, history.cpu_steps, history.step
 """
 
@@ -21,11 +21,16 @@ from recycle_pp.wire.terms import EARLIER, Terms, without_undone
 
 from .run_folder import RunFolder
 
-_LIFE = {"respawned": False, "spawned": False, "rejoined": False, "death_detected": True}  # event -> it is dead
+_LIFE = {
+    "respawned": False,
+    "spawned": False,
+    "rejoined": False,
+    "death_detected": True,
+}  # event -> whether the worker is dead after it
 
 
 class _Event(msgspec.Struct):
-    """What is read of a line of events.jsonl."""
+    """The fields that are read of a line of events.jsonl."""
 
     event: str
     time: float
@@ -37,7 +42,7 @@ class _Event(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    """The same of metrics.jsonl."""
+    """The fields that are read of a line of metrics.jsonl."""
 
     step: int
     cpu_seconds: float
@@ -47,9 +52,15 @@ class _Step(msgspec.Struct):
 
 @dataclass(frozen=True)
 class History:
-    """step: newest one with a line in metrics.jsonl, -1 without; dead: workers whose last news is their death; seconds:
-    since the run began, or was resumed; checkpoint: steps of the newest that was saved, 0 without; profile: what
-    profile.json holds."""
+    """
+    deaths, stalls (seconds), lost_ops: since the run was started or resumed
+    dead:       workers whose last event is their death
+    step, loss: of the last line of metrics.jsonl; -1 and None without one
+    cpu_steps:  `cpu_seconds` of each step
+    seconds:    since the run was started or resumed
+    checkpoint: steps that the newest saved checkpoint holds, 0 without one
+    profile:    content of profile.json
+    """
 
     deaths: int = 0
     stalls: list[float] = field(default_factory=list)
@@ -84,7 +95,7 @@ class History:
 
 
 def _profile(path: Path) -> Mapping[str, Any] | None:
-    """None without one, or if it is damaged: the new coordinator then plans without measured durations."""
+    """None if the file is missing or damaged: the new coordinator then plans without measured durations."""
     with suppress(FileNotFoundError, UnreadableFile):
         return decode(path, read(path), Profile)
     return None
@@ -94,8 +105,8 @@ T = TypeVar("T", _Event, _Step)
 
 
 def _lines(path: Path, of: type[T]) -> Iterator[T]:
-    """Those that are whole, what they should be, and count. One at a time: a call of C over all of them would keep
-    Python's lock, and the event loop waiting, for as long."""
+    """The valid lines of a file. They are decoded one at a time: one call for all of them would hold Python's lock, and
+    the event loop would wait for it."""
     decoder, terms = msgspec.json.Decoder(of), Terms()
     with suppress(FileNotFoundError, UnreadableFile), open_regular(path) as file:
         for line in file:

@@ -1,10 +1,10 @@
-"""Calls in a fixed order, although one of them may become ready after those behind it.
+"""Runs calls in a fixed order, although one of them may become ready after later ones.
 
 order = InOrder()
-order(write, record)                    # runs now, or after the open calls before it
+order(write, record)                    # runs now, or after earlier open calls
 place = order.reserve(write, death)     # an open call: it and all later ones wait
-order.settle(place)                     # it is ready; runs all calls up to the next open one
-order.release()                         # all are ready
+order.settle(place)                     # marks it ready, and runs all calls up to the next open one
+order.release()                         # marks all calls ready and runs them
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 @dataclass(eq=False)
 class Place:
-    """A call in the order."""
+    """A call in the queue."""
 
     call: Callable[[], object]
-    open: bool  # it is not ready
+    open: bool  # not ready to run
 
 
 class InOrder:
-    """For one thread. An exception of a call reaches the caller of the method that runs it; later calls stay."""
+    """For use in one thread. The method that runs a call raises its exceptions; later calls stay in the queue."""
 
     def __init__(self) -> None:
         self._places: deque[Place] = deque()

@@ -1,11 +1,11 @@
-"""A text file that only grows, written by a thread: no caller ever waits for its disk.
+"""A text file that only grows. A thread writes it, so no caller waits for the disk.
 
     log = LogFile(run.log("1.2"))
     log.write(b"ready after 2.1 s\\n")     # any thread; never blocks
-    log.flush(2.0)                        # blocks until everything is on its way to the disk, 2 s at most
+    log.flush(2.0)                        # blocks for up to 2 s until all lines are written
 
-The queue holds MOST_BYTES. While it is full, lines are dropped; the file says later how many are missing. The same
-holds for lines that the disk refused: it was full, or read-only.
+The queue holds CAPACITY bytes. While it is full, lines are dropped, and the file later reports their number. The same
+holds for lines that the disk rejects because it is full or read-only.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .background import Background
 from .warn import warn_once
 from .words import plural
 
-MOST_BYTES = 1 << 20
+CAPACITY = 1 << 20  # bytes
 
 
 class LogFile:
-    """Makes the file, and its folder, with the first line."""
+    """Creates the file and its folder with the first line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._later = Background(f"log {path.name}")
         self._lock = threading.Lock()  # guards the next two
-        self._queued = self._missing = 0  # bytes in the queue; lines that were dropped and not reported yet
+        self._queued = self._missing = 0  # bytes in the queue; dropped lines that are not reported yet
         self._file = -1
 
     def write(self, data: bytes) -> None:
         with self._lock:
-            if self._queued + len(data) > MOST_BYTES:
+            if self._queued + len(data) > CAPACITY:
                 self._missing += data.count(b"\n")
                 return
             missing, self._missing = self._missing, 0
@@ -41,18 +41,18 @@ class LogFile:
         self._later(self._append, data, missing)
 
     def flush(self, seconds: float) -> bool:
-        """Whether the disk answered in time."""
+        """Blocks until all lines are written; False if that takes longer."""
         return self._later.flush(seconds)
 
     def close(self) -> None:
-        """Closes the file after the last line; the next line opens it again."""
+        """Closes the file after the queued lines; a later line opens it again."""
         self._later(self._close)
 
     def _append(self, data: bytes, missing: int) -> None:
-        """missing: lines before these."""
+        """missing: number of dropped lines before this data."""
         with self._lock:
             self._queued -= len(data)
-        note = f"... {plural(missing, 'line')} left out: the disk did not take them\n".encode() if missing else b""
+        note = f"... {plural(missing, 'line')} left out: the disk rejected them\n".encode() if missing else b""
         try:
             if self._file < 0:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""A worker's spans of a step as bytes: the coordinator gets those of all at once, while the job waits for it.
+"""Packs a worker's spans of a step into bytes. All workers send them at once, while the job waits for the coordinator.
 
 data = pack(spans)                  # [[kind, pipeline, index, start, end, own], ...]
-table = unpack(data, later=0.5)     # float64 (n, 6), kinds as positions in KINDS; here by a clock that says 0.5 s more
+table = unpack(data, later=0.5)     # float64 (n, 6), kinds as positions in KINDS; times increased by 0.5 s
 spans = listed(table)               # [[kind, pipeline, index, start, end], ...]
 
-own: seconds of the span in which its thread did not wait for a core (`execution.spans`).
+own: seconds of the span in which the thread had a core (`execution.spans`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from recycle_schedules import KINDS as OP_KINDS
 from recycle_pp.wire.messages.activity import REDUCTION
 
 KINDS = (*OP_KINDS, REDUCTION)
-"""Of spans: ops, and the stage's sum."""
+"""Kinds of spans: ops, and the sum over the stage."""
 
 Span = tuple[str, int, int, float, float, float]
 """kind, pipeline, index, start, end, own: seconds of the worker's monotonic clock"""
 
 OWN = 5  # the column
 
-_ROW = np.dtype("<f8")  # whole numbers too: those of a span are exact in it
+_ROW = np.dtype("<f8")  # for integers too: those of a span are exact in it
 
 
 def pack(spans: Iterable[Any]) -> bytes:
@@ -33,7 +33,7 @@ def pack(spans: Iterable[Any]) -> bytes:
 
 
 def table_of(spans: Iterable[Any]) -> np.ndarray:
-    """The opposite of `listed`. Spans without `own`: as if nothing had waited."""
+    """The inverse of `listed`. A span without `own` had a core all the time."""
     rows = [(KINDS.index(k), d, i, start, end, *(own or [end - start])) for k, d, i, start, end, *own in spans]
     return np.array(rows, _ROW).reshape(-1, 6)
 

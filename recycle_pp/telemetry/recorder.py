@@ -103,14 +103,14 @@ class Recorder:
 
     @guarded
     def progress(self, worker: Worker, message: OpProgress) -> None:
-        here = partial(self._spans.here, worker)
+        here = partial(self._spans.local, worker)
         *op, start = message.running
         self._traces.progress(worker, message.step, _spans_here(message.spans, here), [*op, here(start)])
 
     @guarded
     def resumed(self, worker: Worker, message: Resumed) -> None:
         if self._recovery:
-            here = partial(self._spans.here, worker)
+            here = partial(self._spans.local, worker)
             self._recovery.resumed(worker, {phase: here(at) for phase, at in message.times.items()})
             if self._recovery.complete(self._job):
                 self._close_recovery()
@@ -167,7 +167,7 @@ class Recorder:
             self.event(DeathExplained(worker=name, **cause))
         if self._recovery and death.at is not None:
             worker = Worker.parse(name)
-            self._recovery.died(worker, self._spans.here(worker, death.at))
+            self._recovery.died(worker, self._spans.local(worker, death.at))
 
     @guarded
     def suppose_death(self, event: Expected | None, death: Death) -> None:

@@ -1,16 +1,16 @@
-"""The folder of a run: where everything lies that a run leaves behind.
+"""The folder of a run, which has all its files.
 
 run = RunFolder.create(settings)     # ValueError if the folder holds another run and run.resume is false
 run = RunFolder("runs/mine")         # to read
 run.lines(run.metrics), run.log("1.2"), run.write_json(run.summary, {...})
-run.later(run.write_json, run.summary, {...})            # the same in a thread: see Background
+run.later(run.write_json, run.summary, {...})            # the same in a thread, see Background
 
 config.yaml      the resolved configuration          profile.json     measured durations, first forward per rank
 metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
 events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
 samples.jsonl    with run.sample_log=true: the samples that each step was trained on
-logs/            worker-1.2.log: what it did         checkpoints/     step-000020/
-heartbeat.json   the coordinator's sign of life       hangs/           what everybody did when somebody was stuck
+logs/            worker-1.2.log                      checkpoints/     step-000020/
+heartbeat.json   the coordinator's sign of life      hangs/           the op of every worker during a hang
 
 docs/run-folder.md explains every field.
 """
@@ -48,14 +48,14 @@ class _Termed(msgspec.Struct):
 
 @dataclass
 class Summary:
-    """What summary.json holds when a run has ended."""
+    """The content of summary.json, written when a run has ended."""
 
     steps: int  # committed, over all resumes
     samples: int
     tokens: int
     deaths: int
     stall_seconds: list[float]  # one for each recovery
-    bubbles: float | None  # share, median of the steps; this and the next two are defined in docs/figures.md
+    bubbles: float | None  # median over the steps; docs/figures.md defines this and the next two
     lost_ops: int
     redone_ops: int
     wall_seconds: float
@@ -68,7 +68,7 @@ class Summary:
 
 
 class RunFolder:
-    """Names and small files of a run's folder; holds no open file, but for its lock where this process made it."""
+    """Paths and small files of a run's folder. The only open file is the lock of the process that called `create`."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -83,27 +83,32 @@ class RunFolder:
         self.traces = self.path / "traces"
         self.hangs = self.path / "hangs"
         self.checkpoints = self.path / "checkpoints"
-        self.later = Background("run folder")  # what is written there and must not be waited for
-        self.made: list[Path] = []  # by `create`
-        self.first_term = 0  # of the job that `create` was called for: newer than each term in the folder
+        self.later = Background("run folder")  # for writes that the caller must not wait for
+        self.made: list[Path] = []  # folders made by `create`
+        self.first_term = 0  # of the job that called `create`: newer than each term in the folder
         self._lock = -1
 
     @classmethod
     def create(cls, settings: Settings, done: int = 0, anew: bool = False) -> RunFolder:
-        """Makes the folder, or takes up the run in it, which has a checkpoint of `done` steps: its metrics are cut back
-        to them. anew: a run that has ended before its first checkpoint may begin again. ValueError, with nothing
-        written, where that cannot be. Holds the folder's lock from then on."""
+        """Creates the folder, or continues the run in it. Holds the folder's lock until the process ends, or `unlock`.
+
+        done: steps in the checkpoint that the run continues with; later lines of metrics are removed
+        anew: whether a run that ended before its first checkpoint may start again
+
+        Raises:
+            ValueError: the folder cannot be used. Nothing was written.
+        """
         run = cls(Path(settings.run.dir).absolute())
         if run.path.exists() and not run.path.is_dir():
             raise ValueError(f"run.dir must name a folder; {str(run.path)!r} is a file")
         if settings.run.resume and not done:
             raise ValueError(
-                f"run.resume=true needs a checkpoint to go on from, and run.dir={settings.run.dir} holds none; "
-                "run.resume=auto would start the run"
+                f"run.resume=true needs a checkpoint to continue from, and run.dir={settings.run.dir} has none; "
+                "run.resume=auto starts a new run"
             )
         if run.begun and not settings.run.resume and not anew:
             raise ValueError(
-                f"run.dir={settings.run.dir} holds another run; go on with it by run.resume=true, or name a new folder"
+                f"run.dir={settings.run.dir} holds another run; continue it with run.resume=true, or name a new folder"
             )
         files = [path for path in (run.metrics, run.samples) if path.exists()]
         lines = {path: [record for record in run.lines(path) if record["step"] < done] for path in files}
@@ -123,19 +128,19 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """A run has left something here: a step, or a checkpoint. What failed at its start has not."""
+        """Whether the folder has a committed step or a checkpoint. A run that failed at its start has neither."""
         steps = self.metrics.exists() and self.metrics.stat().st_size > 0
         return steps or bool(finished(self.checkpoints))
 
     def lock(self) -> None:
-        """ValueError where a job of this machine holds the folder; until this process ends, or `unlock`."""
+        """Locks the folder until this process ends, or `unlock`. ValueError if a job of this machine has locked it."""
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
             raise ValueError(f"run.dir={self.path} belongs to a job that still runs; end it first") from None
-        except OSError:  # a file system without locks: the coordinator's sign of life is all there is
+        except OSError:  # a file system without locks; heartbeat.json is the only protection
             pass
 
     def unlock(self) -> None:
@@ -144,7 +149,7 @@ class RunFolder:
         self._lock = -1
 
     def unmake(self) -> None:
-        """A start that failed leaves nothing of a new folder."""
+        """Removes the folders that `create` has made, after a failed start."""
         self.unlock()
         for path in self.made[:1]:
             shutil.rmtree(path, ignore_errors=True)
@@ -153,12 +158,12 @@ class RunFolder:
                 path.rmdir()
 
     def make(self) -> None:
-        """The folder and those in it, also on another node's disk."""
+        """Creates the folder and its subfolders, if they do not exist."""
         for folder in (self.logs, self.traces, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
 
     def log(self, worker: object) -> Path:
-        """Of whoever is that worker; "d.s" or a Worker."""
+        """The log of a worker, given as "d.s" or a Worker."""
         return self.logs / f"worker-{worker}.log"
 
     def trace(self, step: int) -> Path:
@@ -173,14 +178,14 @@ class RunFolder:
         """config.yaml as plain data.
 
         Raises:
-            UnreadableFile: it is missing or damaged, or holds no keys.
+            UnreadableFile: it is missing or damaged, or has no keys.
         """
         return read_yaml(self.config)
 
     def read_settings(self) -> Settings:
-        """config.yaml without the keys that are gone since then; UnreadableFile as `read_config`, or for a value of
-        the wrong type."""
-        from recycle_pp.config.checks import check_ranges  # here: a supervisor stays without numpy
+        """The settings in config.yaml, without keys of earlier versions. UnreadableFile as for `read_config`, or if a
+        value has the wrong type."""
+        from recycle_pp.config.checks import check_ranges  # here, because supervisors do not import numpy
 
         try:
             settings: Settings = load(known(self.read_config()))
@@ -192,13 +197,13 @@ class RunFolder:
         return settings
 
     def steps(self) -> int:
-        """Of the whole run, as its configuration says; UnreadableFile as `read_settings`."""
+        """The length of the run in config.yaml. UnreadableFile as for `read_settings`."""
         return self.read_settings().run.steps
 
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
-        """On a full disk the file is left out, which is said once, and the training goes on."""
+        """Writes a JSON file. If the disk is full, a warning replaces the file."""
         try:
-            # A trace of many workers has megabytes, and `json` would keep Python's lock ten times as long for it.
+            # The trace of many workers has megabytes, for which `json` would hold Python's lock ten times as long.
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:
@@ -206,14 +211,14 @@ class RunFolder:
 
     @staticmethod
     def write_text(path: Path, text: str) -> None:
-        """All or nothing: a reader never sees half a file."""
+        """Writes the file atomically: a reader never sees a part of it."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text)
         temporary.replace(path)
 
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
-        """The records of a .jsonl file that are whole and count; UnreadableFile if a line is not a record."""
+        """The valid records of a .jsonl file; UnreadableFile if a line is not a record."""
         follower = Follower(path)
         records = follower.new()
         if follower.damage is not None:
@@ -222,7 +227,7 @@ class RunFolder:
 
 
 def newest_run(path: str | None) -> RunFolder:
-    """The run of that folder; of None the newest under runs/, ValueError if there is none."""
+    """The run in that folder, or for None the newest one under runs/; ValueError if there is none."""
     if path is not None:
         return RunFolder(path)
     runs = sorted(Path("runs").glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
@@ -232,7 +237,7 @@ def newest_run(path: str | None) -> RunFolder:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file; UnreadableFile if it is missing or damaged, or holds no keys."""
+    """The keys of a YAML file; UnreadableFile if it is missing or damaged, or has no keys."""
     import yaml
 
     try:
@@ -242,13 +247,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UnreadableFile(path, "it is not text") from None
     except RecursionError:
-        raise UnreadableFile(path, "it is nested too deep") from None
+        raise UnreadableFile(path, "it is nested too deeply") from None
     except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # a date such as 2026-99-99 is a ValueError
         if isinstance(error, UnreadableFile):
             raise
         raise UnreadableFile(path, f"it is not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise UnreadableFile(path, "it is empty" if data is None else "it holds no keys")
+        raise UnreadableFile(path, "it is empty" if data is None else "it has no keys")
     return data
 
 
@@ -264,7 +269,7 @@ def _step(record: dict[str, Any]) -> int:
 
 
 def _newest_term(paths: Iterable[Path]) -> int:
-    """The newest term in these files, as far as they can be read."""
+    """The newest term in the readable lines of these files."""
     decoder, newest = msgspec.json.Decoder(_Termed), EARLIER
     for path in paths:
         with suppress(FileNotFoundError, UnreadableFile), open_regular(path) as file:

@@ -1,8 +1,8 @@
-"""A median of any number of values in little memory.
+"""The median of any number of values, in constant memory.
 
-spread = RunningMedian()
-spread.add(0.31)
-spread.median                     # None before the first value; exact up to 1024 values
+cpu = RunningMedian()
+cpu.add(0.31)
+cpu.median                        # None before the first value; exact for fewer than 1024 values
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from array import array
 from collections.abc import Iterable
 from statistics import median
 
-MOST = 1024  # values that are kept
+CAPACITY = 1024  # values that are kept
 
 
 class RunningMedian:
-    """Every value while there are few; then every second, every fourth, ...: those kept are spread evenly over all."""
+    """Keeps every value, then every second, every fourth, ...: always evenly spaced values of the whole sequence."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._kept = array("d")
@@ -26,7 +26,7 @@ class RunningMedian:
     def add(self, value: float) -> None:
         if self._seen % self._every == 0:
             self._kept.append(value)
-            if len(self._kept) == MOST:
+            if len(self._kept) == CAPACITY:
                 self._kept, self._every = self._kept[::2], 2 * self._every
         self._seen += 1
 

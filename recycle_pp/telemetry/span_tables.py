@@ -1,13 +1,13 @@
-"""What the workers measured of their ops, on the clock of this process.
+"""The times of all ops that the workers ran, on the clock of this process.
 
     spans = SpanTables()
-    spans.heard(worker, heartbeat)              # heartbeats tell the offset of a worker's clock
-    spans.add(worker, measured)                 # every op that the worker ran in a step
+    spans.heartbeat(worker, message)            # updates the offset of the worker's clock
+    spans.add(worker, measured)                 # all ops that the worker ran in a step
     spans.of(step)                              # {worker: table}, as `packing.unpack` returns it
-    spans.here(worker, seconds)                 # a time of the worker's clock
-    spans.drop(step)                            # that step and all before it
+    spans.local(worker, seconds)                # converts a time of the worker's clock
+    spans.drop(step)                            # forgets this step and all before it
 
-The coordinator owns the tables and plans with them; traces are written from the same ones.
+The coordinator owns the tables and plans with them; telemetry writes traces from them.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from .packing import unpack
 class SpanTables:
     def __init__(self) -> None:
         self._clocks = Clocks()
-        self._packed: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # with the offset of the worker's clock
+        self._packed: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # and the offset of the worker's clock
         self._tables: dict[int, dict[Worker, np.ndarray]] = {}
 
     @guarded
-    def heard(self, worker: Worker, message: WorkerHeartbeat) -> None:
-        self._clocks.heard(worker, message.boot, message.now, time.monotonic())
+    def heartbeat(self, worker: Worker, message: WorkerHeartbeat) -> None:
+        self._clocks.observe(worker, message.boot, message.now, time.monotonic())
 
-    def here(self, worker: Worker, seconds: float) -> float:
-        return self._clocks.here(worker, seconds)
+    def local(self, worker: Worker, seconds: float) -> float:
+        return self._clocks.local(worker, seconds)
 
     @guarded
     def add(self, worker: Worker, message: Measured) -> None:
-        """Replaces what the worker measured in an earlier attempt at the step."""
-        self._packed.setdefault(message.step, {})[worker] = message.spans, self._clocks.here(worker, 0.0)
+        """Adds the worker's spans of a step, in place of those of an earlier attempt at this step."""
+        self._packed.setdefault(message.step, {})[worker] = message.spans, self._clocks.local(worker, 0.0)
         self._tables.get(message.step, {}).pop(worker, None)
 
     @guarded_returning(dict[Worker, np.ndarray])
     def of(self, step: int) -> dict[Worker, np.ndarray]:
-        """The tables of all workers that have sent theirs; empty if none has."""
+        """The tables of all workers whose spans of this step have arrived."""
         packed, tables = self._packed.get(step, {}), self._tables.setdefault(step, {})
         if len(tables) < len(packed):
             tables |= {w: unpack(data, clock) for w, (data, clock) in packed.items() if w not in tables}
@@ -60,6 +60,6 @@ class SpanTables:
                 del kept[old]
 
     def clear(self) -> None:
-        """All steps, before the workers restart from a checkpoint."""
+        """Forgets all steps, before the workers restart from a checkpoint."""
         self._packed.clear()
         self._tables.clear()

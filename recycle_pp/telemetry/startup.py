@@ -1,11 +1,11 @@
-"""Says every few seconds what this process does at its start, until the job itself has something to say.
+"""Prints every few seconds what this process does at its start, until the job prints lines of its own.
 
-    startup.begin("reads the configuration")     # from now on a line every `SECONDS` seconds
-    startup.update("measures the layers")       # what it does now
+    startup.begin("reads the configuration")     # prints a line every `SECONDS` seconds from now on
+    startup.update("measures the layers")        # the next activity
     startup.end()
 
-A thread prints, because the main thread is in an import, a file system or a child process. Imports nothing, as a cold
-import may be what takes long.
+A thread prints, because the main thread waits for an import, a file system or a child process. This module imports
+nothing of the project, because a slow import may be the reason for the delay.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import suppress
 SECONDS = 4.0  # between two lines
 
 
-class _Said:
-    """What is being done, and until when a line about it is wanted."""
+class _Announcer:
+    """Prints the current activity until `over` is set."""
 
     def __init__(self, words: str) -> None:
         self.words, self.begun, self.over = words, time.monotonic(), threading.Event()
@@ -26,27 +26,27 @@ class _Said:
 
     def _run(self) -> None:
         while not self.over.wait(SECONDS):
-            with suppress(OSError, ValueError):  # nobody reads
+            with suppress(OSError, ValueError):  # standard output is closed
                 print(f"recycle_pp: {self.words} ({time.monotonic() - self.begun:.0f} s)", flush=True)
 
 
-_now: _Said | None = None
+_now: _Announcer | None = None
 
 
 def begin(words: str) -> None:
     global _now
     end()
-    _now = _Said(words)
+    _now = _Announcer(words)
 
 
 def update(words: str) -> None:
-    """The same start, another part of it; nothing if it has ended."""
+    """Replaces the activity; does nothing after `end`."""
     if _now is not None:
         _now.words = words
 
 
 def end() -> None:
-    """Prints nothing from now on."""
+    """Stops printing."""
     global _now
     if _now is not None:
         _now.over.set()

@@ -1,4 +1,4 @@
-"""One coordinator in the place of another. A file of its own: supervisors, which import no numpy, need it."""
+"""A coordinator that replaces a lost one. A module of its own, because supervisors need it and do not import numpy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 
 class Takeover(NamedTuple):
-    """lost_at, elected_at: seconds of the new one's monotonic clock."""
+    """
+    term:       term of the new coordinator
+    rank:       rank of its supervisor
+    lost_rank:  rank of the supervisor whose coordinator was lost
+    lost_at:    seconds of the new coordinator's monotonic clock
+    elected_at: likewise
+    """
 
     term: int
     rank: int

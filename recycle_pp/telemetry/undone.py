@@ -1,4 +1,4 @@
-"""Removes undone steps from the files of a run folder that hold a line a step.
+"""Removes undone steps from metrics.jsonl and samples.jsonl, which have one line per step.
 
 cut(run.metrics, 20)       # keeps the lines before the first one of step 20 or later
 """
@@ -25,8 +25,8 @@ _decoder = msgspec.json.Decoder(_Line)
 def cut(path: Path, steps: int) -> int:
     """Keeps the lines of the first `steps` steps, and returns the newest step that has a line, -1 if none has.
 
-    The kept lines are the same bytes at the same place, in a new file with the old name: an open reader reads the old
-    one to its end, and `Follower` finds its place in the new one. Blocks. OSError if the new file cannot be written.
+    A new file of the same name has the kept lines at the same offsets. An open reader reads the old file to its end,
+    and `Follower` finds its place in the new one. Blocks. OSError if the new file cannot be written.
     """
     newest = -1
     with suppress(FileNotFoundError), path.open("rb") as file:
@@ -46,8 +46,8 @@ def cut(path: Path, steps: int) -> int:
 
 
 def _end(file: BinaryIO, steps: int) -> tuple[int, int]:
-    """Where the first undone line begins, or a last one that is not whole, else where the file ends; and the newest
-    step before that."""
+    """The offset of the first undone line, of an incomplete last line, or of the end of the file; and the newest step
+    before it."""
     end, newest = 0, -1
     for line in file:
         step = _step(line)

@@ -48,7 +48,7 @@ def test_a_job_is_seen_running_then_short_of_a_worker_then_dead(zygote, capsys):
             os.kill(pid, signal.SIGKILL)
         job.wait(60)
         seen = status(job.run, capsys)
-        assert seen["state"] == "dead" and "is not there any more" in seen["proof"] and seen["eta_seconds"] is None
+        assert seen["state"] == "dead" and "has ended" in seen["proof"] and seen["eta_seconds"] is None
         assert main([str(job.run.path)]) == 1
 
 
@@ -95,13 +95,13 @@ def test_a_run_that_has_ended_says_how(zygote, capsys):
     with zygote.run(["parallel=2x2", "model=tiny", "run.steps=3", "run.validate_every=0"]) as job:
         assert job.wait(60) == 0
         assert main([str(job.run.path), "--watch"]) == 0
-        assert "finished (its coordinator said so, exit code 0)" in capsys.readouterr().out
+        assert "finished (the coordinator ended with exit code 0)" in capsys.readouterr().out
     with zygote.run(LONG) as job:
         job.wait_for_event("started", 60)
         job.signal(signal.SIGINT)
         job.wait(60)
         assert main([str(job.run.path)]) == 1
-        assert "stopped (its coordinator said so, exit code 130)" in capsys.readouterr().out
+        assert "stopped (the coordinator ended with exit code 130)" in capsys.readouterr().out
 
 
 def test_recovering_is_told_from_the_first_effect_of_a_death_to_its_last(run):

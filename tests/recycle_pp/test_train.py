@@ -137,8 +137,8 @@ MISTAKES = [
     # the run folder
     (["run.dir="], "run.dir must name a folder, not nothing"),
     (["run.dir=EMPTY_FILE"], "is a file"),
-    (["run.dir=OTHER_RUN"], "holds another run; go on with it by run.resume=true"),
-    (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a checkpoint to go on from"),
+    (["run.dir=OTHER_RUN"], "holds another run; continue it with run.resume=true"),
+    (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a checkpoint to continue from"),
     (
         ["run.dir=OTHER_RUN", "run.resume=true", "run.steps=1"],
         "OTHER_RUN has done 1 step, and run.steps is 1: raise it",

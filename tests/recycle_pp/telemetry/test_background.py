@@ -1,5 +1,4 @@
-"""Nobody waits for a disk or for who reads: what is called runs in order in another thread, and what is too much is
-left out."""
+"""Calls run in order in another thread, so that no caller waits for a disk or a reader; excess calls are dropped."""
 
 import asyncio
 import os
@@ -11,15 +10,15 @@ import pytest
 from recycle_pp.telemetry.background import Background, BackgroundStream, in_thread
 
 
-def test_calls_run_in_their_order_and_are_all_done_after_a_flush():
+def test_calls_run_in_order_and_are_done_after_a_flush():
     background, seen = Background("test"), []
     for number in range(1000):
         background(seen.append, number)
     assert background.flush(10) and seen == [*range(1000)]
 
 
-def test_what_does_not_fit_into_the_queue_is_dropped_and_nobody_waits():
-    background, runs, gate, seen = Background("test", most=10), threading.Event(), threading.Event(), []
+def test_calls_that_exceed_the_queue_are_dropped_without_blocking():
+    background, runs, gate, seen = Background("test", capacity=10), threading.Event(), threading.Event(), []
     background(lambda: (runs.set(), gate.wait()))
     assert runs.wait(10)
     begun = time.monotonic()
@@ -31,14 +30,14 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_nobody_waits():
     assert seen == [*range(10)] and background.dropped == 90
 
 
-def test_a_call_that_fails_stops_none_that_follow():
+def test_calls_after_a_failed_one_still_run():
     background, seen = Background("test"), []
     background(seen.pop)
     background(seen.append, 1)
     assert background.flush(10) and seen == [1]
 
 
-def test_a_pipe_that_nobody_reads_delays_nobody_and_says_later_how_much_is_missing():
+def test_an_unread_pipe_does_not_block_the_writer_and_reports_the_missing_lines_later():
     reads, writes = os.pipe()
     with os.fdopen(reads, "rb") as pipe, os.fdopen(writes, "w") as stream:
         screen, line = BackgroundStream(stream), "x" * 99 + "\n"
@@ -58,7 +57,7 @@ def test_a_pipe_that_nobody_reads_delays_nobody_and_says_later_how_much_is_missi
     assert end == "the end" and missing == f"... {2000 - len(lines)} lines were not read"
 
 
-def test_who_reads_no_more_is_told_by_an_error():
+def test_writing_raises_once_the_reader_has_closed_the_pipe():
     reads, writes = os.pipe()
     os.close(reads)
     with os.fdopen(writes, "w") as stream:
@@ -69,7 +68,7 @@ def test_who_reads_no_more_is_told_by_an_error():
             screen.write("lost, too\n")
 
 
-def test_the_loop_goes_on_while_something_is_read_apart():
+def test_the_event_loop_runs_while_a_thread_reads():
     async def both():
         ticks = 0
         reading = asyncio.create_task(in_thread(time.sleep, 0.2))

@@ -1,4 +1,4 @@
-"""Times of other machines, on this one's clock."""
+"""Conversion of other machines' times to this machine's clock."""
 
 import pytest
 from hypothesis import given
@@ -12,20 +12,20 @@ DELAYS = st.lists(st.floats(1e-4, 0.5), min_size=1, max_size=KEPT)
 
 def test_processes_of_one_machine_share_their_clock():
     clocks = Clocks()
-    clocks.heard("0.1", boot_id(), now=5.0, arrived=5.3)
-    assert clocks.here("0.1", 7.0) == 7.0
+    clocks.observe("0.1", boot_id(), now=5.0, arrived=5.3)
+    assert clocks.local("0.1", 7.0) == 7.0
 
 
 @given(offset=st.floats(-1e6, 1e6), delays=DELAYS)
 def test_another_machines_clock_is_known_up_to_the_shortest_delay(offset, delays):
     clocks = Clocks()
     for k, delay in enumerate(delays):
-        clocks.heard("0.1", "another", now=k + offset, arrived=k + delay)
-    assert clocks.here("0.1", 3.0 + offset) == pytest.approx(3.0 + min(delays), abs=1e-6)
+        clocks.observe("0.1", "another", now=k + offset, arrived=k + delay)
+    assert clocks.local("0.1", 3.0 + offset) == pytest.approx(3.0 + min(delays), abs=1e-6)
 
 
 def test_a_clock_that_drifts_is_followed():
     clocks = Clocks()
     for k in range(10_000):
-        clocks.heard("0.1", "another", now=k * 1.00005, arrived=k + 0.001)
-    assert clocks.here("0.1", 9_999 * 1.00005) == pytest.approx(9_999, abs=0.005)
+        clocks.observe("0.1", "another", now=k * 1.00005, arrived=k + 0.001)
+    assert clocks.local("0.1", 9_999 * 1.00005) == pytest.approx(9_999, abs=0.005)

@@ -1,4 +1,4 @@
-"""A mistake in telemetry is said once and ends nothing; a median of any number of values takes little memory."""
+"""An error in telemetry is reported once and does not end the job; a running median takes constant memory."""
 
 import pickle
 from statistics import median
@@ -9,27 +9,27 @@ from hypothesis import strategies as st
 
 from recycle_pp.telemetry.guard import guarded, guarded_returning
 from recycle_pp.telemetry.lines import Lines
-from recycle_pp.telemetry.running_median import MOST, RunningMedian
+from recycle_pp.telemetry.running_median import CAPACITY, RunningMedian
 from recycle_pp.telemetry.warn import warn_once
 
 
 @pytest.fixture(autouse=True)
-def nothing_said_yet():
+def no_warnings_yet():
     warn_once.cache_clear()
 
 
-def test_the_same_mistake_is_said_once_whatever_its_words(capsys):
+def test_the_same_error_is_reported_once_although_its_message_differs(capsys):
     @guarded
     def fails(step):
         raise ValueError(f"step {step} is odd")
 
     for step in range(5):
         assert fails(step) is None
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "telemetry failed in fails: ValueError at test_guard.py:" in said[0]
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1 and "telemetry failed in fails: ValueError at test_guard.py:" in warnings[0]
 
 
-def test_what_is_asked_for_has_a_value_all_the_same(capsys):
+def test_a_function_that_fails_returns_its_default(capsys):
     @guarded_returning(dict)
     def spans(step):
         return {step: 1 / step}
@@ -38,7 +38,7 @@ def test_what_is_asked_for_has_a_value_all_the_same(capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_made_loses_its_lines_and_is_said_once(tmp_path, capsys):
+def test_a_file_that_cannot_be_created_is_reported_once(tmp_path, capsys):
     lines = Lines(tmp_path / "nowhere" / "metrics.jsonl")
     for step in range(3):
         lines.write({"step": step})
@@ -51,8 +51,8 @@ def test_the_median_of_few_values_is_exact(values):
     assert RunningMedian(values).median == (median(values) if values else None)
 
 
-@pytest.mark.parametrize("count", [MOST - 1, MOST, 3 * MOST, 100_000])
-def test_the_median_of_many_is_that_of_values_spread_over_all_of_them(count):
-    spread = RunningMedian(float(value) for value in range(count))
-    assert len(pickle.dumps(spread)) < 20 * MOST, "the values that it keeps"
-    assert abs(spread.median - count / 2) < count / MOST * 4
+@pytest.mark.parametrize("count", [CAPACITY - 1, CAPACITY, 3 * CAPACITY, 100_000])
+def test_the_median_of_many_values_is_close(count):
+    values = RunningMedian(float(value) for value in range(count))
+    assert len(pickle.dumps(values)) < 20 * CAPACITY, "the values that it keeps"
+    assert abs(values.median - count / 2) < count / CAPACITY * 4

@@ -1,4 +1,4 @@
-"""What a new coordinator takes up of the files of the one before."""
+"""The records of earlier coordinators that a new one reads."""
 
 import json
 
@@ -14,7 +14,7 @@ def test_an_empty_folder_has_no_history(tmp_path):
     assert History.read(RunFolder(tmp_path)) == History()
 
 
-def test_deaths_stalls_and_steps_since_the_start_are_taken_up(tmp_path):
+def test_deaths_stalls_and_steps_since_the_start_are_read(tmp_path):
     run = RunFolder(tmp_path)
     event = {"time": 1.0, "step": 3, "generation": 0, "worker": None}
     write(
@@ -29,7 +29,7 @@ def test_deaths_stalls_and_steps_since_the_start_are_taken_up(tmp_path):
     )
     write(run.metrics, *({"step": step, "loss": 2.0 - step, "cpu_seconds": 0.5} for step in range(3)))
     with run.metrics.open("a") as file:
-        file.write('{"step": 3, "lo')  # its coordinator died as it wrote
+        file.write('{"step": 3, "lo')  # its coordinator died while writing
     durations = {kind: [0.1] for kind in "FIWBO"}
     seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0], "first_forward_seconds": {}}
     write(run.profile, {"durations_seconds": durations, "steps": 3, "boundary_bytes": [], **seconds})

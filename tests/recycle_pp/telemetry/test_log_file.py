@@ -1,4 +1,4 @@
-"""A log never makes its writer wait, and says how much is missing."""
+"""Writing to a log never blocks, and the log reports its missing lines."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from recycle_pp.telemetry.log_file import LogFile
 
 @pytest.fixture
 def slow(tmp_path, monkeypatch):
-    """(path, gate): the log's disk answers once the gate is set."""
+    """(path, gate): the log's disk blocks until the gate is set."""
     gate, write = threading.Event(), os.write
 
     def slowly(descriptor, data):
@@ -24,8 +24,8 @@ def slow(tmp_path, monkeypatch):
     gate.set()
 
 
-def test_a_disk_that_does_not_answer_delays_no_writer_and_the_log_says_how_many_lines_it_lacks(slow, monkeypatch):
-    monkeypatch.setattr(log_file, "MOST_BYTES", 1000)
+def test_a_blocked_disk_delays_no_writer_and_the_log_reports_the_missing_lines(slow, monkeypatch):
+    monkeypatch.setattr(log_file, "CAPACITY", 1000)
     path, gate = slow
     log, begun = LogFile(path), time.monotonic()
     for number in range(1000):
@@ -37,10 +37,10 @@ def test_a_disk_that_does_not_answer_delays_no_writer_and_the_log_says_how_many_
     assert log.flush(10)
     *lines, missing, end = path.read_text().splitlines()
     assert end == "the end" and lines == [f"line {number:04}" for number in range(len(lines))] and 50 < len(lines) < 150
-    assert missing == f"... {1000 - len(lines)} lines left out: the disk did not take them"
+    assert missing == f"... {1000 - len(lines)} lines left out: the disk rejected them"
 
 
-def test_a_log_goes_on_when_its_folder_can_be_made_again(tmp_path):
+def test_a_log_continues_once_its_folder_can_be_created(tmp_path):
     (tmp_path / "logs").write_text("in the way")
     log = LogFile(tmp_path / "logs" / "worker-0.0.log")
     log.write(b"one\ntwo\n")
@@ -49,4 +49,4 @@ def test_a_log_goes_on_when_its_folder_can_be_made_again(tmp_path):
     log.write(b"three\n")
     log.close()
     assert log.flush(10)
-    assert log.path.read_text() == "... 2 lines left out: the disk did not take them\nthree\n"
+    assert log.path.read_text() == "... 2 lines left out: the disk rejected them\nthree\n"

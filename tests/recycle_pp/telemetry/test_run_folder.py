@@ -30,10 +30,10 @@ def test_another_run_is_refused_and_a_resume_takes_it_up_from_its_checkpoint(tmp
     before = RunFolder.create(settings_for(tmp_path))
     before.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (0, 1, 2, 1, 2, 3)))
     before.unlock()
-    with pytest.raises(ValueError, match=r"holds another run; go on with it by run\.resume=true"):
+    with pytest.raises(ValueError, match=r"holds another run; continue it with run\.resume=true"):
         RunFolder.create(settings_for(tmp_path))
     resumed = settings_for(tmp_path, run={"resume": True, "steps": 100})
-    with pytest.raises(ValueError, match="needs a checkpoint to go on from"):
+    with pytest.raises(ValueError, match="needs a checkpoint to continue from"):
         RunFolder.create(resumed, done=0)
     run = RunFolder.create(resumed, done=3)
     assert load(run.read_config()) == resumed
