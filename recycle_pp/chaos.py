@@ -3,23 +3,21 @@
     torchrun --nproc-per-node=12 -m recycle_pp.train run.dir=runs/mine run.steps=2000 run.respawns=100000
     python -m recycle_pp.chaos --run-dir runs/mine --mtbf 5s --until-step 1500 --seed 7      # in another terminal
 
-It reads the live workers from the run's events and strikes processes on this machine: at random times with a mean
+It reads the live workers from the run's events and signals their processes on this machine: at random times with a mean
 distance of --mtbf, or at the times of --trace. It ends with the job, at --until-step or at Ctrl-C, and prints a table:
 deaths, stalls, steps, resources of the processes, and the goodput (progress relative to a run without deaths).
 
 At least one member of every stage survives, unless --cruel. Killed workers return as run.respawns allows; evicted ones
 do not. The same seed gives the same times. The live workers, and their position in a step, remain random.
 
---trace: a CSV file with a header. The first column is a time in hours, minutes or seconds, as named in the header. The
-second is the number of workers that are up from then on. If it falls, as many workers are killed, and their next
-processes are held back. If it rises, as many continue. --speed 60 turns a minute into a second.
+--trace: a CSV file of `python -m recycle_pp.simulate` (docs/simulate.md): the number of workers, or the state of each
+machine, over time. If the number falls, as many workers are killed, and their next processes are held back. If it
+rises, as many continue. --speed 60 turns a minute into a second.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import itertools
 import os
 import random
 import signal
@@ -30,10 +28,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from recycle_pp.config.times import parse_seconds
+from recycle_pp.simulation import availability
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.soak import Usage, table
@@ -121,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
         run = RunFolder(options.run_dir)
         if not run.events.exists():
             raise ValueError(f"--run-dir {options.run_dir} holds no run: there is no {run.events.name}")
-        times = _times_of(options.trace, options.speed) if options.trace else _at_random(options.mtbf, options.seed)
+        times = changes_of(options.trace, options.speed) if options.trace else _at_random(options.mtbf, options.seed)
     except ValueError as error:
         print(f"recycle_pp.chaos: {error}", file=sys.stderr)
         return 2
@@ -224,21 +222,13 @@ def _at_random(mtbf: float, seed: int) -> Iterator[Change]:
         yield Change(now)
 
 
-def _times_of(path: str, speed: float) -> Iterator[Change]:
+def changes_of(path: str, speed: float) -> Iterator[Change]:
     """One change for every worker that a trace loses or gains. ValueError for an invalid file."""
     try:
-        with Path(path).open(newline="") as file:
-            rows = list(csv.reader(file))
-        header, body = rows[0], rows[1:]
-        unit = {"hour": 3600.0, "minute": 60.0, "second": 1.0}[header[0].strip().rstrip("s")]
-        points = [(unit * float(row[0]), int(float(row[1]))) for row in body if row]
-    except (OSError, ValueError, LookupError) as error:
-        raise ValueError(f"--trace {path} must be a CSV of hours (minutes, seconds) and workers: {error}") from error
-    return iter([
-        Change((at - points[0][0]) / speed, up=after > before)
-        for (_, before), (at, after) in itertools.pairwise(points)
-        for _ in range(abs(before - after))
-    ])  # fmt: skip
+        trace = availability.read(path)
+    except OSError as error:
+        raise ValueError(f"--trace {path} cannot be read: {error.strerror}") from error
+    return iter([Change(change.at / speed, change.up) for change in trace.changes])
 
 
 # ---------------------------------------------------------------------------------------------------------- options

@@ -1,7 +1,7 @@
-"""What a run under chaos went through: a table of deaths, stalls and goodput, and whether its processes grow.
+"""A table of a run under faults: deaths, stalls, goodput, and the growth of its processes.
 
 usage = Usage()
-usage.look(pids)                     # now and then, of the workers that live
+usage.look(pids)                     # from time to time, with the live workers
 print(table(run, since, usage))
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from recycle_pp.linux.processes import ProcessSize, parent_of, process_size
 
 from .events.catalog import parsed
 from .events.deaths import DeathDetected, explained
@@ -20,57 +21,39 @@ from .events.workers import Rejoined
 from .run_folder import RunFolder
 
 
-class Size(NamedTuple):
-    """Of one process."""
-
-    mib: float  # resident
-    threads: int
-    descriptors: int
-
-
 class Usage:
-    """The largest worker and the largest supervisor, each time somebody looks."""
+    """The sizes of the largest worker and the largest supervisor over time."""
 
     def __init__(self) -> None:
-        self.workers: list[Size] = []
-        self.supervisors: list[Size] = []
+        self.workers: list[ProcessSize] = []
+        self.supervisors: list[ProcessSize] = []
 
     def look(self, pids: Iterable[int]) -> None:
         """pids: of workers on this machine; each one's parent is its supervisor."""
         workers, supervisors = [], []
         for pid in pids:
-            with suppress(OSError, KeyError, IndexError):  # it has just died
-                status = _status(pid)
-                supervisors.append(_size(int(status["PPid"])))
-                workers.append(_size(pid))
+            with suppress(OSError, KeyError):  # it has just died
+                worker, supervisor = process_size(pid), process_size(parent_of(pid))
+                workers.append(worker)
+                supervisors.append(supervisor)
         if workers:
-            self.workers.append(Size(*map(max, zip(*workers, strict=True))))
-            self.supervisors.append(Size(*map(max, zip(*supervisors, strict=True))))
+            self.workers.append(ProcessSize(*map(max, zip(*workers, strict=True))))
+            self.supervisors.append(ProcessSize(*map(max, zip(*supervisors, strict=True))))
 
     def rows(self) -> list[tuple[str, object]]:
-        """From the first quarter of the looks to the last: what leaks has grown."""
+        """Medians of the first and of the last quarter of the measurements: leaks show as growth."""
         return [
-            (f"{who}: memory, threads, files", f"{_early(sizes)} -> {_early(sizes[::-1])}")
-            for who, sizes in (("largest worker", self.workers), ("largest supervisor", self.supervisors))
+            (f"{name}: memory, threads, files", f"{_early(sizes)} -> {_early(sizes[::-1])}")
+            for name, sizes in (("largest worker", self.workers), ("largest supervisor", self.supervisors))
             if sizes
         ]
 
 
-def _early(sizes: Sequence[Size]) -> str:
+def _early(sizes: Sequence[ProcessSize]) -> str:
     """The median of the first quarter."""
     some = sizes[: max(1, len(sizes) // 4)]
     mib, threads, descriptors = (_quantile(sorted(column), 0.5) for column in zip(*some, strict=True))
     return f"{mib:.0f} MiB, {threads:.0f}, {descriptors:.0f}"
-
-
-def _status(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {name: value.split()[0] for name, _, value in (line.partition(":") for line in lines) if value.strip()}
-
-
-def _size(pid: int) -> Size:
-    status = _status(pid)
-    return Size(int(status["VmRSS"]) / 1024, int(status["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir())))
 
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from recycle_pp.chaos import Hitter, main
+from recycle_pp.chaos import Hitter, changes_of, main
 from recycle_pp.telemetry.soak import Usage, table
 
 from .harness import Case, Strike, explain
@@ -101,13 +101,21 @@ def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
             ["--kinds", "kill,tickle"],
             "--kinds must be one or more of kill, hang, pause, slow, evict, or all, not 'tickle'",
         ),
-        (["--trace", "nowhere.csv"], "--trace nowhere.csv must be a CSV"),
+        (["--trace", "nowhere.csv"], "--trace nowhere.csv cannot be read: No such file"),
     ],
 )
 def test_wrong_options_are_one_sentence(options, sentence, tmp_path, capsys):
     (tmp_path / "events.jsonl").touch()
     assert main(["--run-dir", str(tmp_path), *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["minute,workers\n0,6\n1,5\n2,4\n4,5\n", "minute,machine,up\n0,c,1\n1,a,0\n2,b,down\n4,a,up\n"]
+)
+def test_a_trace_of_counts_or_of_machines_gives_the_times_of_deaths_and_returns(text, tmp_path):
+    (tmp_path / "trace.csv").write_text(text)
+    assert list(changes_of(str(tmp_path / "trace.csv"), speed=60.0)) == [(1.0, False), (2.0, False), (4.0, True)]
 
 
 def test_a_worker_that_hangs_while_it_is_slow_stays_hung():

@@ -15,10 +15,15 @@ QUICK = ("control.suspicion=2",)
 SECONDS = 0.02  # one way: paces the steps, so that the job outlasts the cut
 
 
-def is_at_full_strength(outcome):
-    """The last step was run by all six workers, and nobody came back and had to leave again."""
-    deaths = [e["worker"] for e in outcome.all("death_detected")]
-    return sorted(deaths) == ["2.0", "2.1"] == sorted(e["worker"] for e in outcome.all("rejoined"))
+def check_full_strength(job, newcomer, runs):
+    """The job ends exactly, with the node that joined; both workers of node 2 died once and returned once."""
+    job.wait_for_event("rejoined", 60, nth=2)
+    outcome = job.outcome()
+    assert newcomer.agent.wait(30) == 0, job.output
+    assert outcome.code == 0, explain(outcome)
+    runs.check_exact(outcome)
+    for event in ("death_detected", "rejoined"):
+        assert sorted(e["worker"] for e in outcome.all(event)) == ["2.0", "2.1"], explain(outcome)
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=slow)])
@@ -66,12 +71,7 @@ def test_a_node_that_joins_while_its_link_is_cut_waits_and_takes_part_when_it_wo
         time.sleep(max(0.0, begun + 60 - time.monotonic()))
         assert not job.events("node_joined") and not job.events("finished")
         job.network.heal()
-        job.wait_for_event("rejoined", 60, nth=2)
-        outcome = job.outcome()
-        assert newcomer.agent.wait(30) == 0, job.output
-    assert outcome.code == 0, explain(outcome)
-    runs.check_exact(outcome)
-    assert is_at_full_strength(outcome), explain(outcome)
+        check_full_strength(job, newcomer, runs)
 
 
 @slow
@@ -85,13 +85,7 @@ def test_a_node_that_was_cut_off_for_a_minute_joins_again(zygote, runs, tmp_path
         assert job.nodes[2].agent.wait(60) == 1, job.output
         time.sleep(max(0.0, begun + 60 - time.monotonic()))
         job.network.heal()
-        newcomer = job.join(job.nodes[2].machine)
-        job.wait_for_event("rejoined", 60, nth=2)
-        outcome = job.outcome()
-        assert newcomer.agent.wait(30) == 0, job.output
-    assert outcome.code == 0, explain(outcome)
-    runs.check_exact(outcome)
-    assert is_at_full_strength(outcome), explain(outcome)
+        check_full_strength(job, job.join(job.nodes[2].machine), runs)
 
 
 def test_a_cut_that_is_healed_within_suspicion_costs_no_worker(zygote, runs, tmp_path):
