@@ -121,7 +121,7 @@ class Coordinator:
         self._driver.agreement_gate.close()
         await self._until_all_have_gone()
         self._recorder.close()
-        await self._recorder.written(WRITE_SECONDS)
+        await self._recorder.flushed(WRITE_SECONDS)
         return code
 
     def stop(self, reason: str, code: int = 1) -> None:
@@ -147,7 +147,7 @@ class Coordinator:
 
     def write_again(self) -> None:
         """Lines that the run folder's disk has refused are tried again."""
-        self._recorder.again()
+        self._recorder.retry()
 
     @property
     def live(self) -> set[Worker]:

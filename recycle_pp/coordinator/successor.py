@@ -114,7 +114,7 @@ class Successor(Coordinator):
         said = self._discovery.said()
         self._hear_again(said, (Measured,))
         if found.commit is not None:
-            self._recorder.commit_again(found.commit)
+            self._recorder.record_missing_commit(found.commit)
         # Who assembles a checkpoint comes before who has saved a part of it: or it would be assembled once more.
         self._hear_again(said, (Assembling, Assembled))
         self._hear_again(said, set(LASTING) - {Measured, Assembling, Assembled})

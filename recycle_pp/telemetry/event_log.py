@@ -76,9 +76,9 @@ class EventLog:
         """Writes all events that wait, as they are."""
         self._order.release()
 
-    def again(self) -> None:
+    def retry(self) -> None:
         """Retries the lines that the disk has rejected."""
-        self._lines.again()
+        self._lines.retry()
 
     def close(self) -> None:
         """Drops the events that still wait."""

@@ -34,7 +34,7 @@ class Lines:
     Each line ends with `term`: the writer's term when the line goes to the disk (`wire.terms`).
 
     While the disk rejects lines (it is full, or read-only), the newest KEPT of them wait for the next `write` or
-    `again`. One warning reports the error, a later one the number of lost lines.
+    `retry`. One warning reports the error, a later one the number of lost lines.
     """
 
     def __init__(self, path: Path, later: Later = now, term: Callable[[], int] = lambda: 0):
@@ -54,7 +54,7 @@ class Lines:
         if not self._later(self._append, record["step"], json.dumps(_finite(record), separators=(",", ":")).encode()):
             self._lost += 1
 
-    def again(self) -> None:
+    def retry(self) -> None:
         """Retries the lines that the disk has rejected."""
         if self._refused:
             self._later(self._write)

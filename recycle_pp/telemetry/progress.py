@@ -1,11 +1,11 @@
-"""What a person sees while a run goes: a line a step, and sentences between them.
+"""The lines on the console during a run: one per step, and sentences between them.
 
     progress = Progress(steps=60, workers=12, stream=sys.stdout)
     progress.step({"step": 20, "loss": 2.31, "tokens_per_second": 51000, "live_workers": 11, ...})   # a metrics record
     progress.say("step 20: worker 1.2 died (killed by SIGKILL)")
 
-Steps count from 0, and each line says how many are left: of 60 steps the last is "step 59", with "0 steps left". On a
-terminal with colour and a bar, elsewhere plain text. A reader that goes away (`| head`) does not stop the run.
+Steps count from 0, and each line has the number of steps left: the last of 60 steps is "step 59", with "0 steps left".
+A terminal shows colours and a bar. A reader that closes the pipe (`| head`) does not stop the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 
 class Progress:
-    """steps, workers: how many the whole run has."""
+    """steps, workers: numbers of steps and workers of the whole run."""
 
     def __init__(self, steps: int, workers: int, stream: TextIO | BackgroundStream | None = None):
         self._steps, self._workers = steps, workers
@@ -37,8 +37,11 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=20)  # of recent steps
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """One finished step: a record of metrics.jsonl (keys that are absent are left out of the line). The first one
-        has no speed: what is touched and compiled for the first time is in it."""
+        """Prints the line of a committed step.
+
+        record: a line of metrics.jsonl; missing keys are left out
+        The first step has no speed, because it includes compilation and first memory accesses.
+        """
         now, first = time.monotonic(), self._last is None
         if self._last is not None:
             self._seconds.append(now - self._last)
@@ -60,7 +63,7 @@ class Progress:
         self._write(text)
 
     def say(self, sentence: str) -> None:
-        """A sentence on a line of its own."""
+        """Prints a sentence on a line of its own."""
         self._write(f"{_BOLD}{sentence}{_RESET}" if self._colour else sentence)
 
     def _live(self, record: Mapping[str, Any]) -> str:
@@ -80,7 +83,7 @@ class Progress:
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads any more
+        except (OSError, ValueError):  # the reader has closed its end
             self._stream = open(os.devnull, "w")  # noqa: SIM115
 
 

@@ -1,13 +1,14 @@
-"""Turns what the job does into files and words: events, metrics, traces, the summary. It decides nothing.
+"""Writes the records of a job: events, metrics, traces, the summary, and lines on the console.
 
     recorder = Recorder(settings, run, events, progress, job, spans)
-    recorder.measured(worker, message)    # also progress and resumed: messages of workers for the records
+    recorder.measured(worker, message)    # also `progress` and `resumed`: messages of workers
+    recorder.event(Respawned(worker="1.2", respawns=1))
     recorder.follow(note)                 # each note of the job
     recorder.finished(digests)
 
-Nobody asks it for anything. An exception in any of its methods is logged and ends nothing (`guarded`).
+It only records: no other part of the job reads a value from it. Its methods do not raise (`guarded`).
 
-(Longer than other files because it has a method for each kind of event, and all of them write to the same few files.)
+(Longer than other files, because all its methods write to the same few files.)
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ class Recorder:
         self._spans = spans
         self._metrics = Lines(run.metrics, run.later, events.term)
         self._sample_log = Lines(run.samples, run.later, events.term) if settings.run.sample_log else None
-        self._samples: dict[int, list[int]] = {}  # by step: what is in its gradient
-        self._begun = time.monotonic()
-        self._step_ended = self._begun
-        self._line: Json | None = None  # the metrics of a step that still waits for its val_loss
+        self._samples: dict[int, list[int]] = {}  # by step: sample ids in its gradient
+        self._started_at = time.monotonic()
+        self._step_ended = self._started_at
+        self._line: Json | None = None  # metrics of a step that wait for its val_loss
         self._later = Background("traces")
         self._later.permitted = lambda: run.later.permitted()
         self._traces = Traces(run, self._later, spans)
         self._cpu: dict[Worker, float] = {}
-        self._cpu_now = 0.0  # of the step under way
-        self._cpu_last, self._steps = 0.0, 0  # of the step before, and how many there were
-        self._cpu_steps = RunningMedian()  # of all but the first two
+        self._cpu_now = 0.0  # of the current step
+        self._cpu_last, self._steps = 0.0, 0  # of the last step; number of steps
+        self._cpu_steps = RunningMedian()  # of all steps but the first two
         self._own_cpu = time.process_time()
         self._logged: dict[Worker, int] = {}
         self._recovery: Recovery | None = None
@@ -88,9 +89,9 @@ class Recorder:
         self._final_loss: float | None = None
         self._lr = 0.0
         self._started = False
-        self._recorded = -1  # newest step whose line it has written
+        self._recorded = -1  # newest step that an earlier coordinator recorded
 
-    # -- from the workers --------------------------------------------------------------------------------------
+    # -- messages of workers --------------------------------------------------------------------------------------
 
     @guarded
     def measured(self, worker: Worker, message: Measured) -> None:
@@ -115,7 +116,7 @@ class Recorder:
             if self._recovery.complete(self._job):
                 self._close_recovery()
 
-    # -- from the coordinator ----------------------------------------------------------------------------------
+    # -- events of the job ----------------------------------------------------------------------------------
 
     @guarded
     def event(self, event: Event) -> None:
@@ -127,25 +128,27 @@ class Recorder:
 
     @guarded
     def say(self, sentence: str) -> None:
-        """To the user, without an event."""
+        """Prints a sentence without an event."""
         self._progress.say(sentence)
 
     @guarded_returning(_no_event)
     def death(self, worker: Worker, now: float, stood: float | None = None) -> Expected | None:
-        """The event of a death whose cause is not known yet. Later events wait for `explain_death` or `suppose_death`.
+        """Records a death whose cause is not known yet. Later events wait for `explain_death` or `suppose_death`.
 
-        Call it before the job plans around the death. now: monotonic seconds. stood: seconds since the worker's last
-        progress, from which the stall of a hang counts.
+        Call it before the job plans around the death.
+
+        now:   monotonic seconds
+        stood: of a hung worker, seconds since its last progress; its stall counts from then
         """
         event = self._events.expect(self._dated(DeathDetected(worker=str(worker), **_cause(UNKNOWN))))
         self._deaths += 1
         self._cpu.pop(worker, None)
         if worker in self._job.live and self._job.phase != "starting":
-            self._go_on_without(worker, now, stood)
+            self._begin_recovery(worker, now, stood)
         self._traces.died(worker, now)
         return event
 
-    def _go_on_without(self, worker: Worker, now: float, stood: float | None = None) -> None:
+    def _begin_recovery(self, worker: Worker, now: float, stood: float | None = None) -> None:
         self._recovery = self._recovery or Recovery(self._job.committed + 1)
         self._recovery.death(worker, now)
         if stood is not None:
@@ -154,9 +157,9 @@ class Recorder:
 
     @guarded
     def explain_death(self, event: Expected | None, death: Death) -> None:
-        """Completes the event of a death with its cause, or adds `death_explained` if it was written with another one.
+        """Completes the event of a death with its cause. If it was written with another cause, adds `DeathExplained`.
 
-        event: None if another coordinator has written it.
+        event: None if an earlier coordinator has written it
         """
         if event is None:
             return
@@ -171,7 +174,7 @@ class Recorder:
 
     @guarded
     def suppose_death(self, event: Expected | None, death: Death) -> None:
-        """Completes the event of a death whose cause is not certain, so that later events wait no longer."""
+        """Completes the event of a death with a provisional cause, so that later events wait no longer."""
         if event is not None and not event.complete:
             self._events.complete(event, **_cause(death))
 
@@ -195,41 +198,44 @@ class Recorder:
         elif kind == "plan_adopted":
             if not self._started:
                 self._started = True
-                self._step_ended = time.monotonic()  # the start is no part of the first step
+                self._step_ended = time.monotonic()  # the start is not a part of the first step
                 self.event(Started(workers=len(self._job.live)))
             if self._recovery:
-                self._recovery.planned(time.monotonic(), self._job, self._gone(note))
+                self._recovery.planned(time.monotonic(), self._job, self._completed_by_dead(note))
             self.event(PlanAdopted(lost_ops=len(note["lost"]), revoked=note["revoked"]))
         elif kind == "repeated":
             self.event(Repeated(stages=note["stages"], attempt=note["attempt"]))
         elif kind == "mismatch":
-            self._go_on_without(note["worker"], time.monotonic())
+            self._begin_recovery(note["worker"], time.monotonic())
             self.event(Mismatch(worker=str(note["worker"]), host=note["host"], detail=note["detail"]))
         elif kind in ("rejoined", "left"):
             self._traces.mark(self._job.committed + 1)
             self.event((Rejoined if kind == "rejoined" else Left)(worker=str(note["worker"])))
 
-    def _gone(self, note: Json) -> set[Part]:
-        """What had ended on the dead: by their own word, or because a survivor has used it."""
+    def _completed_by_dead(self, note: Json) -> set[Part]:
+        """Ops that dead workers had completed: they reported them, or a survivor has used their outputs."""
         step = note["step"]
         used = {(step, _MAKERS[kind], mb, stage) for kind, mb, stage in note["lost"]}
-        return used | self._traces.gone(step) | self._traces.gone(step + 1)
+        return used | self._traces.completed_by_dead(step) | self._traces.completed_by_dead(step + 1)
 
     @guarded
     def speed_changed(self, worker: Worker, factor: float) -> None:
-        """Plans of the steps after this one count with it: `factor` times as long as its peers."""
+        """Records that plans after this step assume another speed of the worker.
+
+        factor: duration of its ops relative to its peers
+        """
         self._traces.mark(self._job.committed + 1)
         event = Slow if factor > 1.0 else SlowNoMore
         self.event(event(worker=str(worker), factor=round(factor, 2)))
 
     def restored(self, job: Job) -> None:
-        """All workers begin anew at a checkpoint; `job` takes the place of the one that had lost a stage."""
+        """All workers restart from a checkpoint; `job` replaces the job that lost a stage."""
         committed, self._job, self._recovery = self._job.committed, job, None
-        self._begin_anew(committed)
+        self._record_restore(committed)
 
     @guarded
-    def _begin_anew(self, committed: int) -> None:
-        """committed: the newest step before the restore."""
+    def _record_restore(self, committed: int) -> None:
+        """committed: newest step committed before the restore."""
         first = self._job.first_step
         self._write_line()
         self._cut(first)
@@ -241,23 +247,23 @@ class Recorder:
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
 
     def _cut(self, steps: int) -> None:
-        """Removes the lines of steps that are undone: those after the first `steps` ones."""
+        """Removes the lines of undone steps: all after the first `steps` ones."""
         self._samples = {step: samples for step, samples in self._samples.items() if step < steps}
         self._metrics.cut(steps)
         if self._sample_log is not None:
             self._sample_log.cut(steps)
 
     def took_over(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
-        """Goes on with the files of the coordinator that was lost, as far as they are on this machine."""
+        """Continues the files of the lost coordinator, as far as they are on this machine."""
         self._job, self._started = job, True
-        self._go_on(job, takeover, history, dead)
+        self._record_takeover(job, takeover, history, dead)
 
     @guarded
-    def _go_on(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
+    def _record_takeover(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
         self._deaths, self._stalls = history.deaths, history.stalls
         self._cpu_steps, self._steps = RunningMedian(history.cpu_steps[2:]), len(history.cpu_steps)
-        self._lost = self._traces.redone = history.lost_ops  # its steps are committed: nothing of them is missing
-        self._begun -= history.seconds
+        self._lost = self._traces.redone = history.lost_ops  # lost ops of committed steps were redone
+        self._started_at -= history.seconds
         self._recorded, self._final_loss = history.step, history.loss
         lost, rank = takeover.lost_rank, takeover.rank
         self.event(CoordinatorLost(rank=lost))
@@ -271,12 +277,12 @@ class Recorder:
 
     @guarded
     def remove_undone(self) -> None:
-        """Removes the steps after the newest commit: the lost coordinator recorded them, no live worker has them."""
+        """Removes the lines of steps that the lost coordinator recorded and no live worker knows as committed."""
         self._cut(self._job.committed + 1)
 
     @guarded
-    def commit_again(self, commit: Commit) -> None:
-        """A step's line, if the coordinator that was lost had no time left to write it."""
+    def record_missing_commit(self, commit: Commit) -> None:
+        """Writes the line of a step, if the lost coordinator has not written it."""
         if commit.step > self._recorded:
             self._committed(commit)
 
@@ -293,12 +299,12 @@ class Recorder:
         self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
 
     @guarded
-    def again(self) -> None:
-        """Lines that the disk has refused are tried again."""
-        self._events.again()
-        self._metrics.again()
+    def retry(self) -> None:
+        """Retries the lines that the disk has rejected."""
+        self._events.retry()
+        self._metrics.retry()
         if self._sample_log is not None:
-            self._sample_log.again()
+            self._sample_log.retry()
 
     def close(self) -> None:
         self._write_line()
@@ -306,13 +312,13 @@ class Recorder:
 
     @guarded
     def abandon(self) -> None:
-        """Another coordinator writes from now on: a line that still waits for its val_loss is not written."""
+        """Closes the files for another coordinator. A line that still waits for its val_loss is dropped."""
         self._metrics.close()
         if self._sample_log is not None:
             self._sample_log.close()
 
-    async def written(self, seconds: float) -> None:
-        """Until all is on the disk, or so long."""
+    async def flushed(self, seconds: float) -> None:
+        """Waits until all records are on the disk, or for this time."""
         await self._later.flushed(seconds)
         await self._run.later.flushed(seconds)
 
@@ -381,7 +387,7 @@ class Recorder:
             bubbles=self._traces.bubbles.median,
             lost_ops=self._lost,
             redone_ops=self._traces.redone,
-            wall_seconds=time.monotonic() - self._begun,
+            wall_seconds=time.monotonic() - self._started_at,
             cpu_seconds_per_step=self._cpu_steps.median or self._cpu_last,
             final_loss=self._final_loss,
             weights_sha256=weights_sha256(digests),
@@ -397,7 +403,7 @@ def _spans_here(spans: list[Span], here: Callable[[float], float]) -> list[Any]:
 
 
 def weights_sha256(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
-    """One SHA-256 over the parameters' digests in canonical order; None if peers do not hold the same weights."""
+    """SHA-256 over the digests of the parameters in canonical order; None if the weights of peers differ."""
     by_name: dict[str, str] = {}
     for _, of in sorted(digests.items(), key=lambda item: (item[0].stage, item[0].pipeline)):
         for name, digest in of.items():

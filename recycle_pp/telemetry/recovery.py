@@ -1,15 +1,15 @@
-"""The phases of one recovery, on one clock: from the death to the last worker that had to wait for it.
+"""The phases of one recovery, on one clock: from the death to the next op of the last worker that waited.
 
-died        the worker died (its supervisor's or its own word), or made its last progress; else when it was noticed
-detected    the coordinator knew
-elected     it coordinates in the place of one that died (only then)
+died        the worker died or, if it hung, made its last progress; the time of detection if that is unknown
+detected    the coordinator learned about it
+elected     this coordinator was elected; only if the coordinator was lost
 announced   it announced the new generation
-unblocked   the last survivor was out of whatever had blocked it
+unblocked   the last survivor had left its blocking call
 regrouped   the last survivor had its new links
 planned     the plan of the remainder was made
 resumed     the last survivor that had to wait started its next op
 
-A further death before the end starts the later phases anew; the stall counts from the first.
+Another death before the end repeats the later phases. The stall counts from the first death.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from recycle_pp.protocol.job import Job
 
 from .events.recovery import Resumed
 
-PROMPT = 0.002  # seconds; a first op planned later than this waits by plan, not for the recovery
+PROMPT = 0.002  # seconds; a first op planned later than this does not wait for the recovery
 Part = tuple[int, str, tuple[int, int], int]
-"""Step, kind, micro-batch and stage of an op, a B as its I and its W: what counts as one lost op (docs/figures.md)."""
+"""Step, kind, micro-batch and stage of an op; a B counts as its I and its W: the unit of lost ops (docs/figures.md)."""
 
 
 class Recovery:
@@ -34,7 +34,7 @@ class Recovery:
         self.lost: set[Part] = set()
         self.redone = 0  # lost ops that the newest plans run again
         self.phases: dict[str, float] = {}
-        self.left = (0.0, 0.0)  # seconds that the rest of the step takes by plan, and the least that any plan can take
+        self.left = (0.0, 0.0)  # seconds for the rest of the step: of the plan, and of the best possible plan
         self._resumed: dict[Worker, dict[str, float]] = {}
         self._prompt: set[Worker] = set()
 
@@ -53,7 +53,7 @@ class Recovery:
         self.phases |= {"died": lost_at, "detected": lost_at, "elected": elected_at}
 
     def died(self, worker: Worker, at: float) -> None:
-        """The time of a death, from who stood nearer."""
+        """Corrects the time of a death, as reported by its supervisor."""
         self.dead[worker] = at
         self.phases["died"] = min(self.phases["died"], at)
 
@@ -62,7 +62,7 @@ class Recovery:
         self._resumed.clear()
 
     def planned(self, now: float, job: Job, gone: set[Part]) -> None:
-        """gone: what had ended on the dead. Lost of it is what must run again: not what is in a sum that survives."""
+        """gone: ops that dead workers had completed. Those that run again are lost; the others are in a sum."""
         self.phases["planned"] = now
         plans = job.remainder_plans
         again = {
@@ -86,11 +86,11 @@ class Recovery:
     def complete(self, job: Job) -> bool:
         if not job.live <= self._resumed.keys():
             return False
-        heard = self._resumed
-        self.phases["unblocked"] = max(t["unblocked"] for t in heard.values())
-        self.phases["regrouped"] = max(t["grouped"] for t in heard.values())
-        # Whoever was still busy with an op of its own when the plan came did not have to wait.
-        self.phases["resumed"] = max(t["resumed" if w in self._prompt else "followed"] for w, t in heard.items())
+        times = self._resumed
+        self.phases["unblocked"] = max(t["unblocked"] for t in times.values())
+        self.phases["regrouped"] = max(t["grouped"] for t in times.values())
+        # A worker that was still computing when the plan came did not have to wait.
+        self.phases["resumed"] = max(t["resumed" if w in self._prompt else "followed"] for w, t in times.items())
         return True
 
     def event(self) -> Resumed:

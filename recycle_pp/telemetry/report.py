@@ -1,8 +1,8 @@
-"""A run in a few lines: what died and why, what it cost, and that the loss went on.
+"""A run in a few lines: its deaths, their causes and costs, and the loss around them.
 
     print(report(RunFolder("runs/mine")))      # python -m recycle_pp.report runs/mine
 
-Everything is read from the run folder: metrics.jsonl, events.jsonl, summary.json.
+It is read from metrics.jsonl, events.jsonl and summary.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 def report(run: RunFolder) -> str:
-    """The report as text of several lines; ValueError if the folder holds no run, or a file of it is damaged."""
+    """The report as text of several lines; ValueError if the folder holds no run, or if a file is damaged."""
     run.require()
     metrics, events, steps = run.lines(run.metrics), explained(parsed(run.lines(run.events))), run.steps()
     lines = [f"Run {run.path}", _course(metrics)]
@@ -36,7 +36,7 @@ def report(run: RunFolder) -> str:
         if isinstance(event, DeathDetected):
             lines.append(f"    {_cost(event, events, metrics)}")
     if not any(isinstance(event, DeathDetected) for event in events):
-        lines.append("  nobody died")
+        lines.append("  no worker died")
     with suppress(FileNotFoundError):
         lines += _summary(decode(run.summary, read(run.summary), Summary))
     return "\n".join(lines)
@@ -45,14 +45,14 @@ def report(run: RunFolder) -> str:
 def _course(metrics: Sequence[Record]) -> str:
     losses = [(m["step"], m["loss"]) for m in metrics if m.get("loss") is not None]
     if not losses:
-        return "  no step is finished"
+        return "  no step is committed"
     text = f"  loss {losses[0][1]:.4f} in step {losses[0][0]}, {losses[-1][1]:.4f} in step {losses[-1][0]}"
     validated = [m for m in metrics if m.get("val_loss") is not None]
     return text + (f", {_validation(validated[-1])}" if validated else "")
 
 
 def _validation(record: Record) -> str:
-    samples = record.get("val_samples")  # absent in runs of earlier versions
+    samples = record.get("val_samples")  # missing in runs of earlier versions
     on = "held-out text" if samples is None else plural(samples, "held-out sample")
     return f"{record['val_loss']:.4f} on {on}"
 
@@ -63,7 +63,7 @@ def _cost(death: DeathDetected, events: Sequence[Event], metrics: Sequence[Recor
     recoveries = [event for event in events if isinstance(event, Resumed) and death.worker in event.dead]
     if not recoveries:
         continued = any(record["step"] > death.step for record in metrics)
-        return "nobody had to wait" if continued else "the job did not go on after it"
+        return "no worker had to wait" if continued else "the job did not continue"
     nearest = min(recoveries, key=lambda event: abs(event.time - death.time))
     ops = f"{plural(nearest.lost_ops, 'op')} lost, {nearest.redone_ops} redone by peers"
     return f"stalled {1000 * nearest.stall_seconds:.0f} ms; {ops}"

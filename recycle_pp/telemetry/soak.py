@@ -29,7 +29,7 @@ class Usage:
         self.supervisors: list[ProcessSize] = []
 
     def look(self, pids: Iterable[int]) -> None:
-        """pids: of workers on this machine; each one's parent is its supervisor."""
+        """pids: of workers on this machine; the parent of each is its supervisor."""
         workers, supervisors = [], []
         for pid in pids:
             with suppress(OSError, KeyError):  # it has just died
@@ -57,7 +57,7 @@ def _early(sizes: Sequence[ProcessSize]) -> str:
 
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
-    """What the run went through since that time, in words and numbers."""
+    """The table, of events since that time (seconds since 1970)."""
     events = explained(event for event in parsed(run.lines(run.events)) if event.time >= since)
     stalls = sorted(event.stall_seconds for event in events if isinstance(event, Resumed))
     causes = Counter(event.cause for event in events if isinstance(event, DeathDetected))
@@ -81,8 +81,8 @@ def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str
 
 
 def _goodput(metrics: Sequence[dict[str, Any]], per_worker: bool = False) -> float:
-    """Time that the steps would have taken (each the median of those with all workers), over what they took."""
-    steps = [line for line in metrics[1:] if line.get("step_seconds")]  # the first one holds the start
+    """Time of the steps at their median with all workers, relative to the time that they took."""
+    steps = [line for line in metrics[1:] if line.get("step_seconds")]  # the first one includes the start
     most = max((line["live_workers"] for line in steps), default=0)
     full = sorted(line["step_seconds"] for line in steps if line["live_workers"] == most)
     if not full:

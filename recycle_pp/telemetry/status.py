@@ -1,7 +1,7 @@
-"""How a run is, read from its folder: by any process, on any machine that has it.
+"""The state of a run, read from its folder by any process on any machine that has the folder.
 
 looker = Looker(RunFolder("runs/mine"))
-status = looker.look()                 # as often as one likes: each look reads only what is new
+status = looker.look()                 # reads only what is new since the last look
 status.state, status.step, status.live
 text(status), status.to_json()
 """
@@ -32,25 +32,26 @@ from .progress import duration
 from .run_folder import RunFolder
 from .words import plural, when
 
-RECENT = 20  # steps that tell the speed
-DEATHS = 5  # that are shown
-MOST_ROWS = 16  # of the map; beyond, whole pipelines are folded
+RECENT = 20  # steps from which the speed is computed
+DEATHS = 5  # number of deaths shown
+MOST_ROWS = 16  # of the map; with more pipelines, whole ones are counted in one row
 
 
 @dataclass(frozen=True)
 class Status:
     """state: starting | running | silent (no sign of life, seen from another machine) | dead | finished | stopped.
 
-    Times in seconds; None where nothing is known yet. ago: since the event."""
+    Times are in seconds, `ago` since the event. None: not known yet.
+    """
 
     run: str
     state: str
     proof: str
-    step: int | None  # newest that is committed, from 0
+    step: int | None  # newest committed step, from 0
     steps: int
     loss: float | None
     tokens_per_second: float | None
-    step_seconds: float | None  # median of the last ones
+    step_seconds: float | None  # median of recent steps
     last_step_seconds_ago: float | None
     eta_seconds: float | None
     pipelines: int
@@ -60,9 +61,9 @@ class Status:
     last_deaths: list[dict[str, Any]]  # step, worker, cause (in words), seconds_ago
     stalls: int
     last_stall_seconds: float | None
-    stall_seconds: float  # of all
-    recovering: bool  # a death has interrupted a step, and the job does not compute it yet
-    damaged: list[str]  # a sentence for each file of which only a part could be read
+    stall_seconds: float  # sum
+    recovering: bool  # a death has interrupted a step that does not run again yet
+    damaged: list[str]  # a sentence for each file with damaged lines
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,29 +71,29 @@ class Status:
 
 class Looker:
     def __init__(self, run: RunFolder) -> None:
-        """ValueError if the folder holds no run, or its config.yaml is damaged."""
+        """ValueError if the folder holds no run, or if its config.yaml is damaged."""
         run.require()
         self._run, self._settings = run, run.read_settings()
         self._metrics, self._events, self._pulse = Follower(run.metrics), Follower(run.events), Pulse(run)
         self._lines: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._deaths: list[DeathDetected] = []
         self._stalls: list[float] = []
-        self._away: set[str] = set()  # workers that take no part: they died or left, and are not back
-        self._broken: int | None = None  # the step that a death or a restore has interrupted
+        self._away: set[str] = set()  # workers that died or left and are not back
+        self._broken: int | None = None  # the step interrupted by a death or a restore
         self._restoring = False
 
     def look(self) -> Status:
-        """What can be read while the job lives, with the damage in `Status.damaged`. The first look waits like `Pulse`.
+        """The current status. The first look waits like `Pulse.look`.
 
         Raises:
-            UnreadableFile: a file is damaged, and no job lives.
+            UnreadableFile: a file is damaged and the job does not run. While it runs, `Status.damaged` has the damage.
         """
         verdict, proof, sign, age = self._life()
         self._lines.extend(self._metrics.new())
         for event in self._events.new():
             self._follow(parse(event))
         s = self._settings
-        now = sign.time + age if sign else time.time()  # by the coordinator's clock
+        now = sign.time + age if sign else time.time()  # on the coordinator's clock
         damaged = [follower.damage for follower in (self._metrics, self._events) if follower.damage is not None]
         last = self._lines[-1] if self._lines else {}
         measured = [line["step_seconds"] for line in self._lines if "step_seconds" in line]
@@ -160,7 +161,7 @@ class Looker:
                 self._broken = None
             case CoordinatorLost() | StageLost():
                 self._broken = event.step
-            case Restored():  # all workers start from a checkpoint, in other roles
+            case Restored():  # all workers restart from a checkpoint, in other roles
                 self._away.clear()
                 self._broken, self._restoring = event.checkpoint, True
                 kept = [line for line in self._lines if line["step"] < self._broken]
@@ -171,8 +172,8 @@ class Looker:
                 self._broken = None
 
     def _recovering(self, committed: int) -> bool:
-        """A death or a restore has interrupted a step, and that step is not committed. Another coordinator may write
-        the event of a death after its recovery, so the commit decides."""
+        """Whether a death or a restore has interrupted a step that is not committed. The commit decides, because a new
+        coordinator may record a death after its recovery."""
         return self._broken is not None and committed < self._broken < self._settings.run.steps
 
     def _state(self, verdict: str, sign: Sign | None) -> str:
@@ -184,7 +185,7 @@ class Looker:
 
 
 def text(status: Status) -> str:
-    """For a person: several lines."""
+    """The status as text of several lines."""
     lines = [f"{status.run}: {status.state} ({status.proof})"]
     if status.step is not None:
         parts = [f"step {status.step}, {plural(status.steps - 1 - status.step, 'step')} left"]
@@ -195,8 +196,7 @@ def text(status: Status) -> str:
         lines.append(", ".join(parts))
         if _late(status):
             lines.append(f"no step for {duration(status.last_step_seconds_ago or 0.0)}")
-    everybody = status.pipelines * status.stages
-    lines.append(f"{len(status.live)} of {everybody} workers live")
+    lines.append(f"{len(status.live)} of {status.pipelines * status.stages} workers live")
     lines += worker_map(status.live, status.pipelines, status.stages)
     if status.deaths:
         lines.append(f"{plural(status.deaths, 'death')}, the last:")
@@ -220,9 +220,9 @@ def _late(status: Status) -> bool:
 
 
 def worker_map(live: Sequence[str], pipelines: int, stages: int) -> list[str]:
-    """A line a pipeline, a mark a stage: who takes part. Of many pipelines, whole ones are counted in one line."""
-    there = {Worker.parse(name) for name in live}
-    rows = {d: [Worker(d, s) in there for s in range(stages)] for d in range(pipelines)}
+    """The live workers: a row per pipeline, a mark per stage. With many pipelines, one row counts the whole ones."""
+    alive = {Worker.parse(name) for name in live}
+    rows = {d: [Worker(d, s) in alive for s in range(stages)] for d in range(pipelines)}
     whole = [d for d in rows if all(rows[d])] if pipelines > MOST_ROWS else []
     shown = [d for d in rows if d not in set(whole)]
     width = len(str(stages - 1)) + 1

@@ -1,14 +1,14 @@
-"""Traces of the steps around an event: what every worker really did, and when.
+"""Traces of the steps around an event: the ops of every worker, with their times.
 
-    traces.progress(worker, step, spans, running)   # what it did lately and runs: all that is left of it if it dies
-    traces.died(worker, at)              # its last progress becomes part of the step: done ops and a cut one
-    traces.mark(step, recovery)          # this step, the one before and the one after are worth keeping
-    traces.committed(step, job)          # writes what is complete
-    traces.gone(step)                    # ops that had ended on workers which died in it
-    traces.bubbles, traces.redone        # the figures of the steps so far (docs/figures.md)
+    traces.progress(worker, step, spans, running)   # recent ops and the current one, in case the worker dies
+    traces.died(worker, at)              # adds its last progress to the step: completed ops and an interrupted one
+    traces.mark(step, recovery)          # keeps the traces of this step, the one before and the one after
+    traces.committed(step, job)          # writes the traces that are complete
+    traces.completed_by_dead(step)       # ops that were completed by workers that died in the step
+    traces.bubbles, traces.redone        # figures of all steps so far (docs/figures.md)
 
-What live workers measured comes from `SpanTables`. A step's optimizer spans come with those of the next step, so a
-trace is written one step late; and `later`, in a thread, as with a thousand workers it takes seconds.
+`SpanTables` has the spans of live workers. The optimizer's spans of a step arrive with those of the next step, so a
+trace is written one step late. `later` writes it in a thread, because that takes seconds with a thousand workers.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .running_median import RunningMedian
 from .span_tables import SpanTables
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
-Row = tuple[Worker, Span, str]  # and what became of it: done, cut, redone
+Row = tuple[Worker, Span, str]  # the status: done, cut (interrupted) or redone
 
 
 class Traces:
     def __init__(self, run: RunFolder, later: Later, spans: SpanTables) -> None:
         self._run, self._later, self._spans = run, later, spans
-        self.bubbles = RunningMedian()  # of every step whose spans are known
+        self.bubbles = RunningMedian()  # of all steps whose spans are known
         self.redone = 0  # ops
-        self._lost: dict[int, dict[Worker, list[Span]]] = {}  # what dead ones had done
+        self._lost: dict[int, dict[Worker, list[Span]]] = {}  # completed by workers that died
         self._cut: dict[int, dict[Worker, Span]] = {}
         self._progress: dict[Worker, tuple[int, list[Span], Span]] = {}
         self._problems: dict[int, Problem] = {}
@@ -55,11 +55,11 @@ class Traces:
         if worker in self._progress:
             step, done, (kind, d, i, start) = self._progress.pop(worker)
             if self._spans.has(step, worker):
-                return  # it had done everything
+                return  # it had completed the step
             self._lost.setdefault(step, {})[worker] = done
             self._cut.setdefault(step, {})[worker] = [kind, d, i, start, max(at, start)]
 
-    def gone(self, step: int) -> set[Part]:
+    def completed_by_dead(self, step: int) -> set[Part]:
         return {
             (step, part, (d, i), w.stage)
             for w, spans in self._lost.get(step, {}).items()
@@ -71,7 +71,7 @@ class Traces:
         self._marked[step] = self._marked.get(step) or recovery
 
     def committed(self, step: int, job: Job) -> None:
-        self._problems[step] = job.problem.replace(failed=[w for w in _everybody(job) if w not in job.live])
+        self._problems[step] = job.problem.replace(failed=[w for w in _all_workers(job) if w not in job.live])
         self._write(step - 1, job)
         for kept in (self._lost, self._cut, self._problems):
             for old in [k for k in kept if k < step - 1]:
@@ -79,11 +79,11 @@ class Traces:
         self._marked = {k: recovery for k, recovery in self._marked.items() if k > step - 3}
 
     def finish(self, job: Job) -> None:
-        """The last step has no next one."""
+        """Writes the trace of the last step, which no other step follows."""
         self._write(job.committed, job)
 
     def _again(self, step: int) -> frozenset[Part]:
-        """Lost ops: of this step, and of this one as the next of a recovery's."""
+        """Lost ops of this step, by recoveries in this step and in the one before."""
         recoveries = (self._marked.get(step), self._marked.get(step - 1))
         return frozenset(part for r in recoveries if r for part in r.lost if part[0] == step)
 
@@ -105,7 +105,7 @@ class Traces:
         self._add_figures(step)
         if not {step - 1, step, step + 1} & self._marked.keys():
             return
-        # The thread gets copies: whatever it reads may change here meanwhile.
+        # The thread gets copies, because this thread may change the originals.
         recovery, problem, generation = self._marked.get(step), self._problems[step], job.generation
         lost, cut = dict(self._lost.get(step, {})), dict(self._cut.get(step, {}))
         phases = dict(recovery.phases) if recovery else {}
@@ -128,7 +128,7 @@ def _rows(
     cut: Mapping[Worker, Span],
     again: Collection[Part],
 ) -> list[Row]:
-    """What everybody computed, and what became of it."""
+    """The compute ops of all workers, with their status."""
 
     def status(worker: Worker, kind: str, d: int, i: int) -> str:
         return "redone" if any((step, part, (d, i), worker.stage) in again for part in PARTS.get(kind, ())) else "done"
@@ -142,7 +142,7 @@ def _rows(
 def _trace(
     problem: Problem, generation: int, rows: list[Row], phases: Mapping[str, float], died: tuple[Worker, ...]
 ) -> Trace:
-    """Times from the first op on."""
+    """The trace, with times relative to the first op."""
     origin = min(span[3] for _, span, _ in rows)
     ops = [
         Op(OpKind(k), None if k == OpKind.OPTIMIZER else (d, i), w.stage, w, start - origin, end - origin)
@@ -160,7 +160,7 @@ def _trace(
 
 
 def _bubbles(problem: Problem, ops: Sequence[tuple[Worker, np.ndarray]]) -> float:
-    """The share of bubbles of a step: ops as `packing.unpack` gives them, some of them of one worker."""
+    """Share of bubbles in a step. ops: tables as `packing.unpack` returns them; a worker may have several."""
     table = np.concatenate([of for _, of in ops])
     workers = np.repeat([w for w, _ in ops], [len(of) for _, of in ops], axis=0)
     compute = table[:, 0] < len(KINDS)
@@ -170,5 +170,5 @@ def _bubbles(problem: Problem, ops: Sequence[tuple[Worker, np.ndarray]]) -> floa
     return bubbles_of(*of, problem.live, problem.pipelines, length).share
 
 
-def _everybody(job: Job) -> list[Worker]:
+def _all_workers(job: Job) -> list[Worker]:
     return [Worker(d, s) for d in range(job.problem.pipelines) for s in range(job.problem.stages)]

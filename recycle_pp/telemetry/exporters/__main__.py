@@ -1,9 +1,10 @@
-"""Follows a run folder and passes on what is new in it; see the package.
+"""Exports the new lines of a run folder, until the job is over.
 
     python -m recycle_pp.telemetry.exporters [--skip=METRICS,EVENTS] RUN_DIR NAME [ARGUMENT]
 
---skip: bytes of the two files that were passed on before. It ends when its standard input does, which the coordinator
-holds: at the end of the job, or when the coordinator dies. From a terminal it ends with the run, or by Ctrl-C.
+--skip: bytes of the two files that were exported before. The process ends when its standard input is closed. The
+coordinator holds that, so it is closed when the job or the coordinator ends. From a terminal, the process ends with the
+run, or by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from recycle_pp.telemetry.run_folder import RunFolder
 
 from .exporter import Exporter, make
 
-LOOK_SECONDS = 0.2
-LAST_SECONDS = 8  # to pass on the rest once the job is over
-MOST_BEHIND = 1000  # records in one look
+POLL_SECONDS = 0.2
+LAST_SECONDS = 8  # for the remaining records once the job is over
+MOST_BEHIND = 1000  # records of one poll
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,36 +40,36 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     if not sys.stdin.isatty():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the job, whose end we wait for
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job; this process ends after it
     follow(run, exporter, *skip)
     return 0
 
 
 def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0) -> None:
-    """Blocks until the job is over and everything is passed on."""
+    """Blocks until the job is over and all records are exported."""
     files = (Follower(run.metrics, metrics), exporter.step), (Follower(run.events, events), exporter.event)
     over = False
     while True:
         for follower, take in files:
             new = follower.new()
             if len(new) > MOST_BEHIND:
-                print(f"too slow: {len(new) - MOST_BEHIND} records are left out", file=sys.stderr, flush=True)
+                print(f"too slow: {len(new) - MOST_BEHIND} records are skipped", file=sys.stderr, flush=True)
             for record in new[-MOST_BEHIND:]:
                 take(record)
         if over:
             break
         over = _over(run)
         if over:
-            signal.alarm(LAST_SECONDS)  # ends this process, whatever hangs
+            signal.alarm(LAST_SECONDS)  # ends this process if the exporter hangs
     exporter.close()
 
 
 def _over(run: RunFolder) -> bool:
-    """Waits a moment. On a terminal, the run says so; else nobody holds our standard input any more."""
+    """Waits for POLL_SECONDS. On a terminal, the summary ends the export, else the end of standard input."""
     if sys.stdin.isatty():
-        select.select([], [], [], LOOK_SECONDS)
+        select.select([], [], [], POLL_SECONDS)
         return run.summary.exists()
-    ready = select.select([sys.stdin], [], [], LOOK_SECONDS)[0]
+    ready = select.select([sys.stdin], [], [], POLL_SECONDS)[0]
     return bool(ready) and not os.read(sys.stdin.fileno(), 1)
 
 

@@ -1,9 +1,9 @@
-"""run.on_event: a shell command for every event, with the event as one line of JSON on its standard input.
+"""run.on_event: runs a shell command for every event, with the event's line of JSON on standard input.
 
     run.on_event='jq -r .event >> events.txt'
 
-One command at a time, in the order of the events, each with SECONDS to end before it is killed with what it has
-started. Where it falls far behind, older events are left out, which the log says.
+Commands run one at a time, in the order of the events. A command that takes longer than SECONDS is killed together with
+its child processes. If the commands fall far behind, older events are skipped, and the log reports it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Command:
     def __init__(self, command: str, run: RunFolder) -> None:
         self._command = command
         self._environment = {**os.environ, "RECYCLE_RUN_DIR": str(run.path)}
-        self._environment.pop("RECYCLE_TOKEN", None)  # the job's secret is nobody else's
+        self._environment.pop("RECYCLE_TOKEN", None)  # the job's secret
 
     def step(self, record: Record) -> None:
         pass
@@ -41,9 +41,9 @@ class Command:
         )
         try:
             process.communicate(json.dumps(record, separators=(",", ":")).encode() + b"\n", timeout=SECONDS)
-            end = f"it ended with code {process.returncode}" if process.returncode else ""
+            end = f"ended with code {process.returncode}" if process.returncode else ""
         except subprocess.TimeoutExpired:
-            end = f"it was killed after {SECONDS:g} s"
+            end = f"killed after {SECONDS:g} s"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""What an exporter is, and which there are.
+"""The interface of an exporter, and the choice of exporters.
 
-exporter = make("tensorboard", run)         # ImportError: its package is missing
+exporter = make("tensorboard", run)         # ImportError if its package is missing
 exporter.step(record); exporter.event(record); exporter.close()
 """
 
@@ -29,14 +29,14 @@ MEASURES = (
     "logged_bytes",
     "cpu_seconds",
 )
-"""Keys of metrics.jsonl that are passed on."""
+"""Keys of metrics.jsonl that exporters send."""
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prometheus_client"}
-"""Name in the `log` group -> what must be installed, by the extra of the same name."""
+"""Name in the `log` group -> package that it needs, installed by the extra of the same name."""
 
 
 class Exporter(Protocol):
-    """Called by one thread, in the order of the files; may take its time, and may raise."""
+    """Called by one thread, in the order of the files. May block, and may raise."""
 
     def step(self, record: Record) -> None:
         """A line of metrics.jsonl."""
@@ -45,11 +45,11 @@ class Exporter(Protocol):
         """A line of events.jsonl."""
 
     def close(self) -> None:
-        """Nothing more comes: what is on its way is to arrive."""
+        """Blocks until all records have arrived."""
 
 
 def wanted(settings: Settings) -> dict[str, list[str]]:
-    """Name of every exporter that the settings ask for -> its arguments."""
+    """The exporters in the settings: name -> arguments."""
     log, out = settings.log, dict[str, list[str]]()
     if log.tensorboard:
         out["tensorboard"] = []
@@ -63,8 +63,7 @@ def wanted(settings: Settings) -> dict[str, list[str]]:
 
 
 def refuse_missing(settings: Settings) -> None:
-    """ValueError, one sentence, if the package of an exporter is not installed or the command of run.on_event is not
-    found."""
+    """ValueError if the package of an exporter is not installed, or if the command of run.on_event is not found."""
     if settings.run.on_event and (missing := _missing_command(settings.run.on_event)):
         raise ValueError(
             f"run.on_event must be a shell command; /bin/sh finds no {missing} on this machine: {settings.run.on_event}"
@@ -81,15 +80,15 @@ def _missing_command(command: str) -> str:
     """The command's first word, if it is a plain name or path that the shell does not find; else ""."""
     first = command.split(maxsplit=1)[0] if command.strip() else ""
     if not re.fullmatch(r"[\w./+-]+", first):
-        return ""  # an assignment, a quote, a subshell: for the shell to judge
+        return ""  # an assignment, a quote or a subshell: only the shell can tell
     found = subprocess.run(["/bin/sh", "-c", 'command -v -- "$1"', "sh", first], capture_output=True, check=False)
     return first if found.returncode else ""
 
 
 def make(name: str, run: RunFolder, *arguments: str) -> Exporter:
-    """The exporter of that name; ValueError for an unknown one, ImportError where its package is missing."""
+    """The exporter of that name; ValueError if the name is unknown, ImportError if its package is missing."""
     if name not in (*PACKAGES, "command"):
-        raise ValueError(f"{name!r} is no exporter; there are {', '.join((*PACKAGES, 'command'))}")
+        raise ValueError(f"{name!r} is not an exporter; choose from {', '.join((*PACKAGES, 'command'))}")
     module = import_module(f"{__package__}.{name}")
     exporter: Exporter = module.make(run, *arguments)
     return exporter

@@ -1,7 +1,7 @@
-"""The exporters of a job, a process each, as the coordinator starts and ends them.
+"""The exporter processes of a job, which the coordinator starts and ends.
 
 exporters = Exporters(settings, run)
-exporters.look()                # now and then: says once if one has ended too early
+exporters.look()                # now and then: warns once if one has ended too early
 await exporters.close()
 """
 
@@ -21,11 +21,11 @@ from recycle_pp.telemetry.warn import warn_once
 
 from .exporter import wanted
 
-CLOSE_SECONDS = 10.0  # for the last records to arrive
+CLOSE_SECONDS = 10.0  # within which the last records must arrive
 
 
 class Exporters:
-    """Its methods wait for no disk: what they do runs in a thread, in order."""
+    """The methods do not block: their work runs in a thread, in order."""
 
     def __init__(self, settings: Settings, run: RunFolder) -> None:
         self._run = run
@@ -40,13 +40,13 @@ class Exporters:
             self._later(self._look)
 
     async def close(self) -> None:
-        """Waits no longer than CLOSE_SECONDS; what has not arrived until then is lost to the tool, not to the run
-        folder."""
+        """Waits for CLOSE_SECONDS at most. Records that have not arrived by then are lost to the tool, and stay in the
+        run folder."""
         self._later(self._close)
         await self._later.flushed(CLOSE_SECONDS + 1.0)
 
     def kill(self) -> None:
-        """Nothing stays behind."""
+        """Kills all exporters, also those that are still to start."""
         self._ended = True
         for process in list(self._processes.values()):
             process.kill()
@@ -56,7 +56,9 @@ class Exporters:
     @guarded
     def _start(self, settings: Settings) -> None:
         run = self._run
-        known = ",".join(str(_size(path)) for path in (run.metrics, run.events))  # passed on before: this run goes on
+        known = ",".join(
+            str(_size(path)) for path in (run.metrics, run.events)
+        )  # exported before a resume or by an earlier coordinator
         for name, arguments in wanted(settings).items():
             command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
             with suppress(OSError), open(self._log(name), "ab") as log:
@@ -77,7 +79,7 @@ class Exporters:
         deadline = time.monotonic() + CLOSE_SECONDS
         for process in self._processes.values():
             assert process.stdin is not None
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 process.stdin.close()
         for process in self._processes.values():
             try:
@@ -97,7 +99,7 @@ class Exporters:
             lines = self._log(name).read_text(errors="replace").strip().splitlines()
             if lines:
                 return f"{lines[-1][:200]} ({self._log(name)})"
-        return "it says nothing"
+        return "its log is empty"
 
     def _log(self, name: str) -> Path:
         return self._run.logs / f"{name}.log"

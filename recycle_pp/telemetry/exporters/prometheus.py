@@ -1,7 +1,7 @@
-"""A run's present state for Prometheus: http://HOST:PORT/metrics on the coordinator's node.
+"""The current state of a run for Prometheus: http://HOST:PORT/metrics on the coordinator's node.
 
-Gauges hold the newest step's measures (`recycle_loss`, `recycle_tokens_per_second`, ...). Deaths, stalls, plans,
-returns and checkpoints are counters, whose jumps Grafana shows as annotations: `changes(recycle_deaths_total[1m]) > 0`.
+Gauges have the measures of the newest step (`recycle_loss`, `recycle_tokens_per_second`, ...). Counters have the
+deaths, stalls, plans, returns and checkpoints. Grafana can annotate changes: `changes(recycle_deaths_total[1m]) > 0`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Prometheus:
             return Gauge(f"recycle_{name}", about, ["run"], registry=registry)
 
         self._gauges = {key: gauge(key, f"{key} of the newest step (metrics.jsonl)") for key in MEASURES}
-        self._gauges["step"] = gauge("step", "newest step that is committed")
+        self._gauges["step"] = gauge("step", "newest committed step")
         self._deaths = Counter("recycle_deaths", "workers that died", ["run", "cause"], registry=registry)
         self._stalls = Counter("recycle_stall_seconds", "seconds of all stalls", ["run"], registry=registry)
-        self._lost = Counter("recycle_lost_ops", "ops that deaths have cost", ["run"], registry=registry)
+        self._lost = Counter("recycle_lost_ops", "ops lost by deaths", ["run"], registry=registry)
         self._events = Counter(
             "recycle_events", "events of the job (events.jsonl)", ["run", "event"], registry=registry
         )
@@ -41,7 +41,7 @@ class Prometheus:
     def step(self, record: Record) -> None:
         for key, gauge in self._gauges.items():
             if record.get(key) is not None:
-                gauge.labels(self._name).set(record[key])  # without a value it is not exported
+                gauge.labels(self._name).set(record[key])  # a gauge without a value is not exported
 
     def event(self, record: Record) -> None:
         event = parse(record)

@@ -1,8 +1,8 @@
 """Curves and events for TensorBoard, under RUN_DIR/tensorboard: `tensorboard --logdir runs`.
 
-Events are texts (the tab Text, tag `events`: of a step it shows the last one, so that has all of them) and marks under
-the curves: `events/deaths` counts them, `events/stall_ms` and `events/lost_ops` have a point at every step in which
-somebody died. Written by TensorBoard's own package, which needs no torch.
+The tab Text has the events under the tag `events`. It shows only the last text of a step, so each text repeats the
+earlier events of its step. The curve `events/deaths` counts deaths. `events/stall_ms` and `events/lost_ops` have a
+point for every recovery. TensorBoard's own package writes the files; it does not need torch.
 """
 
 from __future__ import annotations

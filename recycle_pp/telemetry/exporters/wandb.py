@@ -1,8 +1,8 @@
 """Curves and events for Weights & Biases, under RUN_DIR/wandb.
 
-Online with an API key (`wandb login`, WANDB_API_KEY), else offline: `wandb sync RUN_DIR/wandb/offline-run-*` uploads it
-later. WANDB_PROJECT, WANDB_MODE and the like are heard. Events are the texts `event` of the history, with counters and
-stalls beside them.
+Online with an API key (`wandb login`, WANDB_API_KEY), else offline: `wandb sync RUN_DIR/wandb/offline-run-*` uploads
+the run later. WANDB_PROJECT, WANDB_MODE and other variables of wandb apply. Events are texts of the history
+(`events/NAME`), with counters and stalls beside them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Wandb:
             config=run.read_config(),
             settings=wandb.Settings(console="off", silent=True),
         )
-        self._run.define_metric("*", step_metric="step")  # an event may come after the lines of later steps
+        self._run.define_metric("*", step_metric="step")  # an event may arrive after lines of later steps
         self._steps, self._deaths = run.steps(), 0
 
     def step(self, record: Record) -> None:
@@ -60,7 +60,7 @@ class Wandb:
 
 
 def _logged_in() -> bool:
-    """Has `wandb login` left a key?"""
+    """Whether `wandb login` has stored a key."""
     with suppress(OSError, netrc.NetrcParseError):
         return netrc.netrc().authenticators("api.wandb.ai") is not None
     return False

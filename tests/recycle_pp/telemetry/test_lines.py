@@ -28,7 +28,7 @@ def test_lines_that_a_disk_rejected_are_written_when_it_accepts_them(tmp_path, c
     for step in range(3):
         written.write({"step": step})
     (tmp_path / "late").mkdir()
-    written.again()
+    written.retry()
     written.write({"step": 3})
     assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step, "term": 0} for step in range(4)]
     assert capsys.readouterr().err.count("cannot be written") == 1
@@ -40,6 +40,6 @@ def test_the_newest_rejected_lines_are_kept_and_the_number_of_lost_ones_is_repor
     for step in range(25):
         written.write({"step": step})
     (tmp_path / "late").mkdir()
-    written.again()
+    written.retry()
     assert Follower(tmp_path / "late" / "metrics.jsonl").new() == [{"step": step, "term": 0} for step in range(15, 25)]
     assert warn.flush(10) and "metrics.jsonl lacks 15 lines" in capsys.readouterr().err

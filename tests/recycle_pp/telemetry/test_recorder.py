@@ -1,4 +1,4 @@
-"""What the workers say becomes files, also where it comes out of order."""
+"""Messages of workers become records, although they arrive out of order."""
 
 import asyncio
 import io
@@ -21,7 +21,7 @@ from recycle_pp.wire.messages.workers import Commit, Measured
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A recorder of a job of two workers, these, and what it has written of samples."""
+    """(recorder of a job of two workers, the workers, function that returns the samples it has written)."""
     settings = Settings(run=Run(steps=3, dir=str(tmp_path), sample_log=True), parallel=Parallel(2, 1, microbatches=1))
     run = RunFolder(tmp_path)
     progress = Progress(steps=3, workers=2, stream=io.StringIO())
@@ -30,7 +30,7 @@ def recorded(tmp_path):
     recorder = Recorder(settings, run, EventLog(run.events, steps=3, say=progress.say), progress, job, SpanTables())
 
     def samples():
-        asyncio.run(recorder.written(10.0))
+        asyncio.run(recorder.flushed(10.0))
         return {line["step"]: line["samples"] for line in map(json.loads, run.samples.read_text().splitlines())}
 
     yield recorder, sorted(job.live), samples
@@ -41,21 +41,21 @@ def measured(step, samples):
     return Measured(step=step, spans=pack([]), samples=samples, logged_bytes=0, lr=0.1, cpu=step + 1.0)
 
 
-def test_samples_of_a_step_are_kept_though_a_worker_ahead_has_told_the_next_ones(recorded):
-    """As a coordinator dies between a commit and its line, and the next one hears at once what a worker
-    measured that is a step ahead (the optimizer is staggered)."""
+def test_samples_of_a_step_are_kept_although_a_worker_has_sent_those_of_the_next_step(recorded):
+    """A coordinator dies between a commit and its line. The next one first receives the measurements of a worker that
+    is a step ahead, because the optimizer is staggered."""
     recorder, (ahead, behind), samples = recorded
     recorder.measured(behind, measured(0, [3, 7]))
     recorder.measured(ahead, measured(0, [3, 7]))
     recorder.measured(ahead, measured(1, [1, 9]))
-    recorder.commit_again(Commit(0, 0, scale=1.0, norm=1.0, loss=2.0))
+    recorder.record_missing_commit(Commit(0, 0, scale=1.0, norm=1.0, loss=2.0))
     recorder.measured(behind, measured(1, [1, 9]))
-    recorder.commit_again(Commit(0, 1, scale=1.0, norm=1.0, loss=2.0))
+    recorder.record_missing_commit(Commit(0, 1, scale=1.0, norm=1.0, loss=2.0))
     assert samples() == {0: [3, 7], 1: [1, 9]}
 
 
-def test_a_death_is_written_once_before_its_effects_and_explained_once_its_cause_is_certain(recorded, tmp_path):
-    """As a worker that `+rejoin_at` has started again dies before the cause of its first death is known."""
+def test_a_death_is_written_once_before_its_effects_and_explained_when_its_cause_is_known(recorded, tmp_path):
+    """A worker that `+rejoin_at` has restarted dies before the cause of its first death is known."""
     recorder, (worker, other), _ = recorded
     first = recorder.death(worker, now=1.0)
     recorder.event(Respawned(worker=str(worker), respawns=1))

@@ -47,7 +47,7 @@ RESUMED = {
 }
 
 
-def test_it_tells_of_a_death_the_loss_around_it_its_stall_and_what_was_redone(run):
+def test_a_death_is_reported_with_the_loss_around_it_its_stall_and_its_lost_ops(run):
     write_events(
         run, DEATH, {"event": "plan_adopted", "step": 20}, RESUMED, {"event": "rejoined", "step": 25, "worker": "1.2"}
     )
@@ -65,21 +65,21 @@ def test_it_tells_of_a_death_the_loss_around_it_its_stall_and_what_was_redone(ru
     ]
 
 
-def test_a_run_without_deaths_says_so(run):
-    assert "  nobody died" in report(run).splitlines()
+def test_a_run_without_deaths_is_reported_as_such(run):
+    assert "  no worker died" in report(run).splitlines()
 
 
-def test_a_job_that_did_not_survive_says_so(run):
+def test_a_job_that_did_not_survive_is_reported_as_such(run):
     write_events(run, DEATH | {"step": 30})
-    assert "    the job did not go on after it" in report(run).splitlines()
+    assert "    the job did not continue" in report(run).splitlines()
 
 
-def test_the_death_of_a_worker_that_was_not_needed_yet_stalls_nobody(run):
+def test_the_death_of_a_joining_worker_stalls_no_worker(run):
     write_events(run, DEATH)
-    assert "    nobody had to wait" in report(run).splitlines()
+    assert "    no worker had to wait" in report(run).splitlines()
 
 
-def test_each_death_has_its_own_stall_in_whatever_order_things_became_known(run):
+def test_each_death_has_its_own_stall_although_its_event_comes_after_the_recovery(run):
     again = DEATH | {"step": 25, "time": 25.1}
     early = RESUMED | {"step": 25, "time": 25.0, "dead": ["0.0", "1.2"], "stall_seconds": 0.2}
     write_events(run, DEATH, RESUMED, early, again)
@@ -88,7 +88,7 @@ def test_each_death_has_its_own_stall_in_whatever_order_things_became_known(run)
     assert text.index("step 25: worker 1.2") < text.index("stalled 200 ms")
 
 
-def test_the_command_takes_a_folder_or_the_newest_and_refuses_what_is_no_run(run, tmp_path):
+def test_the_command_reads_the_named_or_the_newest_run_and_rejects_other_folders(run, tmp_path):
     def command(*arguments):
         return subprocess.run(
             [sys.executable, "-m", "recycle_pp.report", *arguments],
@@ -96,9 +96,9 @@ def test_the_command_takes_a_folder_or_the_newest_and_refuses_what_is_no_run(run
         )  # fmt: skip
 
     assert command(str(run.path)).stdout == report(run) + "\n"
-    assert "nobody died" in command().stdout
+    assert "no worker died" in command().stdout
     reader, writer = os.pipe()
-    os.close(reader)  # `| head` that has seen enough
+    os.close(reader)  # as after `| head`
     with open(writer, "wb") as closed:
         left = [sys.executable, "-m", "recycle_pp.report", str(run.path)]
         done = subprocess.run(left, stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False)

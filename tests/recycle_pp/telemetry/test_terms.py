@@ -78,7 +78,7 @@ def test_deaths_and_the_end_of_a_minority_do_not_count(run):
     write(run.events, (0, 0, event | {"event": "started"}), (1, 10, event | {"event": "coordinator_elected"}))
     before, status = report(run), Looker(run).look()
     write(run.events, (0, 10, event | {"event": "death_detected"}), (0, 10, event | {"event": "stopped"}))
-    assert report(run) == before and "nobody died" in before
+    assert report(run) == before and "no worker died" in before
     assert Looker(run).look().deaths == 0 and Looker(run).look().state == status.state
     assert History.read(run).dead == frozenset()
 
