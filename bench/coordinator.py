@@ -176,7 +176,7 @@ def deliver(member: Participant, message: Message) -> None:
 
 
 def work(steady: Plan, members: dict[Worker, Participant], now: float) -> dict[Worker, float]:
-    """Ops that the plan begins before `now`, as done; and how long each worker is busy with its last op."""
+    """Marks the ops that the plan starts before `now` as done; remaining time of the last op, by worker."""
     busy = dict.fromkeys(members, 0.0)
     order = steady.running_order()
     a = steady.arrays.take(order)

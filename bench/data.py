@@ -2,8 +2,8 @@
 
     python bench/data.py train.bin --samples 10000000
 
-Prints microseconds of CPU time a sample, for one source and for three with weights, in order and at random places of a
-run. It checks that each epoch holds every window once.
+Prints microseconds of CPU time per sample, for one source and for three with weights, in order and at random positions
+of a run. It checks that each epoch has every window once.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from gpu_items import Item, items
 
 ROOT = Path(__file__).parent.parent
 PASSED, FAILED = "passed", "failed"
-SHORTEST = 5.0  # seconds: a shorter rest is not worth an item
+SHORTEST = 5.0  # seconds: with less time left, no item is started
 Row = dict[str, Any]  # status, seconds, result, log
 
 

@@ -28,7 +28,7 @@ from recycle_pp.chaos import Live
 from recycle_pp.telemetry.run_folder import RunFolder
 
 MICROBATCHES = 8  # of a step
-RESTS = 1.0  # seconds at least between a return and the next kill
+RESTS = 1.0  # minimum time between a return and the next kill, seconds
 
 
 def main() -> int:

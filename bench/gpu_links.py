@@ -142,7 +142,7 @@ def rebuilds(node: Node) -> None:
         node.links.follow(generation)
         node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
         times.append(time.monotonic() - began)
-        if generation == 3:  # what the first ones leave stays
+        if generation == 3:  # the first generations leave some resources for good
             time.sleep(1.0)
             before = used()
     time.sleep(2.0)

@@ -105,7 +105,7 @@ class FakeSupervisor:
         assert self._peer is not None
         match message:
             case SupervisorWelcome():
-                place = Place(HOST, self._all.port)  # a server must answer there, or it counts as gone
+                place = Place(HOST, self._all.port)  # a server must answer there, or the supervisor counts as dead
                 self._peer.send(Present(place, self._order, self._worker is not None, self._deaths))
             case Spawn():
                 self._order = message

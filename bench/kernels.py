@@ -1,4 +1,4 @@
-"""The kernels against eager torch, torch.compile and Liger-Kernel on one GPU.
+"""Compares the kernels with eager torch, torch.compile and Liger-Kernel on one GPU.
 
     pip install liger-kernel                              # or leave that column out
     python bench/kernels.py                               # every kernel, bfloat16, shapes of a 4096-wide model
@@ -150,7 +150,7 @@ def norm(s: Shape) -> Iterator[Case]:
         added["liger"] = lambda x, r, w: liger.liger_fused_add_rms_norm(x, r, w, 1e-5, in_place=False)
     yield from both_ways("rms_norm", plain, [x, weight], size(x, weight))
     yield from both_ways("add_rms_norm", added, [x, residual, weight], size(residual, weight))
-    wide = [x, residual.float(), weight.float()]  # as the trainer has it; no other package does
+    wide = [x, residual.float(), weight.float()]  # the trainer's dtypes; no other package supports them
     added = {"ours": rk.add_rms_norm, "eager": eager_add}
     yield from both_ways("add_rms_norm, float32 stream", added, wide, size(*wide[1:]))
 
@@ -162,7 +162,7 @@ def rope(s: Shape) -> Iterator[Case]:
 
     def eager(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = rk.rope_qkv_reference(x, s.heads, s.kv_heads, *table)
-        return q, k, v.contiguous()  # as ours is; attention would copy a view
+        return q, k, v.contiguous()  # contiguous like ours; attention would copy a view
 
     functions: dict[str, Callable] = {
         "ours": lambda x: rk.rope_qkv(x, s.heads, s.kv_heads, *table),
@@ -273,7 +273,7 @@ def optimizer(s: Shape) -> Iterator[Case]:
     ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1)
     yield Case("adamw", 28.0 * n, "bytes", {"ours": ours, "eager": fused})  # eager: torch's fused kernel
     for t in (*state, *theirs):
-        t.zero_()  # they went different ways while they were timed
+        t.zero_()  # the candidates have diverged during the timing
     ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1, undo=undo)
     yield Case("adamw with undo", 40.0 * n, "bytes", {"ours": ours, "eager": copy_first})
     norms = {
@@ -307,7 +307,7 @@ def main() -> None:
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     if GPU:
-        torch._functorch.config.donated_buffer = False  # backward runs many times over one graph
+        torch._functorch.config.donated_buffer = False  # backward runs many times on one graph
     rates, shape = machine(), Shape() if GPU else Shape.tiny()
     if GPU:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")

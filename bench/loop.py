@@ -11,8 +11,8 @@ send the messages of real ones and compute nothing.
 3. The coordinator is lost, and another one takes over with the whole folder.
 
 `still` is the longest callback of the loop, without the time in which its thread could run and others had the
-processors (schedstat). `wall` includes that time. `cpu` is the part spent computing. The rest is a wait that must not
-be, or one for the interpreter's lock. The longest five are named. Results in bench/out/loop.json.
+processors (schedstat). `wall` includes that time. `cpu` is the part spent computing. The rest is waiting: a bug, or a
+wait for the interpreter's lock. The longest five are named. Results in bench/out/loop.json.
 """
 
 from __future__ import annotations

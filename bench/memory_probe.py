@@ -1,4 +1,4 @@
-"""In every process of a job of `bench/memory.py`: writes memory, bytes sent and CPU time to a file after each step.
+"""Writes memory, bytes sent and CPU time to a file after each step, in every process of a job of `bench/memory.py`.
 
 `rss` is the kernel's peak (VmHWM). With RECYCLE_PROBE=allocator every tensor of 64 KiB or more has pages of its own,
 which are released when it is freed (mallopt, M_MMAP_THRESHOLD). Then `allocated` counts allocations alone, without

@@ -196,8 +196,11 @@ MOVED: list[tuple[str, tuple[int, int, int], list[tuple[int, int]], dict[str, An
 
 
 def layered() -> list[dict[str, Any]]:
-    """Jobs whose layers may move: the plan of the fault-free layout with re-routing alone, the plan with the boundaries
-    moved, the bound over all layouts, and the best case of layouts that differ between pipelines."""
+    """Jobs whose layers may move.
+
+    Compares the plan with re-routing alone, the plan with moved boundaries, the bound over all layouts, and the best
+    case of layouts that differ between pipelines.
+    """
     heads = [("job", 10), ("dead", 4), ("memory", 6)]
     heads += [(name, 9) for name in ("1F1B", "re-routed", "moved", "own", "bound")]
     print(f"{'':20}", *(f"{name:>{width}}" for name, width in (*heads, ("gap", 6), ("cpu", 7))), " layers")
@@ -226,8 +229,12 @@ def layered_problem(
     D: int, P: int, M: int, dead: list[tuple[int, int]], memory: Any, *, layers: int = 8, layer: Sequence[float] = (1,),
     head: float | None = None, capacity: float | None = None, O: float = 0.0, **other: Any,
 ) -> Problem:  # fmt: skip
-    """A stage's F, I and W take one slot each if its layers are `layers` equal ones. layer: relative times, in turn;
-    head: of the last layer; capacity: bytes, a layer has 1 and as much for each micro-batch in flight."""
+    """A problem in which F, I and W of a stage of `layers` equal layers take one slot each.
+
+    layer     relative times of the layers, repeated
+    head      relative time of the last layer
+    capacity  bytes; a layer has 1 byte, and 1 for each micro-batch in flight
+    """
     times = [float(layer[k % len(layer)]) for k in range(layers * P)]
     if head is not None:
         times[-1] = head
@@ -240,9 +247,11 @@ def layered_problem(
 
 
 def own_layouts(problem: Problem) -> float | None:
-    """The period of pipelines that divide all layers over their own live workers and re-route nothing, if their shares
-    of the micro-batches are the best and no pipeline ever waits for another's gradients: a best case. None if a
-    pipeline has lost two workers, workers differ in speed, memory is in bytes, or the job is large."""
+    """Best-case period if each pipeline divides all layers over its own live workers and re-routes nothing.
+
+    Assumes optimal shares of the micro-batches and no wait for other pipelines' gradients. None if a pipeline has lost
+    two workers, workers differ in speed, memory is in bytes, or the job is large.
+    """
     D, P, N = problem.pipelines, problem.stages, problem.total
     hit = len({w.pipeline for w in problem.dead})
     if hit != len(problem.dead) or not 0 < hit < D or problem.speed or problem.capacity_bytes or N * P > 3000:

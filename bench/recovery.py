@@ -67,20 +67,20 @@ def main() -> None:
         run = RunFolder(Path(folder) / "run")
         with LAUNCHERS[arguments.launcher]([*overrides, f"run.dir={run.path}"]):
             if arguments.mtbf is not None:
-                live_work(run, *strike_at_random(run, arguments, random.Random(arguments.seed)), arguments)
+                live_work(run, *kill_at_random(run, arguments, random.Random(arguments.seed)), arguments)
                 return
-            kills = strike(run, arguments.deaths, random.Random(arguments.seed))
+            kills = kill_one_by_one(run, arguments.deaths, random.Random(arguments.seed))
         table(run, kills, arguments)
 
 
-def strike(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
+def kill_one_by_one(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
     """Kill a worker at a random instant of a step; wait until it is back and two more steps are done. Returns times."""
     kills = []
     for number in range(deaths):
         back = _count(run, "rejoined")
         _until(lambda: _steps(run) > 5, 600)
         length = run.lines(run.metrics)[-1]["step_seconds"]
-        _until(partial(lambda seen: _steps(run) > seen, _steps(run)), 60)  # a step begins now, within a poll
+        _until(partial(lambda seen: _steps(run) > seen, _steps(run)), 60)  # a step has just started
         time.sleep(rng.random() * length)
         pids = {e["worker"]: e["pid"] for e in run.lines(run.events) if e["event"] == "spawned"}
         kills.append(time.monotonic())
@@ -92,7 +92,7 @@ def strike(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
     return kills
 
 
-def strike_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:
+def kill_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:
     """Kill members at random instants, never the last of a stage. Returns (kills, from, to): time.time()."""
     live, kills = Live(run), []
     _until(lambda: _steps(run) > STEADY, 600)
@@ -135,7 +135,7 @@ def live_work(run: RunFolder, kills: Kills, begun: float, end: float, arguments:
         if values:
             p90 = values[min(len(values) - 1, int(0.9 * len(values)))]
             print(f"{name:>14}{statistics.median(values):9.2f}{p90:9.2f}{values[-1]:9.2f}")
-    print(f"step without a death: {1e3 * plain:.0f} ms; {live:.1%} of the workers lived; {done:.1%} of the steps done")
+    print(f"step without a death: {1e3 * plain:.0f} ms; {live:.1%} of the workers alive; {done:.1%} of the steps done")
     print(f"live work: {done / live:.3f}")
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
@@ -146,7 +146,9 @@ def live_work(run: RunFolder, kills: Kills, begun: float, end: float, arguments:
 def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> None:
     events = run.lines(run.events)
     resumed = [e for e in events if e["event"] == "resumed"]
-    late = [e["died_at"] - kill for e, kill in zip(resumed, kills, strict=True)]  # until its supervisor saw the death
+    late = [
+        e["died_at"] - kill for e, kill in zip(resumed, kills, strict=True)
+    ]  # until its supervisor detected the death
     hit = {e["step"] for e in resumed}
     joined = {e["step"] for e in events if e["event"] == "rejoined"}
     lines = run.lines(run.metrics)[3:]
@@ -162,9 +164,11 @@ def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> 
     for phase in PHASES:
         _row(phase, [1e3 * (e["phases"][phase] + more) for e, more in zip(resumed, late, strict=True)])
     _row("stall", [1e3 * (e["stall_seconds"] + more) for e, more in zip(resumed, late, strict=True)])
-    print(f"lost ops: {sum(e['lost_ops'] for e in resumed)}, done again: {sum(e['redone_ops'] for e in resumed)}")
+    print(f"lost ops: {sum(e['lost_ops'] for e in resumed)}, redone: {sum(e['redone_ops'] for e in resumed)}")
     print(f"step without a death: {1e3 * step:.0f} ms (median of {len(plain)})")
-    print(f"excess of the hit step: mean {statistics.mean(excess):.3f}, median {statistics.median(excess):.3f} steps")
+    print(
+        f"excess of the broken step: mean {statistics.mean(excess):.3f}, median {statistics.median(excess):.3f} steps"
+    )
     above = [e["left_seconds"] / e["left_bound_seconds"] - 1 for e in resumed if e["left_bound_seconds"]]
     print(f"the rest of the step, as planned: {statistics.mean(above):.1%} above what no plan can beat (mean)")
     out = Path(__file__).parent / "out"

@@ -6,7 +6,7 @@ In each round one worker counts as dead. It is not killed, so the number of proc
 without it, and do a first all-reduce and a first message each way round the ring.
 
     death    connections are kept, as after a death
-    anew     all connections are made again, as when a worker joins; this process distributes the addresses
+    join     all connections are made again, as when a worker joins; this process distributes the addresses
     all      from the announcement to the last message
 
 Milliseconds: the slowest worker's, medians over the rounds.
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 12, 16], help=f"multiples of {STAGES}")
     parser.add_argument("--times", type=int, default=20, help="rounds")
     arguments = parser.parse_args()
-    rows = [measure(n, arguments.times, anew) for n in arguments.workers for anew in (False, True)]
+    rows = [measure(n, arguments.times, rebuilt) for n in arguments.workers for rebuilt in (False, True)]
     columns = list(rows[0])
     print("  ".join(f"{name:>13}" for name in columns))
     for row in rows:
@@ -44,17 +44,17 @@ def main() -> None:
     (out / "regroup.json").write_text(json.dumps(rows, indent=1))
 
 
-def measure(workers: int, times: int, anew: bool) -> dict[str, Any]:
+def measure(workers: int, times: int, rebuilt: bool) -> dict[str, Any]:
     members = grid(workers // STAGES, STAGES)
     samples: dict[str, list[float]] = {"abort": [], "rebuild": [], "first sum": [], "first message": [], "all": []}
     with Rehearsal(members, worker) as play:
         play.tell("build", 0, members, 0)
         play.reports(workers)
         for generation in range(1, times + 1):
-            time.sleep(0.3)  # let the undertakers finish
+            time.sleep(0.3)  # let the cleanup threads finish
             live = [member for k, member in enumerate(members) if k != generation % workers]
             start = time.perf_counter()
-            play.tell("build", generation, live, generation if anew else 0, to=live)
+            play.tell("build", generation, live, generation if rebuilt else 0, to=live)
             reports = [report for _, report in play.reports(len(live))]
             samples["all"].append(time.perf_counter() - start)
             for name, value in zip(samples, zip(*reports, strict=True), strict=False):
@@ -62,7 +62,7 @@ def measure(workers: int, times: int, anew: bool) -> dict[str, Any]:
     medians = {name: 1e3 * statistics.median(values) for name, values in samples.items()}
     return {
         "workers": workers,
-        "connections": "anew" if anew else "death",
+        "connections": "join" if rebuilt else "death",
         **medians,
         "worst": 1e3 * max(samples["all"]),
     }

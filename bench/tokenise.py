@@ -1,10 +1,10 @@
-"""A large text is tokenised in one go, and once more with kills: are the bytes the same, and how fast is it?
+"""Tokenises a large text without and with interruptions: are the bytes the same, and how fast is it?
 
     python bench/tokenise.py [--gigabytes 1] [--bpe 16000] [--keep train.bin]
 
-Python sources of this machine, repeated, as one .jsonl. Tokenised as bytes, or with --bpe by a byte-level BPE of so
-many tokens, trained on the spot. The second time the process gets SIGINT, SIGKILL, SIGINT and SIGKILL, each after a
-fifth of the work, and the same command continues. Both files must be equal.
+The text is one .jsonl of this machine's Python sources, repeated. It is tokenised as bytes, or with --bpe by a
+byte-level BPE of that size, trained for this bench. The second run gets SIGINT, SIGKILL, SIGINT and SIGKILL, each after
+a fifth of the work, and the same command continues. Both files must be equal.
 
 Prints wall and CPU seconds. `bench/data.py` then finds samples in the file of --keep.
 """

@@ -1,7 +1,7 @@
-"""Workers that are each in a memory control group of their own (cgroup v1), with CONFINED bytes and no more.
+"""Confines each worker to its own memory control group (cgroup v1) with a limit of CONFINED bytes.
 
-A worker makes its group below CONFINED_IN, and enters it, before it builds anything; the kernel kills it if it takes
-more. What it had as it was forked, most of Python and torch, is charged to whom it was forked from.
+A worker creates its group below CONFINED_IN and enters it before it builds anything. Above the limit the kernel kills
+it. The memory that it had when it was forked, most of Python and torch, is charged to its parent.
 """
 
 import os

@@ -11,7 +11,7 @@ from .table import RESULTS
 
 
 def pytest_collection_modifyitems(items):
-    """Every case has a bound of its own; its fault-free run comes on top."""
+    """Extends the time limits: each case has its own bound, and its fault-free run comes on top."""
     for item in items:
         if "runs" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
@@ -19,12 +19,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def runs(zygote, shared_folder):
-    """Runs cases, and fault-free jobs to compare them with, each of those once."""
+    """Runs cases. The fault-free jobs to compare them with run once each."""
     return Runs(zygote, RESULTS, shared_folder)
 
 
 @pytest.fixture(scope="session")
 def sabotaged(runs):
-    """Runs cases whose processes do what RECYCLE_SABOTAGE says: see `sabotage.py`."""
+    """Runs cases whose processes fail as RECYCLE_SABOTAGE says, see `sabotage.py`."""
     with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
         yield runs.forked_from(zygote)

@@ -1,12 +1,12 @@
-"""A file system that can stop answering: every write to it waits until it is thawed (FIFREEZE, as of fsfreeze(8)).
+"""A file system that can stop answering: while frozen (FIFREEZE, see fsfreeze(8)), all writes block.
 
     with Disk(tmp_path, megabytes=64) as disk:
-        ...                              # disk.path: an ext4 of its own, in a file behind a loop device
+        ...                              # disk.path: a new ext4 file system in a file behind a loop device
         with disk.frozen():              # writers sleep in the kernel, where not even SIGKILL ends them
             ...
 
-Needs root, mkfs.ext4 and a loop device: `Disk.missing()` says what is not there. A guardian process thaws and unmounts
-the file system also if this process is killed.
+Needs root, mkfs.ext4 and a loop device; `Disk.missing()` names what is missing. A guardian process thaws and unmounts
+the file system, also if this process is killed.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Disk(contextlib.AbstractContextManager):
 
     @staticmethod
     def missing() -> str | None:
-        """Why there cannot be one here."""
+        """Why a disk cannot be made here; None if it can."""
         if os.geteuid() != 0:
             return "only root may mount and freeze a file system"
         if shutil.which("mkfs.ext4") is None:
@@ -67,7 +67,7 @@ class Disk(contextlib.AbstractContextManager):
             fcntl.ioctl(self._root, FITHAW, 0)
 
     def break_down(self) -> None:
-        """From now on it is read-only, as ext4 becomes after an error of its device."""
+        """Makes it read-only, as ext4 does after an error of its device."""
         (device,) = [
             line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(self.path) in line
         ]

@@ -1,14 +1,14 @@
-"""A file system that can stop answering reads, like that of a lost NFS server: a small FUSE server in a process.
+"""A file system that can stop answering reads, like one of a lost NFS server: a small FUSE server in a process.
 
     with FileServer(source, tmp_path / "data") as server:
         ...                              # server.path has the files of the folder `source`, read-only
-        with server.silent():            # the process is stopped: readers wait, and SIGKILL ends them
+        with server.silent():            # stops the server: readers block; SIGKILL ends them
             ...
-        with server.silent_for(pid):     # only this process waits
+        with server.silent_for(pid):     # blocks only this process
             ...
 
-Needs root and /dev/fuse: `FileServer.missing()` names what is not there. A guardian process ends the server and
-unmounts its file system, also if this process is killed. Protocol: include/uapi/linux/fuse.h of the kernel.
+Needs root and /dev/fuse; `FileServer.missing()` names what is missing. A guardian process ends the server and unmounts
+its file system, also if this process is killed. The protocol is in the kernel's include/uapi/linux/fuse.h.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH, _INIT, _INTERRUPT, _
 _IN, _OUT, _ATTRIBUTES = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ"), struct.Struct("<6Q10I")
 _VALID = 1  # seconds for which the kernel may keep names and attributes
 _ROOT = 1
-_HELD = ".held"  # holds the process whose reads are not answered
+_HELD = ".held"  # contains the process whose reads are not answered
 
 
 class FileServer(contextlib.AbstractContextManager):
@@ -53,7 +53,7 @@ class FileServer(contextlib.AbstractContextManager):
 
     @staticmethod
     def missing() -> str | None:
-        """Why there cannot be one here."""
+        """Why a server cannot be started here; None if it can."""
         if os.geteuid() != 0:
             return "only root may mount a file system"
         with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +86,7 @@ class FileServer(contextlib.AbstractContextManager):
 
 
 def _guard(source: Path, path: Path) -> None:
-    """Serves in a child; when standard input ends the child is killed, which ends every wait for it."""
+    """Serves in a child. Kills the child when standard input ends, which also ends all waits for it."""
     here = os.getpid()
     mounted, tell = os.pipe()
     server = os.fork()
@@ -118,7 +118,7 @@ class _Server:
         self._source, self._device = source, device
         self._names: list[str] = []  # node n + 2
         self._files: list[int] = []  # by handle
-        self._held: list[bytes] = []  # requests that are not answered yet
+        self._held: list[bytes] = []  # pending requests
 
     def serve(self, ready) -> None:
         ready()
@@ -141,7 +141,7 @@ class _Server:
             return ""
 
     def _is_of(self, pid: str, request: bytes) -> bool:
-        """The request names the thread that reads."""
+        """Whether a request is from this process. It names the reading thread."""
         _, opcode, _, _, _, _, thread, *_ = _IN.unpack_from(request)
         return opcode == _READ and Path(f"/proc/{pid}/task/{thread}").exists()
 

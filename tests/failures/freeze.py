@@ -1,10 +1,10 @@
-"""Stops one thread of another process, from outside: what a kernel that never ends looks like to everybody else.
+"""Stops one thread of another process, which then looks as if it ran a kernel that never ends.
 
-    with Frozen(pid):              # its main thread; all its other threads go on, and so does whoever watches it
+    with Frozen(pid):              # stops the main thread; all other threads continue
         ...
-    with Frozen(pid, held=2.0):    # killed, the process cannot be reaped for two seconds more
+    with Frozen(pid, held=2.0):    # if the process is killed, it cannot be reaped for two more seconds
 
-By ptrace(2), as a debugger does; what `PTRACE_SEIZE` and `PTRACE_INTERRUPT` are given is a thread, not a process.
+Uses ptrace(2), like a debugger. `PTRACE_SEIZE` and `PTRACE_INTERRUPT` act on a thread, not on a process.
 """
 
 import contextlib
@@ -16,21 +16,26 @@ import time
 from recycle_pp.linux.processes import process_stat
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
-_WALL = 0x40000000  # also threads that are no children (waitpid(2))
+_WALL = 0x40000000  # waits for any thread (waitpid(2))
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.ptrace.restype = ctypes.c_long
 
 
 class Frozen(contextlib.AbstractContextManager):
-    """`at`: time.monotonic() since when it stands still. idle: it is caught asleep in a system call, and so without
-    Python's lock; elsewhere it may stand still with it."""
+    """A stopped main thread.
+
+    at    time.monotonic() of the stop
+    idle  stop it in a system call, where it does not hold Python's lock; otherwise it may hold it
+    """
 
     def __init__(self, pid: int, held: float = 0.0, idle: bool = False) -> None:
         self._thread, self._held, self._idle = pid, held, idle
         self._stands, self._over = threading.Event(), threading.Event()
         self._error: OSError | None = None
-        self._tracer = threading.Thread(target=self._trace, name="tracer", daemon=True)  # only it may ask anything
+        self._tracer = threading.Thread(
+            target=self._trace, name="tracer", daemon=True
+        )  # only the tracing thread may make requests
         self.at = 0.0
 
     def __enter__(self) -> "Frozen":
@@ -61,7 +66,7 @@ class Frozen(contextlib.AbstractContextManager):
             while not self._over.wait(0.02):
                 if self._state() in "ZX":
                     self._over.wait(self._held)
-                    os.waitpid(self._thread, _WALL)  # until now nobody else could
+                    os.waitpid(self._thread, _WALL)  # until now no other process could reap it
                     return
             self._ask(_DETACH)
 

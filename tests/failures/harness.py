@@ -1,14 +1,12 @@
-"""How a case of the failure suite is run, and what must hold when it is over.
+"""Runs the cases of the failure suite and checks their results.
 
     CASES = [Case("killed in the middle of a forward", "2x2", fails("3:0.1@forward")), ...]
-    outcome = runs.of(case)          # runs it; raises if it hangs, ends with another code, or leaves a process
-    runs.check_exact(outcome)        # the weights, every loss, and every op of a fault-free run
+    outcome = runs.of(case)          # raises if it hangs, ends with another code, or leaves a process
+    runs.check_exact(outcome)        # weights, losses and ops equal those of a fault-free run
 
-A case is data: a shape, the faults that the command line knows, and strikes from outside, which wait for an event of
-the run (`Strike("death_detected", "0.0")` kills worker 0.0 as soon as a death is known). Every case has a bound in
-seconds: a job that outlives it has hung.
-
-(A little longer than other files: what every case must have left behind is checked in one place.)
+A case is data: a shape, faults of the command line, and signals sent at an event of the run. For example,
+`SignalAt("death_detected", "0.0")` kills worker 0.0 as soon as a death is known. A case that exceeds its bound in
+seconds has hung.
 """
 
 from __future__ import annotations
@@ -43,16 +41,16 @@ SHAPES = {
     "3x3": (3, 3, 2),
     "3x4": (3, 4, 2),
 }  # D, P, M
-_OF_A_STRUCK_RUN = (
+_FAULT_KEYS = (
     "+", "checkpoint", "coordinator", "control", "run.dir", "run.resume", "run.respawns", "run.validate_every",
     "parallel.sharded", "parallel.optimizer_", "parallel.backend",
 )  # fmt: skip
-TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
+TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that exists on every machine
 
 
 @dataclass(frozen=True)
-class Strike:
-    """A signal to worker `victim` when the `nth` event of that name is in events.jsonl, `after` seconds later."""
+class SignalAt:
+    """A signal to worker `victim`, `after` seconds after the `nth` event of that name in events.jsonl."""
 
     event: str
     victim: str
@@ -60,9 +58,9 @@ class Strike:
     after: float = 0.0
     number: int = signal.SIGKILL
     resume: float | None = None  # seconds after which SIGCONT follows
-    supervisor: bool = False  # strikes the worker's supervisor as well
-    above: bool = False  # strikes the supervisor and not the worker
-    launcher: bool = False  # strikes the whole job, as `kill` of torchrun does, and no worker
+    supervisor: bool = False  # also to the worker's supervisor
+    above: bool = False  # to the supervisor and not to the worker
+    launcher: bool = False  # to the launcher, like `kill` of torchrun, and to no worker
 
 
 @dataclass(frozen=True)
@@ -70,13 +68,13 @@ class Case:
     claim: str
     shape: str
     overrides: tuple[str, ...] = ()
-    strikes: tuple[Strike, ...] = ()
+    signals: tuple[SignalAt, ...] = ()
     steps: int = 8
     stagger: bool = False
-    ends: str | None = None  # the documented sentence with which the job must stop; None: it finishes exactly
-    deaths: int | None = 1  # that must have happened, so that no case passes because nothing struck; None: any
+    ends: str | None = None  # documented sentence with which the job must stop; None: it finishes
+    deaths: int | None = 1  # required number, so that no case passes because no fault happened; None: any
     bound: float = 60.0  # seconds
-    nodes: int = 1  # launchers: who loses a node goes on without it
+    nodes: int = 1  # number of launchers; a job continues after the loss of a node
 
     def __str__(self) -> str:
         return f"{self.shape}{' staggered' if self.stagger else ''}, {self.claim}".replace(" ", "-")
@@ -105,12 +103,11 @@ class Case:
         ]
 
     def fault_free(self) -> Case:
-        """The run to compare with, by one worker alone: neither the shape, nor who dies, nor when the optimizer steps
-        may make a difference."""
+        """The run to compare with, by a single worker. Shape, deaths and early optimizer steps must not matter."""
         pipelines, _, microbatches = SHAPES[self.shape]
-        kept = tuple(o for o in self.overrides if not o.startswith(_OF_A_STRUCK_RUN))
+        kept = tuple(o for o in self.overrides if not o.startswith(_FAULT_KEYS))
         kept += tuple(_shape(1, 1, pipelines * microbatches))
-        quiet = replace(self, claim="nobody dies", overrides=kept, strikes=(), stagger=False, deaths=0, nodes=1)
+        quiet = replace(self, claim="no worker dies", overrides=kept, signals=(), stagger=False, deaths=0, nodes=1)
         return replace(quiet, bound=max(300.0, self.bound))
 
 
@@ -124,7 +121,7 @@ class Outcome:
     events: list[Json]
     metrics: list[Json]
     summary: Json
-    samples: dict[int, list[int]]  # that each step was trained on
+    samples: dict[int, list[int]]  # by step: the samples that it was trained on
     traces: dict[int, Trace] = field(default_factory=dict)
 
     @property
@@ -137,7 +134,7 @@ class Outcome:
 
     @property
     def losses(self) -> dict[int, float]:
-        """By step; of a step that was run again from a checkpoint, the last one."""
+        """Loss by step. If a step was repeated from a checkpoint, the last one counts."""
         return {line["step"]: line["loss"] for line in self.metrics}
 
     def all(self, event: str) -> list[Json]:
@@ -157,14 +154,14 @@ def rejoins(*texts: str) -> tuple[str, ...]:
 
 
 class Runs:
-    """results: kind -> outcomes, for the closing table. shared: the folder of the fixture `shared_folder`."""
+    """Runs cases. results: kind -> outcomes, for the closing table. shared: folder of the fixture `shared_folder`."""
 
     def __init__(self, zygote: Zygote, results: dict[str, list[Json]], shared: Path) -> None:
         self._zygote, self.results, self._shared = zygote, results, shared
         self._quiet = self
 
     def forked_from(self, zygote: Zygote) -> Runs:
-        """Runs cases in jobs of another zygote, and compares them with the same fault-free jobs."""
+        """Runs cases in jobs of another zygote, compared with the same fault-free jobs."""
         other = Runs(zygote, self.results, self._shared)
         other._quiet = self._quiet
         return other
@@ -176,18 +173,18 @@ class Runs:
         environment: dict[str, str] | None = None,
         meanwhile: Callable[[LocalJob], None] | None = None,
     ) -> Outcome:
-        """Runs a case to its end; AssertionError with all that is known if it hangs or leaves something behind."""
+        """Runs a case to its end. AssertionError with diagnostics if it hangs or leaves a process behind."""
         begun = time.monotonic()
-        with self._start(case, environment) as job, Striker(job, case.strikes):
+        with self._start(case, environment) as job, Signaller(job, case.signals):
             try:
                 if meanwhile is not None:
                     meanwhile(job)
                 code = job.wait(case.bound)
             except TimeoutError as error:
-                raise AssertionError(f"hung: {case}\n{_all_that_is_known(job)}") from error
+                raise AssertionError(f"hung: {case}\n{_diagnostics(job)}") from error
             outcome = _outcome(case, code, time.monotonic() - begun, job)
             self.results[kind].append({"deaths": outcome.deaths, "stalls": outcome.stalls, "seconds": outcome.seconds})
-            _check_nobody_lives(job)
+            _check_no_process_lives(job)
         if case.ends is None:
             assert code == 0, explain(outcome)
         else:
@@ -203,7 +200,7 @@ class Runs:
         return self._zygote.run_nodes(case.arguments, case.nodes, environment)
 
     def fault_free(self, case: Case) -> Outcome:
-        """The run to compare with, without its traces; each is run once."""
+        """The run to compare with, without its traces. Each runs only once."""
         case = case.fault_free()
         make = partial(self._quiet._without_traces, case)
         return once(self._shared, f"fault-free {case.arguments}", make)
@@ -212,7 +209,7 @@ class Runs:
         return replace(self.of(case, "fault-free"), traces={})
 
     def check_exact(self, outcome: Outcome) -> None:
-        """Bit for bit what the fault-free run computes, from the same samples; no op of a survivor twice."""
+        """Results equal those of the fault-free run bit for bit, from the same samples; no survivor repeats an op."""
         expected = self.fault_free(outcome.case)
         assert outcome.losses == expected.losses, explain(outcome)
         assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None, explain(outcome)
@@ -221,19 +218,19 @@ class Runs:
         for step, samples in outcome.samples.items():
             assert len(set(samples)) == len(samples), f"step {step} saw a sample twice: {samples}"
         for step, trace in outcome.traces.items():
-            near = (step - 1, step, step + 1)  # a staggered worker may be a step ahead of the commit
+            near = (step - 1, step, step + 1)  # a worker with early optimizer steps may be one step ahead
             dead = {e["worker"] for e in outcome.all("death_detected") if e["step"] in near}
             check_no_survivor_repeats(trace, dead, step)
 
 
 def check_one_truth(outcome: Outcome) -> None:
-    """One line a step, in order: also if the job went back to a checkpoint."""
+    """There is one line per step, in order, even if the job restarted from a checkpoint."""
     steps = [line["step"] for line in outcome.metrics]
     assert steps == sorted(set(steps)), f"lines of the steps {steps}\n{explain(outcome)}"
 
 
 def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
-    """At a stage, each micro-batch's forward and each part of its backward ran once on those who lived on."""
+    """On the survivors of a stage, each micro-batch's forward and each part of its backward ran once."""
     parts = {"F": "F", "I": "I", "W": "W", "B": "IW"}
     lived = [op for op in trace.ops if op.kind in parts and str(op.worker) not in dead]
     ran = Counter((part, op.microbatch, op.stage) for op in lived for part in parts[op.kind])
@@ -241,15 +238,15 @@ def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
     assert not twice, f"step {step}: {twice}"
 
 
-class Striker(contextlib.AbstractContextManager):
-    """Follows a job's events in a thread and strikes where a case says so."""
+class Signaller(contextlib.AbstractContextManager):
+    """Follows a job's events in a thread and sends the signals of a case."""
 
-    def __init__(self, job: LocalJob, strikes: tuple[Strike, ...]) -> None:
-        self._job, self._left = job, list(strikes)
+    def __init__(self, job: LocalJob, signals: tuple[SignalAt, ...]) -> None:
+        self._job, self._left = job, list(signals)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
-    def __enter__(self) -> Striker:
+    def __enter__(self) -> Signaller:
         if self._left:
             self._thread.start()
         return self
@@ -264,28 +261,28 @@ class Striker(contextlib.AbstractContextManager):
         events = Follower(self._job.run.events)
         while self._left and not self._over.wait(0.002):
             seen.update(event["event"] for event in events.new())
-            for strike in [s for s in self._left if seen[s.event] >= s.nth]:
-                self._left.remove(strike)
-                self._strike(strike)
+            for due in [s for s in self._left if seen[s.event] >= s.nth]:
+                self._left.remove(due)
+                self._send(due)
 
-    def _strike(self, strike: Strike) -> None:
-        self._over.wait(strike.after)
-        if strike.launcher:
-            self._job.signal(strike.number)
+    def _send(self, due: SignalAt) -> None:
+        self._over.wait(due.after)
+        if due.launcher:
+            self._job.signal(due.number)
             return
-        pid = pid_of(strike.victim, self._job.run.lines(self._job.run.events))
+        pid = pid_of(due.victim, self._job.run.lines(self._job.run.events))
         try:
             above = psutil.Process(pid).ppid()
-        except psutil.NoSuchProcess:  # a strike before this one was its end
+        except psutil.NoSuchProcess:  # it died of an earlier signal
             return
-        for target in [above] if strike.above else [above, pid] if strike.supervisor else [pid]:
-            _signal(target, strike.number)
-            if strike.resume is not None:
-                threading.Timer(strike.resume, _signal, (target, signal.SIGCONT)).start()
+        for target in [above] if due.above else [above, pid] if due.supervisor else [pid]:
+            _signal(target, due.number)
+            if due.resume is not None:
+                threading.Timer(due.resume, _signal, (target, signal.SIGCONT)).start()
 
 
 def pid_of(worker: str, events: list[Json]) -> int:
-    """The newest process of that worker."""
+    """Process id of the newest process of that worker."""
     return next(e["pid"] for e in reversed(events) if e["event"] == "spawned" and e["worker"] == worker)
 
 
@@ -312,10 +309,10 @@ def _logs(run: RunFolder) -> str:
 
 
 def _check_one_line_a_step(path: Path) -> None:
-    """Reads the file itself: a reader of the run folder would leave out lines that do not count."""
+    """Reads the file directly, because the run folder's reader skips lines that do not count."""
     places = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):  # a full disk took a part of it
+        with contextlib.suppress(json.JSONDecodeError):  # truncated by a full disk
             record = json.loads(line)
             places.append((record["step"], record["term"]))
     steps = [step for step, _ in places]
@@ -329,9 +326,11 @@ def _process(pid: int) -> psutil.Process | None:
         return None
 
 
-def _check_nobody_lives(job: LocalJob) -> None:
-    """No worker that was ever spawned, and no supervisor, outlives the job. Who has begun to live after a worker was
-    spawned only has its number: after thousands of deaths these come again."""
+def _check_no_process_lives(job: LocalJob) -> None:
+    """No spawned worker and no supervisor outlives the job.
+
+    A process that started after a worker's spawn only has the same process id; after thousands of deaths ids recur.
+    """
     spawned = {e["pid"]: e["time"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"}
     processes = [p for pid, at in spawned.items() if (p := _process(pid)) is not None and p.create_time() < at + 1.0]
     _, alive = psutil.wait_procs(processes, 10)
@@ -339,8 +338,8 @@ def _check_nobody_lives(job: LocalJob) -> None:
     assert not job.supervisors()
 
 
-def _all_that_is_known(job: LocalJob) -> str:
-    """Also where every thread of every worker stands."""
+def _diagnostics(job: LocalJob) -> str:
+    """Diagnostics of a job, with the stack traces of all workers' threads."""
     for pid in job.workers().values():
         _signal(pid, signal.SIGUSR1)
     time.sleep(1)

@@ -1,12 +1,12 @@
-"""A job as users launch it: one real torchrun agent a node, all on 127.0.0.1, and nothing forked from a warm process.
+"""A job as users launch it: one real torchrun agent per node, all on 127.0.0.1; no process is forked from a zygote.
 
     with Launched(tmp_path, nodes=3, workers=2, arguments=["run.steps=100"]) as job:
         job.wait_for_step(3)
-        job.kill(0)                           # the agent of node 0, its supervisors, its workers: SIGKILL to each
+        job.kill(0)                           # SIGKILL to the agent of node 0, its supervisors and its workers
         assert job.wait([1, 2], 60) == [0, 0], job.explain()
-        job.longest_gap()                     # seconds between two commits that anybody had to wait for
+        job.longest_gap()                     # longest time between two commits, seconds
 
-Leaving the block ends whatever still runs, and so does the death of the process that made it.
+All processes end with the block, or with the process that started them.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 
 Json = dict[str, Any]
-TOKEN = "of the launched tests, and of nobody else"
-# control=cluster waits 30 s for a silent machine; the tests' machines are never silent, but sometimes very busy.
+TOKEN = "the secret of the launched tests"
+# As in control=cluster: the tests' machines are never silent for 30 s, but sometimes very busy.
 COMMON = ("control=cluster", "control.heartbeat=0.2", "control.suspicion=10", "model=tiny", "numerics=reproducible")
 
 
 class Launched(contextlib.AbstractContextManager):
-    """nodes: agents; workers: processes of each. Node n has the ranks from n * workers on, a pipeline of that depth."""
+    """nodes: number of agents; workers: per node. Node n has the ranks from n * workers on, which form a pipeline."""
 
     launcher: tuple[str, ...] = ()  # a command that runs each agent
 
     def __init__(
         self, folder: Path, nodes: int = 3, workers: int = 2, arguments: Sequence[str] = (), run: Path | None = None
     ) -> None:
-        """folder: of the agents' output. run: the run folder, if it lies elsewhere."""
+        """folder: for the agents' output. run: the run folder, if it is elsewhere."""
         self.run = RunFolder(run or folder / "run")
         self.arguments = [f"parallel.pipelines={nodes}", f"parallel.stages={workers}", *COMMON, *arguments]
         self._folder = folder
-        self._port = free_ports(2)  # of torchrun's store, and behind it of the first coordinator
-        self._known: dict[int, psutil.Process] = {}  # every process that was ever seen to be of this job
+        self._port = free_ports(2)  # of torchrun's store; the first coordinator has the next port
+        self._known: dict[int, psutil.Process] = {}  # all processes of this job seen so far
         self.agents = [self._start(node, nodes, workers) for node in range(nodes)]
 
     def _start(self, node: int, nodes: int, workers: int) -> subprocess.Popen[bytes]:
@@ -66,7 +66,7 @@ class Launched(contextlib.AbstractContextManager):
                 preexec_fn=lambda: die_with_parent(parent),
             )
 
-    # -- what it says ------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------
 
     def output(self, node: int) -> str:
         return self._log(node).read_text(errors="replace")
@@ -91,17 +91,17 @@ class Launched(contextlib.AbstractContextManager):
         self._wait(condition, what, seconds)
 
     def wait(self, nodes: Sequence[int], seconds: float) -> list[int]:
-        """Exit codes of these agents; AssertionError with all that is known if one goes on."""
+        """Exit codes of these agents. AssertionError with diagnostics if one does not end."""
         deadline = time.monotonic() + seconds
         for node in nodes:
             while self.agents[node].poll() is None:
                 self._look()
-                assert time.monotonic() < deadline, f"agent {node} goes on after {seconds} s\n{self.explain()}"
+                assert time.monotonic() < deadline, f"agent {node} still runs after {seconds} s\n{self.explain()}"
                 time.sleep(0.02)
         return [self.agents[node].returncode for node in nodes]
 
     def longest_gap(self) -> float:
-        """Seconds between two commits, at most; the first and the last step's own beginning and end do not count."""
+        """Longest time between two commits, seconds, without the start and the end of the job."""
         times = [line["time"] for line in self.metrics()]
         return max((after - before for before, after in pairwise(times)), default=0.0)
 
@@ -111,10 +111,10 @@ class Launched(contextlib.AbstractContextManager):
         tail = "\n".join(map(str, self.events()[-30:]))
         return f"{outputs}{tail}\n{logs}step {self.committed()}"
 
-    # -- what happens to it ------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------------------
 
     def processes(self, node: int) -> list[psutil.Process]:
-        """Agent, supervisors, workers, in that order."""
+        """The agent, the supervisors and the workers of a node, in this order."""
         with contextlib.suppress(psutil.NoSuchProcess):
             agent = psutil.Process(self.agents[node].pid)
             found = [agent, *agent.children(recursive=True)]
@@ -123,11 +123,11 @@ class Launched(contextlib.AbstractContextManager):
         return []
 
     def supervisors(self, nodes: Sequence[int]) -> list[psutil.Process]:
-        """Of these nodes, in the order of their ranks."""
+        """The supervisors of these nodes, by rank."""
         return [child for node in nodes for child in self._children(self.agents[node].pid)]
 
     def worker(self, name: str) -> psutil.Process:
-        """The newest process of that worker, and never the one that stands by to take its place."""
+        """The newest process of that worker, not its standby process."""
         return psutil.Process([event["pid"] for event in self.events("spawned") if event["worker"] == name][-1])
 
     def _children(self, pid: int) -> list[psutil.Process]:
@@ -136,14 +136,14 @@ class Launched(contextlib.AbstractContextManager):
         return []
 
     def kill(self, node: int) -> float:
-        """The node is lost. Returns time.time() of it."""
+        """Kills a node; the time.time() of the loss."""
         found = self.processes(node)
         at = time.time()
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.agents[node].wait()
-        for process in found:  # what was being started meanwhile ends with its parent
+        for process in found:  # processes started meanwhile end with their parent
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.wait(10)
         return at

@@ -1,13 +1,16 @@
-"""Runs in a zygote (see Zygote.preload): its jobs talk as they would by NCCL, over groups of Gloo.
+"""Makes the jobs of a zygote (see Zygote.preload) communicate as with NCCL, over groups of Gloo.
 
-What differs from Gloo's own way, as a job sees it: messages have no tags, a group has to be connected by both ends
-before it is used, an operation is complete after an abort as well, a wait does not tell whether it is, and the GPU does
-one thing after the other. The last is taken to the extreme: all groups of a worker share a single stream, and a message
-holds up everything behind it until the other end has come to it.
+The differences to Gloo, as a job sees them:
 
-RECYCLE_GPU_FAILURE='{"during": "receive", "after": 40, "once": "/tmp/flag"}': the GPU of the first worker that has
-started so many receives fails; `during` is `receive` or `connect` (the next communicator it builds, and each one after
-it). `once` is the file that this worker makes.
+- messages have no tags
+- both ends of a group have to connect before its first use
+- an abort completes operations, and a wait does not show whether it was an abort
+- the GPU runs operations one at a time; here all groups of a worker share one stream, so a message delays all
+  operations after it until its other end arrives
+
+RECYCLE_GPU_FAILURE='{"during": "receive", "after": 40, "once": "/tmp/flag"}' makes the GPU of one worker fail: that of
+the first worker with so many receives. during: `receive`, or `connect` (when it builds communicators). once: a file
+that this worker creates.
 """
 
 import json
@@ -25,7 +28,7 @@ from recycle_pp.execution import transports
 
 
 class Stream:
-    """Does one thing after the other; of one generation, as an abort ends whatever its GPU is at."""
+    """Runs operations one at a time. Each generation has its own, because an abort ends its operations."""
 
     def __init__(self):
         self._todo = SimpleQueue()
@@ -47,7 +50,7 @@ class Stream:
             try:
                 start().wait()
             except RuntimeError as error:
-                work.error = error.with_traceback(None)  # whose frames would keep the group alive
+                work.error = error.with_traceback(None)  # its frames would keep the group alive
             work.done.set()
             del start, work
 
@@ -68,7 +71,7 @@ STREAMS = {}  # by generation
 
 
 class Gpu:
-    """The fake GPU of this process. Its failure is sticky, as a CUDA error is."""
+    """The fake GPU of this process. Its failure is sticky, like a CUDA error."""
 
     def __init__(self):
         self._failed, self._receives = False, 0
@@ -97,7 +100,7 @@ class Backend:
         self._sent, self._received = 0, 0
 
     def send(self, tensors, to, tag):
-        """The tag is of no use to NCCL: what counts is the order."""
+        """Numbers the messages, because NCCL ignores tags and uses the order."""
         self._sent += 1
         return self._stream.add(lambda number=self._sent: self._gloo.send(tensors, to, number))
 
@@ -117,7 +120,7 @@ class Backend:
 
 
 class LikeNccl:
-    """In no cycle of references: Gloo's destructor may block, and must not run in whatever thread collects garbage."""
+    """Avoids reference cycles: Gloo's destructor may block, so it must not run in a thread that collects garbage."""
 
     def __init__(self, store, prefix, rank, size, device, timeout, interface):
         generation = prefix.partition("/")[0]

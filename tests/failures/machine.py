@@ -1,6 +1,6 @@
-"""The first process of a machine (see network.py): gives it an address and a /dev/shm of its own, and stays.
+"""The first process of a machine (see network.py). Configures an address and a /dev/shm, then sleeps.
 
-python machine.py ADDRESS NAME     # standard input: a socket that takes the switch's end of the TUN device
+python machine.py ADDRESS NAME     # standard input: a socket to which it sends the switch's end of the TUN device
 """
 
 import array
@@ -15,11 +15,11 @@ import sys
 # linux/if_tun.h, linux/sockios.h, net/if.h
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFMTU, IFF_UP = 0x8914, 0x8916, 0x891C, 0x8922, 0x1
-MTU = 16000  # bytes; a packet costs the switch the same, however large
+MTU = 16000  # bytes; large, because the switch's cost is per packet
 
 
 def main(address: str, name: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever loses its parent here is ours, and reaped by the kernel
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process adopts orphans, and the kernel reaps them
     socket.sethostname(name)
     if ctypes.CDLL(None).mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None) != 0:
         raise OSError("mount of /dev/shm")

@@ -1,9 +1,9 @@
-"""Who dies when: the table of the deaths that are survived, as data.
+"""The table of deaths that a job survives, as data.
 
-Every moment of a step and of a recovery, at the first, a middle and the last stage of nine workers (3x3). A death costs
-a fraction of a second and a job costs many, so that one job goes through many deaths: a tour. A worker dies every few
-steps, and is back before the next one does. Then what comes at either end of a run, several deaths, deaths in a
-recovery and in a return.
+First come all moments of a step and of a recovery, at the first, a middle and the last stage of nine workers (3x3). A
+job takes seconds and a death a fraction of one, so one job, a tour, has many deaths: every few steps a worker dies, and
+it returns before the next death. Then come deaths at either end of a run, several deaths, and deaths during a recovery
+or a return.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .harness import Case, Strike, fails, rejoins
+from .harness import Case, SignalAt, fails, rejoins
 
 POSITIONS = {"first": 0, "middle": 1, "last": 2}  # stage
 
-# moment: what the worker is doing when it gets its SIGKILL
+# moment: what the worker is doing when it is killed
 MOMENTS = {
     "forward": "in the middle of a forward",
     "backward": "in the middle of a backward",
     "weight": "in the middle of a backward for the weights",
-    "send": "as it sends a boundary tensor",
-    "receive": "as it asks for one",
+    "send": "while it sends a boundary tensor",
+    "receive": "while it waits for a boundary tensor",
     "allreduce": "in the stage's sum of gradients",
-    "vote": "with the summed gradients, before its vote",
+    "vote": "after the sum of the gradients, before its vote",
     "optimizer": "in the optimizer step",
     "commit": "right after the step is committed and applied",
-    "checkpoint": "as it writes its part of a checkpoint",
+    "checkpoint": "while it writes its part of a checkpoint",
     "validation": "in the middle of a validation",
-    "regroup": "as it builds the links of a new generation, because another one has died",
-    "adopt": "as it gets the plan for what is left of the step, because another one has died",
-    "donate": "as it gives its state to a worker that comes back",
-    "join": "as it takes the state of a peer, coming back itself",
+    "regroup": "while it builds the links of a new generation after another death",
+    "adopt": "while it receives the plan for the rest of the step after another death",
+    "donate": "while it sends its state to a returning worker",
+    "join": "while it receives a peer's state, returning itself",
 }
 
-STOP = 12  # steps of a tour for each of its deaths: a process takes as long to come back
+STOP = 12  # steps between two deaths of a tour: the time in which a process returns
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Death:
     stage: int
 
     def faults(self, step: int) -> tuple[list[str], list[str]]:
-        """(+fail_at, +rejoin_at): what strikes in a stop of a tour that begins at this step, and who comes back."""
+        """(+fail_at, +rejoin_at) for this death, from this step of a tour on."""
         moment, stage, turn = self.moment, self.stage, step // STOP % 3
         victim, peer = f"{turn}.{stage}", f"{(turn + 1) % 3}.{stage}"
         if moment in ("regroup", "adopt"):
@@ -51,12 +51,12 @@ class Death:
                 f"{step + 3}:{peer}",
                 f"{step + 3}:{victim}",
             ]
-        if moment == "donate":  # the donor is the first one that lives
+        if moment == "donate":  # the donor is the first live worker of the stage
             donor, joiner = f"0.{stage}", f"1.{stage}"
             return [f"{step}:{joiner}", f"{step}:{donor}@donate"], [f"{step + 3}:{joiner}", f"{step + 4}:{donor}"]
         if moment == "join":
             return [f"{step}:{victim}", f"{step + 1}:{victim}@join"], [f"{step + 2}:{victim}", f"{step + 4}:{victim}"]
-        if moment == "checkpoint":  # the first of its stage saves
+        if moment == "checkpoint":  # the first worker of a stage saves
             victim = f"0.{stage}"
         if moment in ("checkpoint", "validation"):  # after every fourth step
             step += 1
@@ -64,7 +64,7 @@ class Death:
 
 
 def tours() -> Iterator[Case]:
-    """Each moment once, at positions in turn; then the other positions; staggered or not."""
+    """Tours with each moment once, at the positions in turn, from each first position, staggered or not."""
     stages = list(POSITIONS.values())
     for first in stages:
         deaths = [Death(moment, stages[(first + number) % 3]) for number, moment in enumerate(MOMENTS)]
@@ -86,8 +86,8 @@ def tour(claim: str, deaths: Sequence[Death], stagger: bool) -> Case:
 
 # ------------------------------------------------------------------------------------------------- more than one
 
-# The first ones of a table run in `make test`, the others with --full: they differ in the order of events, which the
-# simulated worlds of tests/recycle_pp/protocol try in full.
+# The first cases of a table run in `make test`, the others with --full. They only differ in the order of events. The
+# simulated worlds of tests/recycle_pp/protocol try all orders.
 BEFORE_AND_AFTER = [
     Case("before the first step", "2x2", fails("0:1.0@forward")),
     Case("after the last step", "2x2", fails("7:0.1@commit"), stagger=True),
@@ -103,29 +103,44 @@ SEVERAL = [
     Case("two of a stage in one step", "3x2", fails("3:0.1@backward", "3:2.1@allreduce"), deaths=2),
     Case("all but one of a stage", "3x2", fails("2:0.1@forward", "4:1.1@weight"), deaths=2),
     Case("three at the vote of one step", "3x2", fails("3:0.0@vote", "3:1.1@vote", "3:2.0@vote"), deaths=3),
-    Case("a host of re-routed work", "3x2", fails("3:0.1@forward", "4:1.1@backward"), stagger=True, deaths=2),
+    Case("a worker with re-routed ops", "3x2", fails("3:0.1@forward", "4:1.1@backward"), stagger=True, deaths=2),
 ]
 
 AT_ONCE, ADOPTED = "death_detected", "plan_adopted"
 IN_A_RECOVERY = [
-    Case("another dies as the death is known", "3x2", fails("3:0.1@backward"), (Strike(AT_ONCE, "1.0"),), deaths=2),
-    Case("a peer dies as the death is known", "3x2", fails("3:0.1@forward"), (Strike(AT_ONCE, "2.1"),), deaths=2),
-    Case("another dies after a vote", "3x2", fails("3:0.1@vote"), (Strike(AT_ONCE, "1.0"),), stagger=True, deaths=2),
-    Case("one dies with its new plan", "3x2", fails("3:0.1@weight"), (Strike(ADOPTED, "1.1", nth=2),), deaths=2),
+    Case(
+        "another worker dies when the death is detected",
+        "3x2",
+        fails("3:0.1@backward"),
+        (SignalAt(AT_ONCE, "1.0"),),
+        deaths=2,
+    ),
+    Case(
+        "a peer dies when the death is detected", "3x2", fails("3:0.1@forward"), (SignalAt(AT_ONCE, "2.1"),), deaths=2
+    ),
+    Case(
+        "another worker dies after a vote",
+        "3x2",
+        fails("3:0.1@vote"),
+        (SignalAt(AT_ONCE, "1.0"),),
+        stagger=True,
+        deaths=2,
+    ),
+    Case("a worker dies with its new plan", "3x2", fails("3:0.1@weight"), (SignalAt(ADOPTED, "1.1", nth=2),), deaths=2),
 ]
 
 
-def _returning(claim: str, *strikes: Strike, stagger: bool = False) -> Case:
-    """W(0, 1) dies in step 3 and returns in step 6; what strikes meanwhile."""
+def _returning(claim: str, *signals: SignalAt, stagger: bool = False) -> Case:
+    """W(0, 1) dies in step 3 and returns in step 6; the signals come meanwhile."""
     overrides = fails("3:0.1@forward") + rejoins("6:0.1")
-    return Case(claim, "3x2", overrides, strikes, steps=40, stagger=stagger, deaths=2)  # long enough to come back
+    return Case(claim, "3x2", overrides, signals, steps=40, stagger=stagger, deaths=2)  # long enough to return
 
 
 IN_A_RETURN = [
-    _returning("the donor dies as it is named", Strike("joining", "1.1")),
-    _returning("the donor dies as it gives", Strike("joining", "1.1", after=0.05), stagger=True),
-    _returning("the joiner dies as it takes", Strike("joining", "0.1", after=0.02)),
-    _returning("the joiner dies once it is a member", Strike("rejoined", "0.1")),
-    _returning("the joiner dies before it is ready", Strike("spawned", "0.1", nth=7), stagger=True),
-    _returning("another stage loses one meanwhile", Strike("joining", "2.0", after=0.02)),
+    _returning("the donor dies when it is chosen", SignalAt("joining", "1.1")),
+    _returning("the donor dies while it sends", SignalAt("joining", "1.1", after=0.05), stagger=True),
+    _returning("the joiner dies while it receives", SignalAt("joining", "0.1", after=0.02)),
+    _returning("the joiner dies once it is a member", SignalAt("rejoined", "0.1")),
+    _returning("the joiner dies before it is ready", SignalAt("spawned", "0.1", nth=7), stagger=True),
+    _returning("a worker of another stage dies meanwhile", SignalAt("joining", "2.0", after=0.02)),
 ]

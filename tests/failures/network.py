@@ -1,20 +1,19 @@
-"""Machines and a network between them, on one machine: namespaces, and a switch in user space that can be told to fail.
+"""Simulated machines and a network between them: namespaces, and a switch in user space that can be made to fail.
 
     with Network() as network:
         a, b = network.machine("a"), network.machine("b")
         a.run(["ping", "-c1", b.address])        # subprocess.Popen in that machine
         network.cut(a, b)                        # drops packets in both directions; one_way=True: from a to b only
         network.reset(a, b, seconds=0.3)         # answers TCP packets between a and b with resets, for 0.3 s
-        network.heal()                           # ends cuts and resets; the weather stays
+        network.heal()                           # ends cuts and resets, but not the weather
         network.weather(delay=0.02, loss=0.01, reorder=0.1)  # seconds one way, share of packets, share of packets
         network.far(b, 0.05)                     # seconds one way between b and all others
-        b.kill()                                 # everything that runs on it, at once
+        b.kill()                                 # kills all its processes at once
 
 A machine is a network, process and mount namespace, held by one process (`machine.py`). When that process dies, the
-kernel ends all others in the namespaces, so a test leaves nothing behind, however it ends. Apart from loopback a
-machine has one interface, a TUN device, and the other end of it is the switch. A packet dropped by the switch leaves no
-trace. A reset comes from the switch, as from a firewall that rejects (`iptables -j REJECT --reject-with tcp-reset`).
-Bridges, tc netem and iptables are not needed.
+kernel ends all others in the namespaces, so a test leaves no process behind, however it ends. Besides loopback a
+machine has one interface, a TUN device that ends in the switch. The switch drops packets silently. Its resets look like
+those of a firewall (`iptables -j REJECT --reject-with tcp-reset`). Bridges, tc netem and iptables are not needed.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from recycle_pp.linux.processes import children_of, pid_namespace, process_statu
 _HOLDER = Path(__file__).with_name("machine.py")
 _PREFIX = "10.77.0."
 _TCP, _ACK, _RST, _SYN, _FIN = 6, 0x10, 0x04, 0x02, 0x01
-_OVERTAKEN = 0.01  # seconds, at least, by which a reordered packet may be late
+_OVERTAKEN = 0.01  # minimum of the longest delay of a reordered packet, seconds
 
 TOOLS = ("unshare", "nsenter", "setpriv")
 
 
 def missing() -> str | None:
-    """Why there can be no machines here; None if there can."""
+    """Why machines cannot be made here; None if they can."""
     if not all(map(shutil.which, TOOLS)):
         return f"needs {', '.join(TOOLS)} (apt-get install util-linux)"
     try:
@@ -61,7 +60,7 @@ def missing() -> str | None:
 
 
 class Machine:
-    """address: numeric; holder: the process id that stands for all of its namespaces."""
+    """A machine. address: numeric; holder: id of the process that holds its namespaces."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name, self.number, self.address = name, number, f"{_PREFIX}{number}"
@@ -95,13 +94,13 @@ class Machine:
     def run(self, command: Sequence[str | Path], **how: Any) -> subprocess.Popen[Any]:
         """Starts a command on this machine."""
         inside = ["nsenter", f"--target={self.holder}", "--net", "--pid", "--mount", "--uts"]
-        inside += ["setpriv", "--pdeathsig=KILL"]  # nsenter waits for a child: killed with it
+        inside += ["setpriv", "--pdeathsig=KILL"]  # nsenter waits for its child, which has to die with it
         process = subprocess.Popen([*inside, *map(str, command)], **how)
         self._started.append(process)
         return process
 
     def processes(self) -> dict[int, psutil.Process]:
-        """Everything that runs on this machine but its holder, by its process id there."""
+        """All processes of this machine except its holder, by their process ids there."""
         found = {}
         for process in psutil.process_iter():
             with suppress(OSError, psutil.Error):
@@ -111,11 +110,11 @@ class Machine:
         return found
 
     def path(self, path: str) -> Path:
-        """Where a path of this machine is to be found from outside, while it lives."""
+        """The path, seen from outside, of a path on this live machine."""
         return Path(f"/proc/{self.holder}/root{path}")
 
     def kill(self) -> None:
-        """Ends all its processes with SIGKILL; their connections are reset, unless the network was cut before."""
+        """Kills all its processes. Their connections are reset unless they are cut."""
         self._outer.kill()
         self._outer.wait()
         assert self._outer.stderr is not None
@@ -145,13 +144,13 @@ class Network:
         return machine
 
     def cut(self, a: Machine, *others: Machine, one_way: bool = False) -> None:
-        """Drops every packet between a and the others (one way: from a to them); by default all others."""
+        """Drops all packets between a and the others (default: all others). one_way: only from a to them."""
         self._cut |= set(self._between(a, others, one_way))
 
     def reset(self, a: Machine, *others: Machine, seconds: float = math.inf) -> None:
-        """Rejects every TCP packet between a and the others: its sender gets a reset. By default all others.
+        """Answers all TCP packets between a and the others (default: all others) with resets. Returns at once.
 
-        A connection that sends something meanwhile breaks at the sender; a new one is refused. Returns at once.
+        A connection that is used meanwhile breaks at the sender; new connections are refused.
         """
         until = time.monotonic() + seconds
         self._reset = {**self._reset, **dict.fromkeys(self._between(a, others), until)}
@@ -161,12 +160,16 @@ class Network:
         self._cut, self._reset = set(), {}
 
     def weather(self, delay: float = 0.0, loss: float = 0.0, reorder: float = 0.0) -> None:
-        """delay: seconds that a packet takes one way; loss: share of packets dropped; reorder: share of packets that
-        take up to twice as long (10 ms more at least), so that later ones overtake them."""
+        """Delays, drops and reorders packets.
+
+        delay    seconds one way
+        loss     share of dropped packets
+        reorder  share of packets that take up to twice as long, at least 10 ms more, so that later ones overtake them
+        """
         self._delay, self._loss, self._reorder = delay, loss, reorder
 
     def far(self, machine: Machine, delay: float) -> None:
-        """delay: seconds more that every packet from and to this machine takes one way."""
+        """Adds a delay, seconds one way, to all packets from and to this machine."""
         self._far = {**self._far, machine.number: delay}
 
     def __enter__(self) -> Network:
@@ -182,12 +185,12 @@ class Network:
             os.close(descriptor)
 
     def _between(self, a: Machine, others: Sequence[Machine], one_way: bool = False) -> list[tuple[int, int]]:
-        """The directed links between a and the others, by number."""
+        """Directed links between a and the others, as pairs of numbers."""
         numbers = [other.number for other in others or self.machines if other is not a]
         return [(a.number, n) for n in numbers] + [(n, a.number) for n in numbers if not one_way]
 
     def _switch(self) -> None:
-        """Passes IPv4 packets from one TUN device to another, by their destination."""
+        """Forwards IPv4 packets between TUN devices by destination."""
         late: list[tuple[float, int, int, bytes]] = []  # (due, order, to, packet)
         order = 0
         while not self._over:
@@ -220,7 +223,7 @@ class Network:
                 _write(to_wire[to], packet)
 
     def _lateness(self, a: int, b: int) -> float:
-        """Seconds that the next packet takes from a to b."""
+        """Delay of the next packet from a to b, seconds."""
         delay = self._delay + self._far.get(a, 0.0) + self._far.get(b, 0.0)
         if self._random.random() < self._reorder:
             delay += self._random.uniform(0, max(delay, _OVERTAKEN))
@@ -239,7 +242,7 @@ def _write(wire: int, packet: bytes) -> None:
 
 
 def _reset_of(packet: bytes) -> bytes | None:
-    """The reset that answers an IPv4 packet (RFC 9293, 3.5.2); None if it is not TCP, or a reset itself."""
+    """The reset that answers an IPv4 packet (RFC 9293, 3.5.2); None if the packet is not TCP or is a reset."""
     if packet[9] != _TCP:
         return None
     begin = 4 * (packet[0] & 0xF)

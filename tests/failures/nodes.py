@@ -1,12 +1,12 @@
-"""A job on several nodes: one agent each, in machines of their own, on a network that can fail.
+"""A job on several simulated machines with one agent each, on a network that can fail.
 
     with nodes.start(case, tmp_path, zygote) as job:     # three nodes, a pipeline each
         job.wait_for_step(3)
         job.nodes[2].machine.kill()
-        outcome = job.outcome()                          # when node 0 has ended; leaving the block ends the others
+        outcome = job.outcome()                          # after node 0 has ended; all others end with the block
 
-Without a zygote the real torchrun is each node's agent; with one, a small stand-in forks the processes: as good for
-whatever happens after the start, and ten times faster.
+Without a zygote, each node's agent is the real torchrun. With one, a small stand-in forks the processes, which is ten
+times faster and makes no difference after the start.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tests.etcd import EtcdServer
 from .harness import Case, Json, Outcome, _logs, _outcome
 from .network import Machine, Network
 
-BOUND = 120.0  # seconds until what is waited for counts as hung
+BOUND = 120.0  # seconds after which a wait counts as hung
 PORT = 29501
-TOKEN = {"RECYCLE_TOKEN": "of the tests, and of nobody else"}
+TOKEN = {"RECYCLE_TOKEN": "the secret of the tests"}
 WORKERS = {"3x2": (3, 2)}  # shape -> nodes, workers on each
 QUICK = ("control=cluster", "control.heartbeat=0.1", "control.suspicion=4")
 
 
 class Agent:
-    """A real torchrun, with the face of a LocalJob."""
+    """A real torchrun with the interface of a LocalJob."""
 
     def __init__(self, process: subprocess.Popen[Any], log: Path) -> None:
         self.process, self._log = process, log
@@ -48,27 +48,27 @@ class Agent:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while it runs."""
         return self.process.poll()
 
     def wait(self, seconds: float) -> int:
-        """Until all that it started has ended; torchrun may wait for other agents afterwards."""
+        """Waits until all its processes have ended; torchrun may still wait for other agents."""
         deadline = time.monotonic() + seconds
         while (code := self.process.poll()) is None and "Local worker group finished" not in self.output:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"torchrun goes on after {seconds} s; it printed:\n{self.output}")
+                raise TimeoutError(f"torchrun still runs after {seconds} s; it printed:\n{self.output}")
             time.sleep(0.05)
         return code or 0
 
     def end(self, seconds: float) -> int:
-        """The exit code, when torchrun itself has ended."""
+        """Waits until torchrun has ended; the exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"torchrun goes on after {seconds} s; it printed:\n{self.output}") from error
+            raise TimeoutError(f"torchrun still runs after {seconds} s; it printed:\n{self.output}") from error
 
     def close(self) -> None:
-        """Its machine ends it."""
+        """Does nothing: its machine ends it."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Node:
 
 
 class NodesJob(contextlib.AbstractContextManager):
-    """The pipelines of a case on as many machines; everything of it is gone when the block is left."""
+    """A case with one machine per pipeline. All machines and processes end with the block."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class NodesJob(contextlib.AbstractContextManager):
         return self.torchrun(machine, where, arguments)
 
     def join(self, machine: Machine | None = None, token: str | None = None, where: str | None = None) -> Node:
-        """An agent that joins the job as it would be told to on a command line, by default on a new machine."""
+        """Starts an agent that joins the job by its command line; default: on a new machine."""
         machine = machine or self.network.machine(f"node{len(self.nodes)}")
         _, workers = self._world
         where = where or f"{self.nodes[0].machine.address}:{PORT}"
@@ -129,14 +129,14 @@ class NodesJob(contextlib.AbstractContextManager):
         if self._zygote is not None:
             agent = self._zygote.start(arguments, self.run, Part(0, workers, workers, machine.holder), environment)
         else:
-            where_to = [f"--nproc-per-node={workers}", f"--local-addr={machine.address}"]  # no name server knows it
+            where_to = [f"--nproc-per-node={workers}", f"--local-addr={machine.address}"]  # names are not resolved here
             agent = self.torchrun(machine, where_to, arguments)
         self.nodes.append(Node(machine, agent))
         return self.nodes[-1]
 
     def torchrun(self, machine: Machine, where: list[str], arguments: list[str]) -> Agent:
         log, temporary = self._folder / f"{machine.name}.log", self._folder / f"{machine.name}.tmp"
-        temporary.mkdir(exist_ok=True)  # process ids of two machines may be equal, and so names of temporary files
+        temporary.mkdir(exist_ok=True)  # equal process ids on two machines would give equal names of temporary files
         command = [Path(sys.executable).with_name("torchrun"), *where, "-m", "recycle_pp.train", *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", "TMPDIR": str(temporary), **TOKEN}
         with open(log, "a") as output:
@@ -150,7 +150,7 @@ class NodesJob(contextlib.AbstractContextManager):
         return [e for e in self.run.lines(self.run.events) if name in (None, e["event"])]
 
     def wait_for_event(self, name: str, seconds: float = BOUND, nth: int = 1, **fields: Any) -> Json:
-        """The nth event of that name, with those fields."""
+        """Waits for the nth event with that name and those fields."""
         deadline = time.monotonic() + seconds
         while True:
             found = [e for e in self.events(name) if fields.items() <= e.items()]
@@ -161,7 +161,7 @@ class NodesJob(contextlib.AbstractContextManager):
             time.sleep(0.02)
 
     def wait_for_step(self, step: int, seconds: float = BOUND) -> None:
-        """Until that step is committed."""
+        """Waits until that step is committed."""
         deadline = time.monotonic() + seconds
         while not any(line["step"] >= step for line in self.run.lines(self.run.metrics)):
             if time.monotonic() > deadline:
@@ -169,7 +169,7 @@ class NodesJob(contextlib.AbstractContextManager):
             time.sleep(0.02)
 
     def outcome(self, seconds: float = BOUND, node: int = 0) -> Outcome:
-        """When that node's agent has ended."""
+        """The outcome, after that node's agent has ended."""
         try:
             code = self.nodes[node].agent.wait(seconds)
         except TimeoutError as error:
@@ -195,10 +195,12 @@ def start(
     run: Path | None = None,
     environments: Mapping[int, dict[str, str]] | None = None,
 ) -> NodesJob:
-    """Starts it, forked from `zygote`, or by torchrun where there is none; an etcd gets a machine of its own.
+    """Starts a job: forked from `zygote`, or with torchrun if it is None. An etcd gets its own machine.
 
-    far: by node, seconds that its packets take one way. run: the run folder, by default in `folder`.
-    environments: variables by node, for those forked from a zygote."""
+    far           delay of a node's packets, seconds one way, by node
+    run           run folder; default: in `folder`
+    environments  environment variables by node, if forked from a zygote
+    """
     job = NodesJob(case, folder, zygote, coordinator, run, environments)
     try:
         job.start(coordinator, far or {})

@@ -1,28 +1,28 @@
-"""Runs in a zygote (see Zygote.preload): the workers of its jobs fail where RECYCLE_SABOTAGE says.
+"""Makes workers of a zygote's jobs (see Zygote.preload) fail as RECYCLE_SABOTAGE says.
 
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
 RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights, in one worker's memory
-RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker's update of sharded state goes wrong
-RECYCLE_SABOTAGE='{"rot": 1, "step": 3, "once": "/tmp/flag"}'      # a bit of what it holds changes before that step
-RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # what the stage gives is not a number in these steps
-RECYCLE_SABOTAGE='{"telemetry": ["Traces.died"]}'        # these methods of the telemetry fail whenever they are called
-RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # what Python's objects weigh, after these steps
+RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker's update of sharded state is wrong
+RECYCLE_SABOTAGE='{"rot": 1, "step": 3, "once": "/tmp/flag"}'      # a bit of its sharded state flips before that step
+RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # the stage's output is NaN in these steps
+RECYCLE_SABOTAGE='{"telemetry": ["Traces.died"]}'        # these methods of the telemetry always fail
+RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # the size of all Python objects after these steps
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "generations": [9, 39]}'  # or in these generations
-RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need more shared memory than there is
-RECYCLE_SABOTAGE='{"start": 1}'          # the model of stage 1 cannot be made
+RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need too much shared memory
+RECYCLE_SABOTAGE='{"start": 1}'          # the model of stage 1 cannot be built
 RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker to start has another platform
-RECYCLE_SABOTAGE='{"compile": 2.5}'    # so many seconds in C++, with Python's lock, before a worker is ready
-RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps that far to and fro, everywhere
-RECYCLE_SABOTAGE='{"jump": -3600, "when": "/tmp/flag"}'     # time.time() jumps that far, once that file is there
+RECYCLE_SABOTAGE='{"compile": 2.5}'    # seconds in C++, with Python's lock, before a worker is ready
+RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps back and forth that far, in all processes
+RECYCLE_SABOTAGE='{"jump": -3600, "when": "/tmp/flag"}'    # time.time() jumps that far once the file exists
 
 RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
-    forward: sleep (nobody holds Python's lock), lock (it does, and waits), spin (it does, and computes),
-    burn (no hang: it computes for so many `seconds` of processor time)
-    data: read (a file system that does not answer); checkpoint: save (the same, `seconds` long); copy (the main thread)
+    in a forward: sleep (without Python's lock), lock (a wait with it), spin (a computation with it),
+    burn (no hang: computes for `seconds` of processor time)
+    data: read (a file system that does not answer); checkpoint: save (the same for `seconds`), copy (the main thread)
     sum: reduce (the thread that exchanges the gradients)
 
-`once`: a file that the first failure makes, with its process in it; where it is there already, nothing fails. Without
-it, every peer fails.
+once: a file that the first failure creates, with its process id. If the file exists, there is no failure. Without
+`once`, every peer fails.
 """
 
 import ctypes
@@ -104,7 +104,7 @@ def hang(*kinds, seconds=1e6):
         if now["hang"] == "lock":
             ctypes.PyDLL(None).sleep(int(seconds))
         elif now["hang"] == "spin":
-            sum(range(1 << 60))  # one call of C, which never looks up
+            sum(range(1 << 60))  # one C call, which never releases the lock
         elif now["hang"] == "burn":
             end = time.thread_time() + seconds
             while time.thread_time() < end:

@@ -1,7 +1,7 @@
-"""Workers that may not take more memory than SCARCE bytes above what they hold once they are built (RLIMIT_DATA).
+"""Limits the memory of workers to SCARCE bytes more than they use after they are built (RLIMIT_DATA).
 
-Allocations beyond that fail as they do on a machine that has no more: torch raises, the worker says so and dies.
-SCARCE_WORKERS names whom, like 1.0; none: all.
+Larger allocations fail as on a machine without free memory: torch raises, and the worker reports it and dies.
+SCARCE_WORKERS: names of the limited workers, such as 1.0; default: all.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""The closing table of the failure suite: how many cases of each kind, and the longest stall.
+"""The closing table of the failure suite: the number of cases of each kind, and the longest stall.
 
-A plugin (tests/conftest.py names it), so that it also hears from the processes of which each runs some of the files.
+A pytest plugin (loaded by tests/conftest.py), so that it also receives the results of xdist's processes.
 """
 
 from collections import defaultdict

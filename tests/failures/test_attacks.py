@@ -1,4 +1,4 @@
-"""Whoever talks to a live job's ports without its token is refused, and disturbs nobody."""
+"""Connections to a live job without its token are rejected and do not disturb the job."""
 
 import contextlib
 import random
@@ -24,7 +24,7 @@ FORGED = Died(0, Death("signal", "SIGKILL", at=0.0), asked=False)
 
 
 def payloads():
-    """Garbage, half messages, lengths that lie, what other protocols say, deep and forged messages."""
+    """Garbage, truncated messages, wrong lengths, other protocols, deeply nested and forged messages."""
     rng = random.Random(5)
     yield from (rng.randbytes(n) for n in (1, 3, 4, 5, 100, 70000))
     yield b""
@@ -40,7 +40,7 @@ def payloads():
 
 
 def ports(job):
-    """Every port that a process of the job listens on."""
+    """All ports on which processes of the job listen."""
     found = set()
     for process in psutil.Process(job.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -77,11 +77,11 @@ def test_garbage_at_every_port_changes_nothing(runs):
     case = Case("under attack", "2x2", steps=60, deaths=0, bound=90)
     outcome = runs.of(case, "attacks", meanwhile=fuzz)
     runs.check_exact(outcome)
-    assert len(attacked) >= 5, "the coordinator, and every worker's for states"
-    assert not outcome.all("plan_adopted")[1:], "nobody regrouped because of it"
+    assert len(attacked) >= 5, "the coordinator's, and each worker's for state streams"
+    assert not outcome.all("plan_adopted")[1:], "there was no new generation"
 
 
-def test_a_wrong_token_and_a_flood_are_refused(runs):
+def test_a_wrong_token_and_a_flood_are_rejected(runs):
     def flood(job):
         job.wait_for_event("started", 60)
         host, port = coordinator_port(job)
@@ -89,7 +89,7 @@ def test_a_wrong_token_and_a_flood_are_refused(runs):
             with pytest.raises(Refused):
                 Channel.connect(host, port, "0" * 64, HELLO)
         held = []
-        for _ in range(200):  # they say nothing, and take a connection each
+        for _ in range(200):  # silent connections
             with contextlib.suppress(OSError):
                 held.append(socket.create_connection((host, port), 2))
         for address in ports(job) - {(host, port)}:

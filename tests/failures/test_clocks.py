@@ -1,4 +1,4 @@
-"""The clock of one node jumps by an hour: nothing is decided by the difference of two clocks."""
+"""The clock of one node jumps by an hour. No decision depends on the difference of two clocks."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def clocks():
 
 
 @pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_node_joins_by_the_run_folder_though_the_coordinators_clock_jumps_by_an_hour(hours, clocks, runs, tmp_path):
+def test_a_node_joins_by_the_run_folder_even_if_the_coordinators_clock_jumps_by_an_hour(hours, clocks, runs, tmp_path):
     jump = {"RECYCLE_SABOTAGE": json.dumps({"jump": hours * HOUR, "when": str(tmp_path / "now")})}
     case = Case("the coordinator's clock jumps", "3x2", steps=80, deaths=2)
     with nodes.start(case, tmp_path, clocks, environments={0: jump}) as job:
@@ -41,7 +41,7 @@ def test_a_node_joins_by_the_run_folder_though_the_coordinators_clock_jumps_by_a
     assert abs(times[-1] - times[0] - hours * HOUR) < 300, "the clock has jumped"
 
 
-def test_the_next_coordinator_continues_though_its_clock_is_an_hour_behind(clocks, runs, tmp_path):
+def test_the_next_coordinator_continues_even_if_its_clock_is_an_hour_behind(clocks, runs, tmp_path):
     (tmp_path / "now").touch()
     jump = {"RECYCLE_SABOTAGE": json.dumps({"jump": -HOUR, "when": str(tmp_path / "now")})}
     case = Case("the next coordinator's clock is behind", "3x2", steps=40, deaths=2)

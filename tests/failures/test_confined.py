@@ -1,4 +1,4 @@
-"""A model whose state no worker could hold: three times what the kernel lets each of them have (a control group)."""
+"""A model whose state is three times the memory limit of each worker (a control group)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = [
     "model.split=null", "parallel.stages=1", "parallel.microbatch_size=1", "numerics=bf16",
     "numerics.reproducible=true", "numerics.sums=int32", "schedule.profile_steps=0", "run.steps=5", "run.device=cpu",
     "run.validate_every=0", "run.standby=off", "run.respawns=0", "control.suspicion=120", "checkpoint.minutes=0",
-    "parallel.memory=1GB",  # and malloc gives back what it can: micro-batches are so small that all fit in any case
+    "parallel.memory=1GB",  # makes malloc return memory; the micro-batches are so small that all fit in any case
 ]  # fmt: skip
 ALONE = ["parallel.pipelines=1", f"parallel.microbatches={WORKERS}"]
 SHARDED = [f"parallel.pipelines={WORKERS}", "parallel.microbatches=1", "parallel.sharded=true"]
@@ -32,7 +32,7 @@ DEATHS = fails("1:3.0@backward", "2:7.0@spread", "3:0.0@allreduce") + rejoins("2
 
 
 def held(settings: Settings) -> float:
-    """Bytes of a worker's parameters at the fullest moment: weights, optimizer state, sums, copies for a checkpoint."""
+    """Largest size of a worker's state, bytes: weights, optimizer state, sums, copies for a checkpoint."""
     parts = stage_memory(settings, 0).peak(settings.parallel.pipelines, 1, in_flight=1)
     return sum(size for name, size in parts.items() if name not in ("activations", "replay log"))
 
@@ -48,14 +48,14 @@ def zygote():
 
 @pytest.fixture
 def confined():
-    """The environment of a job whose workers have LIMIT bytes each."""
+    """Environment of a job whose workers are limited to LIMIT bytes each."""
     try:
         above = Path(tempfile.mkdtemp(prefix="recycle-", dir=CONTROLLER))
     except OSError as error:
         pytest.skip(f"no memory control group of version 1 can be made here: {error}")
     yield {"CONFINED": str(int(LIMIT)), "CONFINED_IN": str(above)}
     for group in [*filter(Path.is_dir, above.iterdir()), above]:
-        for _ in range(100):  # who was in it may not be quite gone
+        for _ in range(100):  # its processes may still be ending
             with suppress(OSError):
                 group.rmdir()
                 break
@@ -63,7 +63,7 @@ def confined():
 
 
 def run(zygote: Zygote, environment: dict[str, str], *words: str):
-    """(exit code, the final weights' digest, the deaths)"""
+    """(exit code, digest of the final weights, deaths)"""
     with zygote.run([*JOB, *words], environment) as job:
         code = job.wait(280)
         deaths = [event for event in job.run.lines(job.run.events) if event["event"] == "death_detected"]
@@ -73,11 +73,11 @@ def run(zygote: Zygote, environment: dict[str, str], *words: str):
 
 
 @pytest.mark.timeout(600)
-def test_state_of_three_times_a_worker_s_memory_trains_sharded_with_deaths_to_the_bits_of_one_that_has_it_all(
-    zygote, confined
-):
+def test_sharded_state_of_three_times_a_workers_memory_trains_through_deaths_to_the_same_bits(zygote, confined):
     code, _, deaths = run(zygote, confined, *ALONE)
-    assert code and [death["detail"] for death in deaths] == ["SIGKILL"], "unsharded, the kernel kills it"
+    assert code and [death["detail"] for death in deaths] == ["SIGKILL"], (
+        "with unsharded state the kernel kills the worker"
+    )
 
     _, whole, _ = run(zygote, {}, *ALONE)
     code, found, deaths = run(zygote, confined, *SHARDED, *DEATHS)

@@ -1,4 +1,4 @@
-"""A connection breaks, and nobody has died: whoever was cut off is ended and begins anew, within seconds."""
+"""A connection breaks without a death. The worker that was cut off is killed and restarted within seconds."""
 
 import socket
 import time
@@ -12,7 +12,7 @@ from .harness import Case, explain, pid_of
 
 
 def break_connection(pid, port):
-    """Shuts the connection of that process to that port down, as the network might."""
+    """Shuts down the connection of that process to that port, as a network failure would."""
     try:
         (connection,) = connections_to(pid, port)
     except PermissionError:
@@ -22,12 +22,12 @@ def break_connection(pid, port):
 
 
 def coordinator_port(job):
-    """Where rank 0's supervisor listens."""
+    """Port of rank 0's supervisor."""
     listens = psutil.Process(job.supervisors()[0]).net_connections("tcp")
     return next(c.laddr.port for c in listens if c.status == psutil.CONN_LISTEN)
 
 
-def test_a_worker_whose_control_connection_breaks_is_started_again(runs):
+def test_a_worker_whose_control_connection_breaks_is_restarted(runs):
     case = Case("a control connection breaks", "2x2", steps=60, bound=120.0)
 
     def meanwhile(job):
@@ -43,7 +43,7 @@ def test_a_worker_whose_control_connection_breaks_is_started_again(runs):
     assert [e["worker"] for e in outcome.all("rejoined")] == ["1.1"], explain(outcome)
 
 
-def test_a_supervisor_whose_connection_breaks_comes_back_with_its_worker(runs):
+def test_a_supervisor_whose_connection_breaks_returns_with_its_worker(runs):
     case = Case("a supervisor's connection breaks", "2x2", steps=60, bound=120.0)
 
     def meanwhile(job):

@@ -1,22 +1,22 @@
-"""The host of the coordinator dies, and the job goes on: the supervisors elect another one, nothing is done twice."""
+"""The coordinator's host dies, and the job continues: the supervisors elect another leader, no work is repeated."""
 
 import pytest
 
 from tests.etcd import EtcdServer, needs_etcd
 
-from .harness import Case, Strike, explain, fails, rejoins
+from .harness import Case, SignalAt, explain, fails, rejoins
 
 slow = pytest.mark.slow
 
 
 def host(event, after=0.0, victim="0.0", nth=1):
-    """Kills a worker's supervisor, and the worker dies with it, as on a node that is gone."""
-    return Strike(event, victim, nth=nth, after=after, supervisor=True)
+    """Kills a worker's supervisor. The worker dies with it, as on a lost node."""
+    return SignalAt(event, victim, nth=nth, after=after, supervisor=True)
 
 
-def case(claim, *strikes, shape="2x2", overrides=(), **options):
+def case(claim, *signals, shape="2x2", overrides=(), **options):
     nodes = {"2x2": 4, "3x2": 6}[shape]
-    return Case(claim, shape, tuple(overrides), strikes, nodes=nodes, **{"steps": 12, "bound": 120.0, **options})
+    return Case(claim, shape, tuple(overrides), signals, nodes=nodes, **{"steps": 12, "bound": 120.0, **options})
 
 
 SURVIVED = [
@@ -49,7 +49,7 @@ MORE = [
     ),
     case(
         "the host dies while a process is started again",
-        Strike("started", "1.1"),
+        SignalAt("started", "1.1"),
         host("respawned", 0.2),
         deaths=2,
         steps=40,
@@ -87,14 +87,14 @@ MORE += [
 
 
 @pytest.mark.parametrize("case", [*SURVIVED, *(pytest.param(c, marks=slow) for c in MORE)], ids=str)
-def test_the_job_goes_on_without_the_host_of_its_coordinator(case, runs):
+def test_the_job_continues_without_the_host_of_its_coordinator(case, runs):
     outcome = runs.of(case, "the coordinator's host")
     runs.check_exact(outcome)
     assert outcome.all("coordinator_lost") and outcome.all("coordinator_elected"), explain(outcome)
 
 
 @needs_etcd
-def test_an_etcd_may_decide_who_coordinates_next(runs, tmp_path):
+def test_an_etcd_can_elect_the_next_coordinator(runs, tmp_path):
     with EtcdServer(tmp_path) as etcd:
         overrides = ["coordinator=etcd", f"control.endpoints=[{etcd.endpoint}]"]
         killed = case("the host is killed, and an etcd decides", host("started", 0.4), overrides=overrides, steps=24)
@@ -103,11 +103,11 @@ def test_an_etcd_may_decide_who_coordinates_next(runs, tmp_path):
     assert outcome.all("coordinator_lost") and outcome.all("coordinator_elected"), explain(outcome)
 
 
-def test_another_rank_coordinates_and_the_stall_is_measured_like_any_other(runs):
+def test_the_stall_of_a_take_over_is_measured(runs):
     killed = case("the host is killed", host("started", 0.3))
     outcome = runs.of(killed, "the coordinator's host")
     (elected,) = outcome.all("coordinator_elected")
-    assert elected["rank"] != 0 and elected["term"] > 0, "mostly rank 1, in term 1"
+    assert elected["rank"] != 0 and elected["term"] > 0, "usually rank 1 in term 1"
     (death,) = outcome.all("death_detected")
     assert (death["worker"], death["cause"]) == ("0.0", "node_loss")
     (resumed,) = outcome.all("resumed")
@@ -117,25 +117,27 @@ def test_another_rank_coordinates_and_the_stall_is_measured_like_any_other(runs)
 
 
 @pytest.mark.parametrize("dead", [["0.0", "1.0", "1.1"], pytest.param(["0.0", "0.1", "1.0"], marks=slow)], ids=str)
-def test_the_last_process_of_a_machine_knows_that_the_others_are_dead_and_says_what_is_lost(dead, runs):
-    """It needs no majority; but one worker is no pipeline of two."""
-    strikes = [host("started", 0.3 * (victim == "0.0"), victim) for victim in dead]  # the first waits, for all
-    stops = case("most supervisors are killed at once", *strikes, deaths=None, ends="has no live worker left")
+def test_the_last_survivor_on_a_machine_stops_the_job_and_names_the_lost_stage(dead, runs):
+    """It needs no majority, because the other deaths are proven. But one worker cannot run two stages."""
+    signals = [
+        host("started", 0.3 * (victim == "0.0"), victim) for victim in dead
+    ]  # the first signal waits until all run
+    stops = case("most supervisors are killed at once", *signals, deaths=None, ends="has no live worker left")
     outcome = runs.of(stops, "the coordinator's host")
     assert "no majority" not in outcome.output
     assert outcome.code == 1
 
 
-def test_all_workers_lost_with_the_coordinator_end_the_job_and_no_step_is_begun_again(runs):
-    strikes = [host("started", 0.5), *(Strike("started", victim) for victim in ("0.1", "1.0", "1.1"))]
-    stops = case("all workers die with the host", *strikes, deaths=None, ends="were lost at once, in step", steps=60)
+def test_the_job_ends_if_all_workers_are_lost_with_the_coordinator(runs):
+    signals = [host("started", 0.5), *(SignalAt("started", victim) for victim in ("0.1", "1.0", "1.1"))]
+    stops = case("all workers die with the host", *signals, deaths=None, ends="were lost at once, in step", steps=60)
     outcome = runs.of(stops, "the coordinator's host")
     assert outcome.code == 1 and "there is no checkpoint to go on from" in outcome.output
     assert len(outcome.all("started")) == 1, explain(outcome)
 
 
-@slow  # test_nodes.py loses a node that does not coordinate
-def test_a_supervisor_that_does_not_coordinate_is_an_ordinary_death(runs):
+@slow  # test_nodes.py loses a node without the coordinator
+def test_the_loss_of_another_supervisor_is_an_ordinary_death(runs):
     killed = case("another supervisor is killed", host("started", 0.3, "1.1"))
     outcome = runs.of(killed, "the coordinator's host")
     runs.check_exact(outcome)

@@ -1,4 +1,4 @@
-"""Links between nodes that carry packets in one direction only: the nodes that reach each other finish the job.
+"""Links between nodes work in one direction only. The nodes that reach each other finish the job.
 
 pytest -n0 -s --full tests/failures/test_cuts.py       # prints the table of docs/cluster.md
 """
@@ -13,7 +13,7 @@ from .harness import Case, explain
 _missing = network.missing()
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(_missing is not None, reason=str(_missing))]
 
-# Node 0 coordinates, so nodes 1 and 2 are alike: (from, to) of the links that carry nothing from step 10 on.
+# (from, to) of the links that are cut from step 10 on. Node 0 coordinates, so nodes 1 and 2 are equivalent.
 CUTS = {
     "node 0 hears no other node": [(1, 0), (2, 0)],
     "no other node hears node 0": [(0, 1), (0, 2)],
@@ -30,7 +30,7 @@ QUICK = ("no other node hears node 0",)
 
 
 @pytest.mark.parametrize("cut", [cut if cut in QUICK else pytest.param(cut, marks=pytest.mark.slow) for cut in CUTS])
-def test_the_nodes_that_reach_each_other_finish_the_job_whatever_is_cut_in_one_direction(cut, zygote, runs, tmp_path):
+def test_the_nodes_that_reach_each_other_finish_the_job_after_any_one_way_cut(cut, zygote, runs, tmp_path):
     case = Case(cut, "3x2", ("control.suspicion=2",), steps=60, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(10)
@@ -48,5 +48,5 @@ def test_the_nodes_that_reach_each_other_finish_the_job_whatever_is_cut_in_one_d
             print(f"    node {number}: {line[:300]}")
     assert finished and codes.count(0) >= 2, explain(outcome)
     assert [line["step"] for line in outcome.metrics] == list(range(case.steps)), "a step has no line"
-    assert not outcome.all("stopped"), "a node that left has said so in the folder of a job that continues"
+    assert not outcome.all("stopped"), "a node that has left must not write to the folder of the job"
     runs.check_exact(outcome)

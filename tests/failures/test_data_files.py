@@ -1,4 +1,4 @@
-"""Training data whose file system stops answering, or that change while the job reads them."""
+"""Training data on a file system that stops answering, and data files that change while the job reads them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ MISSING = FileServer.missing()
 needs_server = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SHAPE = ("parallel.pipelines=2", "parallel.stages=1", "parallel.microbatches=4", "run.validate_every=0")
 STEPS = 200
-TOKENS = 40_000_000  # more than the page cache has of them after the start
+TOKENS = 40_000_000  # more than the page cache contains after the start
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def server(tmp_path, tokens):
 
 @pytest.fixture(scope="module")
 def expected(zygote, tokens, tmp_path_factory):
-    """(losses by step, digest of the weights) of STEPS steps of one worker in which nothing happens."""
+    """(losses by step, digest of the weights) after STEPS undisturbed steps of one worker."""
     path = tmp_path_factory.mktemp("data") / "train.bin"
     tokens.tofile(path)
     shape = ("parallel.pipelines=1", "parallel.stages=1", "parallel.microbatches=8", "run.validate_every=0")
@@ -56,7 +56,7 @@ def launched(folder, path, steps, *arguments):
 
 @needs_server
 @pytest.mark.parametrize("seconds", [13, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_job_waits_for_training_data_as_long_as_their_disk_does(seconds, server, tmp_path, expected):
+def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server, tmp_path, expected):
     with launched(tmp_path, server.path / "train.bin", STEPS) as job:
         job.wait_for_step(20)
         with server.silent():
@@ -115,9 +115,7 @@ def test_a_data_file_that_changes_ends_the_job_with_one_sentence(change, sentenc
         assert not [e for e in job.run.lines(job.run.events) if e["event"] == "death_detected"], job.output
 
 
-def test_a_data_file_that_is_replaced_or_touched_changes_nothing_and_no_worker_with_other_data_comes_back(
-    zygote, tokens, tmp_path
-):
+def test_a_replaced_data_file_changes_nothing_and_no_worker_returns_with_other_data(zygote, tokens, tmp_path):
     path = tmp_path / "train.bin"
     tokens[:200_000].tofile(path)
     common = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "run.standby=off", f"data.path={path}")
@@ -139,7 +137,7 @@ def test_a_data_file_that_is_replaced_or_touched_changes_nothing_and_no_worker_w
 
 
 @needs_server
-def test_a_worker_whose_disk_alone_is_silent_is_stuck(server, tmp_path, expected):
+def test_a_worker_is_reported_as_hung_if_only_its_disk_is_silent(server, tmp_path, expected):
     with launched(tmp_path, server.path / "train.bin", STEPS) as job:
         job.wait_for_step(20)
         with server.silent_for(job.worker("1.0").pid):

@@ -1,4 +1,4 @@
-"""File systems that stop answering, fill up or turn read-only under a job that torchrun has started."""
+"""File systems that stop answering, fill up or become read-only under a job started by torchrun."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ QUICK = ("control.suspicion=3", "run.validate_every=0", *SHAPE)
 
 
 class SmallShm(Launched):
-    """Its agents have a /dev/shm of 64 KiB, in a mount namespace of their own."""
+    """A job whose agents have a /dev/shm of 64 KiB, in a new mount namespace."""
 
     launcher = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"')
 
@@ -32,7 +32,7 @@ def disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def expected(zygote):
-    """(losses by step, digest of the weights) of `steps` steps of one worker in which nothing happens."""
+    """(losses by step, digest of the weights) after `steps` undisturbed steps of one worker."""
 
     known = {}
 
@@ -50,7 +50,7 @@ def expected(zygote):
 
 def losses(run):
     lines = run.lines(run.metrics)
-    assert [line["step"] for line in lines] == [*range(len(lines))], "one line a step"
+    assert [line["step"] for line in lines] == [*range(len(lines))], "one line per step"
     return {line["step"]: line["loss"] for line in lines}
 
 
@@ -60,8 +60,8 @@ def check_exact(job, expected):
 
 @needs_disk
 @pytest.mark.parametrize("seconds", [5, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_run_folder_that_does_not_answer_holds_up_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
-    """A worker dies meanwhile: all others write about it to their logs, and another one is started."""
+def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
+    """A worker dies meanwhile. All others write to their logs, and a replacement is started."""
     steps = 60 * seconds
     arguments = [*QUICK, f"run.steps={steps}", "checkpoint.every=100"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
@@ -70,19 +70,19 @@ def test_a_run_folder_that_does_not_answer_holds_up_no_worker_and_no_recovery(se
             begun = time.monotonic()
             job.worker("1.0").kill()
             while "worker 1.0 is back" not in job.output(0):
-                assert time.monotonic() < begun + 60, "it waits for the disk"
+                assert time.monotonic() < begun + 60, "the file waits for the disk"
                 time.sleep(0.1)
             time.sleep(max(0.0, begun + seconds - time.monotonic()))
         assert job.wait([0], 200) == [0], job.explain()
         check_exact(job, expected(steps))
-        assert [e["cause"] for e in job.events("death_detected")] == ["signal"], "the disk cost no worker"
+        assert [e["cause"] for e in job.events("death_detected")] == ["signal"], "no worker died because of the disk"
         assert len(job.events("rejoined")) == 1, job.explain()
         assert job.longest_gap() < 3
-        assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are whole"
+        assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are complete"
 
 
 @needs_disk
-def test_a_read_only_run_folder_is_one_sentence_and_no_worker_starts(disk, tmp_path):
+def test_a_read_only_run_folder_gives_one_sentence_and_no_worker_starts(disk, tmp_path):
     (disk.path / "run").mkdir()
     disk.break_down()
     with Launched(tmp_path, nodes=1, workers=2, arguments=QUICK, run=disk.path / "run") as job:
@@ -94,7 +94,7 @@ def test_a_read_only_run_folder_is_one_sentence_and_no_worker_starts(disk, tmp_p
 
 @needs_disk
 def test_a_run_folder_that_becomes_read_only_costs_no_step(disk, tmp_path):
-    """The disk fails as the job runs: training goes on, a dead worker comes back, and the exit code is 1."""
+    """The disk fails during the job. Training continues, a dead worker returns, and the exit code is 1."""
     arguments = [*QUICK, "run.steps=120", "checkpoint.every=40"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
         job.wait_for_event("checkpoint_saved")
@@ -108,13 +108,13 @@ def test_a_run_folder_that_becomes_read_only_costs_no_step(disk, tmp_path):
 
 
 @needs_disk
-def test_a_full_dev_shm_costs_nothing(tmp_path, expected):
-    """It is full from a moment in the middle of the job on, also as a worker starts."""
+def test_a_full_dev_shm_does_not_affect_a_job(tmp_path, expected):
+    """It becomes full in the middle of the job, and is full when a worker starts."""
     arguments = [*QUICK, "run.steps=120"]
     with SmallShm(tmp_path, nodes=1, workers=2, arguments=arguments) as job:
         job.wait_for_step(20)
         shm = Path(f"/proc/{job.worker('0.0').pid}/root/dev/shm")
-        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 64 << 10, "a /dev/shm of its own"
+        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 64 << 10, "the job has its own /dev/shm"
         with (shm / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
             while True:
                 ballast.write(bytes(4096))

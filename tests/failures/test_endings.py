@@ -1,4 +1,4 @@
-"""How a job ends that cannot go on: the exit code and the last line tell what was wrong, and nothing wrong is kept."""
+"""A job that cannot continue: the exit code and the last line give the reason, and no wrong state is saved."""
 
 import json
 import os
@@ -13,14 +13,14 @@ import pytest
 
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .harness import TEXT, Case, Strike, explain, fails
+from .harness import TEXT, Case, SignalAt, explain, fails
 
 KIND = "endings"
 slow = pytest.mark.slow
 
 
 def run(runs, case, **plan):
-    """The outcome, and its last line."""
+    """The outcome, and the last line of its output."""
     outcome = runs.of(case, KIND, environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
     return outcome, outcome.output.splitlines()[-1]
 
@@ -48,15 +48,15 @@ def test_a_bit_that_flips_in_one_workers_weights_ends_the_job_at_the_next_checkp
     outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
     compared = int(re.search(r"after (\d+) steps", last)[1])
     assert outcome.code == 1 and says in last and compared in range(8, 40, 4), explain(outcome)
-    assert checkpoints(outcome) == [4], "the one in which somebody is wrong is not finished"
+    assert checkpoints(outcome) == [4], "the checkpoint with wrong weights is not finished"
     skipped = [e["checkpoint"] for e in outcome.all("checkpoint_skipped")]
-    assert skipped == [*range(8, compared, 4)], "only where the disk is slow"
+    assert skipped == [*range(8, compared, 4)], "only if the disk is slow"
     assert "step-000004 is from before; run.resume=true goes on there" in last
 
 
-def test_without_checkpoints_it_ends_the_job_at_its_end(sabotaged, tmp_path):
+def test_without_checkpoints_a_flipped_bit_is_found_at_the_end_of_the_job(sabotaged, tmp_path):
     says = "workers 0.1 and 1.1 hold different weights"
-    case = Case("a bit flips and nobody saves", "2x2", steps=8, deaths=0, ends=says)
+    case = Case("a bit flips, and no checkpoint is saved", "2x2", steps=8, deaths=0, ends=says)
     outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
     assert outcome.code == 1 and says in last and "there is no checkpoint before" in last, explain(outcome)
     assert not outcome.summary and not checkpoints(outcome)
@@ -70,7 +70,7 @@ def test_without_checkpoints_it_ends_the_job_at_its_end(sabotaged, tmp_path):
     ],
 )
 def test_a_bit_that_flips_in_sharded_state_ends_the_job_in_the_same_step(shape, copies, says, sabotaged, tmp_path):
-    """The holders of a block compare it in every vote; of three, two know who is wrong."""
+    """The holders of a block compare it in every vote. With three copies, the wrong one is known."""
     sharded = ("parallel.sharded=true", f"parallel.optimizer_copies={copies}", "checkpoint.every=4")
     case = Case("a bit of a master flips", shape, sharded, steps=40, deaths=0, ends=says)
     flipped = tmp_path / "flipped"
@@ -80,18 +80,18 @@ def test_a_bit_that_flips_in_sharded_state_ends_the_job_in_the_same_step(shape, 
     assert "run.resume=true" in last and checkpoints(outcome) in ([], [4])  # where the disk is slow it is still written
 
 
-def test_an_update_that_is_skipped_is_told_and_the_job_goes_on(sabotaged):
+def test_a_skipped_update_is_reported_and_the_job_continues(sabotaged):
     case = Case("two gradients are not finite", "2x2", ("checkpoint.every=4",), steps=10, deaths=0)
     outcome, _ = run(sabotaged, case, nan=0, steps=[2, 3])
     assert [(e["step"], e["in_a_row"]) for e in outcome.all("update_skipped")] == [(3, 1), (4, 2)], explain(outcome)
     assert [line["step"] for line in outcome.metrics if line["clip_scale"] is None] == [2, 3]
     assert outcome.output.count("the update is skipped: a gradient is NaN") == 2
-    assert checkpoints(outcome) in ([8, 10], [10]), "none while it is not known whether the weights are good"
+    assert checkpoints(outcome) in ([8, 10], [10]), "no checkpoint while the weights may be bad"
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(0, marks=slow), 2])
 def test_after_five_skipped_updates_in_a_row_the_job_stops_with_the_last_good_checkpoint(seconds, sabotaged, tmp_path):
-    """Also where that one is still written."""
+    """Also if that checkpoint is still being written."""
     says = "steps in a row were skipped"
     claim = f"no gradient is finite, a checkpoint takes {seconds} s"
     case = Case(claim, "2x2", ("checkpoint.every=4",), steps=400, deaths=0, ends=says)
@@ -101,15 +101,15 @@ def test_after_five_skipped_updates_in_a_row_the_job_stops_with_the_last_good_ch
     assert len(outcome.all("update_skipped")) >= 5 and checkpoints(outcome) == [4], explain(outcome)
 
 
-def test_updates_that_are_skipped_in_a_row_are_counted_across_the_loss_of_the_coordinator(sabotaged):
+def test_the_count_of_skipped_updates_survives_the_loss_of_the_coordinator(sabotaged):
     says = "the updates of 5 steps in a row were skipped"
-    host = Strike("update_skipped", "0.0", nth=2, supervisor=True)
+    host = SignalAt("update_skipped", "0.0", nth=2, supervisor=True)
     case = Case("no gradient is finite, and the host dies", "2x2", (), (host,), steps=400, nodes=4, ends=says)
     outcome, _ = run(sabotaged, case, nan=0, steps=[*range(4, 400)])
     assert outcome.all("coordinator_elected") and outcome.metrics[-1]["step"] == 8, explain(outcome)
 
 
-def test_a_token_outside_the_vocabulary_ends_the_job_with_that_sentence_and_nobody_dies_of_it(runs, tmp_path):
+def test_a_token_outside_the_vocabulary_ends_the_job_with_a_sentence_and_no_death(runs, tmp_path):
     tokens = np.arange(40000, dtype=np.uint16) % 256
     tokens[17000] = 999
     tokens.tofile(tmp_path / "poisoned.bin")
@@ -120,7 +120,7 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_that_sentence_and_nobo
 
 
 @pytest.mark.parametrize("shape", ["2x2", pytest.param("3x2", marks=slow)])
-def test_a_file_of_half_a_token_ends_the_job_with_that_sentence(shape, runs, tmp_path):
+def test_a_file_with_half_a_token_ends_the_job_with_a_sentence(shape, runs, tmp_path):
     path = tmp_path / "odd.bin"
     path.write_bytes(bytes(40001))
     says = f"{path} has 40001 bytes, which is not a whole number of uint16"
@@ -128,8 +128,8 @@ def test_a_file_of_half_a_token_ends_the_job_with_that_sentence(shape, runs, tmp
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
 
 
-def test_data_that_only_a_returning_worker_cannot_read_end_nothing(runs, tmp_path):
-    """As on a node whose disk is gone: the others have what they need."""
+def test_a_returning_worker_that_cannot_read_the_data_does_not_end_the_job(runs, tmp_path):
+    """For example on a node whose disk has failed; the others have the data."""
     text = tmp_path / "text"
     text.write_bytes(TEXT.read_bytes() * 4)
 
@@ -140,7 +140,7 @@ def test_data_that_only_a_returning_worker_cannot_read_end_nothing(runs, tmp_pat
         os.kill(pids["0.1"], signal.SIGKILL)
 
     overrides = (f"data.path={text}", "run.respawns=1")
-    case = Case("its data are gone", "2x2", overrides, steps=200, deaths=None, bound=120)
+    case = Case("its data are missing", "2x2", overrides, steps=200, deaths=None, bound=120)
     outcome = runs.of(case, KIND, meanwhile=lose)
     assert [e["worker"] for e in outcome.all("refused")] == ["0.1"], explain(outcome)
     assert f"{text} does not exist" in outcome.all("refused")[0]["detail"] and outcome.all("given_up")
@@ -159,8 +159,8 @@ def test_the_same_exception_at_the_start_of_two_peers_ends_the_job_with_its_trac
     assert outcome.code == 1 and last == "RuntimeError: sabotaged", explain(outcome)
 
 
-def test_a_stage_that_is_lost_by_an_exception_says_which(sabotaged):
-    """With one pipeline there is no peer to make sure: the op is tried once more, from the beginning."""
+def test_the_loss_of_a_stage_by_an_exception_names_the_exception(sabotaged):
+    """With one pipeline there is no peer to confirm it, so the op is retried once from the start."""
     says = "stage 1 has no live worker left"
     case = Case("its only worker fails", "1x2", deaths=None, ends=says)
     outcome, last = run(sabotaged, case, **{"raise": "ValueError", "stage": 1, "step": 3, "g": 1})
@@ -171,7 +171,7 @@ TELEMETRY = ["Traces.died", "Traces.committed", "Recovery.announced", "Progress.
 
 
 @pytest.mark.parametrize("where", [TELEMETRY, *(pytest.param([one], marks=slow) for one in TELEMETRY)], ids=", ".join)
-def test_telemetry_that_fails_is_said_once_and_ends_nothing(where, sabotaged):
+def test_a_failure_of_the_telemetry_is_reported_once_and_does_not_end_the_job(where, sabotaged):
     case = Case("telemetry fails", "2x2", fails("3:0.1@backward"), deaths=None)
     outcome, _ = run(sabotaged, case, telemetry=where)
     expected = sabotaged.fault_free(case).summary["weights_sha256"]
@@ -180,8 +180,8 @@ def test_telemetry_that_fails_is_said_once_and_ends_nothing(where, sabotaged):
     assert len(said) == len(set(said)) > 0 and "RuntimeError" in said[0], explain(outcome)
 
 
-def test_a_pager_that_is_paused_from_the_beginning_to_the_end_holds_nothing_up(tmp_path):
-    """As `... | less`, without a key pressed: 2000 lines are twice what a pipe holds."""
+def test_a_pager_that_does_not_read_delays_nothing(tmp_path):
+    """Like `... | less` without a key pressed: 2000 lines are twice the size of a pipe."""
     run = RunFolder(tmp_path / "run")
     quick = ["emulate=sleep", *(f"emulate.{op}=0" for op in "FIWO")]
     command = [sys.executable, "-m", "recycle_pp.train", *Case("", "1x1", steps=2000).arguments, *quick]
@@ -189,4 +189,4 @@ def test_a_pager_that_is_paused_from_the_beginning_to_the_end_holds_nothing_up(t
     with subprocess.Popen([*command, f"run.dir={run.path}"], stdout=subprocess.PIPE, env=environment) as job:
         assert job.wait(240) == 0
         assert len(run.lines(run.metrics)) == 2000 and run.summary.exists()
-        assert len(job.stdout.read()) > 60_000, "it was full"
+        assert len(job.stdout.read()) > 60_000, "the pipe was full"

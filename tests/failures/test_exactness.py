@@ -1,7 +1,7 @@
-"""Whoever dies, whenever: the weights are those of a run in which nobody died, bit for bit.
+"""After any deaths at any moments, the weights are those of a fault-free run, bit for bit.
 
 The cases are the tables of `matrix.py`. Each runs real processes, ends within its bound, and is compared with a
-fault-free run: every step's loss, the SHA-256 of the final weights, and who ran which op.
+fault-free run: the loss of each step, the SHA-256 of the final weights, and which worker ran which op.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from .harness import Case, explain, fails, rejoins
 
 
 def some(cases, quick):
-    """The first `quick` of them in every run, the others with --full."""
+    """Cases of which all but the first `quick` need --full."""
     return [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (k >= quick)) for k, c in enumerate(cases)]
 
 
@@ -19,12 +19,12 @@ def some(cases, quick):
 def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "at every moment")
     runs.check_exact(outcome)
-    # Who is not back yet when its next death is due, on a machine that is busy meanwhile, cannot die.
+    # On a busy machine, a worker that has not returned in time misses its next death.
     assert outcome.deaths >= len(matrix.MOMENTS) - 2, explain(outcome)
 
 
 @pytest.mark.parametrize("case", some(matrix.BEFORE_AND_AFTER, quick=2))
-def test_a_death_at_either_end_changes_no_bit(case, runs):
+def test_a_death_at_the_start_or_the_end_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "at either end"))
 
 
@@ -43,14 +43,14 @@ def test_a_death_in_a_return_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "in a return"))
 
 
-def test_a_death_among_workers_that_talk_over_groups_of_gloo_changes_no_bit(runs):
+def test_a_death_among_workers_connected_by_gloo_groups_changes_no_bit(runs):
     faults = fails("3:0.1@backward", "5:1.0@allreduce") + rejoins("7:0.1")
     case = Case("over Gloo", "3x2", ("parallel.backend=gloo", *faults), steps=12, deaths=2)
     runs.check_exact(runs.of(case, "over Gloo"))
 
 
 def test_without_reproducible_sums_the_losses_agree_to_one_in_a_hundred_thousand(runs):
-    quiet = runs.of(Case("nobody dies", "2x2", ("numerics=fp32",), steps=20, deaths=0), "float sums")
+    quiet = runs.of(Case("no worker dies", "2x2", ("numerics=fp32",), steps=20, deaths=0), "float sums")
     faults = fails("4:0.1@backward", "9:1.0@allreduce") + rejoins("7:0.1")
-    struck = runs.of(Case("two die", "2x2", ("numerics=fp32", *faults), steps=20, deaths=2), "float sums")
-    assert struck.losses == pytest.approx(quiet.losses, rel=1e-5)
+    faulty = runs.of(Case("two die", "2x2", ("numerics=fp32", *faults), steps=20, deaths=2), "float sums")
+    assert faulty.losses == pytest.approx(quiet.losses, rel=1e-5)

@@ -1,4 +1,4 @@
-"""torchrun's agents end with the job, whichever node is cut off, instead of waiting minutes in torch's exit barrier."""
+"""torchrun's agents end with the job if a node is cut off, and do not wait for minutes in torch's exit barrier."""
 
 import re
 
@@ -17,8 +17,8 @@ WAITED = re.compile(r"(?:Done|Error) waiting (?:for other agents|on exit barrier
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_agents_end_within_ten_seconds_of_their_supervisors_after_a_node_was_cut_off(lost, runs, tmp_path):
-    """Node 0 hosts the agents' store; its packets are dropped, not refused."""
+def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost, runs, tmp_path):
+    """Node 0 hosts the agents' store. Packets are dropped, not rejected."""
     case = Case(f"node {lost} is cut off", "3x2", ("control.suspicion=2",), steps=20, deaths=2)
     others = [number for number in range(3) if number != lost]
     with nodes.start(case, tmp_path) as job:

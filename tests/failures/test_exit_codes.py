@@ -1,6 +1,7 @@
-"""The exit codes of docs/exit-codes.md, through the real torchrun, and the sentence that comes last.
+"""The exit codes of docs/exit-codes.md and the last sentence, with the real torchrun.
 
-Each rank runs `python -m recycle_pp.train` in a script that keeps its exit code: torchrun shows none after a signal.
+Each rank runs `python -m recycle_pp.train` in a script that records its exit code, as torchrun shows none after a
+signal.
 """
 
 import os
@@ -32,7 +33,7 @@ runpy.run_module("recycle_pp.train", run_name="__main__", alter_sys=True)
 
 
 class Launch:
-    """One agent of torchrun, whose ranks' output goes to a file each."""
+    """One torchrun agent. Each rank's output goes to a file."""
 
     def __init__(self, folder: Path, workers: int, arguments: list[str]) -> None:
         self.run, self._codes, self._logs = RunFolder(folder / "run"), folder / "codes", folder / "logs"
@@ -49,7 +50,7 @@ class Launch:
         )  # fmt: skip
 
     def end(self) -> str:
-        """torchrun's own words, once it has ended."""
+        """torchrun's own output, after it has ended."""
         return self.torchrun.communicate(timeout=300)[1]
 
     def wait_for_step(self, step: int) -> None:
@@ -67,20 +68,20 @@ class Launch:
 
 
 def summary(text: str) -> list[tuple[int, int, str]]:
-    """torchrun's failures: (rank, exit code, what it shows as its traceback)."""
+    """torchrun's failures: (rank, exit code, text shown as its traceback)."""
     found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback : (.*)", text)
     return [(int(rank), int(code), sentence) for rank, code, sentence in found]
 
 
 @pytest.mark.slow  # tests/recycle_pp/test_counting.py runs such a job
-def test_a_job_that_is_done_ends_with_0(tmp_path):
+def test_a_finished_job_exits_with_0(tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=2"])
     assert summary(job.end()) == []
     assert job.torchrun.returncode == 0
     assert job.codes() == {0: 0, 1: 0}
 
 
-def test_a_mistake_ends_with_2_and_its_sentence_is_the_last_line_and_in_torchruns_summary(tmp_path):
+def test_a_mistake_exits_with_2_and_its_sentence_is_the_last_line_and_in_torchruns_summary(tmp_path):
     job = Launch(tmp_path, 4, ["parallel=2x2", "run.stepz=3"])
     sentence = "run.stepz is no key of the configuration; did you mean run.steps?"
     assert summary(job.end()) == [(0, 2, sentence)]
@@ -90,7 +91,7 @@ def test_a_mistake_ends_with_2_and_its_sentence_is_the_last_line_and_in_torchrun
     assert not job.run.path.exists()
 
 
-def test_a_job_that_has_to_stop_ends_with_1_and_says_why_in_torchruns_summary(tmp_path):
+def test_a_stopped_job_exits_with_1_and_the_reason_is_in_torchruns_summary(tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=50", "+fail_at=1:0.1"])
     ((rank, code, sentence),) = summary(job.end())
     assert (rank, code) == (0, 1)
@@ -102,7 +103,7 @@ def test_a_job_that_has_to_stop_ends_with_1_and_says_why_in_torchruns_summary(tm
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
 )
-def test_a_signal_to_torchrun_ends_with_128_and_its_number(number, code, tmp_path):
+def test_after_a_signal_to_torchrun_the_exit_code_is_128_plus_its_number(number, code, tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=100000"])
     job.wait_for_step(1)
     job.torchrun.send_signal(number)
@@ -124,7 +125,7 @@ def test_run_in_process_torchrun_prints_the_sentence_last_and_returns_the_code_o
     assert "Traceback" not in done.stderr
 
 
-def test_torchruns_error_file_is_what_torchs_own_record_writes(tmp_path, monkeypatch):
+def test_torchruns_error_file_has_the_format_of_torchs_own_record(tmp_path, monkeypatch):
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from recycle_pp.telemetry.failure import fail

@@ -1,4 +1,4 @@
-"""Nothing grows with the steps, nor with the deaths: what all objects of the coordinator and of a worker weigh."""
+"""The size of all objects of the coordinator and of a worker does not grow with steps or deaths."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from recycle_pp.telemetry.follower import Follower
 from .harness import Case
 
 AT_ONCE = ("emulate=sleep", "schedule.profile_steps=0", *(f"emulate.{op}=0" for op in "FIWO"))
-STEPS = 4_000  # bytes: a list with an entry a step grows by 8,000 in 1,000 steps, each time
-DEATHS = 40_000  # bytes of what is kept of the last ones
-A_DEATH = 100  # bytes: summary.json has the stall of each
+STEPS = 4_000  # bytes of tolerance; a list with an entry per step would grow by 8,000 in 1,000 steps
+DEATHS = 40_000  # bytes kept about the newest deaths
+A_DEATH = 100  # bytes per death: summary.json has the stall of each
 
 
 def sizes(path):
-    """By who and step."""
+    """Sizes by process and step."""
     return {(who, step): size for who, step, size in map(json.loads, path.read_text().splitlines())}
 
 
@@ -41,7 +41,7 @@ def test_nothing_grows_with_the_steps(at, sabotaged, tmp_path):
     ("early", "late"), [(4, 12), pytest.param(20, 200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_nothing_grows_with_the_deaths(early, late, sabotaged, tmp_path):
-    """Worker 1.1 dies as soon as it is back; each death, and each return, is a generation."""
+    """Worker 1.1 dies as soon as it has returned. Each death and each return starts a generation."""
     generations = [2 * early, 2 * late]
     census = {"census": str(tmp_path / "sizes"), "generations": generations}
 

@@ -1,7 +1,7 @@
-"""A worker whose main thread stands still while all its other threads go on: found, named, survived.
+"""A worker's main thread hangs while its other threads continue: the hang is found, located and survived.
 
-A hang from outside stops that one thread, by ptrace, as a kernel that never ends would; one from inside blocks it, or
-the whole interpreter, in machine code.
+Some hangs stop only that thread, with ptrace, like a kernel that never ends. Others block it, or the whole interpreter,
+in native code.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ import pytest
 from recycle_pp.telemetry.follower import Follower
 
 from .freeze import Frozen
-from .harness import Case, Strike, explain, fails, pid_of
+from .harness import Case, SignalAt, explain, fails, pid_of
 
 SUSPICION = 1.5
 QUICK = ("control.heartbeat=0.1", f"control.suspicion={SUSPICION}")
 WHERE = re.compile(r"(the wait for )?(\w+|[a-z -]+?)( of micro-batch \d+\.\d+)?( in step \d+)?( from \d+\.\d+)?(, .*)?")
 
 
-def test_a_frozen_thread_is_one_thread_and_goes_on_afterwards():
+def test_freezing_stops_one_thread_which_continues_afterwards():
     beat = (
         "threading.Thread(target=lambda: [print('beat', flush=True) or time.sleep(0.05) for _ in range(100)]).start()"
     )
@@ -37,7 +37,7 @@ def test_a_frozen_thread_is_one_thread_and_goes_on_afterwards():
         time.sleep(0.3)
         with Frozen(process.pid):
             for _ in range(40):
-                process.stdout.readline()  # what was on its way
+                process.stdout.readline()  # buffered output
             assert {process.stdout.readline() for _ in range(10)} == {"beat\n"}
         assert "main\n" in {process.stdout.readline() for _ in range(20)}
     finally:
@@ -47,8 +47,10 @@ def test_a_frozen_thread_is_one_thread_and_goes_on_afterwards():
 
 @contextlib.contextmanager
 def freezing(worker, steps, after=0.0, held=0.0):
-    """(what to do meanwhile, where the time until it was found will be). It strikes `after` so many steps and seconds:
-    each op has run before, so that its limit is the suspicion, no lease."""
+    """(function that freezes the worker and waits, dictionary with what it finds).
+
+    Freezes it after that many steps and `after` seconds. By then each op has run once, so its limit is the suspicion.
+    """
     found = {}
 
     def freeze(job):
@@ -83,12 +85,12 @@ def report_of(job, event):
 
 
 def main_thread(stacks):
-    """The part of it in the stacks of all threads: the one that runs the executor."""
+    """The stack trace of the main thread, which runs the executor."""
     return next(part for part in stacks.split("\n\n") if "executor.py" in part and " in run\n" in part)
 
 
 def check_the_name(where, stacks):
-    """The place that the event names is where the main thread stood, by its own stack."""
+    """Checks that the location in the event agrees with the main thread's stack trace."""
     stood = main_thread(stacks)
     frames = {"the wait for": (" in wait", " in orders"), "sending": (" in ship",), "the turn": (" in _run_step",)}
     expected = next(
@@ -101,10 +103,10 @@ SEEDS = [0, *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_main_thread_that_stops_anywhere_is_found_named_and_survived(seed, runs):
+def test_a_main_thread_that_stops_anywhere_is_found_located_and_survived(seed, runs):
     rng = random.Random(seed)
     worker, steps, after = rng.choice(["0.0", "0.1", "1.0", "1.1"]), rng.randrange(6, 16), rng.uniform(0.0, 0.06)
-    case = Case(f"its main thread stops, seed {seed}", "2x2", (*QUICK, "checkpoint.every=4"), steps=30, bound=120)
+    case = Case(f"the main thread stops, seed {seed}", "2x2", (*QUICK, "checkpoint.every=4"), steps=30, bound=120)
     with freezing(worker, steps, after) as (freeze, found):
         outcome = runs.of(case, "one thread stops", meanwhile=freeze)
     runs.check_exact(outcome)
@@ -113,13 +115,13 @@ def test_a_main_thread_that_stops_anywhere_is_found_named_and_survived(seed, run
     where = found["event"]["where"]
     assert WHERE.fullmatch(where), where
     check_the_name(where, found["stacks"])
-    assert outcome.stalls[0] > found["event"]["seconds"] > SUSPICION, "the stall counts from the last progress"
+    assert outcome.stalls[0] > found["event"]["seconds"] > SUSPICION, "the stall is counted from the last progress"
     assert outcome.all("death_detected")[0]["cause"] == "hang"
     assert set(found["report"][0]["workers"]) == {"0.0", "0.1", "1.0", "1.1"}
 
 
-def test_a_killed_worker_that_cannot_be_reaped_holds_nobody_up(runs):
-    """As one whose memory, or whose file system, the kernel still has to clean up: here a tracer keeps it."""
+def test_a_killed_worker_that_cannot_be_reaped_does_not_delay_the_recovery(runs):
+    """For example if the kernel still has to free its memory. Here a tracer holds the process."""
     case = Case("it cannot be reaped for 4 s", "2x2", QUICK, steps=30, bound=120)
     with freezing("0.1", 8, held=4.0) as (freeze, found):
         outcome = runs.of(case, "one thread stops", meanwhile=freeze)
@@ -136,9 +138,7 @@ INSIDE = [
 
 
 @pytest.mark.parametrize(("kind", "where", "times"), INSIDE)
-def test_an_op_that_does_not_end_is_found_with_and_without_the_interpreters_lock(
-    kind, where, times, sabotaged, tmp_path
-):
+def test_a_hanging_op_is_found_with_and_without_the_interpreters_lock(kind, where, times, sabotaged, tmp_path):
     plan = {"hang": kind, "stage": 1, "step": 5, "g": 5, "once": str(tmp_path / "hung")}
     case = Case(f"hangs in its forward ({kind})", "2x2", QUICK, steps=12)
     outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
@@ -148,8 +148,8 @@ def test_an_op_that_does_not_end_is_found_with_and_without_the_interpreters_lock
     assert times * SUSPICION < found["seconds"] < times * SUSPICION + 2
 
 
-def test_an_op_that_takes_five_hundred_times_as_long_and_computes_is_no_hang(sabotaged, tmp_path):
-    """Far longer than the suspicion and ten times its profile: but its thread runs, or waits for a processor."""
+def test_an_op_that_computes_five_hundred_times_as_long_is_not_a_hang(sabotaged, tmp_path):
+    """It exceeds the suspicion and ten times its profile, but its thread runs or waits for a processor."""
     seconds = SUSPICION + 0.5
     plan = {"hang": "burn", "seconds": seconds, "stage": 1, "step": 5, "g": 5, "once": str(tmp_path / "slow")}
     case = Case("an op takes very long", "2x2", QUICK, steps=12, deaths=0)
@@ -159,15 +159,15 @@ def test_an_op_that_takes_five_hundred_times_as_long_and_computes_is_no_hang(sab
     assert not outcome.all("hang_suspected") and not outcome.all("renewed"), explain(outcome)
 
 
-def test_a_main_thread_that_does_not_get_on_with_a_checkpoint_is_found(sabotaged, tmp_path):
+def test_a_main_thread_that_hangs_in_a_checkpoint_is_found(sabotaged, tmp_path):
     plan = {"hang": "copy", "step": 6, "once": str(tmp_path / "hung")}
-    case = Case("hangs as it copies its state", "2x2", (*QUICK, "checkpoint.every=6"), steps=12)
+    case = Case("hangs while it copies its state", "2x2", (*QUICK, "checkpoint.every=6"), steps=12)
     outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
     sabotaged.check_exact(outcome)
     assert outcome.all("hang_suspected")[0]["where"] == "copying the state for a checkpoint in step 5"
 
 
-def test_an_all_reduce_that_nobody_ends_costs_a_generation_and_no_worker(sabotaged, tmp_path):
+def test_a_hanging_all_reduce_costs_a_generation_and_no_worker(sabotaged, tmp_path):
     plan = {"hang": "reduce", "step": 5, "once": str(tmp_path / "hung")}
     case = Case("an all-reduce hangs", "2x2", QUICK, steps=12, deaths=0)
     outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
@@ -185,14 +185,14 @@ def test_a_slow_disk_costs_a_checkpoint_and_no_step(sabotaged, tmp_path):
     assert first["checkpoint"] == 4 and first["by"].startswith("worker"), explain(outcome)
     assert saved[-1]["checkpoint"] == 12
     longest = max(line["step_seconds"] for line in outcome.metrics[1:])
-    assert longest < 2, "no step has waited for it"
+    assert longest < 2, "no step has waited for the disk"
 
 
 @pytest.mark.slow
-def test_after_a_saver_died_on_a_slow_disk_the_next_checkpoint_waits_for_those_who_still_write(sabotaged):
-    """If it did not, it would fail for them, its own parts would be what the one after it fails for, and so on."""
-    struck = fails("15:0.1@forward")
-    case = Case("a saver dies where all disks are slow", "2x2", (*struck, "checkpoint.every=2"), steps=100)
+def test_after_the_death_of_a_saver_the_next_checkpoint_waits_for_workers_that_still_write(sabotaged):
+    """Otherwise it would fail because of them, the one after it because of its own parts, and so on."""
+    faults = fails("15:0.1@forward")
+    case = Case("a saver dies, and all disks are slow", "2x2", (*faults, "checkpoint.every=2"), steps=100)
     plan = {"hang": "save", "seconds": 0.8}
     outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
     sabotaged.check_exact(outcome)
@@ -200,7 +200,7 @@ def test_after_a_saver_died_on_a_slow_disk_the_next_checkpoint_waits_for_those_w
     assert [step for step in saved if 16 <= step < 100] and not outcome.all("checkpoint_failed"), explain(outcome)
 
 
-def test_a_file_system_that_never_answers_does_not_hold_up_the_end_of_the_job(sabotaged, tmp_path):
+def test_a_file_system_that_never_answers_does_not_delay_the_end_of_the_job(sabotaged, tmp_path):
     plan = {"hang": "save", "once": str(tmp_path / "hung")}
     case = Case("a checkpoint never ends", "2x2", ("checkpoint.every=4", "control.lease=15"), steps=12, deaths=0,
                 ends="checkpoint step-000012 was not saved: worker")  # fmt: skip
@@ -210,15 +210,15 @@ def test_a_file_system_that_never_answers_does_not_hold_up_the_end_of_the_job(sa
 
 
 @pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.slow), 0])
-def test_a_supervisor_whose_loop_stands_still_leaves_and_the_others_go_on(rank, runs):
-    """Also that of the coordinator, on one node, under one launcher."""
+def test_a_supervisor_with_a_blocked_loop_exits_and_the_others_continue(rank, runs):
+    """Also if it hosts the coordinator. All ranks are on one node with one launcher."""
 
     def freeze(job):
         wait_for_step(job, 6)
         with Frozen(job.supervisors()[rank], idle=True):
             job.wait(280)
 
-    case = Case(f"the loop of rank {rank}'s supervisor stands still", "2x2", QUICK, steps=150, bound=300)
+    case = Case(f"the loop of rank {rank}'s supervisor is blocked", "2x2", QUICK, steps=150, bound=300)
     outcome = runs.of(case, "one thread stops", meanwhile=freeze)
     runs.check_exact(outcome)
     assert f"rank {rank} exits: its event loop has been blocked" in outcome.output
@@ -226,9 +226,9 @@ def test_a_supervisor_whose_loop_stands_still_leaves_and_the_others_go_on(rank, 
     assert len(outcome.all("coordinator_elected")) == (rank == 0)
 
 
-def test_a_supervisor_that_is_stopped_is_given_up_and_its_worker_told_to_go(runs):
-    """And when it is there again, so is its worker."""
-    stopped = Strike("started", "1.1", number=signal.SIGSTOP, resume=4.0, above=True)
+def test_a_stopped_supervisor_is_given_up_and_its_worker_ends(runs):
+    """When the supervisor continues, its worker returns."""
+    stopped = SignalAt("started", "1.1", number=signal.SIGSTOP, resume=4.0, above=True)
     case = Case("a supervisor is stopped for 4 s", "2x2", QUICK, (stopped,), steps=250, bound=300)
     outcome = runs.of(case, "one thread stops")
     runs.check_exact(outcome)

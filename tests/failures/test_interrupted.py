@@ -1,4 +1,4 @@
-"""SIGKILL at any instant of a resume or an export: nothing is damaged, and the next try works."""
+"""SIGKILL at any instant of a resume or an export damages nothing, and the next attempt works."""
 
 import contextlib
 import os
@@ -19,28 +19,30 @@ STEPS = 200
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 @pytest.mark.timeout(600)
-def test_a_resume_killed_again_and_again_at_any_instant_ends_with_the_same_weights(seed, zygote, runs, tmp_path):
+def test_a_resume_killed_repeatedly_at_any_instant_ends_with_the_same_weights(seed, zygote, runs, tmp_path):
     chance, folder = random.Random(f"resume {seed}"), tmp_path / "run"
     interrupted(runs, folder, steps=STEPS)
     case = resumed("2x2", folder, STEPS)
     for kill in range(8):
         with zygote.run(case.arguments) as job:
-            if kill % 2:  # while it trains; else while it reads the folder, cuts the files, loads the checkpoint
+            if (
+                kill % 2
+            ):  # during the training; otherwise while it reads the folder, truncates files, loads the checkpoint
                 wait_for_another_start(job)
             time.sleep(chance.uniform(0.0, 0.3 if kill % 2 else 1.0))
             killed = [job.pid, *job.supervisors()]
             assert len(killed) > 1, job.output
             for pid in killed:
-                with contextlib.suppress(ProcessLookupError):  # the launcher's death ended it
+                with contextlib.suppress(ProcessLookupError):  # ended with the launcher
                     os.kill(pid, signal.SIGKILL)
     outcome = runs.of(case, "killed resumes")
-    check_same_weights(runs, outcome, Case("nobody dies", "2x2", steps=STEPS))
+    check_same_weights(runs, outcome, Case("no worker dies", "2x2", steps=STEPS))
     assert [line["step"] for line in outcome.metrics] == [*range(STEPS)], explain(outcome)
     assert list(outcome.samples) == [*range(STEPS)], explain(outcome)
 
 
 def wait_for_another_start(job):
-    """Another one than the run's earlier jobs had."""
+    """Waits for a start event that is not from an earlier job of the run."""
 
     def starts():
         return sum(event["event"] == "started" for event in job.run.lines(job.run.events))
@@ -61,7 +63,7 @@ def finished_run(zygote, tmp_path_factory):
 
 def test_an_export_killed_at_any_instant_leaves_a_whole_folder_or_none(finished_run, tmp_path):
     def attempt(out, until):
-        """The exit code of an export in a process of its own, killed after `until` seconds; how long it ran."""
+        """Runs an export in a new process, killed after `until` seconds: (exit code, seconds it ran)."""
         begun, pid = time.monotonic(), os.fork()
         if pid == 0:
             os._exit(export.main([str(finished_run), str(out)]))
@@ -72,7 +74,7 @@ def test_an_export_killed_at_any_instant_leaves_a_whole_folder_or_none(finished_
         os.kill(pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - begun
 
-    assert export.main([str(finished_run), str(tmp_path / "whole")]) == 0  # also imports what the attempts need
+    assert export.main([str(finished_run), str(tmp_path / "whole")]) == 0  # also imports the modules for the attempts
     code, takes = attempt(tmp_path / "out", 60)
     assert code == 0
     shutil.rmtree(tmp_path / "out")

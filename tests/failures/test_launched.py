@@ -1,4 +1,4 @@
-"""Whole nodes die under the launcher that users use: the job goes on, its agents end at once and with 0."""
+"""Whole nodes die under the real launcher. The job continues, and its agents end at once with 0."""
 
 import json
 import random
@@ -14,8 +14,8 @@ from .table import RESULTS
 STEPS = 80
 NODES = (0, 1, 2)
 ARGUMENTS = (f"run.steps={STEPS}", "run.validate_every=0")
-EXIT_SECONDS = 150.0  # for the agents once the job is done, on a busy machine: torch's barrier alone would take 300
-GAP_SECONDS = 5.0  # between two committed steps, whatever happens
+EXIT_SECONDS = 150.0  # for the agents to end after the job on a busy machine; torch's exit barrier would take 300
+GAP_SECONDS = 5.0  # longest time between two commits
 pytestmark = [pytest.mark.timeout(900), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
 slow = pytest.mark.slow
 twenty = pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=slow) for n in range(1, 20))])
@@ -23,7 +23,7 @@ twenty = pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=slow) for n
 
 @pytest.fixture(scope="module")
 def expected(zygote):
-    """What the job computes when nobody dies; no launcher makes a difference to that."""
+    """The results of a fault-free job. They do not depend on the launcher."""
     with zygote.run([*COMMON, *ARGUMENTS, *SHAPE]) as job:
         assert job.wait(400) == 0, job.output
         return json.loads(job.run.summary.read_text())["weights_sha256"]
@@ -33,7 +33,7 @@ SHAPE = ("parallel.pipelines=3", "parallel.stages=2")
 
 
 def survives(job, alive, expected):
-    """To the end, bit for bit, with all of the agents that are left ending at once and in peace."""
+    """Checks that the job finishes bit for bit and that all remaining agents end at once with 0."""
     job.wait_for_event("finished", seconds=400)
     done = time.monotonic()
     job.wait_until(lambda: not job.supervisors(alive), "end of the supervisors", 60)
@@ -53,7 +53,7 @@ def survives(job, alive, expected):
 
 
 def some_moment(job, chance):
-    """Anywhere from the start of the workers, which still import what they need, to the last steps."""
+    """A random moment between the start of the workers, which are still importing, and the last steps."""
     job.wait_for_event("spawned", nth=6)
     if chance.random() < 0.25:
         time.sleep(chance.uniform(0.0, 4.0))
@@ -62,10 +62,10 @@ def some_moment(job, chance):
         time.sleep(chance.uniform(0.0, 0.1))
 
 
-@slow  # the next two lose node 0, too, and then another one
+@slow  # the next two tests also lose node 0, and then another node
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("seed", range(20))
-def test_a_node_is_lost_at_any_moment(node, seed, expected, tmp_path):
+def test_a_node_may_be_lost_at_any_moment(node, seed, expected, tmp_path):
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         some_moment(job, random.Random(f"{node} {seed}"))
         job.kill(node)
@@ -73,8 +73,8 @@ def test_a_node_is_lost_at_any_moment(node, seed, expected, tmp_path):
 
 
 @twenty
-def test_two_nodes_are_lost_one_after_the_other_and_the_last_one_goes_on(seed, expected, tmp_path):
-    """All on one machine: the last one knows for certain that the others are dead."""
+def test_two_nodes_are_lost_one_after_the_other_and_the_last_one_continues(seed, expected, tmp_path):
+    """All nodes are on one machine, so the last one can prove that the others are dead."""
     chance = random.Random(f"two {seed}")
     first, second, last = chance.sample(NODES, 3)
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
@@ -87,7 +87,7 @@ def test_two_nodes_are_lost_one_after_the_other_and_the_last_one_goes_on(seed, e
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=slow) for n in range(20)])
-def test_the_elected_leader_is_lost_in_its_election(seed, expected, tmp_path):
+def test_the_elected_leader_may_be_lost_during_its_election(seed, expected, tmp_path):
     chance = random.Random(f"election {seed}")
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         job.wait_for_step(chance.randrange(STEPS - 30))
@@ -98,19 +98,19 @@ def test_the_elected_leader_is_lost_in_its_election(seed, expected, tmp_path):
 
 
 @slow
-def test_the_coordinator_is_lost_while_workers_still_import_what_they_need(expected, tmp_path):
-    """They hear from their supervisors where the next one is, though they have never talked to one."""
+def test_the_coordinator_may_be_lost_while_workers_are_importing(expected, tmp_path):
+    """They get the next coordinator's address from their supervisors, before they have connected to any."""
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         job.wait_for_event("spawned", nth=6)
         time.sleep(0.5)
-        assert not job.events("started"), "it is to be lost before that"
+        assert not job.events("started"), "it must be lost before that"
         job.kill(0)
         survives(job, [1, 2], expected)
 
 
-@slow  # test_coordinator.py has the same in processes that are forked
-def test_the_first_node_is_lost_where_the_optimizers_state_is_sharded(expected, tmp_path):
-    """The next coordinator knows no table of who holds what: it makes one of what the workers report."""
+@slow  # test_coordinator.py has the same case with forked processes
+def test_the_first_node_may_be_lost_with_sharded_optimizer_state(expected, tmp_path):
+    """The next coordinator has no table of holders and makes one from the workers' reports."""
     with Launched(tmp_path, arguments=(*ARGUMENTS, "parallel.sharded=true")) as job:
         job.wait_for_step(10)
         job.kill(0)
@@ -118,7 +118,7 @@ def test_the_first_node_is_lost_where_the_optimizers_state_is_sharded(expected, 
 
 
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=slow)])
-def test_an_agent_that_is_stopped_holds_up_no_step_and_ends_with_0_when_it_continues(node, expected, tmp_path):
+def test_a_stopped_agent_delays_no_step_and_ends_with_0_when_it_continues(node, expected, tmp_path):
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         job.wait_for_step(10)
         agent = psutil.Process(job.agents[node].pid)
@@ -132,7 +132,7 @@ def test_an_agent_that_is_stopped_holds_up_no_step_and_ends_with_0_when_it_conti
 
 
 @slow  # tests/recycle_pp/test_counting.py loses a worker under one agent, test_exactness.py compares the bits
-def test_a_worker_dies_under_one_agent_and_comes_back(expected, tmp_path):
+def test_a_worker_dies_under_one_agent_and_returns(expected, tmp_path):
     with Launched(tmp_path, 1, 6, [*ARGUMENTS, *SHAPE]) as job:
         job.wait_for_step(10)
         job.worker("1.1").kill()
@@ -142,8 +142,8 @@ def test_a_worker_dies_under_one_agent_and_comes_back(expected, tmp_path):
 
 
 @pytest.mark.parametrize(("nodes", "workers"), [pytest.param(3, 2, marks=slow), (1, 4)])
-def test_a_run_that_is_complete_ends_every_rank_with_0_under_resume_auto(nodes, workers, tmp_path):
-    """A scheduler that requeues starts the same line once more."""
+def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, tmp_path):
+    """A scheduler may requeue the same command line."""
     arguments = ["run.steps=6", "run.validate_every=0", "run.resume=auto"]
     if nodes == 1:
         arguments += ["parallel=2x2"]
@@ -159,11 +159,11 @@ def test_a_run_that_is_complete_ends_every_rank_with_0_under_resume_auto(nodes, 
     for node in range(nodes):
         assert job.output(node).count(sentence) == 1, job.explain()
         assert "Traceback" not in job.output(node)
-    assert outcomes[0][1] == outcomes[1][1], "nothing was written"
+    assert outcomes[0][1] == outcomes[1][1], "no file has changed"
 
 
-def test_no_agent_waits_for_one_that_lost_a_supervisor_in_the_last_moment(tmp_path):
-    """That agent fails and does not pass torch's exit barrier. It is stopped here, so it acts only after the end."""
+def test_no_agent_waits_for_an_agent_that_lost_a_supervisor_at_the_end(tmp_path):
+    """Such an agent fails without passing torch's exit barrier. It is stopped here until the job has ended."""
     with Launched(tmp_path, arguments=["run.steps=12"]) as job:
         job.wait_for_step(2)
         _, lost = job.supervisors([2])

@@ -1,4 +1,4 @@
-"""Deaths where workers talk as by NCCL: in order, without tags, over groups that plans ask for."""
+"""Deaths among workers that communicate as with NCCL: in order, without tags, over groups that plans require."""
 
 import json
 from pathlib import Path
@@ -43,19 +43,19 @@ def like_nccl(runs):
 
 
 @pytest.mark.parametrize("case", some(CASES, quick=3))
-def test_a_death_among_workers_that_share_one_ordered_stream_changes_no_bit(case, like_nccl):
+def test_a_death_among_workers_with_one_ordered_stream_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))
 
 
 @pytest.mark.parametrize("case", some(SHARDED, quick=2))
-def test_sharded_state_goes_over_sums_and_broadcasts_alone(case, like_nccl):
+def test_sharded_state_uses_only_sums_and_broadcasts(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
 
 
 @pytest.mark.parametrize(
     ("during", "more", "deaths"), [("receive", (), 1), ("connect", fails("6:0.0@backward") + rejoins("9:0.0"), 2)]
 )
-def test_a_failed_gpu_is_the_death_of_its_worker_and_of_no_other(during, more, deaths, like_nccl, tmp_path):
+def test_a_failed_gpu_kills_only_its_own_worker(during, more, deaths, like_nccl, tmp_path):
     case = Case(f"a GPU fails during {during}", "3x2", more, deaths=deaths, steps=16)
     plan = json.dumps({"during": during, "after": 20, "once": str(tmp_path / "flag")})
     outcome = like_nccl.of(case, "like NCCL", {"RECYCLE_GPU_FAILURE": plan})
@@ -68,11 +68,11 @@ def test_a_failed_gpu_is_the_death_of_its_worker_and_of_no_other(during, more, d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TOURS, ids=str)
-def test_a_death_at_any_moment_of_sharded_state_changes_no_bit_there_either(case, like_nccl):
+def test_a_death_at_any_moment_with_sharded_state_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(matrix.tours()), ids=str)
-def test_a_death_at_any_moment_among_them_changes_no_bit(case, like_nccl):
+def test_a_death_at_any_moment_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))

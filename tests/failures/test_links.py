@@ -1,4 +1,4 @@
-"""Links that fail between nodes that live: cut, rejecting, lossy. Who leaves, how soon, and that no bit changes."""
+"""Links between live nodes are cut, reject or lose packets: which node leaves, how soon, and no bit changes."""
 
 from itertools import pairwise
 
@@ -13,15 +13,13 @@ slow = pytest.mark.slow
 
 
 def longest_gap(outcome):
-    """Seconds between two commits, at most."""
+    """Longest time between two commits, seconds."""
     return max(after["time"] - before["time"] for before, after in pairwise(outcome.metrics))
 
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize("suspicion", [1, *(pytest.param(n, marks=slow) for n in (5, 10))])
-def test_when_the_link_between_two_nodes_is_cut_one_of_them_leaves_within_suspicion_and_two_seconds(
-    suspicion, runs, tmp_path
-):
+def test_after_a_cut_one_of_the_two_nodes_leaves_within_suspicion_plus_two_seconds(suspicion, runs, tmp_path):
     overrides = (f"control.suspicion={suspicion}",)
     case = Case("the link between two nodes is cut", "3x2", overrides, steps=60, deaths=2)
     with nodes.start(case, tmp_path) as job:
@@ -36,7 +34,7 @@ def test_when_the_link_between_two_nodes_is_cut_one_of_them_leaves_within_suspic
 
 
 @pytest.mark.parametrize("which", ["of the coordinator's node", pytest.param("of the others", marks=slow)])
-def test_resets_of_some_tenths_of_a_second_cost_no_worker(which, zygote, runs, tmp_path):
+def test_resets_for_some_tenths_of_a_second_cost_no_worker(which, zygote, runs, tmp_path):
     case = Case(f"the links {which} reject", "3x2", steps=60, deaths=0)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(10)

@@ -1,4 +1,4 @@
-"""Workers whose memory is scarce: real allocations that fail."""
+"""Workers with limited memory, whose allocations really fail."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LONG = [
     "schedule.memory_extra=4", "schedule.profile_steps=0", "numerics=reproducible", "run.steps=2", "run.device=cpu",
     "run.validate_every=0", "run.standby=off", "control.suspicion=60",
 ]  # fmt: skip
-OTHERS = 300_000_000  # stacks of threads that start later, and what malloc keeps: they count as data, too
-FIT = 3  # micro-batches in flight that there is room for
+OTHERS = 300_000_000  # bytes for the stacks of later threads and for malloc's reserves, which count as data, too
+FIT = 3  # micro-batches in flight that fit
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def zygote():
 
 
 def scarce() -> int:
-    """Bytes for FIT micro-batches in flight on stage 0, where the schedule alone allows six."""
+    """Limits stage 0 to FIT micro-batches in flight; the schedule alone would allow six."""
     memory = stage_memory(compose(LONG), 0)
     return int(OTHERS + FIT * memory.each() + memory.op + 6 * memory.boundary)
 
@@ -39,20 +39,20 @@ def plenty(zygote):
 
 
 def outcome(zygote: Zygote, environment: dict[str, str], *words: str):
-    """(digest of the final weights, the deaths)"""
+    """(digest of the final weights, deaths)"""
     with zygote.run([*LONG, *words], environment) as job:
         assert job.wait(280) == 0, job.output
         deaths = [event for event in job.run.lines(job.run.events) if event["event"] == "death_detected"]
         return json.loads(job.run.summary.read_text())["weights_sha256"], deaths
 
 
-def test_a_worker_that_runs_out_of_memory_comes_back_with_fewer_micro_batches_in_flight(zygote, plenty):
+def test_a_worker_that_ran_out_of_memory_returns_with_fewer_micro_batches_in_flight(zygote, plenty):
     found, deaths = outcome(zygote, {"SCARCE": str(scarce()), "SCARCE_WORKERS": "1.0"})
     assert deaths and {(death["worker"], death["cause"]) for death in deaths} == {("1.0", "out_of_memory")}
     assert found == plenty
 
 
-def test_who_has_no_room_after_a_death_recomputes_and_no_bit_changes(zygote, plenty):
+def test_a_worker_short_of_memory_after_a_death_recomputes_and_no_bit_changes(zygote, plenty):
     memory = stage_memory(settings := compose(LONG), 0)
     held = sum(memory.always(settings.parallel.pipelines, 6).values()) + memory.whole_op
     capacity = format_size(PROCESS + held + 2 * memory.flight + memory.boundary).replace(" ", "")
@@ -60,11 +60,11 @@ def test_who_has_no_room_after_a_death_recomputes_and_no_bit_changes(zygote, ple
     with zygote.run([*LONG, *words], {"SCARCE": str(1 << 40)}) as job:
         assert job.wait(280) == 0, job.output
         said = {who: "layers run again" in (job.run.logs / f"worker-{who}.log").read_text() for who in ("0.0", "0.1")}
-        assert said == {"0.0": True, "0.1": False}, "twice as many boundary tensors lie in its log"
+        assert said == {"0.0": True, "0.1": False}, "its log has twice as many boundary tensors"
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == plenty
 
 
-def test_with_its_memory_known_no_worker_runs_out_of_it(zygote, plenty):
+def test_no_worker_runs_out_of_memory_if_its_size_is_known(zygote, plenty):
     memory = stage_memory(settings := compose(LONG), 0)
     held = sum(memory.always(settings.parallel.pipelines, 6).values()) + memory.op
     capacity = format_size(PROCESS + held + (FIT + 0.5) * memory.each())

@@ -1,4 +1,4 @@
-"""The machines and the network that the tests of nodes stand on: what is cut is cut, and nothing of them stays."""
+"""The simulated machines and network of the node tests: faults have the intended effect and leave nothing behind."""
 
 import errno
 import itertools
@@ -39,7 +39,7 @@ def reaches(machine, other):
     return ask.communicate()[0] == b"here\n"
 
 
-def test_machines_reach_each_other_until_the_link_is_cut_and_again_when_it_is_healed():
+def test_machines_cannot_reach_each_other_while_their_link_is_cut():
     with network.Network() as net:
         a, b, c = (net.machine(name) for name in "abc")
         for machine in (a, b):
@@ -56,7 +56,7 @@ def test_machines_reach_each_other_until_the_link_is_cut_and_again_when_it_is_he
         assert not reaches(c, a) and reaches(b, a)
 
 
-def test_a_packet_takes_the_time_that_it_is_told():
+def test_packets_are_delayed_as_configured():
     with network.Network() as net:
         a, b = net.machine("a"), net.machine("b")
         a.run([sys.executable, "-c", ECHO], stderr=subprocess.DEVNULL)
@@ -65,10 +65,10 @@ def test_a_packet_takes_the_time_that_it_is_told():
         net.weather(delay=0.2)
         begun = time.monotonic()
         assert reaches(b, a)
-        assert time.monotonic() - begun > 4 * 0.2, "two round trips: to connect, and to hear"
+        assert time.monotonic() - begun > 4 * 0.2, "two round trips: connection and answer"
 
 
-def test_a_rejecting_link_refuses_new_connections_and_resets_those_that_send():
+def test_a_rejecting_link_refuses_new_connections_and_resets_active_ones():
     talk = """
 import socket, sys, time
 with socket.create_connection((sys.argv[1], 5000), 5) as connection:
@@ -102,7 +102,7 @@ with socket.create_connection((sys.argv[1], 5000), 5) as connection:
         assert b.run(asked, **how).stdout.readline() == "connected\n"
 
 
-def test_reordered_packets_are_overtaken_and_lost_ones_do_not_arrive():
+def test_packets_are_reordered_and_lost_as_configured():
     count = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -135,7 +135,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_stays_of_machines_whose_test_was_killed(number):
+def test_the_machines_of_a_killed_test_leave_nothing_behind(number):
     script = """
 import os, sys, time
 from tests.failures.network import Network

@@ -1,4 +1,4 @@
-"""Several nodes and the network between them: nodes that die, links that break, nodes that come."""
+"""Several nodes and their network: dying nodes, broken links, new nodes."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(_missing is not None,
 
 
 @pytest.mark.slow
-def test_three_nodes_train_exactly_as_one(zygote, runs, tmp_path):
+def test_three_nodes_train_exactly_like_one(zygote, runs, tmp_path):
     case = Case("over three nodes", "3x2", deaths=0)
     with nodes.start(case, tmp_path, zygote) as job:
         outcome = job.outcome()
@@ -23,9 +23,9 @@ def test_three_nodes_train_exactly_as_one(zygote, runs, tmp_path):
     assert {e["host"] for e in outcome.all("spawned")} == {"node0", "node1", "node2"}
 
 
-@pytest.mark.slow  # test_a_new_node_takes_the_place_of_a_lost_one loses one, too
-def test_a_node_that_is_lost_changes_no_bit(zygote, runs, tmp_path):
-    case = Case("a node is killed whole", "3x2", steps=20, deaths=2)
+@pytest.mark.slow  # test_a_new_node_takes_the_place_of_a_lost_one also loses one
+def test_the_loss_of_a_node_changes_no_bit(zygote, runs, tmp_path):
+    case = Case("a whole node is killed", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
         job.nodes[2].machine.kill()
@@ -40,8 +40,8 @@ def test_a_node_that_is_lost_changes_no_bit(zygote, runs, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_under_torchrun_too(runs, tmp_path):
-    case = Case("a node is killed whole, with torchrun", "3x2", steps=20, deaths=2)
+def test_the_loss_of_a_node_under_torchrun_changes_no_bit(runs, tmp_path):
+    case = Case("a whole node is killed, with torchrun", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path) as job:
         job.wait_for_step(3)
         job.nodes[2].machine.kill()
@@ -51,8 +51,8 @@ def test_under_torchrun_too(runs, tmp_path):
 
 
 @pytest.mark.parametrize("far", [pytest.param(far, marks=pytest.mark.slow) for far in (True, False)])
-def test_what_a_dead_worker_leaves_goes_to_the_near_peer(far, zygote, tmp_path):
-    """Node 1 is as near to node 0 as node 2, or node 2 is 0.1 s away: the plan follows what the workers measured."""
+def test_the_ops_of_a_dead_worker_go_to_the_nearest_peer(far, zygote, tmp_path):
+    """Node 1 is as near to node 0 as node 2, or node 2 is 0.1 s away. The plan uses measured latencies."""
     emulated = ("emulate=sleep", *(f"emulate.{kind}=0.005" for kind in "FIWO"))
     overrides = (*emulated, "numerics.reproducible=false", "parallel.microbatches=6", "+fail_at=6:0.1")
     case = Case(f"node 2 is {'far' if far else 'near'}", "3x2", overrides, steps=20)
@@ -61,7 +61,7 @@ def test_what_a_dead_worker_leaves_goes_to_the_near_peer(far, zygote, tmp_path):
         assert outcome.code == 0, explain(outcome)
         profile = json.loads(job.run.profile.read_text())
     seconds = {(a, b): latency for a, b, latency, _ in profile["links"]["measured"]}
-    assert len(seconds) == 4, "within a host, and three pairs of hosts"
+    assert len(seconds) == 4, "one within a host, three between hosts"
     assert (seconds["node0", "node2"] >= 0.1) == (seconds["node1", "node2"] >= 0.1) == far
     assert seconds["node0", "node1"] < 0.03
 
@@ -78,7 +78,7 @@ def test_what_a_dead_worker_leaves_goes_to_the_near_peer(far, zygote, tmp_path):
     "cut",
     ["in both directions", *(pytest.param(way, marks=pytest.mark.slow) for way in ("what it sends", "what it gets"))],
 )
-def test_a_node_that_is_cut_off_is_given_up_and_does_no_harm_when_it_is_back(cut, zygote, runs, tmp_path):
+def test_a_node_that_is_cut_off_is_given_up_and_does_no_harm_when_it_returns(cut, zygote, runs, tmp_path):
     case = Case(f"a link is cut, {cut}", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
@@ -110,7 +110,7 @@ def test_a_node_that_stays_cut_off_stops_with_its_own_error(zygote, tmp_path):
 
 
 @pytest.mark.slow
-def test_latency_and_loss_slow_a_job_down_and_nobody_is_given_up(zygote, runs, tmp_path):
+def test_latency_and_loss_slow_a_job_down_but_cost_no_worker(zygote, runs, tmp_path):
     case = Case("in bad weather", "3x2", deaths=0)
     with nodes.start(case, tmp_path, zygote) as job:
         job.network.weather(delay=0.02, loss=0.02)
@@ -148,8 +148,8 @@ def test_a_new_node_takes_the_place_of_a_lost_one(zygote, runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_who_has_no_place_in_a_job_is_told_why(zygote, tmp_path):
-    case = Case("newcomers that cannot join", "3x2", steps=10_000)
+def test_a_rejected_node_learns_the_reason(zygote, tmp_path):
+    case = Case("new nodes that cannot join", "3x2", steps=10_000)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(1)
         nowhere = f"{job.nodes[0].machine.address}:9"

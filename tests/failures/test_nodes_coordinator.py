@@ -1,4 +1,4 @@
-"""Who coordinates when nodes and links fail, by the supervisors' own vote and by an etcd: never do two sides go on."""
+"""Elections when nodes and links fail, with the supervisors' vote and with etcd: two sides never both continue."""
 
 import pytest
 
@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("coordinator", ["embedded", pytest.param("etcd", 
 
 @both
 def test_the_node_of_the_coordinator_may_be_lost(coordinator, zygote, runs, tmp_path):
-    case = Case("the coordinator's node is killed whole", "3x2", steps=20)
+    case = Case("the coordinator's whole node is killed", "3x2", steps=20)
     with nodes.start(case, tmp_path, zygote, coordinator) as job:
         job.wait_for_step(3)
         job.nodes[0].machine.kill()
@@ -28,7 +28,7 @@ def test_the_node_of_the_coordinator_may_be_lost(coordinator, zygote, runs, tmp_
 
 
 @both
-def test_the_node_of_the_coordinator_may_be_cut_off_and_the_others_go_on_alone(coordinator, zygote, runs, tmp_path):
+def test_the_others_continue_if_the_coordinators_node_is_cut_off(coordinator, zygote, runs, tmp_path):
     case = Case("the coordinator's node is cut off", "3x2", steps=20)
     with nodes.start(case, tmp_path, zygote, coordinator) as job:
         job.wait_for_step(3)
@@ -43,7 +43,7 @@ def test_the_node_of_the_coordinator_may_be_cut_off_and_the_others_go_on_alone(c
 
 
 def test_three_nodes_that_cannot_reach_each_other_all_stop(zygote, tmp_path):
-    """No side has a majority; the coordinator's has a third."""
+    """No side has a majority; the coordinator's side has a third."""
     case = Case("every link is cut", "3x2", steps=60)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
@@ -56,7 +56,7 @@ def test_three_nodes_that_cannot_reach_each_other_all_stop(zygote, tmp_path):
 
 
 @needs_etcd
-def test_of_three_nodes_that_reach_only_etcd_one_goes_on(zygote, runs, tmp_path):
+def test_of_three_nodes_that_reach_only_etcd_one_continues(zygote, runs, tmp_path):
     case = Case("every link but those to etcd is cut", "3x2", steps=20)
     with nodes.start(case, tmp_path, zygote, "etcd") as job:
         job.wait_for_step(3)
@@ -70,7 +70,7 @@ def test_of_three_nodes_that_reach_only_etcd_one_goes_on(zygote, runs, tmp_path)
 
 
 @needs_etcd
-def test_an_etcd_that_is_gone_stops_no_step_and_a_death_waits_for_it(zygote, runs, tmp_path):
+def test_without_etcd_steps_continue_and_recovery_from_a_death_waits(zygote, runs, tmp_path):
     case = Case("etcd is restarted", "3x2", steps=40)
     with nodes.start(case, tmp_path, zygote, "etcd") as job:
         job.wait_for_step(3)

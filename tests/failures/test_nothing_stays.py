@@ -1,4 +1,4 @@
-"""Whatever ends a job, no process, file or socket of it stays: after success, Ctrl-C, SIGTERM, kills, a crash."""
+"""No process, file or socket of a job is left after success, Ctrl-C, SIGTERM, kills or a crash."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ PRIVATE = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
 
 @pytest.fixture
 def nothing_stays():
-    """Call it with the job's processes while it runs; checked at the end of the test."""
+    """A function to call with the job's processes while it runs. Checked at the end of the test."""
     before = set(os.listdir("/dev/shm"))
     seen: list[psutil.Process] = []
 
@@ -30,11 +30,11 @@ def nothing_stays():
         return seen
 
     yield watch
-    assert seen, "the test watched nothing"
+    assert seen, "the test has registered no process"
     _, alive = psutil.wait_procs(seen, 15)
     try:
         assert [(process.cmdline(), process.status(), process.ppid()) for process in alive] == []
-        assert {name for name in os.listdir("/dev/shm") if "chromium" not in name} <= before  # other tests' browser
+        assert {name for name in os.listdir("/dev/shm") if "chromium" not in name} <= before  # of other tests' browsers
         assert not PRIVATE.exists() or not any(
             f"-{process.pid}-" in name.name for process in seen for name in PRIVATE.iterdir()
         )
@@ -43,8 +43,8 @@ def nothing_stays():
             process.kill()
 
 
-@pytest.mark.slow  # every case of the failure suite looks for processes that live on
-def test_after_success(zygote, nothing_stays):
+@pytest.mark.slow  # every case of the failure suite looks for surviving processes
+def test_nothing_is_left_after_success(zygote, nothing_stays):
     with zygote.run([*SMALL, "run.steps=3"]) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
@@ -55,7 +55,7 @@ def test_after_success(zygote, nothing_stays):
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
 )
-def test_after_a_signal_which_also_ends_it_quickly_and_quietly(number, code, zygote, nothing_stays):
+def test_a_signal_ends_the_job_quickly_and_quietly_and_leaves_nothing(number, code, zygote, nothing_stays):
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
@@ -68,8 +68,8 @@ def test_after_a_signal_which_also_ends_it_quickly_and_quietly(number, code, zyg
         assert "died" not in job.output
 
 
-def test_after_a_hail_of_signals_which_ends_it_as_quietly(zygote, nothing_stays):
-    """A launcher repeats the terminal's signals, and sends its own as soon as one rank has ended."""
+def test_many_signals_end_the_job_quietly_and_leave_nothing(zygote, nothing_stays):
+    """A launcher repeats the terminal's signals and sends more as soon as one rank has ended."""
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
@@ -92,8 +92,8 @@ def test_after_a_hail_of_signals_which_ends_it_as_quietly(zygote, nothing_stays)
         assert "Traceback" not in job.output
 
 
-def test_after_the_coordinators_supervisor_is_killed(zygote, nothing_stays):
-    """On one node the launcher ends the others too, as torchrun does, whether or not they have a new coordinator."""
+def test_nothing_is_left_after_a_kill_of_the_coordinators_supervisor(zygote, nothing_stays):
+    """On one node the launcher, like torchrun, also ends the others, with or without a new coordinator."""
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
@@ -103,14 +103,14 @@ def test_after_the_coordinators_supervisor_is_killed(zygote, nothing_stays):
         assert "lost the coordinator" in job.output or "stopped: " in job.output
 
 
-def test_after_the_launcher_is_killed(zygote, nothing_stays):
+def test_nothing_is_left_after_a_kill_of_the_launcher(zygote, nothing_stays):
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
         os.kill(job.pid, signal.SIGKILL)
 
 
-def test_after_whoever_started_it_is_killed(nothing_stays, tmp_path):
+def test_nothing_is_left_after_a_kill_of_the_launchers_parent(nothing_stays, tmp_path):
     script = f"""
 import sys, time
 from recycle_pp.testing.local_cluster import Zygote
@@ -126,7 +126,7 @@ with Zygote() as zygote, zygote.run({ENDLESS!r}) as job:
             run = Path(process.stdout.readline().strip())
             assert run.is_dir()
             processes = nothing_stays(process.pid)
-            assert len(processes) == 1 + 1 + 1 + 4 + 4  # itself, zygote, launcher, supervisors, workers
+            assert len(processes) == 1 + 1 + 1 + 4 + 4  # the parent, zygote, launcher, supervisors, workers
         finally:
             process.kill()
     psutil.wait_procs(processes, 15)
@@ -134,7 +134,7 @@ with Zygote() as zygote, zygote.run({ENDLESS!r}) as job:
 
 
 @pytest.mark.torchrun
-def test_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
+def test_nothing_is_left_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
     torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=4", "-m", "recycle_pp.train"]
     output = open(tmp_path / "output", "w+")  # noqa: SIM115 (a pipe would fill up)
     process = subprocess.Popen(
@@ -147,7 +147,7 @@ def test_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
             assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output").read_text()
             time.sleep(0.05)
         nothing_stays(process.pid)
-        os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to torchrun and every supervisor
+        os.killpg(process.pid, signal.SIGINT)  # like the terminal: to torchrun and every supervisor
         assert process.wait(30) != 0
     finally:
         process.kill()

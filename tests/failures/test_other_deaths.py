@@ -1,4 +1,4 @@
-"""Not only SIGKILL: hangs, false alarms, slow workers, exceptions, poisoned data, no memory, evictions."""
+"""Deaths other than SIGKILL: hangs, false alarms, slow workers, exceptions, bad data, out of memory, evictions."""
 
 import json
 import os
@@ -9,48 +9,48 @@ import time
 
 import pytest
 
-from .harness import Case, Strike, explain, fails, rejoins
+from .harness import Case, SignalAt, explain, fails, rejoins
 
 slow = pytest.mark.slow
 PATIENT = ("control.heartbeat=0.1", "control.suspicion=3")
 NERVOUS = ("control.heartbeat=0.1", "control.suspicion=1")
 
 
-PAUSED = Strike("started", "1.1", number=signal.SIGSTOP, resume=0.7)
-SEGMENTATION_FAULT = Strike("started", "0.1", after=0.3, number=signal.SIGSEGV)
-ABORT = Strike("started", "1.0", after=0.3, number=signal.SIGABRT)
+PAUSED = SignalAt("started", "1.1", number=signal.SIGSTOP, resume=0.7)
+SEGMENTATION_FAULT = SignalAt("started", "0.1", after=0.3, number=signal.SIGSEGV)
+ABORT = SignalAt("started", "1.0", after=0.3, number=signal.SIGABRT)
 
 SURVIVED = [
     Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
-    Case("is paused shortly", "2x2", PATIENT, (PAUSED,), deaths=0),
-    Case("dies by itself and is started again", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
+    Case("is paused briefly", "2x2", PATIENT, (PAUSED,), deaths=0),
+    Case("dies by itself and is restarted", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
     pytest.param(Case("aborts in native code", "2x2", (), (ABORT,), steps=25), marks=slow),
 ]
 
 
 @pytest.mark.parametrize("case", SURVIVED, ids=str)
-def test_whatever_ails_a_worker_changes_no_bit(case, runs):
+def test_faults_of_a_worker_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "not SIGKILL"))
 
 
-def test_a_hung_worker_is_found_within_the_suspicion_and_told_as_a_hang(runs):
+def test_a_hung_worker_is_found_within_the_suspicion_and_reported_as_a_hang(runs):
     case = Case("hangs", "2x2", ("+hang_at=3:0.1", *NERVOUS))
     outcome = runs.of(case, "not SIGKILL")
     runs.check_exact(outcome)
     (found,), (death,) = outcome.all("hang_suspected"), outcome.all("death_detected")
     assert found["where"].startswith("F of micro-batch") and "step 3" in found["where"], explain(outcome)
     assert death["cause"] == "hang" and found["where"] in death["detail"]
-    assert 1 < found["seconds"] < outcome.stalls[0] < 3, "the stall counts from the last progress"
+    assert 1 < found["seconds"] < outcome.stalls[0] < 3, "the stall is counted from the last progress"
 
 
-def test_a_worker_that_was_given_up_and_wakes_again_does_no_harm(runs):
-    """Its supervisor is paused with it, as on a paused machine: nobody can kill it before it wakes."""
-    paused = [Strike("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
+def test_a_worker_that_wakes_after_it_was_given_up_does_no_harm(runs):
+    """Its supervisor is paused too, as on a paused machine, so it cannot be killed before it wakes."""
+    paused = [SignalAt("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
     case = Case("wakes after it was given up", "2x2", NERVOUS, tuple(paused), steps=120, bound=90)
     runs.check_exact(runs.of(case, "not SIGKILL"))
 
 
-def test_a_worker_that_gets_slow_gets_a_smaller_share(runs):
+def test_a_slow_worker_gets_a_smaller_share(runs):
     outcome = runs.of(Case("is slow", "2x2", ("+slow_at=5:0.1@5",), steps=20, deaths=0), "not SIGKILL")
     runs.check_exact(outcome)
     assert "0.1" in [e["worker"] for e in outcome.all("slow")], explain(outcome)
@@ -60,9 +60,9 @@ def test_a_worker_that_gets_slow_gets_a_smaller_share(runs):
 
 
 @pytest.mark.parametrize("stagger", [pytest.param(False, marks=slow), True])
-def test_an_evicted_worker_hands_over_and_leaves_and_nothing_is_lost(stagger, runs):
-    told = Strike("started", "0.1", after=0.3, number=signal.SIGTERM)
-    case = Case("is told to go", "2x2", (), (told,), steps=25, stagger=stagger)
+def test_an_evicted_worker_hands_over_before_it_leaves(stagger, runs):
+    told = SignalAt("started", "0.1", after=0.3, number=signal.SIGTERM)
+    case = Case("is evicted", "2x2", (), (told,), steps=25, stagger=stagger)
     outcome = runs.of(case, "evictions")
     runs.check_exact(outcome)
     assert [e["worker"] for e in outcome.all("left")] == ["0.1"], explain(outcome)
@@ -71,11 +71,11 @@ def test_an_evicted_worker_hands_over_and_leaves_and_nothing_is_lost(stagger, ru
     assert not outcome.all("respawned")
 
 
-@pytest.mark.parametrize("worker", [pytest.param("1.1", marks=slow), "0.0"])  # the second one's supervisor coordinates
-def test_sigterm_to_one_supervisor_takes_its_rank_out_and_the_job_goes_on(worker, runs):
-    """As where each container is one rank, and gets a notice that its machine will be taken."""
-    told = Strike("started", worker, after=0.3, number=signal.SIGTERM, above=True)
-    case = Case(f"{worker}'s container is told to go", "2x2", (), (told,), steps=60)
+@pytest.mark.parametrize("worker", [pytest.param("1.1", marks=slow), "0.0"])  # 0.0's supervisor hosts the coordinator
+def test_sigterm_to_one_supervisor_evicts_its_rank_and_the_job_continues(worker, runs):
+    """For example with one rank per container, and a notice that the machine will be taken."""
+    told = SignalAt("started", worker, after=0.3, number=signal.SIGTERM, above=True)
+    case = Case(f"{worker}'s container is evicted", "2x2", (), (told,), steps=60)
     outcome = runs.of(case, "evictions")
     runs.check_exact(outcome)
     assert [e["worker"] for e in outcome.all("left")] == [worker], explain(outcome)
@@ -84,24 +84,27 @@ def test_sigterm_to_one_supervisor_takes_its_rank_out_and_the_job_goes_on(worker
 @slow
 def test_an_eviction_that_comes_too_soon_is_a_death(runs):
     term, kill = (
-        Strike("started", "0.1", after=after, number=number)
+        SignalAt("started", "0.1", after=after, number=number)
         for after, number in ((0.3, signal.SIGTERM), (0.1, signal.SIGKILL))
     )
-    case = Case("is told to go and killed 100 ms later", "2x2", (), (term, kill), steps=25)
+    case = Case("is evicted and killed 100 ms later", "2x2", (), (term, kill), steps=25)
     runs.check_exact(runs.of(case, "evictions"))
 
 
-def test_the_last_worker_of_a_stage_stays_as_long_as_it_can(runs):
-    told = [Strike("started", "0.1", after=0.3, number=signal.SIGTERM), Strike("left", "1.1", number=signal.SIGTERM)]
-    case = Case("all of a stage are told to go", "2x2", (), tuple(told), steps=25)
+def test_the_last_worker_of_a_stage_stays_as_long_as_possible(runs):
+    told = [
+        SignalAt("started", "0.1", after=0.3, number=signal.SIGTERM),
+        SignalAt("left", "1.1", number=signal.SIGTERM),
+    ]
+    case = Case("all workers of a stage are evicted", "2x2", (), tuple(told), steps=25)
     outcome = runs.of(case, "evictions")
     runs.check_exact(outcome)
     assert [e["worker"] for e in outcome.all("evicted")] == ["0.1", "1.1"]
 
 
 @pytest.mark.parametrize("steps", [120, pytest.param(4000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
-def test_with_every_core_busy_nobody_is_given_up(steps, runs):
-    """With others at work on every core from its start to its end: the longer run takes some ten minutes on two."""
+def test_with_every_core_busy_no_worker_is_given_up(steps, runs):
+    """Other processes use every core during the whole job. The longer run takes about ten minutes on two cores."""
     bound = 60 + 0.5 * steps
 
     def burn(job):
@@ -119,8 +122,8 @@ def test_with_every_core_busy_nobody_is_given_up(steps, runs):
     runs.check_exact(runs.of(case, "false alarms", meanwhile=burn))
 
 
-def test_a_paused_machine_gives_nobody_up(runs):
-    """As a laptop that is closed: everything stops for longer than the suspicion, and goes on."""
+def test_a_paused_machine_costs_no_worker(runs):
+    """Like a closed laptop: all processes stop for longer than the suspicion, then continue."""
 
     def pause(job):
         job.wait_for_event("started", 60)
@@ -136,7 +139,7 @@ def test_a_paused_machine_gives_nobody_up(runs):
     assert not outcome.all("hang_suspected")
 
 
-def test_a_long_compile_is_no_hang(sabotaged):
+def test_a_long_compile_is_not_a_hang(sabotaged):
     case = Case("compiles for long", "2x2", NERVOUS, deaths=0)
     compile = {"RECYCLE_SABOTAGE": json.dumps({"compile": 2.5})}
     outcome = sabotaged.of(case, "false alarms", environment=compile)
@@ -149,12 +152,12 @@ def test_a_clock_that_jumps_makes_no_difference(sabotaged):
     outcome = sabotaged.of(case, "false alarms", environment={"RECYCLE_SABOTAGE": json.dumps({"clock": 3600})})
     sabotaged.check_exact(outcome)
     times = [event["time"] for event in outcome.events]
-    assert max(times) - min(times) > 3000, "it did jump"
+    assert max(times) - min(times) > 3000, "the clock has jumped"
     assert max(outcome.stalls) < 60
 
 
 @pytest.mark.parametrize("error", [pytest.param("ValueError", marks=slow), "OutOfMemoryError"])
-def test_an_exception_that_does_not_come_back_costs_one_worker_for_a_while(error, sabotaged, tmp_path):
+def test_an_exception_that_is_not_repeated_costs_one_worker_for_a_while(error, sabotaged, tmp_path):
     plan = {"raise": error, "stage": 1, "step": 3, "g": 5, "once": str(tmp_path / "raised")}
     case = Case(f"raises {error} once", "2x2", steps=25)
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
@@ -169,13 +172,13 @@ def test_an_op_that_fails_on_two_workers_stops_the_job_with_its_traceback(sabota
     plan = {"raise": "ValueError", "stage": 1, "step": 3, "g": 5}
     case = Case("raises on every peer", "3x2", ends="both failed in F of micro-batch 1.2 in step 3", deaths=None)
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
-    assert outcome.deaths in (2, 3), "the third may begin the op before the first one's words are here"
+    assert outcome.deaths in (2, 3), "the third worker may start the op before the first one's report has arrived"
     assert "ValueError: sabotaged" in outcome.output
     names = [event["event"] for event in outcome.events]
-    assert "respawned" not in names[names.index("stopped") :], "nobody is started again in a job that has stopped"
+    assert "respawned" not in names[names.index("stopped") :], "no worker is restarted in a stopped job"
 
 
-def test_workers_of_two_kinds_are_refused_in_one_sentence(sabotaged, tmp_path):
+def test_workers_with_different_gpus_are_rejected_in_one_sentence(sabotaged, tmp_path):
     case = Case("has another GPU", "2x2", ends="has another GPU, not cpu", deaths=0)
     plan = {"foreign": str(tmp_path / "started"), "after": 3}
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
@@ -183,7 +186,7 @@ def test_workers_of_two_kinds_are_refused_in_one_sentence(sabotaged, tmp_path):
 
 
 @slow
-def test_a_returning_worker_of_another_kind_is_sent_away_and_the_job_goes_on(sabotaged, tmp_path):
+def test_a_returning_worker_with_another_gpu_is_rejected_and_the_job_continues(sabotaged, tmp_path):
     case = Case("returns on another GPU", "2x2", ("+fail_at=3:0.1", "+rejoin_at=5:0.1"), steps=40, deaths=2)
     plan = {"foreign": str(tmp_path / "started"), "after": 4}
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})

@@ -1,4 +1,4 @@
-"""What a user sees of a mistake in the model's own code: the exception, its file and line, and exit code 2."""
+"""Mistakes in a user's model: the user sees the exception with file and line, and exit code 2."""
 
 import re
 
@@ -27,20 +27,20 @@ COMMON = (
         ),
     ],
 )
-def test_an_exception_of_the_model_is_shown_with_file_and_line_and_2(zygote, mode, sentence):
+def test_an_exception_of_the_model_is_shown_with_file_and_line_and_exits_with_2(zygote, mode, sentence):
     with zygote.run([*COMMON], environment={"MODE": mode}) as job:
         assert job.wait(100) == 2, job.output
         assert re.search(sentence, job.output), job.output
         assert "run.resume" not in job.output and "no live worker" not in job.output.splitlines()[-1]
 
 
-def test_the_same_exception_with_one_worker_a_stage_is_no_lost_stage(zygote):
+def test_with_one_worker_per_stage_the_same_exception_is_not_reported_as_a_lost_stage(zygote):
     with zygote.run([*COMMON, "parallel.pipelines=1"], environment={"MODE": "step"}) as job:
         assert job.wait(100) == 2, job.output
         assert "ArithmeticError: such logits cannot be" in job.output.splitlines()[-1]
 
 
-def test_a_group_that_matches_no_parameter_is_refused_with_names_that_do(zygote):
+def test_a_group_that_matches_no_parameter_is_rejected_with_names_that_do(zygote):
     with zygote.run([*COMMON, "optimizer.groups=[block.*:0.1]"]) as job:
         assert job.wait(100) == 2, job.output
         assert "optimizer.groups: block.* matches no parameter; near names: blocks." in job.output
@@ -52,13 +52,13 @@ def test_a_group_that_matches_no_parameter_is_refused_with_names_that_do(zygote)
 @pytest.mark.parametrize(
     "shape", [("parallel=2x2",), pytest.param(("parallel=1x1", "parallel.microbatches=2"), marks=pytest.mark.slow)]
 )
-def test_a_model_that_shifts_its_labels_itself_is_refused_in_its_first_step(zygote, shape):
+def test_a_model_that_shifts_its_labels_itself_is_rejected_in_the_first_step(zygote, shape):
     with zygote.run([*COMMON, *shape, f"model.loss={broken.__name__}:shifted"]) as job:
         assert job.wait(100) == 2, job.output
         assert "shifts the labels once more" in job.output.splitlines()[-1], job.output
         assert not job.run.lines(job.run.metrics), "no step was committed"
 
 
-def test_a_loss_that_leaves_the_last_position_out_is_trained(zygote):
+def test_a_loss_without_the_last_position_can_be_trained(zygote):
     with zygote.run([*COMMON, f"model.loss={broken.__name__}:without_the_last"]) as job:
         assert job.wait(100) == 0, job.output

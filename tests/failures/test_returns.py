@@ -1,4 +1,4 @@
-"""Nodes behind a link that was cut come back once it works again: by themselves, or by +join, and not earlier."""
+"""Nodes behind a cut link return once the link works again, by themselves or with +join, and not earlier."""
 
 import re
 import time
@@ -12,11 +12,11 @@ _missing = network.missing()
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(_missing is not None, reason=str(_missing))]
 slow = pytest.mark.slow
 QUICK = ("control.suspicion=2",)
-SECONDS = 0.02  # one way: paces the steps, so that the job outlasts the cut
+SECONDS = 0.02  # delay one way; slows the steps down, so that the job outlasts the cut
 
 
 def check_full_strength(job, newcomer, runs):
-    """The job ends exactly, with the node that joined; both workers of node 2 died once and returned once."""
+    """The job ends exactly with the joined node. Both workers of node 2 died once and returned once."""
     job.wait_for_event("rejoined", 60, nth=2)
     outcome = job.outcome()
     assert newcomer.agent.wait(30) == 0, job.output
@@ -27,7 +27,7 @@ def check_full_strength(job, newcomer, runs):
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=slow)])
-def test_a_node_that_left_for_a_cut_link_returns_when_the_link_works_again(seconds, zygote, runs, tmp_path):
+def test_a_node_that_left_because_of_a_cut_link_returns_when_the_link_works_again(seconds, zygote, runs, tmp_path):
     case = Case(f"a link is cut for {seconds} s", "3x2", QUICK, steps=60 + 6 * seconds, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.network.weather(delay=SECONDS)
@@ -35,7 +35,7 @@ def test_a_node_that_left_for_a_cut_link_returns_when_the_link_works_again(secon
         job.network.cut(job.nodes[1].machine, job.nodes[2].machine)
         begun = time.monotonic()
         job.wait_for_event("death_detected", nth=2)
-        newcomer = job.join()  # while the cut lasts there is no place for it, and it learns why
+        newcomer = job.join()  # during the cut it is rejected and learns the reason
         assert newcomer.agent.wait(60) == 2, job.output
         assert re.search("no node of the job is lost: node[12] cannot reach node[12]", newcomer.agent.output), (
             job.output
@@ -54,7 +54,7 @@ def test_a_node_that_left_for_a_cut_link_returns_when_the_link_works_again(secon
 
 
 @slow
-def test_a_node_that_joins_while_its_link_is_cut_waits_and_takes_part_when_it_works_again(zygote, runs, tmp_path):
+def test_a_node_that_joins_while_its_link_is_cut_takes_part_when_the_link_works_again(zygote, runs, tmp_path):
     case = Case("a node joins while a link is cut", "3x2", QUICK, steps=400, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.network.weather(delay=SECONDS)
@@ -75,7 +75,7 @@ def test_a_node_that_joins_while_its_link_is_cut_waits_and_takes_part_when_it_wo
 
 
 @slow
-def test_a_node_that_was_cut_off_for_a_minute_joins_again(zygote, runs, tmp_path):
+def test_a_node_that_was_cut_off_for_a_minute_can_join_again(zygote, runs, tmp_path):
     case = Case("a node is cut off for 60 s", "3x2", QUICK, steps=400, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.network.weather(delay=SECONDS)

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from . import matrix
-from .harness import Case, Strike, explain, fails, rejoins
+from .harness import Case, SignalAt, explain, fails, rejoins
 from .test_exactness import some
 
 TWO, THREE = ("parallel.sharded=true",), ("parallel.sharded=true", "parallel.optimizer_copies=3")
@@ -28,7 +28,7 @@ def faults(moment, stage, step):
 
 
 def tour(claim, of, copies, first, stagger):
-    """Each moment, at the stages in turn. Clipping would take back every update that is ahead of its commit."""
+    """A tour with each moment, at the stages in turn. Clipping would undo every early update."""
     fallen, back = [], []
     for number, moment in enumerate(of):
         now, later = faults(moment, (first + number) % 3, 2 + STOP * number)
@@ -57,7 +57,7 @@ def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "sharded, at every moment")
     runs.check_exact(outcome)
     assert outcome.deaths >= half - 2, explain(outcome)
-    assert not outcome.all("restored"), "a copy of everything was left each time"
+    assert not outcome.all("restored"), "a copy of every block was left each time"
 
 
 SEVERAL = [
@@ -77,7 +77,9 @@ SEVERAL = [
         deaths=2,
         steps=40,
     ),
-    Case("as the death is known", "3x2", (*THREE, *fails("3:0.1@vote")), (Strike("death_detected", "1.1"),), deaths=2),
+    Case(
+        "as the death is known", "3x2", (*THREE, *fails("3:0.1@vote")), (SignalAt("death_detected", "1.1"),), deaths=2
+    ),
     Case("in the last step", "2x2", (*TWO, *fails("7:1.1@vote"))),
     Case("after the last step", "2x2", (*TWO, *fails("7:0.1@commit"))),
     Case("over groups of Gloo", "3x2", (*TWO, *fails("3:0.1@spread", "5:1.0@vote"), "parallel.backend=gloo"), deaths=2),
@@ -92,7 +94,7 @@ SEVERAL = [
 ]
 
 
-AHEAD = (*TWO, "optimizer.clip=null")  # updates before the job has agreed, that stand if nobody dies
+AHEAD = (*TWO, "optimizer.clip=null")  # early updates, which remain unless a worker dies
 SEVERAL += [
     Case(
         "as its update is ahead", "3x2", (*AHEAD, *fails("2:0.1@optimizer", "4:1.0@optimizer")), stagger=True, deaths=2
@@ -117,10 +119,10 @@ def test_several_deaths_change_no_bit(case, runs):
 
 
 @pytest.mark.parametrize("stagger", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_stage_updates_its_blocks_before_another_has_done_its_backwards_if_it_may(stagger, runs):
-    """Seen in the traces of the steps around deaths: in some of them, whatever else the machine does."""
-    struck = fails("5:1.0@forward", "10:0.0@forward")
-    case = Case("seen from the traces", "3x2", (*AHEAD, *struck), steps=15, stagger=stagger, deaths=2)
+def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards(stagger, runs):
+    """The traces of the steps around deaths show it in some of them, also on a busy machine."""
+    faults = fails("5:1.0@forward", "10:0.0@forward")
+    case = Case("seen from the traces", "3x2", (*AHEAD, *faults), steps=15, stagger=stagger, deaths=2)
     outcome = runs.of(case, "sharded, several")
     runs.check_exact(outcome)
     early = 0
@@ -133,30 +135,30 @@ def test_a_stage_updates_its_blocks_before_another_has_done_its_backwards_if_it_
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
     numerics = (f"numerics.precision={precision}", "numerics.sums=int32", "optimizer.clip=0.02")
-    struck = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
+    faults = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
     groups = ("optimizer.groups=[*norm*:0.5:0.3]",)
-    stagger = precision == "bf16"  # takes its first update back, and another one later
+    stagger = precision == "bf16"  # undoes its first update, and another one later
     case = Case(
-        f"in {precision}", "3x2", (*TWO, *numerics, *groups, *struck), stagger=stagger, deaths=2, steps=14, bound=120
+        f"in {precision}", "3x2", (*TWO, *numerics, *groups, *faults), stagger=stagger, deaths=2, steps=14, bound=120
     )
     runs.check_exact(runs.of(case, "sharded, numerics"))
 
 
-def test_all_copies_of_a_block_gone_take_the_job_back_to_its_checkpoint(runs):
-    """Of three workers in one group a block lies on two: the second one dies before it is copied."""
+def test_the_loss_of_all_copies_of_a_block_restarts_the_job_from_its_checkpoint(runs):
+    """Two of the three workers of a group hold a block. The second dies before the block is copied."""
     both = fails("17:1.1@backward", "17:2.1@heal")
     case = Case("both holders", "3x2", (*TWO, *both, "checkpoint.every=3"), deaths=2, steps=20)
     outcome = runs.of(case, "sharded, restored")
     (restored,) = outcome.all("restored")
-    assert restored["checkpoint"] in (3, 6, 9, 12, 15), "where the disk is slow the newest one is not complete yet"
+    assert restored["checkpoint"] in (3, 6, 9, 12, 15), "on a slow disk the newest one is not complete yet"
     assert restored["undone_from"] == restored["checkpoint"] and restored["undone_to"] == 16
     assert [line["step"] for line in outcome.metrics] == [*range(20)] == [*outcome.samples], explain(outcome)
     expected = runs.fault_free(case)
     assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None
 
 
-def test_without_a_checkpoint_the_job_says_what_is_lost(zygote):
-    """Groups 0, 2 and 1, 3: both holders of half of the blocks die at once, a third of the workers do not help."""
+def test_without_a_checkpoint_the_job_reports_the_lost_blocks(zygote):
+    """In one of the groups (0, 2) and (1, 3) both holders die at once, which loses half of the blocks."""
     arguments = Case("", "2x2").arguments[3:]
     both = fails("6:0.0@backward", "6:2.0@heal")
     with zygote.run([*arguments, *SHAPE, *TWO, "run.steps=20", "checkpoint.minutes=0", *both]) as job:
@@ -178,8 +180,8 @@ TWO_BY_TWO = ("parallel=2x2", "parallel.microbatches=2")
     ],
     ids=["sharded, then whole", "whole, then sharded", "two copies, then three"],
 )
-def test_a_run_goes_on_with_another_shape_and_other_copies(first, then, zygote, tmp_path):
-    """Sharded or not, each half of a run takes the other's checkpoint."""
+def test_a_run_resumes_with_another_shape_and_number_of_copies(first, then, zygote, tmp_path):
+    """Sharded and unsharded runs can load each other's checkpoints."""
 
     def weights(*overrides):
         with zygote.run([*Case("", "2x2").arguments[3:], "checkpoint.every=4", *overrides]) as job:

@@ -1,4 +1,4 @@
-"""Jobs of three nodes under faults drawn by a seed (tests/failures/soak), and what the soak itself must notice."""
+"""Jobs of three nodes under random faults (tests/failures/soak), and the checks of the soak itself."""
 
 import random
 import subprocess
@@ -31,19 +31,19 @@ def test_a_job_under_every_kind_of_short_fault_ends_with_the_bits_of_an_undistur
     options = ("--minutes", "0", "--seed", "5", "--steps", "120", "--mean", "2", "--longest", "4")
     done = soak(tmp_path, *options, seconds=380)
     assert done.returncode == 0, done.stdout
-    assert not list((tmp_path / "soak").glob("job-*")), "the folder of a job that is equal is removed"
+    assert not list((tmp_path / "soak").glob("job-*")), "the folder of a job without differences is removed"
 
 
 @in_namespaces
 @pytest.mark.torchrun
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_minutes_of_faults_change_no_bit_and_leave_nothing_behind(tmp_path):
+def test_ten_minutes_of_faults_change_no_bit_and_leave_no_process_behind(tmp_path):
     done = soak(tmp_path, "--minutes", "10", "--seed", str(random.randrange(10**6)), seconds=1700)
     assert done.returncode == 0, done.stdout
 
 
-def test_a_seed_draws_the_same_faults_again():
+def test_a_seed_determines_the_faults():
     first, again, other = (
         list(islice(draw(random.Random(seed), list(KINDS), mean=4.0, longest=60.0), 500))
         for seed in ("1.0", "1.0", "1.1")
@@ -82,5 +82,5 @@ EQUAL = Outcome(
         ({"summary": {}}, ["final weights differ"]),
     ],
 )
-def test_what_differs_from_the_undisturbed_run_is_reported(change, difference):
+def test_differences_from_the_undisturbed_run_are_reported(change, difference):
     assert Soak.compare(replace(EQUAL, **change), EQUAL) == difference

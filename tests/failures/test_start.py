@@ -1,4 +1,4 @@
-"""How a job starts under real torchrun agents: every rank finds the others, or each node says why not."""
+"""The start of a job under real torchrun agents: all ranks find each other, or each node prints the reason."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.torchrun, pytest.mark.xdist_
 
 
 class Unequal(Launched):
-    """Each node has further arguments of its own."""
+    """A job whose nodes have different arguments."""
 
     own: tuple = ((), ())
 
@@ -31,14 +31,14 @@ class Unequal(Launched):
             self.arguments = common
 
 
-def test_control_address_on_one_node_is_found_by_all_its_ranks(tmp_path):
+def test_all_ranks_of_one_node_use_control_address(tmp_path):
     arguments = [f"control.address=127.0.0.1:{free_ports()}", "run.steps=2", "run.validate_every=0", "run.standby=off"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments) as job:
         assert job.wait([0], 60) == [0], job.explain()
         assert job.committed() == 1
 
 
-def test_nodes_with_different_settings_are_refused_at_once_with_one_sentence_and_2_on_each(tmp_path):
+def test_nodes_with_different_settings_are_rejected_at_once_with_one_sentence_and_2_on_each(tmp_path):
     class Job(Unequal):
         own = ([], ["optimizer.lr=0.001"])
 
@@ -47,14 +47,14 @@ def test_nodes_with_different_settings_are_refused_at_once_with_one_sentence_and
         assert job.wait([0, 1], 60) == [1, 1], job.explain()
         assert time.monotonic() - begun < 40
         for node in (0, 1):
-            (shown,) = [line for line in job.output(node).splitlines() if " traceback : " in line]  # one rank's
+            (shown,) = [line for line in job.output(node).splitlines() if " traceback : " in line]  # of one rank
             assert "the nodes were started with different settings: optimizer.lr is 0.00" in shown
             assert "start every node with the same command line" in shown
             assert "exitcode  : 2 " in job.output(node)
         assert job.committed() == -1
 
 
-def test_nodes_may_have_addresses_and_interfaces_of_their_own(tmp_path):
+def test_nodes_may_have_different_addresses_and_interfaces(tmp_path):
     port = free_ports()
 
     class Job(Unequal):
@@ -67,7 +67,7 @@ def test_nodes_may_have_addresses_and_interfaces_of_their_own(tmp_path):
         assert job.wait([0, 1], 60) == [0, 0], job.explain()
 
 
-def test_a_rank_outside_of_its_job_is_refused_at_once():
+def test_a_rank_outside_of_its_job_is_rejected_at_once():
     variables = {"RANK": "5", "WORLD_SIZE": "2", "RECYCLE_TOKEN": TOKEN}
     begun = time.monotonic()
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_a_rank_outside_of_its_job_is_refused_at_once():
 
 
 def test_a_mistake_that_only_rank_0_checks_ends_the_other_nodes_with_the_same_sentence_and_2():
-    """Two nodes, one rank each: of more workers than were launched only rank 0 knows."""
+    """Two nodes with one rank each. Only rank 0 checks whether enough workers were launched."""
     variables = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()), "RECYCLE_TOKEN": TOKEN}
     command = [sys.executable, "-m", "recycle_pp.train", "model=tiny", "parallel=3x1"]
@@ -143,7 +143,7 @@ def test_no_start_is_silent_for_more_than_five_seconds(tmp_path):
     assert "import torch: workers 0.1 (rank 1) on " in text
 
 
-def test_a_rank_whose_first_rank_never_comes_says_so(tmp_path):
+def test_a_rank_reports_that_rank_0_does_not_come(tmp_path):
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(free_ports())}
     environment = {key: value for key, value in os.environ.items() if key != "TORCHELASTIC_RUN_ID"} | variables
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The disk, the checkpoints, another shape: what surrounds a job fails too."""
+"""Failures around a job: disks, damaged checkpoints, resumes with another shape."""
 
 import contextlib
 import json
@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from .harness import Case, Strike, explain, fails
+from .harness import Case, SignalAt, explain, fails
 
 SAVING = ("checkpoint.every=2",)
 
 
 def interrupted(runs, folder, shape="2x2", steps=60, event="checkpoint_saved", nth=2, **options):
-    """A run in `folder` that is ended by SIGTERM once it has saved some checkpoints."""
-    stop = Strike(event, "0.0", nth=nth, number=signal.SIGTERM, launcher=True)
+    """A run in `folder` that SIGTERM ends after some checkpoints."""
+    stop = SignalAt(event, "0.0", nth=nth, number=signal.SIGTERM, launcher=True)
     overrides = (*SAVING, f"run.dir={folder}", *options.pop("overrides", ()))
     case = Case("is ended", shape, overrides, (stop,), steps=steps, ends="stopped: SIGTERM", deaths=None, **options)
     return runs.of(case, "resumes")
@@ -23,7 +23,7 @@ def interrupted(runs, folder, shape="2x2", steps=60, event="checkpoint_saved", n
 
 def resumed(shape, folder, steps=60, overrides=()):
     common = (*SAVING, f"run.dir={folder}", "run.resume=true", *overrides)
-    return Case("goes on", shape, common, steps=steps, deaths=0)
+    return Case("continues", shape, common, steps=steps, deaths=0)
 
 
 def check_same_weights(runs, outcome, as_in):
@@ -32,7 +32,7 @@ def check_same_weights(runs, outcome, as_in):
     assert expected.losses.items() >= outcome.losses.items() and outcome.losses, explain(outcome)
 
 
-SAME_BATCH = {  # D * M stays 8
+SAME_BATCH = {  # D * M is 8
     "2x2": (),
     "4x1": ("parallel.pipelines=4", "parallel.stages=1", "parallel.microbatches=2"),
     "1x4": ("parallel.pipelines=1", "parallel.stages=4", "parallel.microbatches=8"),
@@ -40,7 +40,7 @@ SAME_BATCH = {  # D * M stays 8
 
 
 @pytest.mark.parametrize("shape", ["4x1", *(pytest.param(shape, marks=pytest.mark.slow) for shape in ("2x2", "1x4"))])
-def test_a_resume_under_any_shape_ends_with_the_weights_of_a_run_that_was_never_interrupted(shape, runs, tmp_path):
+def test_a_resume_with_any_shape_ends_with_the_weights_of_an_uninterrupted_run(shape, runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     case = resumed("2x2", tmp_path / "run", overrides=SAME_BATCH[shape])
     outcome = runs.of(case, "resumes")
@@ -48,8 +48,8 @@ def test_a_resume_under_any_shape_ends_with_the_weights_of_a_run_that_was_never_
     check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
 
 
-@pytest.mark.slow  # the next one does so too, for a damage that is harder to find
-def test_a_resume_leaves_out_a_damaged_checkpoint_and_says_so(runs, tmp_path):
+@pytest.mark.slow  # the next test has damage that is harder to find
+def test_a_resume_skips_a_damaged_checkpoint_and_reports_it(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-??????"))
     part = next(newest.glob("stage-1-*/*.distcp"))
@@ -61,7 +61,7 @@ def test_a_resume_leaves_out_a_damaged_checkpoint_and_says_so(runs, tmp_path):
     assert "is damaged and left out" in outcome.output
 
 
-def test_a_resume_finds_a_single_flipped_bit(runs, tmp_path):
+def test_a_resume_detects_a_single_flipped_bit(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-??????"))
     part = max(newest.glob("stage-*/*.distcp"), key=lambda path: path.stat().st_size)
@@ -75,7 +75,7 @@ def test_a_resume_finds_a_single_flipped_bit(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resume_from_nothing_but_damaged_checkpoints_stops(runs, tmp_path):
+def test_a_resume_with_only_damaged_checkpoints_stops(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     for metadata in (tmp_path / "run" / "checkpoints").glob("*/.metadata"):
         metadata.unlink()
@@ -83,14 +83,14 @@ def test_a_resume_from_nothing_but_damaged_checkpoints_stops(runs, tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_no_step(runs, tmp_path):
-    """As on a full disk: every write below checkpoints/ fails, and in /proc for root as well."""
+    """As on a full disk, every write below checkpoints/ fails; in /proc also for root."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to("/proc")
     case = Case("has no room for checkpoints", "2x2", (*SAVING, f"run.dir={run}"), ends="was not saved", deaths=0)
     outcome = runs.of(case, "resumes")
     check_same_weights(runs, outcome, as_in=Case("", "2x2"))
-    assert outcome.code == 1, "the last checkpoint is missing: whoever reads the exit code must know"
+    assert outcome.code == 1, "the exit code shows that the last checkpoint is missing"
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_costs_no_step(small_disk, runs):
-    """Events, metrics, traces, checkpoints, the summary: what has no room is lost, and the training goes on."""
+    """Events, metrics, traces, checkpoints and the summary may be lost, but training continues."""
 
     def fill(job):
         job.wait_for_event("started", 60)
@@ -119,38 +119,38 @@ def test_a_full_disk_costs_no_step(small_disk, runs):
     case = Case("the disk is full", "2x2", overrides, steps=24, ends="was not saved", deaths=None, bound=200)
     outcome = runs.of(case, "a full disk", meanwhile=fill)
     assert "the run goes on without it" in outcome.output and "Traceback" not in outcome.output
-    assert "step 23" in outcome.output, "every step was done"
+    assert "step 23" in outcome.output, "every step was completed"
     assert outcome.code == 1, "the last checkpoint is missing"
 
 
 LAST_PEER = fails("5:0.1@backward", "7:1.1@forward")
 
 
-def test_a_stage_that_loses_its_last_worker_goes_on_from_the_checkpoint(runs):
-    strikes = (Strike("checkpoint_saved", "0.1"), Strike("resumed", "1.1"))
-    case = Case("loses a stage", "2x2", (*SAVING, "run.respawns=0"), strikes, steps=40, deaths=2)
+def test_a_stage_that_loses_its_last_worker_restarts_from_the_checkpoint(runs):
+    signals = (SignalAt("checkpoint_saved", "0.1"), SignalAt("resumed", "1.1"))
+    case = Case("loses a stage", "2x2", (*SAVING, "run.respawns=0"), signals, steps=40, deaths=2)
     outcome = runs.of(case, "a stage lost")
     assert outcome.all("stage_lost") and outcome.all("restored"), explain(outcome)
     check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=40))
     assert [line["step"] for line in outcome.metrics] == [*range(40)] == [*outcome.samples], explain(outcome)
 
 
-def test_a_stage_that_loses_its_last_worker_without_a_checkpoint_says_what_to_do(runs):
+def test_the_loss_of_a_stage_without_a_checkpoint_ends_the_job_with_advice(runs):
     said = "stage 1 has no live worker left, and there is no checkpoint to restore it from; set checkpoint.every"
     case = Case("loses a stage", "2x2", LAST_PEER, steps=10, deaths=2, ends=said)
     runs.of(case, "a stage lost")
 
 
-def test_fewer_workers_than_stages_stop_the_job_and_say_so(runs):
-    strikes = tuple(Strike("checkpoint_saved", worker) for worker in ("0.1", "1.1", "1.0"))
+def test_fewer_workers_than_stages_stop_the_job_with_the_reason(runs):
+    signals = tuple(SignalAt("checkpoint_saved", worker) for worker in ("0.1", "1.1", "1.0"))
     said = "1 worker cannot fill 2 stages"
     overrides = (*SAVING, "run.respawns=0")
-    case = Case("loses too many", "2x2", overrides, strikes, steps=400, deaths=None, ends=said)
+    case = Case("loses too many", "2x2", overrides, signals, steps=400, deaths=None, ends=said)
     runs.of(case, "a stage lost")
 
 
-@pytest.mark.parametrize("below", ["file", "/proc"])  # not even root can write there
-def test_a_run_folder_that_cannot_be_made_is_one_sentence_and_no_worker_starts(below, zygote, tmp_path):
+@pytest.mark.parametrize("below", ["file", "/proc"])  # root cannot write there either
+def test_a_run_folder_that_cannot_be_created_gives_one_sentence_and_no_worker_starts(below, zygote, tmp_path):
     (tmp_path / "file").write_text("")
     with zygote.run(["parallel=2x2", "model=tiny", f"run.dir={tmp_path / below / 'run'}"]) as job:
         assert job.wait(30) == 2
@@ -159,7 +159,7 @@ def test_a_run_folder_that_cannot_be_made_is_one_sentence_and_no_worker_starts(b
 
 
 @pytest.mark.slow
-def test_every_line_of_the_logs_is_whole_after_a_crash(runs, tmp_path):
+def test_every_line_of_the_logs_is_complete_after_a_crash(runs, tmp_path):
     outcome = interrupted(runs, tmp_path / "run")
     for name in ("events", "metrics"):
         lines = (tmp_path / "run" / f"{name}.jsonl").read_text().splitlines()

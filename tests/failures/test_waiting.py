@@ -1,4 +1,4 @@
-"""Nodes that wait for another one say for whom and why, again and again."""
+"""Waiting nodes print repeatedly which node they wait for, and why."""
 
 import socketserver
 import subprocess
@@ -21,7 +21,7 @@ OURS, THEIRS = {"RECYCLE_TOKEN": "t" * 32}, {"RECYCLE_TOKEN": "u" * 32}
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """Its jobs say every half second what they would say every ten."""
+    """A zygote whose jobs print status lines every half second instead of every ten."""
     preload = tmp_path_factory.mktemp("hasty") / "hasty.py"
     preload.write_text(
         "from recycle_pp.coordinator import arrivals\n"
@@ -39,7 +39,7 @@ def port():
 
 
 def node(zygote, tmp_path, number, address, token):
-    """One of two nodes with two ranks each."""
+    """Starts one of two nodes with two ranks each."""
     arguments = ["parallel=2x2", "model=tiny", "run.steps=3", f"control.address={address}"]
     arguments += ["control.interface=127.0.0.1", f"run.dir={tmp_path / 'run'}"]
     return zygote.start(arguments, RunFolder(tmp_path / "run"), Part(2 * number, 2, 4), token)
@@ -47,7 +47,7 @@ def node(zygote, tmp_path, number, address, token):
 
 @contextmanager
 def said(job, sentence, times=2):
-    """The job says it as often, and so does only one of its ranks."""
+    """The job prints the sentence at least `times` times, from only one of its ranks."""
     deadline = time.monotonic() + 60
     while job.output.count(sentence) < times:
         assert time.monotonic() < deadline, job.output
@@ -57,7 +57,7 @@ def said(job, sentence, times=2):
         job.wait(0.1)
 
 
-def test_a_node_whose_coordinator_is_not_there_says_so_and_goes_on_when_it_comes(hasty, tmp_path, port):
+def test_a_node_without_a_coordinator_reports_it_and_continues_when_it_appears(hasty, tmp_path, port):
     with node(hasty, tmp_path, 1, f"127.0.0.1:{port}", OURS) as late:
         with said(late, f"s for rank 0's node at 127.0.0.1:{port}: nothing listens there"):
             assert late.output.startswith("recycle_pp: node ")
@@ -66,7 +66,7 @@ def test_a_node_whose_coordinator_is_not_there_says_so_and_goes_on_when_it_comes
             assert late.wait(60) == 0, late.output
 
 
-def test_tokens_that_differ_are_named_on_both_nodes(hasty, tmp_path, port):
+def test_different_tokens_are_reported_on_both_nodes(hasty, tmp_path, port):
     with node(hasty, tmp_path, 0, f"127.0.0.1:{port}", OURS) as first:
         with node(hasty, tmp_path, 1, f"127.0.0.1:{port}", THEIRS) as other:
             with said(other, "the job there has another RECYCLE_TOKEN; it must be the same on every node"):
@@ -77,7 +77,7 @@ def test_tokens_that_differ_are_named_on_both_nodes(hasty, tmp_path, port):
                 pass
 
 
-def test_a_program_that_has_taken_the_port_is_told_from_a_job(hasty, tmp_path):
+def test_a_foreign_program_on_the_port_is_distinguished_from_a_job(hasty, tmp_path):
     class Greets(socketserver.BaseRequestHandler):
         def handle(self):
             self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
@@ -96,7 +96,7 @@ def test_a_wrong_address_is_named(hasty, tmp_path):
             pass
 
 
-def test_no_answer_is_put_into_words():
+def test_connection_errors_are_explained():
     assert explain(TimeoutError()).startswith("no answer: the address is wrong, a firewall")
     assert explain(OSError(113, "No route to host")) == "No route to host"
 
@@ -104,7 +104,7 @@ def test_no_answer_is_put_into_words():
 @pytest.mark.slow
 @pytest.mark.torchrun
 @pytest.mark.xdist_group("launched")
-def test_under_torchrun_a_node_without_a_token_says_so_last_and_the_others_for_whom_they_wait(tmp_path, monkeypatch):
+def test_under_torchrun_a_node_without_a_token_prints_it_last_and_the_others_what_they_wait_for(tmp_path, monkeypatch):
     class Forgetful(Launched):
         def _start(self, number, nodes, workers):
             monkeypatch.setattr("tests.failures.launched.TOKEN", TOKEN if number == 0 else "")
@@ -113,7 +113,7 @@ def test_under_torchrun_a_node_without_a_token_says_so_last_and_the_others_for_w
     with Forgetful(tmp_path, nodes=2, workers=2, arguments=["run.steps=3"]) as job:
         assert job.wait([1], 120) == [1], job.explain()
         sentence = "a job on several nodes, or with control.address, needs its secret in the environment"
-        assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "one rank speaks"
+        assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "only one rank prints it"
         assert f"traceback : {sentence}" in job.output(1)
         job.wait_until(lambda: "waits for ranks 2 to 3: not there after 4 s" in job.output(0), "sentence", 60)
         assert isinstance(job.agents[0], subprocess.Popen) and job.agents[0].poll() is None

@@ -1,19 +1,19 @@
-"""A soak: jobs of three nodes under faults drawn by a seed, each compared bit for bit with an undisturbed run.
+"""A soak: jobs of three nodes under random faults, each compared bit for bit with an undisturbed run.
 
     python -m tests.failures.soak --minutes 60 --seed 7 --out soak      # root, in a clone of the repository
-    python -m tests.failures.soak --seed 7 --job 3                      # the order of faults of job 7.3 again
+    python -m tests.failures.soak --seed 7 --job 3                      # repeats the faults of job 7.3
 
-Three nodes are three network, process and mount namespaces, each with its own torchrun. Faults are kills, pauses, cuts
-in one or both directions, resets, loss with delay and reordering, and a run folder that does not answer. A majority of
-the nodes and a worker of each stage are left alone; lost nodes return by +join. After each job:
+The three nodes are network, process and mount namespaces, each with its own torchrun. Faults are kills, pauses, cuts in
+one or both directions, resets, packet loss with delay and reordering, and a run folder that does not answer. A majority
+of the nodes and a worker of each stage always survive; lost nodes return with +join. Checks after each job:
 
-- final weights, losses and samples equal those of one worker in which nothing happened
-- metrics.jsonl and samples.jsonl have one line a step
-- torchrun of every node that was not struck ended with 0
+- final weights, losses and samples equal those of an undisturbed worker
+- metrics.jsonl and samples.jsonl have one line per step
+- torchrun of every node without a fault has ended with 0
 - no process, shared memory or temporary file is left
 
-OUT/soak.jsonl has a line for each fault and each job. OUT keeps the folder of a job that differs; the exit code is 1 if
-one does.
+OUT/soak.jsonl has a line for each fault and each job. OUT keeps the folders of jobs that differ. The exit code is 1 if
+any job differs.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from tests.failures.disk import Disk
 from tests.failures.harness import Case, Outcome, Runs, _outcome, explain
 
 from .faults import KINDS, draw
-from .job import SoakedJob, Struck
+from .job import Injected, SoakedJob
 
-MOST_FAILED = 3  # jobs in a row that the soak could not judge, by a fault of its own
-COUNTS = ("steps", "seconds", "faults", "deaths", "elections", "rejoined", "joins", "given_up")  # of a job, summed up
+MOST_FAILED = 3  # consecutive jobs that the soak itself failed to run
+COUNTS = ("steps", "seconds", "faults", "deaths", "elections", "rejoined", "joins", "given_up")  # summed over the jobs
 COMMON = ("control.suspicion=5", "run.respawns=100000", "checkpoint.every=40")
 
 
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Soak:
-    """faults, jobs: the lines of soak.jsonl."""
+    """Runs the jobs. faults, jobs: the lines of soak.jsonl."""
 
     def __init__(self, options: argparse.Namespace, out: Path, runs: Runs) -> None:
         self.faults: list[dict[str, Any]] = []
@@ -77,16 +77,16 @@ class Soak:
         self._begun = time.monotonic()
         self._disks = Disk.missing()
         if self._disks:
-            print(f"soak: no disk is frozen: {self._disks}")
+            print(f"soak: without frozen disks: {self._disks}")
 
     def run(self) -> None:
-        """Jobs until the time is over; a job that runs then is awaited."""
+        """Runs jobs until the time is over, and finishes the last one."""
         number, failed = self._options.job or 0, 0
         while failed < MOST_FAILED:
             try:
                 self._job(number)
                 failed = 0
-            except Exception:  # the next jobs are worth as much
+            except Exception:  # the next jobs can still be run
                 failed += 1
                 self._failed(number, traceback.format_exc())
             if self._options.job is not None or time.monotonic() - self._begun > 60 * self._options.minutes:
@@ -113,7 +113,7 @@ class Soak:
             self._finish(name, job, outcome, folder)
 
     def _failed(self, number: int, why: str) -> None:
-        """The soak itself could not go on with a job."""
+        """Records that the soak itself failed in a job."""
         print(why, flush=True)
         line = dict.fromkeys(COUNTS, 0) | {"job": f"{self._options.seed}.{number}", "differences": [why[-1500:]]}
         self.jobs.append(line)
@@ -135,7 +135,7 @@ class Soak:
 
     @staticmethod
     def compare(outcome: Outcome, expected: Outcome) -> list[str]:
-        """What is not as in the run in which nothing happened."""
+        """Differences from the undisturbed run, as sentences."""
         steps = [line["step"] for line in outcome.metrics]
         checks = {
             f"metrics.jsonl has the steps {steps}": steps == [*range(outcome.case.steps)],
@@ -146,15 +146,15 @@ class Soak:
         return [sentence[:300] for sentence, holds in checks.items() if not holds]
 
     def _finish(self, name: str, job: SoakedJob, outcome: Outcome, folder: Path) -> None:
-        for struck, line in zip(job.struck, self.faults[-len(job.struck) or len(self.faults) :], strict=True):
-            after = next((s.at for s in job.struck if s.at > struck.at), float("inf"))
-            line["gap"] = _longest_gap(outcome.metrics, struck.at, after)
-            line["deaths"] = sum(struck.at <= e["time"] < after for e in outcome.all("death_detected"))
+        for injected, line in zip(job.injected, self.faults[-len(job.injected) or len(self.faults) :], strict=True):
+            after = next((s.at for s in job.injected if s.at > injected.at), float("inf"))
+            line["gap"] = _longest_gap(outcome.metrics, injected.at, after)
+            line["deaths"] = sum(injected.at <= e["time"] < after for e in outcome.all("death_detected"))
         line = {
             "job": name,
             "steps": outcome.case.steps,
             "seconds": round(outcome.seconds, 1),
-            "faults": sum(not struck.left_out for struck in job.struck),
+            "faults": sum(not injected.left_out for injected in job.injected),
             "deaths": outcome.deaths,
             "elections": len(outcome.all("coordinator_elected")),
             "rejoined": len(outcome.all("rejoined")),
@@ -170,15 +170,15 @@ class Soak:
             again = f"python -m tests.failures.soak --seed {self._options.seed} --job {name.partition('.')[2]}"
             (folder / "explained.txt").write_text(explain(outcome))
             shutil.copytree(job.job.run.path, folder / "kept", ignore=shutil.ignore_patterns("checkpoints"))
-            self._say(f"job {name}: its folder is {folder}; the same faults again: {again}")
+            self._say(f"job {name}: its folder is {folder}; repeat it with: {again}")
 
     def _keep_or_remove(self, folder: Path) -> None:
         if not (folder / "kept").exists() and not self._options.keep:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _fault(self, name: str, struck: Struck) -> None:
-        line = {"fault": len(self.faults), "job": name, "step": struck.step, "time": struck.at}
-        line |= asdict(struck.fault) | {"left_out": struck.left_out}
+    def _fault(self, name: str, injected: Injected) -> None:
+        line = {"fault": len(self.faults), "job": name, "step": injected.step, "time": injected.at}
+        line |= asdict(injected.fault) | {"left_out": injected.left_out}
         self.faults.append(line)
         self._write(line)
 
@@ -191,13 +191,13 @@ class Soak:
 
 
 def _longest_gap(metrics: list[dict[str, Any]], begin: float, end: float) -> float:
-    """Seconds between two commits, of those gaps that end after `begin` and start before `end`."""
+    """Longest time between two commits, seconds, of the gaps that overlap with `begin` to `end`."""
     times = [line["time"] for line in metrics]
     return round(max((b - a for a, b in pairwise(times) if b > begin and a < end), default=0.0), 2)
 
 
 def table(faults: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> str:
-    """What happened how often, and what it cost."""
+    """A table of the faults: how often each happened, and its cost."""
     rows = [("fault", "times", "left out", "deaths", "longest gap")]
     for kind in KINDS:
         some = [f for f in faults if f["kind"] == kind and not f["left_out"]]
@@ -220,7 +220,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.failures.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="no job begins after them (default 60)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which no job starts (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="of jobs and faults")
     parser.add_argument("--job", type=int, help="only this job of the seed")
     parser.add_argument("--steps", type=int, help="of each job (default: 300, 450 or 600, by the seed)")

@@ -1,10 +1,10 @@
-"""The faults of a soak: a table of kinds, and a list drawn by a seed.
+"""The faults of a soak: a table of kinds, and random sequences of faults.
 
     for fault in draw(random.Random("7.0"), list(KINDS), mean=5.0, longest=60.0):
-        fault.pause                     # seconds after the fault before it
+        fault.pause                     # seconds after the previous fault
         print(fault)                    # cut link, places 1 and 2, 12.4 s
 
-A job has three places, one for each pipeline. A machine stands in each of them; a machine that is lost is replaced.
+A job has three places, one per pipeline. Each has a machine; a lost machine is replaced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ PLACES, STAGES = 3, 2
 
 @dataclass(frozen=True)
 class Kind:
-    """share: relative frequency. seconds: shortest and longest duration; (0, 0) is an instant.
+    """A kind of fault.
 
-    needs: what must be intact before it: "nodes" (all three, because it may cost one), "peer" (a worker of the same
-    stage at another intact place), or "nothing".
+    share    relative frequency
+    needs    what has to be intact before it: "nodes" (all three, as it may cost one), "peer" (a worker of the same
+             stage at another intact place), or "nothing"
+    seconds  shortest and longest duration; (0, 0): instantaneous
     """
 
     share: int
@@ -50,12 +52,12 @@ KINDS = {
     "storm": Kind(2, "nothing", (5.0, 30.0)),
     "freeze disk": Kind(3, "nothing", (2.0, 30.0)),
 }
-AT_ONCE = 0.25  # share of the faults that follow within a second, so that they meet the recovery from the one before
+AT_ONCE = 0.25  # share of faults within a second of the previous one, so that they hit its recovery
 
 
 @dataclass(frozen=True)
 class Fault:
-    """place, other: two different places, from 0. stage: of the worker or supervisor that is struck."""
+    """One fault. place, other: two different places, from 0. stage: of the affected worker or supervisor."""
 
     kind: str
     pause: float
@@ -76,14 +78,12 @@ class Fault:
 
 
 def draw(chance: random.Random, kinds: Sequence[str], mean: float, longest: float) -> Iterator[Fault]:
-    """Endless. mean: seconds between two faults that do not follow at once; longest: seconds that one lasts."""
+    """An endless sequence of faults. mean: average pause, seconds; longest: limit of the duration, seconds."""
     while True:
         kind = chance.choices(kinds, [KINDS[kind].share for kind in kinds])[0]
         place, other = chance.sample(range(PLACES), 2)
         low, high = KINDS[kind].seconds
         at_once = chance.random() < AT_ONCE
         pause = chance.uniform(0, 1) if at_once else chance.expovariate(1 / mean)
-        seconds = (
-            min(longest, low * (high / low) ** chance.random()) if low else 0.0
-        )  # short ones as often as long ones
+        seconds = min(longest, low * (high / low) ** chance.random()) if low else 0.0  # logarithmically uniform
         yield Fault(kind, pause, seconds, place, other, chance.randrange(STAGES))

@@ -1,13 +1,13 @@
-"""A job of three nodes under faults: strikes it, replaces the machines it loses, waits for its end.
+"""A job of three nodes under faults: injects the faults, replaces lost machines, waits for the end.
 
     with SoakedJob(case, folder, disk, say) as job:
         job.start()
         job.survive(faults)              # until the job has ended
         job.end()                        # heals everything, waits for every process
-        job.differences                  # sentences; [] if all went as promised
+        job.differences                  # sentences; [] if the job has kept all promises
         job.outcome()
 
-Counts what is intact, so that a majority of the nodes and a worker of each stage are never struck.
+Keeps track of what is intact, so that a majority of the nodes and a worker of each stage always survive.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from tests.failures.nodes import Agent, Node, NodesJob
 
 from .faults import KINDS, PLACES, STAGES, Fault
 
-SETTLED = 3.0  # seconds after the end of a fault until a heartbeat counts as the state after it
-PATIENCE = 60.0  # seconds that a fault waits until what it needs is intact; then it is left out
-RETURN = 20.0  # seconds after a fault until a node that is not back is rebooted, as its operator would
-JOIN = 90.0  # seconds that a new node has to join, on a busy machine
-REBOOT = 3.0  # seconds, at least, between two attempts to join
+SETTLED = 3.0  # seconds after the end of a fault until heartbeats show the state after it
+PATIENCE = 60.0  # seconds for which a fault waits for its requirements before it is left out
+RETURN = 20.0  # seconds after a fault until a missing node is rebooted, as an operator would do
+JOIN = 90.0  # seconds for a new node to join on a busy machine
+REBOOT = 3.0  # minimum time between two attempts to join, seconds
 ATTEMPTS = 15  # to join
 START = 240.0  # seconds until the first steps, on a busy machine
-ABSENT = 60.0  # seconds until a node that no fault struck, and that takes no part, is rebooted
+ABSENT = 60.0  # seconds until a node that takes no part without a fault is rebooted
 HUNG = 120.0  # seconds without a step and without a fault
 ENDING = 90.0  # seconds from the end of the job to the end of its agents
 
 
 @dataclass
 class Place:
-    """Where the workers of one pipeline run. state: whole, struck (a fault goes on), or returning."""
+    """The place of one pipeline's workers. state: whole, faulty (a fault is active), or returning."""
 
     number: int
     node: Node
     state: str = "whole"
     since: float = 0.0  # time.time() of the last change
     attempts: int = 0
-    seen: float = field(default_factory=time.time)  # time.time() at which all of its workers took part last
+    seen: float = field(default_factory=time.time)  # time.time() at which all of its workers last took part
 
     @property
     def machine(self) -> Machine:
@@ -69,8 +69,8 @@ class Place:
 
 
 @dataclass
-class Struck:
-    """A fault that has happened; left_out: what it needs was not intact in time."""
+class Injected:
+    """A fault of the past. left_out: not injected, because its requirements were not met in time."""
 
     fault: Fault
     at: float  # time.time()
@@ -84,17 +84,17 @@ class SoakedJob(contextlib.AbstractContextManager):
     folder: Path
     disk: Disk | None
     say: Callable[[str], None]
-    seen: Callable[[Struck], None] = lambda struck: None
-    struck: list[Struck] = field(default_factory=list)
+    seen: Callable[[Injected], None] = lambda injected: None
+    injected: list[Injected] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     joins: int = 0
 
     def __post_init__(self) -> None:
         self._undo: dict[threading.Timer, Callable[[], None]] = {}
-        self._down: dict[str, float] = {}  # worker -> when it was struck, or was last held
+        self._down: dict[str, float] = {}  # worker -> end of its last fault
         self._pids: dict[str, tuple[str, int]] = {}  # worker -> host, process id there
         self._live: set[str] = set()
-        self.given_up = 0  # nodes that the job lost although no fault struck them
+        self.given_up = 0  # nodes that the job lost without a fault
         self._frozen = False
         self._ended: str | None = None
         self._stopped = ""
@@ -102,7 +102,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._moved, self._calm = time.monotonic(), time.time()
 
     def start(self) -> None:
-        """Until the first step is committed."""
+        """Starts the job and waits until the first step is committed."""
         run = self.disk.path / "run" if self.disk else self.folder / "run"
         self.job = NodesJob(self.case, self.folder, None, "embedded", run)
         self._events, self._metrics = Follower(run / "events.jsonl"), Follower(run / "metrics.jsonl")
@@ -117,7 +117,7 @@ class SoakedJob(contextlib.AbstractContextManager):
             time.sleep(0.05)
 
     def survive(self, faults: Iterator[Fault]) -> None:
-        """Strikes until the job has ended, or has made no step for long."""
+        """Injects faults until the job has ended or hangs."""
         fault = next(faults)
         due = time.monotonic() + fault.pause
         while not self._ended:
@@ -128,13 +128,13 @@ class SoakedJob(contextlib.AbstractContextManager):
                 self._differs(f"no step for {HUNG:.0f} s after step {self._committed}")
                 return
             if now >= due and ((possible := self._may(fault)) or now > due + PATIENCE):
-                self._strike(fault, left_out=not possible)
+                self._inject(fault, left_out=not possible)
                 fault = next(faults)
                 due = time.monotonic() + fault.pause
             time.sleep(0.05)
 
     def end(self) -> None:
-        """Ends all faults; the processes of every node that was not struck must end, with code 0."""
+        """Ends all faults. All processes of nodes without faults must end with code 0."""
         whole = [place for place in self.places if place.state == "whole"]
         self._end_faults()
         if self._ended != "finished":
@@ -150,7 +150,7 @@ class SoakedJob(contextlib.AbstractContextManager):
             if code is None:
                 self._differs(f"torchrun on {place.machine.name} still runs {ENDING:.0f} s after the end of the job")
             elif code:
-                self._differs(f"torchrun on {place.machine.name}, which no fault struck, ended with {code}")
+                self._differs(f"torchrun on {place.machine.name}, which had no fault, ended with {code}")
             else:
                 self._check_empty(place.machine)
         for path in self.job.run.path.rglob("*.tmp"):
@@ -176,7 +176,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self.differences.append(sentence)
         self.say(f"DIFFERS: {sentence}")
 
-    # ------------------------------------------------------------------------------------- what the job looks like
+    # ---------------------------------------------------------------------------------------- the state of the job
 
     def _look(self) -> None:
         for event in self._events.new():
@@ -185,11 +185,11 @@ class SoakedJob(contextlib.AbstractContextManager):
                     self._pids[event["worker"]] = event["host"], event["pid"]
                 case "finished":
                     self._ended = "finished"
-                case "stopped":  # by the job, or by a node that was cut off and must not write here
+                case "stopped":  # written by the job, or by a node that was cut off and must not write here
                     self._stopped = event["reason"]
                 case "restored":
                     self._differs(
-                        f"went back to a checkpoint in step {event['step']}, though a worker of each stage lived"
+                        f"went back to a checkpoint in step {event['step']}, although a worker of each stage was alive"
                     )
         for line in self._metrics.new():
             self._committed, self._live_workers = line["step"], line["live_workers"]
@@ -201,7 +201,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._settle()
 
     def _settle(self) -> None:
-        """Finds places and workers that are intact again."""
+        """Updates which places and workers are intact again."""
         try:
             sign = Sign.read(self.job.run)
         except ValueError:
@@ -235,18 +235,18 @@ class SoakedJob(contextlib.AbstractContextManager):
                 return victim and any(self._is_live(f"{p.number}.{fault.stage}") for p in peers)
         return True
 
-    # --------------------------------------------------------------------------------------------- nodes that return
+    # ------------------------------------------------------------------------------------------------ returning nodes
 
     def _replace(self) -> None:
-        """Joins a new machine if one is lost: its agent has ended, or its workers are not back long after a fault."""
+        """Joins a new machine for each lost one: its agent has ended, or its workers are missing long after a fault."""
         for place in self.places:
             ended, waited = place.agent.code is not None, time.time() - place.since
             if place.state == "whole" and ended and not self._finishes():
-                self._differs(f"torchrun on {place.machine.name}, which no fault struck, ended with {place.agent.code}")
+                self._differs(f"torchrun on {place.machine.name}, which had no fault, ended with {place.agent.code}")
                 place.becomes("returning")
             if place.state == "whole" and time.time() > max(place.seen, self._calm) + ABSENT:
                 self.given_up += 1
-                self.say(f"no fault struck {place.machine.name}, and it takes no part for {ABSENT:.0f} s")
+                self.say(f"{place.machine.name} had no fault and takes no part for {ABSENT:.0f} s")
                 place.becomes("returning")
             patience = REBOOT if ended else JOIN if place.attempts else RETURN
             if place.state == "returning" and not self._frozen and waited > patience:
@@ -256,7 +256,7 @@ class SoakedJob(contextlib.AbstractContextManager):
                     self._join(place)
 
     def _finishes(self) -> bool:
-        """Agents may end a moment before the event is in the file."""
+        """Whether the job is at its end: agents may end just before the event is in the file."""
         return self._committed == self.case.steps - 1
 
     def _join(self, place: Place) -> None:
@@ -270,19 +270,19 @@ class SoakedJob(contextlib.AbstractContextManager):
         place.becomes("returning")
         self.say(f"{place.machine.name} joins at {where} for pipeline {place.number} (before: {said[:160]})")
 
-    # ------------------------------------------------------------------------------------------------------- strikes
+    # -------------------------------------------------------------------------------------------------------- faults
 
-    def _strike(self, fault: Fault, left_out: bool) -> None:
-        struck = Struck(fault, time.time(), self._committed + 1, left_out)
-        self.struck.append(struck)
-        self.seen(struck)
-        self.say(f"step {struck.step}: {fault}{' (left out)' if left_out else ''}")
+    def _inject(self, fault: Fault, left_out: bool) -> None:
+        injected = Injected(fault, time.time(), self._committed + 1, left_out)
+        self.injected.append(injected)
+        self.seen(injected)
+        self.say(f"step {injected.step}: {fault}{' (left out)' if left_out else ''}")
         if left_out:
             return
         try:
             self._apply(fault)
         except (LookupError, psutil.Error) as error:
-            self.say(f"the process to strike is not there: {error!r}")
+            self.say(f"the process for this fault does not exist: {error!r}")
 
     def _apply(self, fault: Fault) -> None:
         place, other = self.places[fault.place], self.places[fault.other]
@@ -302,9 +302,8 @@ class SoakedJob(contextlib.AbstractContextManager):
                 number = signal.SIGKILL if fault.kind == "kill agent" else signal.SIGTERM
                 self._hold([place], fault, [(agent(place), number)])
             case "stop agent":
-                self._hold(
-                    [], fault, [(agent(place), signal.SIGSTOP), (place.agent.process, 0)]
-                )  # nsenter stops with it
+                # nsenter stops with the agent and has to be continued, too
+                self._hold([], fault, [(agent(place), signal.SIGSTOP), (place.agent.process, 0)])
             case "stop node":
                 everything = [(process, signal.SIGSTOP) for process in a.processes().values()]
                 self._hold([place], fault, [*everything, (place.agent.process, 0)])
@@ -342,9 +341,9 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._hold([], fault, [(process, number)])
 
     def _hold(self, places: list[Place], fault: Fault, signals: list[tuple[Any, int]]) -> None:
-        """Sends the signals; those that were stopped go on after the fault's seconds, with the others named."""
+        """Sends the signals, and SIGCONT to all of these processes after the duration of the fault."""
         for place in places:
-            place.becomes("struck" if fault.seconds else "returning")
+            place.becomes("faulty" if fault.seconds else "returning")
         for process, number in signals:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
@@ -360,7 +359,7 @@ class SoakedJob(contextlib.AbstractContextManager):
 
     def _cut(self, places: list[Place], fault: Fault, cut: Callable[[], object]) -> None:
         for place in places:
-            place.becomes("struck")
+            place.becomes("faulty")
         cut()
 
         def heal() -> None:
@@ -409,7 +408,7 @@ class SoakedJob(contextlib.AbstractContextManager):
 
 
 def agent(place: Place) -> psutil.Process:
-    """The torchrun of that node."""
+    """torchrun's process at that place."""
     found = [p for p in place.machine.processes().values() if any("torchrun" in word for word in p.cmdline()[:2])]
     return found[0]
 
