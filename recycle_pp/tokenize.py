@@ -22,7 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from recycle_pp.config.settings import Settings, load
+from recycle_pp.config.loading import load
+from recycle_pp.config.settings import Settings
 from recycle_pp.data.documents import Corpus
 from recycle_pp.data.samples import Samples
 from recycle_pp.data.token_file import Description

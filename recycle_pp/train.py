@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         launch = Launch.from_environment()
         if {"--help", "-h"} & set(arguments):
             if launch.rank == 0:
-                from recycle_pp.config.compose import help_text
+                from recycle_pp.config.help import help_text
 
                 print(help_text())
             return 0

@@ -2,9 +2,9 @@
 
     validate(settings, world=12)   # raises ValueError
 
-`settings.load` has already rejected unknown keys and wrong types. These checks cover ranges, shapes that must fit each
-other, missing data and workers that do not exist. They read no data and import no torch, because they run before any
-worker starts.
+`loading.load` has already rejected unknown keys and wrong types, and each setting has its own rule (`setting.py`). The
+checks of this file relate several keys: shapes that must fit each other, missing data, workers that do not exist. They
+read no data and import no torch, because they run before any worker starts.
 
 (Longer than most files: a list of independent checks.)
 """
@@ -12,57 +12,17 @@ worker starts.
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from .faults import faults
-from .settings import Model, Settings
-from .sizes import parse_size
+from .loading import flat
+from .setting import rules
+from .settings import FAULTS, Model, Settings
 
-_CHOICES = {
-    "model.kind": ("transformer", "llama", "custom", "hf"),
-    "model.init": ("weights", "random"),
-    "model.kernels": ("auto", "triton", "reference"),
-    "parallel.backend": ("auto", "tcp", "gloo", "nccl"),
-    "schedule.backward": ("decoupled", "coupled", "mixed"),
-    "schedule.reroute": ("failed_only", "any"),
-    "data.dtype": ("auto", "uint16", "uint32"),
-    "optimizer.schedule": ("cosine", "linear", "constant", "wsd"),
-    "numerics.sums": ("int64", "int32"),
-    "numerics.precision": ("fp32", "bf16", "bf16-autocast"),
-    "state.log": ("device", "host"),
-    "run.standby": ("auto", "on", "off"),
-    "run.device": ("auto", "cpu", "cuda"),
-    "control.coordinator": ("embedded", "etcd"),
-    "control.mismatch": ("stop", "third"),
-    "emulate.mode": (None, "sleep"),
-}
-_AT_LEAST = (
-    {f"model.{key}": 1 for key in ("width", "heads", "kv_heads", "ffn", "sequence", "vocabulary")}
-    | {f"parallel.{key}": 1 for key in ("pipelines", "stages", "microbatches", "microbatch_size")}
-    | {"parallel.optimizer_copies": 0}
-    | {"schedule.memory_extra": 0, "schedule.profile_steps": 0}
-    | {f"optimizer.{key}": 0 for key in ("min_lr", "warmup", "weight_decay")}
-    | {
-        "optimizer.most_skipped": 1,
-        "checkpoint.every": 0,
-        "checkpoint.minutes": 0,
-        "checkpoint.keep": 1,
-        "run.steps": 1,
-        "run.respawns": 0,
-        "run.seed": 0,
-    }
-    | {"run.validate_every": 0, "run.validate_samples": 1, "run.validate_microbatches": 1}
-    | {f"emulate.{kind}": 0 for kind in "FIWO"}
-)
-_ABOVE_ZERO: tuple[str, ...] = ("model.rope_theta", "model.norm_eps", "optimizer.lr", "optimizer.eps", "optimizer.clip")
-_ABOVE_ZERO += ("control.heartbeat", "control.suspicion", "control.lease")
 MOST_INT32_TERMS = 64  # largest number of micro-batches in a step with numerics.sums=int32, see int32_bits
 MOST_WORKERS = 1_000_000
-_SHARES = ("model.dropout", "data.validation_share", "optimizer.beta1", "optimizer.beta2")  # 0 <= x < 1
 
 
 def validate(settings: Settings, world: int | None = None) -> None:
@@ -70,6 +30,8 @@ def validate(settings: Settings, world: int | None = None) -> None:
 
     world: number of launched processes; None skips the check of the shape against it.
     """
+    _validate_model(settings.model)
+    check_ranges(settings)
     _validate_values(settings)
     _validate_optimizer(settings)
     _validate_shape(settings, world)
@@ -126,20 +88,23 @@ def _validate_folder(model: Model) -> None:
 
 
 def check_ranges(settings: Settings) -> None:
-    """ValueError if a number or a choice is outside its range, independently of the other keys.
+    """ValueError if a value is not allowed by its rule (`setting.py`), independently of the other keys.
 
     Sufficient for reading a run's config.yaml: the run may have started on another machine, with other files.
     """
-    _check_choices(settings)
-    _check_numbers(settings)
+    values = flat(asdict(settings))
+    for key, rule in rules(Settings).items():
+        if key not in FAULTS:
+            rule.check(key, values[key])
+    if settings.parallel.pipelines * settings.parallel.stages > MOST_WORKERS:
+        raise ValueError(f"parallel.pipelines * parallel.stages must be at most {MOST_WORKERS:,} workers")
 
 
 def _validate_values(settings: Settings) -> None:
-    _check_choices(settings)
+    if settings.model.vocabulary < 1:
+        raise ValueError(f"model.vocabulary must be at least 1, not {settings.model.vocabulary}")
     if settings.model.recompute == "auto" and settings.parallel.memory is None:
         raise ValueError("model.recompute=auto needs parallel.memory: the memory of a worker decides")
-    _validate_model(settings.model)
-    _check_numbers(settings)
     if settings.control.suspicion <= settings.control.heartbeat:
         raise ValueError(
             f"control.suspicion must be above control.heartbeat = {settings.control.heartbeat}, "
@@ -147,55 +112,10 @@ def _validate_values(settings: Settings) -> None:
         )
     _validate_sums(settings)
     _validate_sharded(settings)
-    _validate_memory(settings)
-    if not settings.run.dir:
-        raise ValueError("run.dir must name a folder, not nothing")
-    if settings.log.prometheus is not None and not 1 <= settings.log.prometheus <= 65535:
-        raise ValueError(f"log.prometheus must be a port from 1 to 65535 or null, not {settings.log.prometheus}")
     if settings.control.coordinator == "etcd" and not settings.control.endpoints:
         raise ValueError("control.endpoints must be a list of HOST:PORT with control.coordinator=etcd")
-    for endpoint in settings.control.endpoints or ():
-        if not re.fullmatch(r"(https?://)?[^:/\s]+:[0-9]{1,5}/?", endpoint):
-            raise ValueError(f"control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not {endpoint!r}")
     if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
         raise ValueError("parallel.backend=nccl needs GPUs: with run.device=cpu it must be auto, tcp or gloo")
-
-
-def _values(settings: Settings) -> dict[str, Any]:
-    """All values by key, without the faults."""
-    groups = {name: group for name, group in asdict(settings).items() if isinstance(group, dict)}
-    return {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
-
-
-def _check_choices(settings: Settings) -> None:
-    values = _values(settings)
-    for key, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{key} must be finite, not {value}")
-    for key, choices in _CHOICES.items():
-        if values[key] not in choices:
-            raise ValueError(
-                f"{key} must be one of {', '.join(map(str, choices))}, not {values[key]}".replace("None", "null")
-            )
-    if settings.run.resume not in (True, False, "auto"):
-        raise ValueError(f"run.resume must be true, false or auto, not {settings.run.resume}")
-    if settings.model.recompute not in (True, False, "auto"):
-        raise ValueError(f"model.recompute must be true, false or auto, not {settings.model.recompute}")
-
-
-def _check_numbers(settings: Settings) -> None:
-    values = _values(settings)
-    for key, least in _AT_LEAST.items():
-        if values[key] is not None and values[key] < least:
-            raise ValueError(f"{key} must be at least {least}, not {values[key]}")
-    for key in _ABOVE_ZERO:
-        if values[key] is not None and values[key] <= 0:
-            raise ValueError(f"{key} must be above 0, not {values[key]}")
-    for key in _SHARES:
-        if not 0 <= values[key] < 1:
-            raise ValueError(f"{key} must be at least 0 and below 1, not {values[key]}")
-    if settings.parallel.pipelines * settings.parallel.stages > MOST_WORKERS:
-        raise ValueError(f"parallel.pipelines * parallel.stages must be at most {MOST_WORKERS:,} workers")
 
 
 def _validate_sums(settings: Settings) -> None:
@@ -227,16 +147,6 @@ def _validate_sharded(settings: Settings) -> None:
         raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
 
 
-def _validate_memory(settings: Settings) -> None:
-    memory = settings.parallel.memory
-    if memory in (None, "auto"):
-        return
-    try:
-        parse_size(str(memory))
-    except ValueError as error:
-        raise ValueError(f"parallel.memory must be auto, null or a size: {error}") from None
-
-
 def int32_bits(terms: int) -> int:
     """The value of `numerics.fixed_point.INT32.kept`, computed without torch."""
     return 22 - (terms - 1).bit_length()
@@ -246,21 +156,11 @@ def _validate_optimizer(settings: Settings) -> None:
     optimizer = settings.optimizer
     if (optimizer.min_lr or 0.0) > optimizer.lr:
         raise ValueError(f"optimizer.min_lr must be at most optimizer.lr = {optimizer.lr}, not {optimizer.min_lr}")
-    if not 0 < optimizer.decay <= 1:
-        raise ValueError(f"optimizer.decay must be above 0 and at most 1, not {optimizer.decay}")
-    for group in optimizer.groups or ():
-        if not re.fullmatch(r"[^:\s]+(:([0-9]+([.][0-9]*)?|[.][0-9]+)(e-?[0-9]+)?){1,2}", group):
-            raise ValueError(
-                "optimizer.groups must be PATTERN:LR or PATTERN:LR:DECAY, factors of at least 0, for instance "
-                f"embedding.*:0.1:0, not {group!r}"
-            )
 
 
 def _validate_shape(settings: Settings, world: int | None) -> None:
     model, parallel = settings.model, settings.parallel
     split = model.split
-    if isinstance(split, str) and split != "auto":
-        raise ValueError(f"model.split must be auto, null or a list of whole numbers, not {split!r}")
     if isinstance(split, list) and (len(split) != parallel.stages or min(split) < 1):
         raise ValueError(
             f"model.split must be auto, null or parallel.stages = {parallel.stages} numbers above 0, not {split}"
@@ -299,14 +199,11 @@ def _validate_sources(settings: Settings) -> None:
     sources = data.path if isinstance(data.path, list) else [data.path]
     if not sources:
         raise ValueError("data.path must name at least one source, not []")
-    if data.weights is not None:
-        if len(data.weights) != len(sources):
-            raise ValueError(
-                f"data.weights must be null or one number for each of the {len(sources)} sources of data.path, "
-                f"not {len(data.weights)}"
-            )
-        if not all(math.isfinite(weight) and weight > 0 for weight in data.weights):
-            raise ValueError(f"data.weights must be finite and above 0, not {data.weights}")
+    if data.weights is not None and len(data.weights) != len(sources):
+        raise ValueError(
+            f"data.weights must be null or one number for each of the {len(sources)} sources of data.path, "
+            f"not {len(data.weights)}"
+        )
     if data.separator is not None and data.tokenizer is None:
         raise ValueError("data.separator needs a data.tokenizer: bytes as they are have no separator")
     _validate_bytes(settings)

@@ -1,7 +1,6 @@
 """Builds Settings from a command line and the files under `configs/`, with Hydra.
 
     settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # ValueError: one sentence for the user
-    print(help_text())
 
 `group=name` selects another file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder of files.
 `parallel=DxP` sets the numbers of pipelines and stages and needs no file. Unknown keys are rejected, also those with
@@ -10,46 +9,17 @@ Hydra's `+` or `++`.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
-from . import settings as settings_module
 from .llama import llama_sizes
-from .settings import FAULTS, Settings, load
+from .loading import load
+from .settings import FAULTS, Settings
 
 _PLAIN = ("data.path", "data.validation_path", "data.tokenizer", "run.dir", "run.on_event", "model.path")
 _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys in several groups
-
-_HELP = """\
-recycle_pp: data x pipeline parallel training that continues when workers die.
-
-usage: torchrun --nproc-per-node=WORKERS -m recycle_pp.train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...
-       WORKERS = parallel.pipelines * parallel.stages; a single worker (parallel=1x1) needs no torchrun
-   or: recycle train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...   (one machine; runs torchrun for you)
-
-examples:
-  torchrun --nproc-per-node=12 -m recycle_pp.train +fail_at=20:1.2 +rejoin_at=40:1.2
-  torchrun --nproc-per-node=4 -m recycle_pp.train parallel=2x2 model=tiny '+fail_at=[5:0.1@backward,9:1.0@allreduce]'
-  torchrun --nproc-per-node=12 -m recycle_pp.train emulate=sleep run.dir=runs/rehearsal
-  torchrun --nproc-per-node=4 -m recycle_pp.train parallel=2x2 run.dir=runs/mine run.resume=true
-  python -m recycle_pp.train parallel=1x1 model=tiny data.path=book.txt
-
-faults (steps count from 0; one fault, or a list in brackets):
-  +fail_at=STEP:D.S[@MOMENT]   kill worker W(D,S) with SIGKILL in that step, at that moment:
-                               {moments}
-  +hang_at=STEP:D.S[@MOMENT]   suspend it with SIGSTOP
-  +slow_at=STEP:D.S@FACTOR     multiply the duration of its ops by FACTOR
-  +rejoin_at=STEP:D.S          restart a worker that fail_at or hang_at stopped
-
-nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) adds a node to a
-       running job
-
-files: --config-dir DIR adds files of a group, DIR/GROUP/NAME.yaml
-"""
 
 
 def compose(arguments: list[str]) -> Settings:
@@ -120,24 +90,6 @@ def config_dir() -> Path:
     return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
 
 
-def help_text() -> str:
-    """Usage, examples, and every key with its default and its comment."""
-    from .faults import MOMENTS
-
-    moments = ("\n" + " " * 31).join(" ".join(MOMENTS[k : k + 5]) for k in range(0, len(MOMENTS), 5))
-    lines = [_HELP.format(moments=moments), "keys:"]
-    for group in fields(Settings):
-        cls = type(getattr(Settings(), group.name))
-        if is_dataclass(cls):
-            names = ["DxP"] if group.name == "parallel" else _options(group.name)
-            lines.append(f"  {group.name}={'|'.join(names)}")
-            comments = _comments(cls)
-            for key in fields(cls):
-                setting = f"{group.name}.{key.name}={_yaml(key.default)}"
-                lines.append(f"    {setting:<44} {comments[key.name]}".rstrip())
-    return "\n".join(lines)
-
-
 # ------------------------------------------------------------------------------------------------------ overrides
 
 
@@ -188,7 +140,7 @@ def _override(text: str) -> str:
     if re.split("[.@]", bare)[0] == bare and bare not in FAULTS and bare in (*_groups(), *_MORE_GROUPS):
         if not re.fullmatch(r"(?!null$|\d+$)[\w/.-]+", value):
             raise ValueError(
-                f"{bare} takes the name of a file in configs/{bare}/: {', '.join(_options(bare))}; not {value!r}"
+                f"{bare} takes the name of a file in configs/{bare}/: {', '.join(options(bare))}; not {value!r}"
             )
         return f"{bare}={value}"
     if bare in _PLAIN and value != "null" and value[:1] not in ("'", '"') and not re.fullmatch(r"\[.*\]", value):
@@ -200,7 +152,8 @@ def _groups() -> list[str]:
     return [group.name for group in fields(Settings) if group.name not in FAULTS]
 
 
-def _options(group: str) -> list[str]:
+def options(group: str) -> list[str]:
+    """The names of the files in `configs/` for this group."""
     return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
 
 
@@ -237,18 +190,3 @@ def _unreadable(overrides: list[str]) -> str:
         except HydraException:
             return text.lstrip("+")
     return " ".join(overrides)
-
-
-# ----------------------------------------------------------------------------------------------------------- help
-
-
-def _comments(cls: type) -> dict[str, str]:
-    """The comments after and below each field in the source of a dataclass, joined to one line."""
-    assert inspect.getmodule(cls) is settings_module
-    source = inspect.getsource(cls).partition("\n    @")[0]  # methods come after the fields
-    parts = re.split(r"^    (\w+):", source, flags=re.MULTILINE)[1:]
-    return {name: " ".join(re.findall(r"#\s*(.*)", text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
-
-
-def _yaml(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

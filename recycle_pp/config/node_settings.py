@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .resume import flat
+from .loading import flat
+from .setting import rules
 from .settings import Settings
 
-OF_A_NODE = ("control.address", "control.interface")
+OF_A_NODE = frozenset(key for key, rule in rules(Settings).items() if rule.per_node)
 _DATED = "its default, named after the time"
 _ABSENT = "no key (another version of recycle_pp)"
 

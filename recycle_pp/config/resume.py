@@ -7,23 +7,25 @@
   pipelines and stages.
 - A step keeps its number of micro-batches. With another number of pipelines parallel.microbatches is adapted, unless
   the command line sets it.
-- Faults, run.resume and control.address belong to one start and are not taken from the folder.
+- Keys that belong to one start (`Change.START`: faults, run.resume, run.dir, control.address) are not taken from the
+  folder. Keys with `Change.NEVER` must stay.
 - Keys that the folder's configuration lacks get their defaults. Keys that no longer exist are reported and ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from .checks import check_ranges
 from .compose import compose, shape
-from .settings import FAULTS, Parallel, Settings, known, load
+from .loading import flat, known, load, nested
+from .setting import Change, rules
+from .settings import Parallel, Settings
 
-_OF_A_START = ("run.resume", "run.dir", "control.address", *FAULTS)
-_MAY_CHANGE = ("model.split", "model.recompute", "model.kernels")
-_MUST_STAY = ("model.", "data.", "numerics.", "run.seed", "parallel.microbatch_size", "emulate.mode")
+_RULES = rules(Settings)
+_OF_A_START = frozenset(key for key, rule in _RULES.items() if rule.change is Change.START)
 
 
 def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settings, list[str]]:
@@ -43,20 +45,20 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     if "run.validate_samples" not in old:
         old.pop("run.validate_microbatches", None)  # in that version its default was not null
     now = flat(asdict(compose(list(arguments))))
-    asked = set(_OF_A_START) | _chosen(arguments, now, defaults)
+    asked = _OF_A_START | _chosen(arguments, now, defaults)
     _check_file(before, asked, now["run.dir"])
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
     if "parallel.microbatches" not in _keys(arguments):
         values["parallel.microbatches"] = _share(old, values["parallel.pipelines"], now["run.dir"])
     if now["model.split"] == "auto" and "model.split=auto" not in arguments:
         values["model.split"] = _measured_before(old, values["parallel.stages"])
-    settings: Settings = load(_nested(values))
+    settings: Settings = load(nested(values))
     refuse_changes(old, settings)
     said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
     return settings, said
 
 
-def _check_file(before: Mapping[str, Any], asked: set[str], folder: str) -> None:
+def _check_file(before: Mapping[str, Any], asked: Collection[str], folder: str) -> None:
     """ValueError that names config.yaml if a value kept from it has the wrong type or range."""
     kept = {
         group: {key: value for key, value in keys.items() if f"{group}.{key}" not in asked}
@@ -101,7 +103,7 @@ def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
         f"when run.dir={settings.run.dir} is resumed",
     )
     for key, value in now.items():
-        stays = key.startswith(_MUST_STAY) and key not in _MAY_CHANGE
+        stays = _RULES[key].change is Change.NEVER
         was = old.get(key, default[key])  # a run of an earlier version may lack the key
         if stays and was != value:
             raise ValueError(f"{key} must stay {was} {where}, not {value}".replace("None", "null"))
@@ -113,25 +115,6 @@ def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
             f"parallel.pipelines * parallel.microbatches must stay {pipelines * microbatches} {where}, "
             f"not {settings.parallel.pipelines} * {settings.parallel.microbatches}"
         )
-
-
-def flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """{"run.steps": 3} for {"run": {"steps": 3}}."""
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
-    return found
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, value in values.items():
-        group, dot, name = key.partition(".")
-        if dot:
-            data.setdefault(group, {})[name] = value
-        else:
-            data[key] = value
-    return data
 
 
 def _chosen(arguments: Sequence[str], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:

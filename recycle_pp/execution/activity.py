@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recycle_schedules import MicroBatch, Worker
+from recycle_schedules import KINDS, MicroBatch, Worker
 
 from recycle_pp.supervisor.vital_signs import Board
-from recycle_pp.wire.messages.activity import Activity
+from recycle_pp.wire.messages.activity import VALIDATION, Activity
 
 Arrived = Callable[[], bool]
-COMPILED = frozenset("FIWBOV")  # ops whose first run may compile what it needs
+COMPILED = frozenset((*KINDS, VALIDATION))  # ops whose first run may compile what it needs
 
 
 class Doing:

@@ -24,7 +24,8 @@ from recycle_schedules.bounds import LayoutBounds
 from recycle_schedules.layers import TIMES
 from recycle_schedules.op_kinds import SPLIT, OpKind
 
-from recycle_pp.config.settings import Settings, load
+from recycle_pp.config.loading import load
+from recycle_pp.config.settings import Settings
 from recycle_pp.model.memory import parameters
 from recycle_pp.model.split import layers_of
 

@@ -29,7 +29,8 @@ from typing import Any
 
 import msgspec
 
-from recycle_pp.config.settings import Settings, known, load
+from recycle_pp.config.loading import known, load
+from recycle_pp.config.settings import Settings
 from recycle_pp.wire.files import UnreadableFile, open_regular, read
 from recycle_pp.wire.records import Term
 from recycle_pp.wire.terms import EARLIER, without_undone

@@ -13,7 +13,7 @@ import time
 import msgspec
 import pytest
 
-from recycle_pp.config.settings import load
+from recycle_pp.config.loading import load
 from recycle_pp.linux.processes import process_stat
 from recycle_pp.status import main
 from recycle_pp.telemetry import heartbeat

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from recycle_pp.config.checks import validate
-from recycle_pp.config.compose import compose, help_text
-from recycle_pp.config.settings import Settings, load
+from recycle_pp.config.compose import compose
+from recycle_pp.config.loading import load
+from recycle_pp.config.settings import Settings
 from recycle_pp.numerics.optimizer import learning_rate
 
 
@@ -24,7 +25,7 @@ def test_settings_survive_a_round_trip_through_plain_data():
 
 
 def test_every_file_of_every_group_composes_to_a_valid_run(tmp_path):
-    from recycle_pp.config.compose import _MORE_GROUPS, _groups, _options
+    from recycle_pp.config.compose import _MORE_GROUPS, _groups, options
 
     sizes = dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"), 8)
     (tmp_path / "config.json").write_text(
@@ -36,7 +37,7 @@ def test_every_file_of_every_group_composes_to_a_valid_run(tmp_path):
         "model=hf": [f"model.path={tmp_path}", "model.init=random"],
     }
     for group in (*_groups(), *_MORE_GROUPS):
-        for name in _options(group):
+        for name in options(group):
             fitting = ["model=gpt124m"] if name.startswith("llama") and group != "model" else []
             more = needed.get(f"{group}={name}", [])
             validate(compose([*fitting, f"{group}={name}", *more]))
@@ -118,18 +119,6 @@ def test_an_unquoted_fault_in_yaml_is_recognised(tmp_path):
         compose(["--config-dir", str(tmp_path), "experiment=mine"])
 
 
-def test_the_help_describes_every_key():
-    text = help_text()
-    for group in dataclasses.fields(Settings):
-        if dataclasses.is_dataclass(getattr(Settings(), group.name)):
-            for key in dataclasses.fields(getattr(Settings(), group.name)):
-                assert f"    {group.name}.{key.name}=" in text
-        else:
-            assert f"+{group.name}=" in text
-    assert "layers per stage; null: as even as possible" in text
-    assert "torchrun --nproc-per-node=12" in text
-
-
 def test_large_models_set_a_suitable_learning_rate_that_the_command_line_overrides():
     rates = {
         name: compose([f"model={name}"]).optimizer.lr for name in ("tiny", "small", "gpt124m", "llama1b", "llama70b")
@@ -145,11 +134,3 @@ def test_a_smaller_learning_rate_needs_no_other_change():
     settings = compose(["optimizer.lr=1e-4"])
     validate(settings)
     assert learning_rate(settings.optimizer, settings.run.steps, settings.run.steps) == pytest.approx(1e-5)
-
-
-def test_help_shows_the_whole_comment_of_every_setting():
-    """Multi-line comments were truncated, and comments below a field were omitted."""
-    text = help_text()
-    assert "if even stages are not the best, then saved in config.yaml" in text
-    assert "so only schedule.memory_extra limits the micro-batches in flight" in text
-    assert "linear [factor], or Llama 3.1's four numbers" in text

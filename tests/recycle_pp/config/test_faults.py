@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from recycle_schedules import Worker
 
 from recycle_pp.config.faults import MOMENTS, Fault, faults
-from recycle_pp.config.settings import load
+from recycle_pp.config.loading import load
 
 
 def asked(**keys):

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from recycle_schedules import KINDS
 
 from recycle_pp.drawing import palette
 
@@ -28,6 +29,10 @@ def lab(rgb: np.ndarray) -> np.ndarray:
     t = XYZ @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.089]
     f = np.where(t > 0.008856, np.cbrt(t), 7.787 * t + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def test_every_kind_of_op_has_a_colour_and_a_name() -> None:
+    assert tuple(palette.FILL) == tuple(palette.NAMES) == KINDS
 
 
 @pytest.mark.parametrize("vision", VISION)

@@ -7,11 +7,11 @@ import threading
 import time
 
 import pytest
-from recycle_schedules import Worker
+from recycle_schedules import KINDS, Worker
 
 from recycle_pp.execution.activity import Doing
 from recycle_pp.supervisor.vital_signs import Board, VitalSigns
-from recycle_pp.wire.messages.activity import Activity
+from recycle_pp.wire.messages.activity import REDUCTION, VALIDATION, Activity
 
 TENSOR = Activity("waits", "tensor", 20, (1, 3), Worker(2, 0))
 
@@ -25,6 +25,13 @@ def test_every_activity_is_read_as_it_was_written():
         board.write(number, activity)
         found, since, read = board.read()
         assert (found, read) == (number, activity) and before <= since <= time.monotonic()
+
+
+@pytest.mark.parametrize("what", [*KINDS, REDUCTION, VALIDATION])
+def test_every_kind_of_op_can_be_written(what):
+    board = Board(bytearray(4096))
+    board.write(1, Activity("works", what, 20))
+    assert board.read()[2].what == what
 
 
 def test_a_half_written_entry_is_not_read():

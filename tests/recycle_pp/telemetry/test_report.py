@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recycle_pp.config.settings import load
+from recycle_pp.config.loading import load
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import RunFolder
 

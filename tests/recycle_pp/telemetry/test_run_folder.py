@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from recycle_pp.config.settings import Settings, load
+from recycle_pp.config.loading import load
+from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder, Summary
 

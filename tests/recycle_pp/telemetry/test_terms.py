@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from recycle_pp.config.settings import load
+from recycle_pp.config.loading import load
 from recycle_pp.telemetry.background import Background
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.events.job import Started

@@ -1,0 +1,40 @@
+"""The help and the table of all settings."""
+
+import dataclasses
+from pathlib import Path
+
+from recycle_pp.config.help import help_text, table
+from recycle_pp.config.setting import rules
+from recycle_pp.config.settings import Settings
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
+
+
+def test_the_help_describes_every_key():
+    text = help_text()
+    for group in dataclasses.fields(Settings):
+        if dataclasses.is_dataclass(getattr(Settings(), group.name)):
+            for key in dataclasses.fields(getattr(Settings(), group.name)):
+                assert f"    {group.name}.{key.name}=" in text
+        else:
+            assert f"+{group.name}=" in text
+    assert "layers per stage; null: as even as possible" in text
+    assert "torchrun --nproc-per-node=12" in text
+
+
+def test_the_help_shows_the_whole_sentence_of_every_setting():
+    text = help_text()
+    assert "if even stages are not the best, then saved in config.yaml" in text
+    assert "so only schedule.memory_extra limits the micro-batches in flight" in text
+    assert "linear [factor], or Llama 3.1's four numbers" in text
+
+
+def test_the_help_shows_what_is_allowed():
+    lines = {line.split("=")[0].strip(): line for line in help_text().splitlines()}
+    for key, rule in rules(Settings).items():
+        if "." in key:
+            assert rule.text in lines[key] and rule.allowed in lines[key]
+
+
+def test_the_documented_table_is_that_of_the_code():
+    assert table() in DOCUMENT.read_text(), "replace the table: python -m recycle_pp.config.help"

@@ -1,0 +1,75 @@
+"""The rules of single settings: what is allowed, and when it may change."""
+
+import math
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from recycle_pp.config.setting import Change, Rule, rules
+from recycle_pp.config.settings import FAULTS, Settings
+
+RULES = {key: rule for key, rule in rules(Settings).items() if key not in FAULTS}
+
+
+def test_every_setting_has_a_rule_with_a_sentence():
+    groups = [made for one in fields(Settings) if is_dataclass(made := getattr(Settings(), one.name))]
+    assert len(RULES) == sum(len(fields(group)) for group in groups)
+    assert all(rule.text and not rule.text.endswith(".") for rule in rules(Settings).values())
+
+
+@pytest.mark.parametrize("key", RULES)
+def test_the_default_is_allowed(key):
+    RULES[key].check(key, RULES[key].default)
+
+
+def _refused(rule: Rule):
+    """Values just outside of what the rule allows."""
+    if rule.at_least is not None:
+        yield rule.at_least - 1
+    if rule.above is not None:
+        yield rule.above
+    if rule.at_most is not None:
+        yield rule.at_most + 1
+    if rule.below is not None:
+        yield rule.below
+    if rule.choices:
+        yield "a word that is not a choice"
+    if isinstance(rule.default, float):
+        yield math.nan
+
+
+@pytest.mark.parametrize(
+    "key, value", [(key, value) for key, rule in RULES.items() for value in _refused(rule)], ids=str
+)
+def test_other_values_are_refused_with_what_is_allowed(key, value):
+    with pytest.raises(ValueError) as error:
+        RULES[key].check(key, value)
+    assert str(error.value).startswith(f"{key} must be ")
+    assert RULES[key].allowed in str(error.value) or "finite" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key, value, sentence",
+    [
+        ("data.weights", [1.0, 0.0], "data.weights must be above 0, not 0.0"),
+        ("data.weights", [1.0, math.inf], "data.weights must be finite, not inf"),
+        ("model.split", "even", "model.split must be auto, null or a list of whole numbers, not even"),
+        ("control.endpoints", ["a:1", "b"], "control.endpoints must be HOST:PORT or http(s)://HOST:PORT, not 'b'"),
+        ("log.prometheus", 70000, "log.prometheus must be at least 1 and at most 65535, not 70000"),
+        ("run.dir", "", "run.dir must be the path of a folder, not ''"),
+    ],
+)
+def test_lists_and_texts_are_checked_one_by_one(key, value, sentence):
+    with pytest.raises(ValueError) as error:
+        RULES[key].check(key, value)
+    assert str(error.value) == sentence
+
+
+def test_what_defines_the_computation_never_changes():
+    """A resumed run would not have the same bits."""
+    never = {key for key, rule in RULES.items() if rule.change is Change.NEVER}
+    assert {"model.width", "data.path", "numerics.precision", "run.seed", "parallel.microbatch_size"} <= never
+    assert not {"optimizer.lr", "run.steps", "model.split", "model.recompute", "parallel.stages"} & never
+    of_a_start = {key for key, rule in rules(Settings).items() if rule.change is Change.START}
+    assert of_a_start == {"run.resume", "run.dir", "control.address", *FAULTS}
+    assert {key for key, rule in RULES.items() if rule.per_node} == {"control.address", "control.interface"}
