@@ -32,8 +32,12 @@ from typing import NamedTuple
 
 from recycle_pp.config.times import parse_seconds
 from recycle_pp.simulation import availability
-from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.events.deaths import DeathDetected
+from recycle_pp.telemetry.events.job import Finished, PlanAdopted, Stopped
+from recycle_pp.telemetry.events.recovery import Restored
+from recycle_pp.telemetry.events.workers import Left, Rejoined, Spawned
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.telemetry.soak import Usage, table
 
 KINDS = {
@@ -61,25 +65,30 @@ class Live:
     _begun: bool = False
 
     def __post_init__(self) -> None:
-        self._events, self._metrics = Follower(self.run.events), Follower(self.run.metrics)
+        self._lines = RunReader(self.run).follow()
         self._steps = 0
 
     def look(self) -> None:
-        for event in self._events.new():
-            name, worker = event["event"], event["worker"]
-            if name == "spawned" and event.get("host") == socket.gethostname():
-                self._spawned(worker, event["pid"])
-            if (name == "rejoined" and worker in self.pids) or (name == "spawned" and not self._begun):
-                self.members.add(worker)  # a worker struck meanwhile is not, although its death may be reported later
-            elif name in ("death_detected", "left"):
-                self.struck(worker)
-            elif name == "restored":  # roles have changed, and all workers restart
-                self.pids.clear()
-                self.members.clear()
-            if name in ("plan_adopted", "restored"):
-                self._begun = name == "plan_adopted"
-            if name in ("finished", "stopped", "spawned"):  # a resume continues in the same folder
-                self.over = name != "spawned"
+        for event in self._lines.events.new():
+            match event:
+                case Spawned():
+                    if event.host == socket.gethostname():
+                        self._spawned(event.worker, event.pid)
+                    if not self._begun:
+                        self.members.add(event.worker)
+                    self.over = False  # a resume continues in the same folder
+                case Rejoined() if event.worker in self.pids:  # it may have been struck meanwhile
+                    self.members.add(event.worker)
+                case DeathDetected() | Left():
+                    self.struck(event.worker)
+                case Restored():  # roles have changed, and all workers restart
+                    self.pids.clear()
+                    self.members.clear()
+                    self._begun = False
+                case PlanAdopted():
+                    self._begun = True
+                case Finished() | Stopped():
+                    self.over = True
 
     def _spawned(self, worker: str, pid: int) -> None:
         if worker in self.held:
@@ -100,7 +109,7 @@ class Live:
 
     def steps(self) -> int:
         """Number of committed steps."""
-        self._steps = max((line["step"] + 1 for line in self._metrics.new()), default=self._steps)
+        self._steps = max((line.step + 1 for line in self._lines.steps.new()), default=self._steps)
         return self._steps
 
     def victims(self, cruel: bool) -> list[str]:

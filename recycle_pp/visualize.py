@@ -31,8 +31,9 @@ from recycle_pp.command import exit_code
 from recycle_pp.drawing import page, perfetto, terminal, torch_csv
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.report import Baselines
-from recycle_pp.drawing.sources import Run, baselines, charts_of, title_of, totals
+from recycle_pp.drawing.sources import baselines, charts_of, progress, title_of, totals
 from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_file, read_source
+from recycle_pp.telemetry.run_reader import RunReader
 
 FIGURES = (".svg", ".png", ".pdf")
 ENDINGS = (*FIGURES, ".html", ".json", ".csv")
@@ -71,7 +72,7 @@ def _once(a: argparse.Namespace) -> int:
     against = [] if a.compare else [b for b in baselines(charts[-1].plan, run, step, problem) if b[0] not in shown]
     for out in a.out:
         if run and Path(out).suffix.lower() == ".html":
-            page.save(_all_steps(run), out, title=a.title or str(run.path), first=run.steps.index(step))
+            page.save(_all_steps(run), out, title=a.title or str(run.folder.path), first=run.traced().index(step))
             print(f"wrote {out}")
         else:
             notes = _write(charts, against, out, a)
@@ -126,8 +127,8 @@ def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] |
 def _named(name: str, step: int | None) -> Chart:
     """A chart with its source as title."""
     if Path(name).is_dir():
-        run = Run(name)
-        at = run.newest if step is None else step
+        run = RunReader(name)
+        at = run.last_recovery() if step is None else step
         return Chart.of(run.trace(at), f"{Path(name).resolve().name}, step {at}")
     return Chart.of(_plan_of(read_file(name)), Path(name).name)
 
@@ -153,10 +154,10 @@ def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namesp
     return []
 
 
-def _all_steps(run: Run) -> list[page.Step]:
+def _all_steps(run: RunReader) -> list[page.Step]:
     """A page step for every traced step."""
     stops = []
-    for step in run.steps:
+    for step in run.traced():
         charts = charts_of(run, step, with_plan=True)
         note = "a worker died in this step" if charts[0].recovery else ""
         stops.append(page.Step(f"step {step}", charts, note, baselines(charts[0].plan, run, step)))
@@ -176,20 +177,24 @@ def _follow(a: argparse.Namespace) -> int:
     """Draws the newest step whenever a new trace appears, until the run has ended."""
     if len(a.source) != 1 or not Path(a.source[0]).is_dir():
         raise ValueError("--follow needs a run folder")
-    run, console, drawn, said = Run(a.source[0]), _console(a), None, ""
+    run, console = RunReader(a.source[0]), _console(a)
+    lines, last = run.follow().steps, None
+    drawn, printed = None, ""
     while True:
-        ended, steps = run.ended, run.steps
-        if steps and steps[-1] != drawn:
-            drawn = a.step = steps[-1]
+        ended, traced = run.folder.summary.exists(), run.traced()
+        if traced and traced[-1] != drawn:
+            drawn = a.step = traced[-1]
             if console.is_terminal and not a.out:
                 console.clear()
             _once(a)
-        progress = run.progress()
-        if progress != said:
-            console.print(progress, end="\r" if console.is_terminal else "\n")
-            said = progress
+        last = next(reversed(lines.new()), last)
+        if lines.damage is not None:
+            raise lines.damage
+        if (text := progress(last)) != printed:
+            console.print(text, end="\r" if console.is_terminal else "\n")
+            printed = text
         if ended:
-            console.print(f"the run has ended, {progress}")
+            console.print(f"the run has ended, {text}")
             return 0
         time.sleep(POLL)
 

@@ -1,6 +1,6 @@
-"""The plans with which charts are compared, and the traces of a run folder.
+"""The charts of a run, and the plans with which they are compared.
 
-    run = Run("runs/demo"); run.steps; run.newest; run.trace(20)
+    charts_of(RunReader("runs/demo"), step=20, with_plan=True)
     baselines(plan)                                                # the same job without deaths
 
 Every mistake in them is a ValueError or OSError with one sentence.
@@ -8,73 +8,17 @@ Every mistake in them is a ValueError or OSError with one sentence.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from recycle_schedules import Plan, Problem, Trace, load, plan, plan_layout
+from recycle_schedules import Plan, Problem, Trace, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 
-from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
-from recycle_pp.wire.records import Step, Summary
-from recycle_pp.wire.terms import EARLIER, Terms
+from recycle_pp.telemetry.run_reader import RunReader
+from recycle_pp.wire.records import Step
 
 from . import report
 from .chart import Chart
 
 
-class Run:
-    """The traces of a run folder. Only steps around a death or a rejoin have one."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if not self.path.is_dir():
-            raise ValueError(f"{path} is not a folder")
-
-    @property
-    def steps(self) -> list[int]:
-        found = (p.stem.removeprefix("step-") for p in (self.path / "traces").glob("step-*.json"))
-        return sorted(int(s) for s in found if s.isdecimal())
-
-    def trace(self, step: int) -> Plan:
-        steps = self.steps
-        if step not in steps:
-            known = f"there are {', '.join(map(str, steps))}" if steps else "there are none yet"
-            raise ValueError(f"{self.path} has no trace of step {step}; {known}")
-        path = self.path / "traces" / f"step-{step:06d}.json"
-        with open_regular(path):  # reading a pipe would never end
-            pass
-        try:
-            return load(path)
-        except UnicodeDecodeError:
-            raise UnreadableFile(path, "it is not text") from None
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as e:
-            raise UnreadableFile(path, f"it is not a trace ({str(e).removeprefix(f'{path}: ')})") from None
-
-    @property
-    def newest(self) -> int:
-        """The last step with a death, otherwise the last one with a trace."""
-        steps = self.steps
-        if not steps:
-            raise ValueError(f"{self.path} has no traces; steps around a death or a rejoin leave one")
-        hit = (s for s in reversed(steps) if (t := self.trace(s)) and isinstance(t, Trace) and t.phases)
-        return next(hit, steps[-1])
-
-    @property
-    def ended(self) -> bool:
-        return (self.path / "summary.json").exists()
-
-    def progress(self) -> str:
-        """The last line of the metrics, in words."""
-        last = _last_step(self.path / "metrics.jsonl")
-        if last is None:
-            return "no step yet"
-        words = [f"step {last['step']}"]
-        words += [f"loss {loss:.4f}"] if (loss := last.get("loss")) is not None else []
-        words += [f"{speed:,.0f} tokens/s"] if (speed := last.get("tokens_per_second")) else []
-        words += [f"{live} live workers"] if (live := last.get("live_workers")) else []
-        return ", ".join(words)
-
-
-def charts_of(run: Run, step: int, *, with_plan: bool) -> list[Chart]:
+def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
     """The measured step, and with it the planner's plan of the same problem in the same unit. For a step with a death,
     that is the plan of the following steps."""
     trace = Chart.of(run.trace(step), f"step {step}, as it went")
@@ -86,7 +30,7 @@ def charts_of(run: Run, step: int, *, with_plan: bool) -> list[Chart]:
 
 
 def baselines(
-    of: Plan, run: Run | None = None, step: int = 0, problem: Problem | None = None
+    of: Plan, run: RunReader | None = None, step: int = 0, problem: Problem | None = None
 ) -> list[tuple[str, Plan]]:
     """The plans for comparison with a step.
 
@@ -96,7 +40,7 @@ def baselines(
 
     problem: the planned problem, if it gives layers."""
     if run is not None:
-        before = [s for s in run.steps if s < step]
+        before = [s for s in run.traced() if s < step]
         return [(f"step {before[-1]}", Chart.of(run.trace(before[-1])).plan)] if before else []
     p = of.problem
     if isinstance(of, Trace) or p.remainder:
@@ -129,34 +73,22 @@ def title_of(plan: Plan) -> str:
     return f"{names} dead" if dead else "fault-free"
 
 
-def totals(run: Run) -> str:
+def totals(run: RunReader) -> str:
     """The figures of the whole run; "" while it is running."""
-    path = run.path / "summary.json"
-    try:
-        summary = decode(path, read(path), Summary)
-    except FileNotFoundError:
+    summary = run.summary()
+    if summary is None or "lost_ops" not in summary:
         return ""
-    if "lost_ops" in summary:
-        bubbles, redone = summary.get("bubbles"), summary.get("redone_ops", 0)
-        share = "" if bubbles is None else f"bubbles {report.percent(bubbles)} (median), "
-        return f"the whole run: {share}{report.count_of(summary['lost_ops'], 'op')} lost, {redone} redone"
-    return ""
+    bubbles, redone = summary.get("bubbles"), summary.get("redone_ops", 0)
+    share = "" if bubbles is None else f"bubbles {report.percent(bubbles)} (median), "
+    return f"the whole run: {share}{report.count_of(summary['lost_ops'], 'op')} lost, {redone} redone"
 
 
-def _last_step(path: Path) -> Step | None:
-    """The last complete and valid line of a growing metrics.jsonl; None if there is none."""
-    try:
-        lines = read(path).splitlines()
-    except FileNotFoundError:
-        return None
-    last, terms = None, Terms()
-    for line in lines:
-        try:
-            record = decode(path, line, Step)
-        except UnreadableFile:
-            if not line.startswith(b"{"):
-                raise
-            continue
-        if terms.counts(record.get("term", EARLIER)):
-            last = record
-    return last
+def progress(last: Step | None) -> str:
+    """The newest step, in words."""
+    if last is None:
+        return "no step yet"
+    words = [f"step {last.step}"]
+    words += [] if last.loss is None else [f"loss {last.loss:.4f}"]
+    words += [f"{last.tokens_per_second:,.0f} tokens/s"] if last.tokens_per_second else []
+    words += [f"{last.live_workers} live workers"] if last.live_workers else []
+    return ", ".join(words)

@@ -29,12 +29,11 @@ from recycle_schedules import Plan, Problem, Trace, Worker, compiled
 from recycle_pp.config.compose import compose
 from recycle_pp.config.faults import faults
 from recycle_pp.config.settings import Settings
-from recycle_pp.drawing.sources import Run
-from recycle_pp.fitting.problem import initial_problem
-from recycle_pp.fitting.profile import Profile
-from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.files import UnreadableFile, decode, read
-from recycle_pp.wire.records import Profile as Measured
+from recycle_pp.telemetry.run_reader import RunReader
+from recycle_pp.wire.files import UnreadableFile, read
+
+from .problem import initial_problem
+from .profile import Profile
 
 Json = dict[str, Any]
 _KEYS = (
@@ -58,7 +57,7 @@ class Source:
     problem: Problem
     unit: str = "slots"
     shown: Plan | None = None
-    run: Run | None = None
+    run: RunReader | None = None
     step: int = 0  # step of a run's trace
 
 
@@ -112,7 +111,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Sou
             raise ValueError("--step needs a run folder")
         source = _of_settings(compose(settings) if settings else Settings())
     elif Path(words[0]).is_dir():
-        source = _of_run(Run(words[0]), arguments.step)
+        source = _of_run(RunReader(words[0]), arguments.step)
     elif arguments.step is not None:
         raise ValueError(f"--step needs a run folder, and {words[0]} is a file")
     else:
@@ -162,13 +161,13 @@ def _of_settings(settings: Settings) -> Source:
     return Source(initial_problem(settings).replace(failed=dead), "s" if settings.emulate.mode else "slots")
 
 
-def _of_run(run: Run, step: int | None) -> Source:
+def _of_run(run: RunReader, step: int | None) -> Source:
     """A traced step. For a run without traces: the plan of its configuration with its measured durations."""
-    if run.steps or step is not None:
-        at = run.newest if step is None else step
+    if run.traced() or step is not None:
+        at = run.last_recovery() if step is None else step
         trace = run.trace(at)
         return Source(trace.problem, trace.time_unit, trace, run, at)
-    folder = RunFolder(run.path)
+    folder = run.folder
     folder.require()
     settings = folder.read_settings()
     settings.fail_at, settings.hang_at = [], []
@@ -176,9 +175,8 @@ def _of_run(run: Run, step: int | None) -> Source:
         source = _of_settings(settings)
     except ValueError as error:
         raise UnreadableFile(folder.config, str(error)) from None
-    try:
-        measured = decode(folder.profile, read(folder.profile), Measured)
-    except FileNotFoundError:
+    measured = run.profile()
+    if measured is None:
         return replace(source, run=run)
     profile = Profile(settings)
     if not profile.fits(measured):

@@ -1,7 +1,8 @@
-"""Reads a .jsonl file while it grows.
+"""Reads a .jsonl file, also while it grows.
 
     follower = Follower(run.events)
     follower.new()                      # the records since the last call
+    Follower(run.events).whole()        # all records; UnreadableFile if the file is damaged
 
 Each byte is read once: a run of days has 100,000 events, and readers poll often. After undone steps were cut from the
 file (`undone.cut`), the next call returns only the records behind the kept ones. Lines that an older coordinator wrote
@@ -12,64 +13,92 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar, overload
 
 import msgspec
 
 from recycle_pp.wire.files import UnreadableFile, open_regular, what_is_wrong
-from recycle_pp.wire.records import Samples, Step
+from recycle_pp.wire.records import Samples, Step, Term
 from recycle_pp.wire.terms import EARLIER, Terms
 
 from .events.catalog import parse
+
+Record = dict[str, Any]
+T = TypeVar("T")
 
 CHECKS: dict[str, Callable[[Any], object]] = {
     "metrics.jsonl": partial(msgspec.convert, type=Step),
     "events.jsonl": parse,
     "samples.jsonl": partial(msgspec.convert, type=Samples),
 }
-"""Raise msgspec.ValidationError if a line of the file is not a record"""
+"""Raise msgspec.ValidationError if the JSON of a line is not a record of the file"""
 
 
-class Follower:
+class Follower(Generic[T]):
     """damage: the first line that is not a record, or another defect of the file, or None. Such lines are skipped."""
 
-    def __init__(self, path: Path, skip: int = 0):
-        """skip: number of bytes at the beginning of the file whose records are not returned."""
+    @overload
+    def __init__(self: Follower[Record], path: Path, skip: int = 0) -> None: ...
+    @overload
+    def __init__(self, path: Path, skip: int, parse: Callable[[bytes], tuple[T, int]]) -> None: ...
+
+    def __init__(self, path: Path, skip: int = 0, parse: Any = None) -> None:
+        """
+        skip:  number of bytes at the beginning of the file whose records are not returned
+        parse: line -> (record, term), or msgspec.MsgspecError; default: all keys of the line, checked
+        """
         self.damage: UnreadableFile | None = None
         self._path, self._skip = path, skip
+        self._parse: Callable[[bytes], tuple[Any, int]] = parse or partial(_record, check=CHECKS.get(path.name))
         self._read = 0  # bytes
         self._last = b""  # the last line read
         self._checks = array("L")  # CRC-32 of each line read
         self._terms = Terms()
 
-    def new(self) -> list[dict[str, Any]]:
+    def new(self) -> list[T]:
         """The records since the last call; [] without a file. Lines cut short by a full disk or a crash are skipped."""
-        try:
-            with open_regular(self._path) as file:
-                self._seek(file)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        except UnreadableFile as error:
-            self.damage = error
-            return []
-        records = []
-        for line in data.split(b"\n")[:-1]:
-            known = self._read < self._skip
-            self._take(line + b"\n")
+        return list(self.each())
+
+    def whole(self) -> list[T]:
+        """The same, if no line is damaged.
+
+        Raises:
+            UnreadableFile: the first damage.
+        """
+        records = self.new()
+        if self.damage is not None:
+            raise self.damage
+        return records
+
+    def each(self) -> Iterator[T]:
+        """The records of `new`, one at a time: a file may have more lines than fit into memory as records."""
+        with suppress(FileNotFoundError):
             try:
-                record = _record(line, CHECKS.get(self._path.name, _any))
+                with open_regular(self._path) as file:
+                    self._seek(file)
+                    yield from self._records(file)
+            except UnreadableFile as error:
+                self.damage = error
+
+    def _records(self, file: BinaryIO) -> Iterator[T]:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            known = self._read < self._skip
+            self._take(line)
+            try:
+                record, term = self._parse(line)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                if not known:
+                if not known and not _torn(line):
                     why = f"line {len(self._checks)}: {what_is_wrong(line, error)}"
                     self.damage = self.damage or UnreadableFile(self._path, why)
                 continue
-            if record is not None and self._terms.counts(record.get("term", EARLIER)) and not known:
-                records.append(record)
-        return records
+            if self._terms.counts(term) and not known:
+                yield record
 
     def _take(self, line: bytes) -> None:
         self._read += len(line)
@@ -91,17 +120,25 @@ class Follower:
         file.seek(self._read)
 
 
-def _any(record: Any) -> None:
-    """Accepts the records of other files."""
+def term_of(data: Any) -> int:
+    """The term in the JSON of a line; EARLIER without one. msgspec.ValidationError if it is not a term."""
+    term: int = msgspec.convert(data.get("term", EARLIER) if isinstance(data, dict) else EARLIER, Term)
+    return term
 
 
-def _record(line: bytes, check: Callable[[Any], object]) -> dict[str, Any] | None:
-    """The checked record of a line. None for an incomplete line, or for zeros that a crashed machine left."""
+def _record(line: bytes, check: Callable[[Any], object] | None) -> tuple[Record, int]:
+    data = msgspec.json.decode(line)
+    if check is not None:
+        check(data)
+    return msgspec.convert(data, Record), term_of(data)
+
+
+def _torn(line: bytes) -> bool:
+    """Whether a line is incomplete, or zeros that a crashed machine left."""
+    if not line.strip(b"\0\n"):
+        return True
     try:
-        record = msgspec.json.decode(line)
+        msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        if line.startswith(b"{") or not line.strip(b"\0"):
-            return None
-        raise
-    check(record)
-    return msgspec.convert(record, dict[str, Any])
+        return line.startswith(b"{")
+    return False

@@ -220,10 +220,7 @@ class RunFolder:
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
         """The valid records of a .jsonl file; UnreadableFile if a line is not a record."""
-        follower = Follower(path)
-        records = follower.new()
-        if follower.damage is not None:
-            raise follower.damage
+        records = Follower(path).whole()
         return without_undone(records, _step) if path.name in ONE_LINE_A_STEP else records
 
 

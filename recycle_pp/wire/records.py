@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+
+from .terms import EARLIER
 
 Count = Annotated[int, Meta(ge=0, le=10**15)]
 Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
@@ -19,29 +21,28 @@ Term = Annotated[int, Meta(ge=-1, le=2**31)]  # term of the coordinator that wro
 WorkerName = Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}$")]  # "1.2"
 
 
-class _Step(TypedDict):
+class Step(Struct, frozen=True, kw_only=True):
+    """A line of metrics.jsonl. Fields that it lacks are None: runs of earlier versions have fewer."""
+
     step: Count
+    time: Seconds | None = None
+    generation: int | None = None
+    term: Term = EARLIER
+    loss: Number | None = None
+    val_loss: Number | None = None
+    val_samples: Count | None = None
+    step_seconds: Seconds | None = None
+    tokens_per_second: Number | None = None
+    live_workers: Count | None = None
+    cpu_seconds: Number | None = None
 
 
-class Step(_Step, total=False):
-    """A line of metrics.jsonl."""
-
-    time: Seconds
-    generation: int
-    term: Term
-    loss: Number | None
-    val_loss: Number | None
-    step_seconds: Seconds
-    tokens_per_second: Number | None
-    live_workers: Count
-    cpu_seconds: Number
-
-
-class Samples(_Step, total=False):
+class Samples(Struct, frozen=True, kw_only=True):
     """A line of samples.jsonl."""
 
-    samples: list[Count]
-    term: Term
+    step: Count
+    samples: list[Count] | None = None
+    term: Term = EARLIER
 
 
 class Summary(TypedDict, total=False):

@@ -59,10 +59,10 @@ def test_traces(run):
 def test_the_summary_counts_what_the_trace_shows(run):
     from recycle_pp.drawing.chart import Chart
     from recycle_pp.drawing.measures import Measures
-    from recycle_pp.drawing.sources import Run
+    from recycle_pp.telemetry.run_reader import RunReader
 
     summary = json.loads(run.summary.read_text())
-    m = Measures.of(Chart.of(Run(run.path).trace(4)))
+    m = Measures.of(Chart.of(RunReader(run).trace(4)))
     resumed = [e for e in run.lines(run.events) if e["event"] == "resumed"]
     assert len(resumed) == 1 and m.lost > 0
     assert m.lost == m.redone == summary["lost_ops"] == summary["redone_ops"] == resumed[0]["lost_ops"]

@@ -1,0 +1,117 @@
+"""Reads the folder of a run: afterwards, or while the job writes it, from any machine that has it.
+
+    run = RunReader("runs/mine")
+    run.steps(), run.events()           # everything until now; UnreadableFile if a file is damaged
+    lines = run.follow()
+    lines.steps.new(), lines.events.new()       # since the last call
+    run.summary(), run.profile(), run.trace(20)
+
+All commands and the coordinator read a run by this class. It accepts folders of earlier versions, skips lines that a
+crash has cut short, and lines of a coordinator that had been replaced (`wire.terms`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from recycle_schedules import Plan, Trace, load
+
+from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
+from recycle_pp.wire.records import Profile, Step, Summary
+from recycle_pp.wire.terms import without_undone
+
+from .events.catalog import parse
+from .events.deaths import explained
+from .events.event import Event
+from .follower import Follower, term_of
+from .run_folder import RunFolder
+
+Record = TypeVar("Record")
+_steps = msgspec.json.Decoder(Step)
+
+
+class Following(NamedTuple):
+    """The lines of a run since the last look. A step that was undone and repeated comes again."""
+
+    steps: Follower[Step]
+    events: Follower[Event]
+
+    @property
+    def damage(self) -> list[UnreadableFile]:
+        """The first damage of each file that has any."""
+        return [follower.damage for follower in self if follower.damage is not None]
+
+
+class RunReader:
+    """folder: the names of the files, and config.yaml."""
+
+    def __init__(self, run: RunFolder | str | Path) -> None:
+        self.folder = run if isinstance(run, RunFolder) else RunFolder(run)
+
+    def follow(self) -> Following:
+        """A reader of the lines that are there, and then of those that come."""
+        return Following(Follower(self.folder.metrics, 0, _step), Follower(self.folder.events, 0, _event))
+
+    def steps(self) -> list[Step]:
+        """The committed steps, each one once. UnreadableFile if metrics.jsonl is damaged."""
+        return without_undone(self.follow().steps.whole(), lambda line: line.step)
+
+    def events(self) -> list[Event]:
+        """The events; deaths have the cause that was found later. UnreadableFile if events.jsonl is damaged."""
+        return explained(self.follow().events.whole())
+
+    def summary(self) -> Summary | None:
+        """None before the end of the run. UnreadableFile if summary.json is damaged."""
+        return _read(self.folder.summary, Summary)
+
+    def profile(self) -> Profile | None:
+        """None before the profile is complete. UnreadableFile if profile.json is damaged."""
+        return _read(self.folder.profile, Profile)
+
+    def traced(self) -> list[int]:
+        """The steps that have a trace: those around a death or a rejoin."""
+        found = (path.stem.removeprefix("step-") for path in self.folder.traces.glob("step-*.json"))
+        return sorted(int(step) for step in found if step.isdecimal())
+
+    def trace(self, step: int) -> Plan:
+        """The trace of a step. ValueError if it has none; UnreadableFile if the file is damaged."""
+        traced = self.traced()
+        if step not in traced:
+            known = f"there are {', '.join(map(str, traced))}" if traced else "there are none yet"
+            raise ValueError(f"{self.folder.path} has no trace of step {step}; {known}")
+        path = self.folder.trace(step)
+        with open_regular(path):  # reading a pipe would never end
+            pass
+        try:
+            return load(path)
+        except UnicodeDecodeError:
+            raise UnreadableFile(path, "it is not text") from None
+        except (ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as e:
+            raise UnreadableFile(path, f"it is not a trace ({str(e).removeprefix(f'{path}: ')})") from None
+
+    def last_recovery(self) -> int:
+        """The last step with a death, otherwise the last one with a trace. ValueError without traces."""
+        traced = self.traced()
+        if not traced:
+            raise ValueError(f"{self.folder.path} has no traces; steps around a death or a rejoin leave one")
+        hit = (s for s in reversed(traced) if (t := self.trace(s)) and isinstance(t, Trace) and t.phases)
+        return next(hit, traced[-1])
+
+
+def _step(line: bytes) -> tuple[Step, int]:
+    step = _steps.decode(line)
+    return step, step.term
+
+
+def _event(line: bytes) -> tuple[Event, int]:
+    data = msgspec.json.decode(line)
+    return parse(data), term_of(data)
+
+
+def _read(path: Path, of: type[Record]) -> Record | None:
+    try:
+        return decode(path, read(path), of)
+    except FileNotFoundError:
+        return None
