@@ -58,7 +58,7 @@ def test_a_resume_skips_a_damaged_checkpoint_and_reports_it(runs, tmp_path):
     check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
     (damaged,) = outcome.all("checkpoint_damaged")
     assert f"step-{damaged['checkpoint']:06d}" == newest.name
-    assert "is damaged and left out" in outcome.output
+    assert "is damaged and skipped" in outcome.output
 
 
 def test_a_resume_detects_a_single_flipped_bit(runs, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OLD = {
-    r", as asked": "a rehearsed failure",
+    r", as asked": "an injected failure",
     r"\btold to go\b": "got SIGTERM",
     r"\bis none\b": "not X",
     r"\bsaid once\b": "nothing: whoever reads it sees how often it comes",

@@ -26,7 +26,7 @@ class CheckpointDamaged(Event, frozen=True, kw_only=True):
     detail: str
 
     def text(self) -> str:
-        return f"{folder(self.checkpoint)} is damaged and left out: {self.detail}"
+        return f"{folder(self.checkpoint)} is damaged and skipped: {self.detail}"
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ class CoordinatorLost(Event, frozen=True, kw_only=True):
     rank: Count
 
     def text(self) -> str:
-        return f"the coordinator, in rank {self.rank}'s supervisor, is lost"
+        return f"the coordinator, in the supervisor of rank {self.rank}, is lost"
 
 
 class CoordinatorElected(Event, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class CoordinatorElected(Event, frozen=True, kw_only=True):
     seconds: Seconds
 
     def text(self) -> str:
-        return f"rank {self.rank} coordinates from now on, elected in {1000 * self.seconds:.0f} ms"
+        return f"rank {self.rank} coordinates now, elected in {1000 * self.seconds:.0f} ms"
 
 
 class NodeJoined(WorkerEvent, frozen=True, kw_only=True):
@@ -36,18 +36,18 @@ class NodeJoined(WorkerEvent, frozen=True, kw_only=True):
     host: str | None
 
     def text(self) -> str:
-        return f"{self.host} joins in the place of worker {self.worker}"
+        return f"{self.host} replaces the lost node of worker {self.worker}"
 
 
 class LinkRestored(WorkerEvent, frozen=True, kw_only=True):
-    """A worker had left because a link was cut. It is started again, because its node reaches all others: `rank`,
+    """A worker had left because a link was cut. Its node reaches all others again, so it is restarted: `rank`,
     `host`."""
 
     rank: Count
     host: str | None
 
     def text(self) -> str:
-        return f"{self.host} reaches all nodes of the job again: worker {self.worker} is started again"
+        return f"{self.host} reaches all nodes of the job again: worker {self.worker} is restarted"
 
 
 class SupervisorBack(WorkerEvent, frozen=True, kw_only=True):
@@ -56,4 +56,4 @@ class SupervisorBack(WorkerEvent, frozen=True, kw_only=True):
     rank: Count
 
     def text(self) -> str:
-        return f"the supervisor of rank {self.rank} is back"
+        return f"the supervisor of rank {self.rank} is connected again"

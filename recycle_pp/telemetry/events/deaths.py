@@ -62,7 +62,7 @@ class Cause(Protocol):
 
 
 def cause_in_words(death: Cause) -> str:
-    """ "killed by SIGKILL, a rehearsed failure", "ValueError: no such token", ..."""
+    """ "killed by SIGKILL, an injected failure", "ValueError: no such token", ..."""
     detail = death.detail.strip()
     last = detail.splitlines()[-1] if detail else ""
     words = {
@@ -72,12 +72,12 @@ def cause_in_words(death: Cause) -> str:
         "gpu": f"its GPU failed: {last}",
         "hang": f"stuck in {last}, so it was killed",
         "mismatch": f"{last}, so it was killed",
-        "eviction": "its node is taken away",
+        "eviction": "its machine was reclaimed",
         "node_loss": "its node is lost",
-        "exit": f"it ended by itself: {last}",
+        "exit": last,
         "unknown": last,
     }.get(death.cause, f"{death.cause} {last}".strip())
-    return words + (", a rehearsed failure" if death.injected else "")
+    return words + (", an injected failure" if death.injected else "")
 
 
 def explained(events: Iterable[Event]) -> list[Event]:

@@ -40,8 +40,8 @@ class Renewed(Event, frozen=True, kw_only=True):
     waiting: list[str]
 
     def text(self) -> str:
-        first = f", worker {self.waiting[0]} first" if self.waiting else ""
-        return f"all workers wait and none computes{first}; all links are rebuilt"
+        first = f" (worker {self.waiting[0]} first)" if self.waiting else ""
+        return f"all workers wait for each other{first}; all links are rebuilt"
 
 
 class StageLost(Event, frozen=True, kw_only=True):

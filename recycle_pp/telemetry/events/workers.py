@@ -20,23 +20,23 @@ class Spawned(WorkerEvent, frozen=True, kw_only=True):
 
 
 class Respawned(WorkerEvent, frozen=True, kw_only=True):
-    """A dead worker is started again. `respawns`: how often until now."""
+    """A dead worker is restarted. `respawns`: number of restarts until now."""
 
     respawns: Count
 
     def text(self) -> str:
-        return f"worker {self.worker} is started again"
+        return f"worker {self.worker} is restarted"
 
 
 class GivenUp(WorkerEvent, frozen=True, kw_only=True):
-    """A dead worker is not started again. `respawns`: how often it was."""
+    """A dead worker is not restarted any more. `respawns`: number of its restarts."""
 
     respawns: Count
 
     def text(self) -> str:
         if self.respawns == 0:
-            return f"worker {self.worker} is given up: run.respawns allows it no restart"
-        return f"worker {self.worker} died again after {plural(self.respawns, 'restart')}; it is given up"
+            return f"worker {self.worker} is not restarted: run.respawns allows no restart"
+        return f"worker {self.worker} died again after {plural(self.respawns, 'restart')} and is not restarted any more"
 
 
 class Joining(WorkerEvent, frozen=True, kw_only=True):
@@ -59,16 +59,16 @@ class Evicted(WorkerEvent, frozen=True, kw_only=True):
     """The worker got SIGTERM. It finishes the step, hands over its work and leaves."""
 
     def text(self) -> str:
-        return f"worker {self.worker} got SIGTERM; it ends this step, hands over and leaves"
+        return f"worker {self.worker} got SIGTERM; it finishes this step, hands over its work and leaves"
 
 
 class Left(WorkerEvent, frozen=True, kw_only=True):
-    """The worker has handed over its work and takes no part any more."""
+    """The worker has handed over its work and left the job."""
 
     exported = True
 
     def text(self) -> str:
-        return f"worker {self.worker} has handed over and left"
+        return f"worker {self.worker} has handed over its work and left"
 
 
 class Slow(WorkerEvent, frozen=True, kw_only=True):

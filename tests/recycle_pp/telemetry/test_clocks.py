@@ -17,14 +17,14 @@ def test_processes_of_one_machine_share_their_clock():
 
 
 @given(offset=st.floats(-1e6, 1e6), delays=DELAYS)
-def test_another_machines_clock_is_known_up_to_the_shortest_delay(offset, delays):
+def test_the_error_of_another_machines_clock_is_the_shortest_delay(offset, delays):
     clocks = Clocks()
     for k, delay in enumerate(delays):
         clocks.observe("0.1", "another", now=k + offset, arrived=k + delay)
     assert clocks.local("0.1", 3.0 + offset) == pytest.approx(3.0 + min(delays), abs=1e-6)
 
 
-def test_a_clock_that_drifts_is_followed():
+def test_the_offset_follows_a_drifting_clock():
     clocks = Clocks()
     for k in range(10_000):
         clocks.observe("0.1", "another", now=k * 1.00005, arrived=k + 0.001)

@@ -107,12 +107,12 @@ def test_a_cause_that_becomes_known_late_replaces_the_supposed_one():
 @pytest.mark.parametrize(
     ("details", "sentence"),
     [
-        ({"cause": "signal", "detail": "SIGKILL", "injected": True}, "killed by SIGKILL, a rehearsed failure"),
+        ({"cause": "signal", "detail": "SIGKILL", "injected": True}, "killed by SIGKILL, an injected failure"),
         ({"cause": "exception", "detail": "Traceback ...\nValueError: no such token\n"}, "ValueError: no such token"),
         ({"cause": "out_of_memory", "detail": "SIGKILL by the kernel"}, "out of memory"),
         ({"cause": "hang", "detail": "F of micro-batch 1.3 in step 20, for 10.2 s"}, "stuck in F of micro-batch 1.3"),
         ({"cause": "node_loss", "detail": "its supervisor is gone"}, "its node is lost"),
-        ({"cause": "exit", "detail": "exit code 7"}, "it ended by itself: exit code 7"),
+        ({"cause": "exit", "detail": "exit code 7"}, "died (exit code 7)"),
         ({"cause": "something new", "detail": "x"}, "something new x"),
         ({}, "died"),
     ],
@@ -132,8 +132,8 @@ def test_plurals_are_right_and_the_first_step_is_step_0(count):
 
 def test_a_worker_without_permission_to_restart_has_not_died_again():
     never, once = (GivenUp(step=3, worker="1.1", respawns=respawns) for respawns in (0, 1))
-    assert never.sentence(60) == "step 3: worker 1.1 is given up: run.respawns allows it no restart"
-    assert "died again after 1 restart;" in once.sentence(60)
+    assert never.sentence(60) == "step 3: worker 1.1 is not restarted: run.respawns allows no restart"
+    assert "died again after 1 restart and is" in once.sentence(60)
 
 
 def test_no_sentence_names_a_step_that_the_run_does_not_have():

@@ -1,4 +1,4 @@
-"""Exporters get metrics and events, and can neither end nor slow a job."""
+"""Exporters get metrics and events, and can neither end nor delay a job."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FAILS = ["parallel=2x2", "model=tiny", "run.steps=8", "run.validate_every=0", "+
 
 
 def export(run, name, *arguments):
-    """Passes a complete run on, as its coordinator does: standard input ends with the job."""
+    """Exports a complete run, as its coordinator does: standard input ends with the job."""
     return subprocess.run(
         [*COMMAND, str(run.path), name, *arguments],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
-def test_every_event_goes_through_the_command_as_json(recorded):
+def test_the_command_gets_every_event_as_json(recorded):
     assert recorded.passed_on == recorded.run.events.read_text()
 
 
@@ -68,7 +68,9 @@ def test_tensorboard_has_the_curves_and_the_deaths_and_stalls_beside_them(record
     assert losses == {m["step"]: pytest.approx(m["loss"], rel=1e-6) for m in metrics}
     assert [(e.step, e.value) for e in board.Scalars("events/deaths")] == [(4, 1.0)]
     assert board.Scalars("events/stall_ms")[0].value > 0
-    shown = {e.step: e.tensor_proto.string_val[0].decode() for e in board.Tensors("events")}  # the last of each
+    shown = {
+        e.step: e.tensor_proto.string_val[0].decode() for e in board.Tensors("events")
+    }  # the last text of each step
     assert "worker 1.1 died" in shown[4] and "step 4: plan adopted" in shown[4]
     # `resumed` has the step that runs when the recovery is complete: 5 if step 4 was committed meanwhile.
     assert any("continues after a stall of" in shown.get(step, "") for step in (4, 5))
@@ -98,12 +100,12 @@ def test_wandb_works_offline(recorded):
     assert b"worker 1.1 died" in data and b"tokens_per_second" in data
 
 
-def test_a_run_that_has_ended_can_be_exported_too(recorded, tmp_path):
+def test_a_run_that_has_ended_can_be_exported(recorded, tmp_path):
     assert export(recorded.run, "command", f"cat >> {tmp_path}/events").returncode == 0
     assert (tmp_path / "events").read_text() == recorded.run.events.read_text()
 
 
-def test_a_missing_package_is_said_before_any_worker_starts(monkeypatch):
+def test_a_missing_package_is_reported_before_the_workers_start(monkeypatch):
     settings = Settings()
     settings.log.tensorboard = True
     monkeypatch.setattr(exporter, "find_spec", lambda name: None)
@@ -112,8 +114,8 @@ def test_a_missing_package_is_said_before_any_worker_starts(monkeypatch):
     assert list(wanted(settings)) == ["tensorboard"] and wanted(Settings()) == {}
 
 
-def test_another_coordinator_does_not_pass_on_again_what_the_first_one_did(tmp_path):
-    """It begins where the files end when it takes over."""
+def test_a_new_coordinator_does_not_export_lines_of_the_first_one_again(tmp_path):
+    """It starts at the ends of the files."""
     (tmp_path / "logs").mkdir()
     events = tmp_path / "events.jsonl"
     old, new = (json.dumps({"event": name, "step": 0, "time": 0.0, "worker": None}) + "\n" for name in ("old", "new"))

@@ -1,4 +1,4 @@
-"""A cause that becomes known late is still written before its effects."""
+"""Calls run in order although some become ready late, so a cause is written before its effects."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from recycle_pp.telemetry.in_order import InOrder
 
 
 @given(st.lists(st.sampled_from(["call", "reserve", "settle"])), st.randoms(use_true_random=False))
-def test_calls_run_in_the_order_of_their_places_and_as_soon_as_those_before_are_settled(moves, chance):
+def test_calls_run_in_order_as_soon_as_all_earlier_ones_are_ready(moves, chance):
     order, ran, places, taken = InOrder(), [], {}, 0
     for move in moves:
         if move == "call":
@@ -22,7 +22,7 @@ def test_calls_run_in_the_order_of_their_places_and_as_soon_as_those_before_are_
     assert ran == list(range(taken))
 
 
-def test_a_call_that_fails_keeps_none_of_the_later_ones():
+def test_a_call_that_fails_does_not_drop_later_ones():
     order, ran = InOrder(), []
 
     def fail():

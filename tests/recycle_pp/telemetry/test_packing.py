@@ -1,4 +1,4 @@
-"""Spans survive the journey, to the last bit."""
+"""Spans arrive bit for bit."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def test_spans_arrive_as_they_were_sent(sent):
 
 
 @given(spans, seconds)
-def test_another_clock_moves_times_alone(sent, later):
+def test_another_clock_changes_only_times(sent, later):
     assert listed(unpack(pack(sent), later)) == [
         [k, d, i, start + later, end + later] for k, d, i, start, end, _ in sent
     ]

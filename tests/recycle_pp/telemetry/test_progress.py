@@ -1,4 +1,4 @@
-"""The lines that a person reads while a run goes."""
+"""The lines on the console during a run."""
 
 import io
 
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_text_where_the_output_is_no_terminal():
+def test_a_file_gets_plain_text():
     stream = io.StringIO()
     progress = Progress(steps=60, workers=12, stream=stream)
     progress.step(RECORD)
@@ -32,7 +32,7 @@ def test_plain_text_where_the_output_is_no_terminal():
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_validation_says_on_how_many_samples():
+def test_a_validation_has_its_number_of_samples():
     stream = io.StringIO()
     Progress(steps=60, workers=12, stream=stream).step(RECORD | {"val_loss": 2.5, "val_samples": 32})
     assert "  loss 2.3059  val 2.5000 (32 samples)  12 workers" in stream.getvalue()
@@ -50,7 +50,7 @@ def test_steps_count_from_0_and_the_last_of_60_is_59():
     ]
 
 
-def test_colour_and_a_bar_on_a_terminal_unless_the_user_wants_none(monkeypatch):
+def test_a_terminal_shows_colour_and_a_bar_unless_no_color_is_set(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured, plain = Terminal(), Terminal()
     Progress(60, 12, coloured).step(RECORD)
@@ -71,18 +71,18 @@ def test_the_time_left_follows_the_recent_steps(monkeypatch):
 
 
 @pytest.mark.parametrize("absent", list(RECORD)[1:])
-def test_what_was_not_measured_is_left_out(absent):
+def test_missing_measures_are_left_out(absent):
     stream = io.StringIO()
     Progress(60, 12, stream).step({key: value for key, value in RECORD.items() if key != absent} | {"val_loss": None})
     assert "None" not in stream.getvalue()
     assert "val" not in stream.getvalue()
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_run():
+def test_a_reader_that_closes_the_pipe_does_not_stop_the_run():
     class Pipe(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
 
     progress = Progress(60, 12, Pipe())
     progress.step(RECORD)
-    progress.say("nobody hears this")
+    progress.say("lost")

@@ -56,7 +56,7 @@ def test_a_death_is_reported_with_the_loss_around_it_its_stall_and_its_lost_ops(
     )
     assert report(run).splitlines()[1:] == [
         "  loss 5.5000 in step 0, 2.6000 in step 29, 3.0000 on 32 held-out samples",
-        "  step 20: worker 1.2 died (killed by SIGKILL, a rehearsed failure): "
+        "  step 20: worker 1.2 died (killed by SIGKILL, an injected failure): "
         "loss 3.6000 (step 19), 3.5000 (step 20), 3.4000 (step 21)",
         "    stalled 51 ms; 9 ops lost, 7 redone by peers",
         "  step 25: worker 1.2 is back: loss 3.1000 (step 24), 3.0000 (step 25), 2.9000 (step 26)",

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and who may take it up."""
+"""The files of a run, and the jobs that may use its folder."""
 
 import json
 from dataclasses import asdict
@@ -15,7 +15,7 @@ def settings_for(path, **groups):
     return load({**groups, "run": {"dir": str(path), **groups.get("run", {})}})
 
 
-def test_the_resolved_configuration_can_be_read_back_as_it_was(tmp_path):
+def test_the_resolved_configuration_is_read_back_unchanged(tmp_path):
     settings = settings_for(tmp_path / "run", fail_at="20:1.2", model={"split": [1, 2, 2, 3]})
     run = RunFolder.create(settings)
     assert load(run.read_config()) == settings
@@ -27,7 +27,7 @@ def test_the_resolved_configuration_can_be_read_back_as_it_was(tmp_path):
     )
 
 
-def test_another_run_is_refused_and_a_resume_takes_it_up_from_its_checkpoint(tmp_path):
+def test_another_run_is_rejected_and_a_resume_continues_from_its_checkpoint(tmp_path):
     before = RunFolder.create(settings_for(tmp_path))
     before.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (0, 1, 2, 1, 2, 3)))
     before.unlock()
@@ -41,7 +41,7 @@ def test_another_run_is_refused_and_a_resume_takes_it_up_from_its_checkpoint(tmp
     assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
-def test_a_second_job_is_refused_as_long_as_the_first_lives(tmp_path):
+def test_a_second_job_is_rejected_while_the_first_one_runs(tmp_path):
     first = RunFolder.create(settings_for(tmp_path))
     with pytest.raises(ValueError, match="belongs to a job that still runs"):
         RunFolder.create(settings_for(tmp_path))
@@ -49,37 +49,37 @@ def test_a_second_job_is_refused_as_long_as_the_first_lives(tmp_path):
     RunFolder.create(settings_for(tmp_path)).unlock()
 
 
-def test_a_start_that_failed_leaves_nothing_of_a_new_folder(tmp_path):
+def test_a_failed_start_removes_its_new_folder(tmp_path):
     RunFolder.create(settings_for(tmp_path / "runs" / "mine")).unmake()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_with_files_that_are_no_run_may_be_used(tmp_path):
+def test_a_folder_with_unrelated_files_may_be_used(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     RunFolder.create(settings_for(tmp_path))
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_line_that_a_dying_process_left_unfinished_is_left_out(tmp_path):
+def test_an_incomplete_last_line_is_skipped(tmp_path):
     run = RunFolder(tmp_path)
     assert run.lines(run.metrics) == []
     run.metrics.write_text('{"step": 0}\n{"step": 1}\n{"st')
     assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}]
 
 
-def test_whoever_follows_a_file_gets_each_line_once_and_when_it_is_whole(tmp_path):
+def test_a_follower_gets_each_line_once_and_when_it_is_complete(tmp_path):
     path = tmp_path / "lines.jsonl"
     follower = Follower(path)
     assert follower.new() == []
     text = "".join(json.dumps({"n": n, "says": "ä\u2028"}, ensure_ascii=False) + "\n" for n in range(50)).encode()
     found = []
-    for end in range(0, len(text) + 7, 7):  # also in the midst of a letter
+    for end in range(0, len(text) + 7, 7):  # also in the middle of a character
         path.write_bytes(text[:end])
         found += follower.new()
     assert [record["n"] for record in found] == list(range(50))
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+def test_a_file_is_written_completely_or_not_at_all(tmp_path):
     run = RunFolder(tmp_path)
     run.write_json(run.profile, {"F": 1.0})
     with pytest.raises(TypeError):
@@ -88,7 +88,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [run.profile]
 
 
-def test_the_summary_has_the_fields_that_are_promised():
+def test_the_summary_has_the_documented_fields():
     summary = Summary(60, 2160, 138240, 1, [0.05], 0.3, 9, 9, 30.0, 0.4, 2.3, "ab" * 32)
     assert list(summary.to_json()) == [
         "steps", "samples", "tokens", "deaths", "stall_seconds", "bubbles", "lost_ops", "redone_ops", "wall_seconds",
@@ -96,5 +96,5 @@ def test_the_summary_has_the_fields_that_are_promised():
     ]  # fmt: skip
 
 
-def test_plain_data_of_the_defaults_is_valid_settings():
+def test_the_default_settings_survive_a_conversion_to_plain_data():
     assert load(asdict(Settings())) == Settings()

@@ -1,4 +1,4 @@
-"""docs/run-folder.md names every field of every file that a run leaves, and no other: compared with a real job."""
+"""docs/run-folder.md has exactly the fields of the files of a real job."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_summary_counts_what_the_trace_shows(run):
     assert 0 < summary["bubbles"] < 1
 
 
-def test_every_worker_has_a_log_of_its_name_that_says_what_it_did(run):
+def test_every_worker_has_a_log_of_its_work(run):
     logs = {path.name: path.read_text() for path in run.logs.glob("worker-*")}
     assert set(logs) == {f"worker-{d}.{s}.log" for d in range(2) for s in range(2)}
     peer, back = logs["worker-0.1.log"], logs["worker-1.1.log"]

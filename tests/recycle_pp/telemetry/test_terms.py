@@ -1,4 +1,4 @@
-"""Coordinators of one job, and of its resumes, write into one folder: the files tell them apart."""
+"""Lines of several coordinators in one folder, distinguished by their terms."""
 
 import json
 
@@ -35,7 +35,7 @@ def again(run, done=0):
     return RunFolder.create(load({"run": {"dir": str(run.path), "resume": done > 0}}), done=done, anew=True)
 
 
-def test_a_line_has_the_term_of_the_moment_at_which_it_goes_to_the_disk(tmp_path):
+def test_a_line_has_the_term_at_which_it_goes_to_the_disk(tmp_path):
     later, term = Background("test"), 3
     later.permitted = lambda: term == 4  # a lease that was renewed in a later term
     lines = Lines(tmp_path / "metrics.jsonl", later, lambda: term)
@@ -55,7 +55,7 @@ def test_a_step_that_a_cut_has_kept_gets_no_second_line(tmp_path):
     assert [(r["step"], r["term"]) for r in Follower(tmp_path / "metrics.jsonl").new()] == [(0, 0), (1, 0), (2, 1)]
 
 
-def test_a_follower_leaves_out_what_an_older_coordinator_wrote_behind_a_newer_one(tmp_path):
+def test_a_follower_skips_lines_of_an_older_coordinator_behind_those_of_a_newer_one(tmp_path):
     path = tmp_path / "events.jsonl"
     write(path, (None, 0), (0, 1))
     follower, late = Follower(path), Follower(path, skip=path.stat().st_size)
@@ -66,13 +66,13 @@ def test_a_follower_leaves_out_what_an_older_coordinator_wrote_behind_a_newer_on
     assert [line["step"] for line in follower.new()] == [2] == [line["step"] for line in late.new()]
 
 
-def test_a_reader_sees_one_line_a_step_though_two_coordinators_have_written(run):
+def test_a_reader_gets_one_line_per_step_although_two_coordinators_have_written(run):
     write(run.metrics, (0, 8), (0, 9), (0, 10), (0, 11), (1, 10, {"loss": 2.0}), (0, 12), (1, 11))
     assert [(line["step"], line["term"]) for line in run.lines(run.metrics)] == [(8, 0), (9, 0), (10, 1), (11, 1)]
     assert History.read(run).step == 11 and len(History.read(run).cpu_steps) == 4
 
 
-def test_deaths_and_the_end_of_a_minority_do_not_count(run):
+def test_events_of_a_coordinator_without_majority_do_not_count(run):
     write(run.metrics, (0, 9), (1, 10))
     event = {"time": 1.0, "generation": 0, "worker": "1.0", "cause": "node_loss"}
     write(run.events, (0, 0, event | {"event": "started"}), (1, 10, event | {"event": "coordinator_elected"}))
@@ -90,7 +90,7 @@ def test_the_next_job_in_a_folder_writes_newer_terms(run, file):
     assert again(run).first_term == 5
 
 
-def test_a_folder_of_an_earlier_version_is_older_than_every_term(run):
+def test_lines_of_an_earlier_version_are_older_than_every_term(run):
     write(run.metrics, (None, 0), (None, 1), (None, 2), (None, 1))
     resumed = again(run, done=2)
     assert resumed.first_term == 0
@@ -98,7 +98,7 @@ def test_a_folder_of_an_earlier_version_is_older_than_every_term(run):
     assert [line["step"] for line in resumed.lines(resumed.metrics)] == [0, 1, 2]
 
 
-def test_an_older_coordinators_sign_of_life_does_not_replace_a_newer_one(run):
+def test_the_heartbeat_of_an_older_coordinator_does_not_replace_a_newer_one(run):
     Heartbeat(run, lambda: 7, "127.0.0.1:7").write([])
     Heartbeat(run, lambda: 6, "127.0.0.1:6").end([], 1)
     assert Sign.read(run).address == "127.0.0.1:7" and not Sign.read(run).over
@@ -107,7 +107,7 @@ def test_an_older_coordinators_sign_of_life_does_not_replace_a_newer_one(run):
     assert again(run).first_term == 9
 
 
-def test_events_carry_the_term(run):
+def test_events_have_the_term(run):
     events = EventLog(run.events, steps=3, term=lambda: 5)
     events.record(Started(workers=2))
     events.close()

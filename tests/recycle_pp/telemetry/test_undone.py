@@ -1,4 +1,4 @@
-"""Undone steps leave the files with a line a step, and readers of these files do not notice."""
+"""Undone steps are removed from files with one line per step, also while a reader follows them."""
 
 import json
 import tempfile
@@ -25,7 +25,7 @@ def steps_in(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_the_first_steps_are_kept_as_they_were(tmp_path):
+def test_a_cut_does_not_change_the_kept_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, range(30))
     before = path.read_bytes()
@@ -36,14 +36,14 @@ def test_the_first_steps_are_kept_as_they_were(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_half_written_last_line_goes_and_damaged_ones_stay(tmp_path):
+def test_a_cut_removes_an_incomplete_last_line_and_keeps_damaged_ones(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n\xff\xfe{\n{"step": 1}\n{"st')
     cut(path, 9)
     assert path.read_bytes() == b'{"step": 0}\n\xff\xfe{\n{"step": 1}\n'
 
 
-def test_lines_queued_before_the_cut_go_with_it_and_later_ones_stay(tmp_path):
+def test_a_cut_removes_lines_queued_before_it_and_keeps_later_ones(tmp_path):
     path, later = tmp_path / "metrics.jsonl", Background("test")
     lines = Lines(path, later)
     for step in range(1000):
@@ -57,9 +57,9 @@ def test_lines_queued_before_the_cut_go_with_it_and_later_ones_stay(tmp_path):
     assert [json.loads(line)["again"] for line in path.read_text().splitlines()] == [False] * 990 + [True] * 20
 
 
-def test_undone_lines_that_the_disk_refused_are_never_written(tmp_path):
+def test_undone_lines_that_the_disk_rejected_are_never_written(tmp_path):
     folder = tmp_path / "run"
-    lines = Lines(folder / "metrics.jsonl")  # its folder is missing
+    lines = Lines(folder / "metrics.jsonl")  # the folder does not exist
     for step in range(5):
         lines.write({"step": step})
     lines.cut(3)
@@ -70,7 +70,7 @@ def test_undone_lines_that_the_disk_refused_are_never_written(tmp_path):
 
 
 @pytest.mark.parametrize("look_between", [False, True])
-def test_a_reader_gets_the_lines_after_a_cut_and_none_of_the_kept_ones_again(tmp_path, look_between):
+def test_a_reader_gets_the_lines_after_a_cut_and_no_kept_line_twice(tmp_path, look_between):
     path = tmp_path / "metrics.jsonl"
     write(path, range(30), attempt=0)
     follower = Follower(path)
@@ -82,7 +82,7 @@ def test_a_reader_gets_the_lines_after_a_cut_and_none_of_the_kept_ones_again(tmp
     assert [(line["step"], line["attempt"]) for line in follower.new()] == [(step, 1) for step in range(20, 60)]
 
 
-def test_a_reader_that_skips_the_known_bytes_gets_steps_that_are_done_again(tmp_path):
+def test_a_reader_that_skips_known_bytes_gets_the_lines_of_repeated_steps(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, range(30), attempt=0)
     follower = Follower(path, skip=path.stat().st_size)
@@ -94,7 +94,7 @@ def test_a_reader_that_skips_the_known_bytes_gets_steps_that_are_done_again(tmp_
 
 
 @given(st.lists(st.tuples(st.sampled_from(["write", "cut", "look"]), st.integers(0, 6)), max_size=40))
-def test_whatever_is_written_cut_and_read_a_reader_holds_the_lines_of_the_file(actions):
+def test_a_reader_has_the_lines_of_the_file_after_any_order_of_writes_cuts_and_reads(actions):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         lines, follower, held, steps = Lines(path), Follower(path), {}, 0
