@@ -118,7 +118,7 @@ def test_a_full_disk_costs_no_step(small_disk, runs):
     overrides = (*faults, f"run.dir={small_disk / 'run'}")
     case = Case("the disk is full", "2x2", overrides, steps=24, ends="was not saved", deaths=None, bound=200)
     outcome = runs.of(case, "a full disk", meanwhile=fill)
-    assert "the run goes on without it" in outcome.output and "Traceback" not in outcome.output
+    assert "the job continues without it" in outcome.output and "Traceback" not in outcome.output
     assert "step 23" in outcome.output, "every step was completed"
     assert outcome.code == 1, "the last checkpoint is missing"
 

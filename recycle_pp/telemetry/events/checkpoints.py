@@ -66,4 +66,5 @@ def _unsaved(newest: int | UnsetType, seconds: float) -> str:
     """Which checkpoint a resume would use, and its age. newest: absent in runs of earlier versions."""
     if newest is UNSET:
         return ""
-    return f"; the newest is step-{newest:06d}, saved {seconds:.0f} s ago" if newest else f"; none in {seconds:.0f} s"
+    age = f"{seconds:.0f} s"
+    return f"; the newest is step-{newest:06d}, saved {age} ago" if newest else f"; none was saved in {age}"
