@@ -249,13 +249,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m recycle_pp.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run-dir", required=True, help="the run folder of a live job on this machine")
-    parser.add_argument("--mtbf", default="10s", help="mean time between strikes: 500ms, 5s, 2m (default 10s)")
-    parser.add_argument(
-        "--until-step", type=int, help="stop striking when this step begins, from 0 (default: at the job's end)"
-    )
+    parser.add_argument("--mtbf", default="10s", help="mean time between faults: 500ms, 5s, 2m (default 10s)")
+    parser.add_argument("--until-step", type=int, help="stop when this step starts, from 0 (default: at the job's end)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the victims, kinds and times")
     parser.add_argument("--kinds", default="kill", help=f"one or more of {', '.join(KINDS)}, comma-separated, or all")
-    parser.add_argument("--cruel", action="store_true", help="also strike the last worker of a stage")
+    parser.add_argument("--cruel", action="store_true", help="also hit the last worker of a stage")
     parser.add_argument("--trace", help="CSV file of times, instead of --mtbf")
     parser.add_argument("--speed", type=float, default=1.0, help="replay the trace this many times faster")
     options = parser.parse_args(list(arguments))

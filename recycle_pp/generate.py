@@ -54,7 +54,7 @@ def load(weights: Exported) -> tuple[Any, Any]:
         ) from None
     transformers.logging.set_verbosity_error()
     if weights.config is None:
-        raise ValueError("generate needs a model with a config.json; this one is your own code: sample with that")
+        raise ValueError("generate needs a model with a config.json; this one is your own code; use that to sample")
     with tempfile.TemporaryDirectory() as folder:
         if not weights.write_config(Path(folder)):
             raise ValueError("this run names no tokenizer: neither data.tokenizer nor model.path is set")

@@ -208,7 +208,7 @@ def _show_deaths(
         print(json.dumps(_deaths_as_json(table, source.unit), indent=1))
         return
     console.print(_grid(table, capacity))
-    left = f"{table.left} of {source.problem.pipelines} workers live"
+    left = f"{table.left} of {source.problem.pipelines} workers alive"
     console.print(
         f"now {table.now.value:g} {source.unit} a step; stage {table.thinnest} has the least redundancy left: {left}"
     )

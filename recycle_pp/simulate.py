@@ -109,7 +109,7 @@ def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs
     compile_planner()
     found = best_shapes(job, there, costs, policy, capacity=parse_size(given.capacity, "--capacity"), seed=given.seed)
     _console().print(report.shape_table(found))
-    print(f"{policy}, {there.machines} machines, {there.mean:.1f} there on average; the rest of them stand by")
+    print(f"{policy}, {there.machines} machines, {there.mean:.1f} available on average; the others are spares")
     if policy == PLANNED_ONLY:
         print(f"the trainer cannot move layers yet: --policy {TODAY} ranks the shapes by what it does today")
     return 0

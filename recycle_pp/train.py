@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         if (job := find_place(_with_address(arguments))) is not None:
             return asyncio.run(supervise(launch, job, joins=True))
         if launch.local_rank == 0:
-            startup.begin("imports what reads the configuration")
+            startup.begin("imports the configuration")
         settings, run, address, complete, node = prepare(launch, arguments)
         if complete:
             startup.end()
@@ -157,7 +157,7 @@ def _prepare_job(
         settings.parallel.memory = memory_of_a_worker(settings.run.device)
     startup.update(f"makes the run folder {settings.run.dir}")
     run = RunFolder.create(settings, done, anew)
-    startup.update("imports what coordinates the job")
+    startup.update("imports the coordinator")
     if settings.run.resume:
         print("\n".join([f"continues with step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
     return Prepared(settings, run, address, node=node)
@@ -221,7 +221,7 @@ def _steps_done(run: RunFolder) -> int:
     done, damaged = newest_whole(run.checkpoints)
     if damaged and not done:
         damage = next(iter(damaged.values()))
-        raise ValueError(f"run.resume: none of the checkpoints in {run.checkpoints} is whole: {damage}")
+        raise ValueError(f"run.resume: all checkpoints in {run.checkpoints} are damaged: {damage}")
     return done
 
 

@@ -142,7 +142,7 @@ def _validate_sharded(settings: Settings) -> None:
             )
         return
     if settings.optimizer.stagger and settings.control.mismatch != "stop":
-        raise ValueError("control.mismatch=third does not go with optimizer.stagger: one of them must be left out")
+        raise ValueError("control.mismatch=third cannot be combined with optimizer.stagger; remove one of them")
     if settings.emulate.mode:
         raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
 
@@ -182,7 +182,7 @@ def _validate_transformer(model: Model, stages: int) -> None:
         raise ValueError(f"model.heads must divide model.width = {model.width}, and {model.heads} does not")
     if model.head_size % 2 or model.head_size < 1:
         of = "model.width / model.heads" if model.head_dim is None else "model.head_dim"
-        raise ValueError(f"{of} must be even (RoPE turns pairs), not {model.head_size}")
+        raise ValueError(f"{of} must be even (RoPE rotates pairs), not {model.head_size}")
     if model.heads % model.kv_heads:
         raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, and {model.kv_heads} does not")
     if model.layers < stages:
@@ -228,8 +228,8 @@ def _validate_bytes(settings: Settings) -> None:
     text = any(path is None or (not path.endswith(".bin") and not _is_megatron(Path(path))) for path in sources)
     if pretrained and text and data.tokenizer is None:
         raise ValueError(
-            f"data.tokenizer must be model.path={model.path}, or another one: to the weights in that folder the bytes "
-            "of a text mean nothing"
+            f"data.tokenizer must be model.path={model.path}, or another one: the weights in that folder were not "
+            "trained on bytes"
         )
 
 

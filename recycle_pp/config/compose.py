@@ -104,7 +104,7 @@ def _config_dirs(arguments: list[str]) -> tuple[list[str], list[Path]]:
                 raise ValueError(f"--config-dir must name a folder, not {folder!r}")
             folders.append(Path(folder).resolve())
         elif text.startswith("-"):
-            raise ValueError(f"{text} is no option; allowed: --help, --config-dir DIR, and settings KEY=VALUE")
+            raise ValueError(f"{text} is not an option; allowed: --help, --config-dir DIR, and settings KEY=VALUE")
         else:
             rest.append(text)
     return rest, folders
@@ -134,7 +134,7 @@ def _override(text: str) -> str:
     if key.startswith("~"):
         raise ValueError(f"{text}: a setting cannot be deleted; give it a value, {key[1:] or 'KEY'}=VALUE")
     if not equals or not bare:
-        raise ValueError(f"{text!r} is no setting; allowed: KEY=VALUE, for instance run.steps=100")
+        raise ValueError(f"{text!r} is not a setting; allowed: KEY=VALUE, for instance run.steps=100")
     if bare.startswith("hydra."):
         return text
     if re.split("[.@]", bare)[0] == bare and bare not in FAULTS and bare in (*_groups(), *_MORE_GROUPS):

@@ -116,7 +116,7 @@ def _fault_texts(key: str, value: Any) -> list[str]:
 def _unknown(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
-    return f"{key} is no key of the configuration; {hint}"
+    return f"{key} is not a configuration key; {hint}"
 
 
 def _shown(value: Any) -> str:

@@ -38,7 +38,7 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     """
     keys, defaults = flat(asdict(Settings())), flat(asdict(compose([])))
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
-    said = [f"{key} is no key any more: left out" for key in flat(before) if key not in keys]
+    said = [f"{key} is no longer a key and was ignored" for key in flat(before) if key not in keys]
     if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
         # in that version bf16 meant autocast, and int64 was the only kind of sum
         old["numerics.precision"] = "bf16-autocast"

@@ -99,7 +99,7 @@ class Coordinator:
         self._workers = Workers(context, self._driver, self._deaths, self._watch, returns)
         self._driver.report_damage(whole.damaged)
         if whole.damaged and not whole.step:
-            self.stop(f"run.resume=true: none of the checkpoints in {run.checkpoints} is whole")
+            self.stop(f"run.resume=true: all checkpoints in {run.checkpoints} are damaged")
 
     # -- the job's life ----------------------------------------------------------------------------------------
 

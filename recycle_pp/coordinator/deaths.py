@@ -204,7 +204,7 @@ class Deaths:
 
     def _why(self, stage: int) -> str:
         death = self._newest.get(stage)
-        return f". Its last worker died so: {cause_in_words(death)}" if death else ""
+        return f". Its last worker's death: {cause_in_words(death)}" if death else ""
 
     # -- its cause, and its return -----------------------------------------------------------------------------
 

@@ -160,8 +160,8 @@ class Driver:
 
     def _mistrust(self) -> str:
         newest = self.saving.newest()
-        kept = f"{newest} is from before; run.resume=true goes on there" if newest else "there is no checkpoint before"
-        return f"memory or a processor has failed, and the job must not go on with wrong weights; {kept}"
+        kept = f"run.resume=true continues from {newest}, saved before" if newest else "there is no checkpoint before"
+        return f"memory or a processor has failed, and the job must not continue with wrong weights; {kept}"
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> None:
         """worker: who says it; None: this coordinator."""

@@ -62,7 +62,7 @@ class Ending:
         """checkpoint: the newest complete one."""
         if self._emulated:
             return f"{self.signal}"
-        where = f"the newest checkpoint is {checkpoint}; run.resume=true goes on there" if checkpoint else (
+        where = f"the newest checkpoint is {checkpoint}; run.resume=true continues from it" if checkpoint else (
             "there is no checkpoint yet"
         )  # fmt: skip
         return f"{self.signal}; {where}"
@@ -71,7 +71,7 @@ class Ending:
         if not self._warned and not self._emulated and self._step + self._save > END_SECONDS:
             self._warned = True
             self._say(
-                f"a step takes {self._step:.0f} s and a checkpoint {self._save:.0f} s, but a signal leaves a job "
-                f"{END_SECONDS:.0f} s: after one, the run goes on from the newest checkpoint before it, so set "
-                "checkpoint.every or checkpoint.minutes accordingly"
+                f"a step takes {self._step:.0f} s and a checkpoint {self._save:.0f} s, but after a signal a job "
+                f"has {END_SECONDS:.0f} s; then the run resumes from an older checkpoint, so set checkpoint.every or "
+                "checkpoint.minutes accordingly"
             )

@@ -159,5 +159,5 @@ class Successor(Coordinator):
 def _lost(history: History) -> str:
     text = f"the coordinator and all workers were lost at once, in step {history.step + 1}; "
     if history.checkpoint:
-        return text + f"start again with run.resume=true, which goes on from checkpoint step-{history.checkpoint:06d}"
-    return text + "there is no checkpoint to go on from"
+        return text + f"start again with run.resume=true, which continues from checkpoint step-{history.checkpoint:06d}"
+    return text + "there is no checkpoint to continue from"

@@ -81,7 +81,7 @@ class Supervisors:
             # It has not been silent: the beats that were missed are those of the lost node.
             free.supervisor, free.respawns, free.unheard, number = peer, 0, 0, free.number
         elif self._is_taken(number, hello):
-            peer.send(NoPlace(f"a new node has taken the place of rank {number}: this one ends"))
+            peer.send(NoPlace(f"a new node has taken the place of rank {number}; this node ends"))
             return None
         peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
         if self._lifecycle.code is not None:  # it had to stop before anybody came

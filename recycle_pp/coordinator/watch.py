@@ -262,8 +262,8 @@ class Watch:
         if self._renewed[1] > RENEWALS:
             report = self._folder / f"{_name(standing.step)}.json"
             self._watched.stop(
-                f"everybody waits in step {standing.step} and nobody works, also after the links were renewed "
-                f"{RENEWALS} times; who waits for whom is in {report}"
+                f"all workers wait in step {standing.step} and none works, even after the links were renewed "
+                f"{RENEWALS} times; {report} shows what each worker waits for"
             )
             return
         self._watched.renew(waiting)

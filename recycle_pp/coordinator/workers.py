@@ -178,7 +178,7 @@ class Workers:
         if platform == self._platform:
             return True
         if self._driver.job.phase == "starting":
-            reason = f"all workers must run on the same: {rank.role} has {platform}, not {self._platform}"
+            reason = f"all workers need the same platform: worker {rank.role} has {platform}, not {self._platform}"
             self._lifecycle.stop(reason, code=2)
         else:
             self._recorder.event(Refused(worker=str(rank.role), platform=platform, expected=self._platform))

@@ -49,7 +49,7 @@ def read(prefix: str) -> TokenSource:
     if version != 1:
         raise ValueError(f"{index} has version {version}, and only version 1 is known")
     if code not in DTYPES:
-        raise ValueError(f"{index} says that its tokens have type {code}, which is not a type of whole numbers")
+        raise ValueError(f"{index} gives its tokens type {code}, which is not an integer type")
     needed = HEADER.size + 12 * sequences + 8 * boundaries
     if size < needed:  # may be larger: a byte per sequence for multimodal data
         raise ValueError(f"{index} has {size} bytes; {sequences} sequences and {boundaries} boundaries need {needed}")
@@ -73,6 +73,6 @@ def _count(index: Path, sequences: int, itemsize: int) -> int:
         pointers = np.fromfile(index, "<i8", these, offset=HEADER.size + 4 * sequences + 8 * start)
         ends = count + np.cumsum(lengths)
         if lengths.min() < 0 or not np.array_equal(pointers, (ends - lengths) * itemsize):
-            raise ValueError(f"{index}: its sequences do not lie one after the other, as Megatron writes them")
+            raise ValueError(f"{index}: its sequences are not contiguous, as Megatron writes them")
         count = int(ends[-1])
     return count

@@ -51,7 +51,7 @@ def _turns(weights: Sequence[float]) -> list[tuple[int, int, int]]:
         each[source] += 1
     if each.min() < 1:
         raise ValueError(
-            f"data.weights: {weights[int(each.argmin())]} is less than 1/{PATTERN} of all, too little to have a turn"
+            f"data.weights: {weights[int(each.argmin())]} is less than 1/{PATTERN} of the sum, too small to be used"
         )
     turns = sorted(((i + 0.5) / count, source, i) for source, count in enumerate(map(int, each)) for i in range(count))
     return [(source, i, int(each[source])) for _, source, i in turns]

@@ -184,7 +184,7 @@ def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]
     what = f"all {drawn} workers"
     if drawn < everybody:
         what = f"{drawn} of {everybody} workers, the dead and the peers that run most of their work"
-    notes = [f"the stages with deaths stand first ({_ranges(hit)}): {what}"]
+    notes = [f"the stages with deaths come first ({_ranges(hit)}): {what}"]
     if others:
         folded = D * len(others) - len(sample)
         how = f"pipeline {first} is drawn, {folded} workers are" if sample else f"all {folded} workers are"
@@ -214,7 +214,7 @@ def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]
     if room >= D:
         return list(range(D)), []
     groups = chart.alike()
-    notes = [f"pipeline {g[0]} stands for {len(g)} that are alike ({_ranges(g)})" for g in groups if len(g) > 1]
+    notes = [f"pipeline {g[0]} represents {len(g)} equal ones ({_ranges(g)})" for g in groups if len(g) > 1]
     hit = {r // P for r in chart.dead_from}
     kinds = sorted(groups, key=lambda g: (g[0] not in hit, g[0]))
     shown = sorted(g[0] for g in kinds[:room])

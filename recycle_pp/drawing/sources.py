@@ -21,7 +21,7 @@ from .chart import Chart
 def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
     """The measured step, and with it the planner's plan of the same problem in the same unit. For a step with a death,
     that is the plan of the following steps."""
-    trace = Chart.of(run.trace(step), f"step {step}, as it went")
+    trace = Chart.of(run.trace(step), f"step {step}, as measured")
     if not with_plan or trace.problem.remainder or not trace.problem.durations:
         return [trace]
     planned = plan(trace.problem)

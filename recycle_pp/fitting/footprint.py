@@ -76,7 +76,7 @@ def _in_flight(settings: Settings) -> str:
     try:
         problem.replace(memory=strict)
     except ValueError:
-        return f"{said}; by its bytes not even one fits"
+        return f"{said}; not even one fits"
     return said
 
 

@@ -104,7 +104,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Sou
     if not words:
         if not (given or settings):
             raise ValueError(
-                "of what? name a file with a problem, a plan or a trace, a run folder, or a problem on flags "
+                "a source is needed: a file with a problem, a plan or a trace, a run folder, or a problem by flags "
                 "(--pipelines 3 --stages 4 --microbatches 6)"
             )
         if arguments.step is not None:

@@ -156,7 +156,7 @@ class Supervisor:
     async def start_job(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
         """Starts a new job as its first leader and publishes the address. ValueError if this is impossible."""
         wanted = address or Address("127.0.0.1", 0, new_token())
-        startup.update("imports what coordinates the job")
+        startup.update("imports the coordinator")
         try:
             await self._listen(wanted.host, wanted.port, wanted.token)
         except OSError as error:

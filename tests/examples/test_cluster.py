@@ -168,7 +168,7 @@ def test_a_slurm_job_with_a_mistake_is_not_requeued(slurm, tmp_path):
     job = slurm("run.stepz=3")
     output, _ = job.communicate(timeout=150)
     assert (job.returncode, requests(tmp_path)) == (2, []), output
-    assert "run.stepz is no key" in output
+    assert "run.stepz is not a configuration key" in output
 
 
 # ----------------------------------------------------------------------------------------------------------- Modal

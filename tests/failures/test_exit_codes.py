@@ -83,7 +83,7 @@ def test_a_finished_job_exits_with_0(tmp_path):
 
 def test_a_mistake_exits_with_2_and_its_sentence_is_the_last_line_and_in_torchruns_summary(tmp_path):
     job = Launch(tmp_path, 4, ["parallel=2x2", "run.stepz=3"])
-    sentence = "run.stepz is no key of the configuration; did you mean run.steps?"
+    sentence = "run.stepz is not a configuration key; did you mean run.steps?"
     assert summary(job.end()) == [(0, 2, sentence)]
     assert job.torchrun.returncode == 1
     assert job.printed(0) == [f"recycle_pp: {sentence}"]
@@ -120,7 +120,7 @@ def test_run_in_process_torchrun_prints_the_sentence_last_and_returns_the_code_o
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    sentence = "recycle_pp: run.stepz is no key of the configuration; did you mean run.steps?"
+    sentence = "recycle_pp: run.stepz is not a configuration key; did you mean run.steps?"
     assert done.stderr.splitlines()[-1] == sentence
     assert "Traceback" not in done.stderr
 

@@ -182,7 +182,7 @@ def test_workers_with_different_gpus_are_rejected_in_one_sentence(sabotaged, tmp
     case = Case("has another GPU", "2x2", ends="has another GPU, not cpu", deaths=0)
     plan = {"foreign": str(tmp_path / "started"), "after": 3}
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
-    assert outcome.code == 2 and "all workers must run on the same" in outcome.output
+    assert outcome.code == 2 and "all workers need the same platform" in outcome.output
 
 
 @slow

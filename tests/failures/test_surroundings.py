@@ -79,7 +79,7 @@ def test_a_resume_with_only_damaged_checkpoints_stops(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     for metadata in (tmp_path / "run" / "checkpoints").glob("*/.metadata"):
         metadata.unlink()
-    runs.of(replace(resumed("2x2", tmp_path / "run"), ends="is whole"), "resumes")
+    runs.of(replace(resumed("2x2", tmp_path / "run"), ends="are damaged"), "resumes")
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_no_step(runs, tmp_path):

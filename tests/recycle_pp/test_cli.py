@@ -78,7 +78,7 @@ def test_train_help_is_that_of_the_trainer(tmp_path):
 
 
 MISTAKES = [
-    (["run.stepz=3"], "run.stepz is no key of the configuration; did you mean run.steps?"),
+    (["run.stepz=3"], "run.stepz is not a configuration key; did you mean run.steps?"),
     (["parallel=2x3", "model.layers=2"], "model.layers must be at least parallel.stages = 3"),
     (["run.steps=0"], "run.steps must be at least 1, not 0"),
     (["+join=host:1"], "use torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=host:1"),

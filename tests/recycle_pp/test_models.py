@@ -98,7 +98,7 @@ def test_in_bf16_an_architecture_trains_on_when_a_worker_dies(trained, kind, tmp
 def test_a_model_that_cannot_be_cut_ends_the_job_with_its_sentence_and_code_2(trained):
     skips = ("model=custom", f"model.build={HERE}:Skips", "model.layers=blocks")
     output = trained(*skips, *TWO, ends=2)
-    assert "no stage may begin with blocks.2: what follows blocks.2 uses something from before it" in output
+    assert "no stage may start with blocks.2: the part after blocks.2 uses a tensor from before it" in output
 
 
 @full

@@ -77,7 +77,7 @@ def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage(capsys)
     rows = {line.split()[0]: line for line in out.splitlines() if line[:1].isdigit()}
     assert set(rows) == {f"{d}.{s}" for d in range(3) for s in range(4)} - {"1.2"}
     assert "6 GB of 6 GB" in rows["0.0"] and rows["0.0"].rstrip().endswith("yes")
-    assert "stage 2 has the least redundancy left: 2 of 3 workers live" in out
+    assert "stage 2 has the least redundancy left: 2 of 3 workers alive" in out
 
 
 def test_what_if_says_that_a_stage_would_be_gone(capsys):

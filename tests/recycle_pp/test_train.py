@@ -16,15 +16,15 @@ pytestmark = pytest.mark.timeout(120)
 # (overrides, what the sentence must say): the launch has 12 processes.
 MISTAKES = [
     # keys
-    (["run.stepz=3"], "run.stepz is no key of the configuration; did you mean run.steps?"),
-    (["+fish=3"], "fish is no key of the configuration; allowed: model, data, "),
-    (["++model.fish=3"], "model.fish is no key of the configuration"),
+    (["run.stepz=3"], "run.stepz is not a configuration key; did you mean run.steps?"),
+    (["+fish=3"], "fish is not a configuration key; allowed: model, data, "),
+    (["++model.fish=3"], "model.fish is not a configuration key"),
     (["model=big"], "model=big: there is no such file in configs/model/; allowed: bench17m, "),
     (["emulate=null"], "emulate takes the name of a file in configs/emulate/: none, sleep; not 'null'"),
     (["run.steps.x=3"], "run.steps must be a whole number"),
     (["~model"], "~model: a setting cannot be deleted"),
-    (["steps"], "'steps' is no setting; allowed: KEY=VALUE"),
-    (["--frobnicate"], "--frobnicate is no option; allowed: --help, --config-dir DIR"),
+    (["steps"], "'steps' is not a setting; allowed: KEY=VALUE"),
+    (["--frobnicate"], "--frobnicate is not an option; allowed: --help, --config-dir DIR"),
     (["--config-dir=/no/such/folder"], "--config-dir must name a folder"),
     # types
     (["run.steps=many"], "run.steps must be a whole number, not 'many'"),
@@ -60,7 +60,7 @@ MISTAKES = [
     (["parallel.backend=nccl", "run.device=cpu"], "parallel.backend=nccl needs GPUs"),
     (
         ["parallel.sharded=true", "optimizer=staggered", "control.mismatch=third"],
-        "control.mismatch=third does not go with optimizer.stagger",
+        "control.mismatch=third cannot be combined with optimizer.stagger",
     ),
     (["parallel.sharded=true", "emulate=sleep"], "parallel.sharded needs real compute"),
     (["parallel.optimizer_copies=-1"], "parallel.optimizer_copies must be at least 0"),

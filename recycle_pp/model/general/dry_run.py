@@ -87,8 +87,10 @@ class Outline:
     def refuse(self, layers: range) -> None:
         if (why := self.joined.get(layers.start)) is not None:
             free = [k for k in range(1, len(self.layers)) if k not in self.joined]
-            allowed = f"it may at {', '.join(map(str, free))} (model.split)" if free else "use parallel.stages=1"
-            raise ValueError(f"no stage may begin with {self.layers[layers.start]}: {why}; {allowed}")
+            allowed = (
+                f"possible first layers: {', '.join(map(str, free))} (model.split)" if free else "use parallel.stages=1"
+            )
+            raise ValueError(f"no stage may start with {self.layers[layers.start]}: {why}; {allowed}")
 
 
 def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
@@ -241,8 +243,8 @@ class _Watch(TorchDispatchMode):
         if (since := self._made.get(key)) is None:
             return False
         for k in range(since + 1, self._region + 1):
-            where = f"{'' if self._inside else 'what follows '}{outline.layers[self._region]}"
-            outline.joined.setdefault(k, f"{where} uses something from before it that is not among its arguments")
+            where = f"{'' if self._inside else 'the part after '}{outline.layers[self._region]}"
+            outline.joined.setdefault(k, f"{where} uses a tensor from before it that is not among its arguments")
         return True
 
     def _mark(self, tensor: Tensor) -> None:

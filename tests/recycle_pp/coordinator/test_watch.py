@@ -156,7 +156,7 @@ def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
     asyncio.run(job.watched(0.6))
     assert len(job.renewals) == RENEWALS and len(job.renewals[0]) == 12
-    assert "everybody waits in step 7" in job.stopped and str(job.folder) in job.stopped
+    assert "all workers wait in step 7" in job.stopped and str(job.folder) in job.stopped
     assert not job.found
 
 

@@ -61,5 +61,5 @@ def test_the_billionth_sample_is_found_without_its_predecessors():
 
 
 def test_a_weight_too_small_to_be_drawn_is_rejected():
-    with pytest.raises(ValueError, match=r"^data\.weights: 0\.0001 is less than 1/4096 of all"):
+    with pytest.raises(ValueError, match=r"^data\.weights: 0\.0001 is less than 1/4096 of the sum"):
         Order([10, 10], [1.0, 0.0001], 0)

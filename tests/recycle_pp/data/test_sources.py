@@ -47,11 +47,11 @@ def test_megatrons_documents_are_concatenated(tmp_path, code, dtype):
     [
         (0, b"NOTANIDX!", "is not an index of Megatron's"),
         (9, struct.pack("<Q", 2), "has version 2, and only version 1 is known"),
-        (17, b"\x07", "have type 7, which is not a type of whole numbers"),
+        (17, b"\x07", "gives its tokens type 7, which is not an integer type"),
         (18, struct.pack("<Q", 10**15), "1000000000000000 sequences and 5 boundaries need"),
-        (34, struct.pack("<i", -3), "do not lie one after the other"),
-        (34, struct.pack("<i", 4), "do not lie one after the other"),
-        (34 + 16 + 8, struct.pack("<q", -8), "do not lie one after the other"),
+        (34, struct.pack("<i", -3), "are not contiguous"),
+        (34, struct.pack("<i", 4), "are not contiguous"),
+        (34 + 16 + 8, struct.pack("<q", -8), "are not contiguous"),
         (34 + 12, struct.pack("<i", 10**9), "holds 804 tokens and not the 1000000804 that"),
     ],
 )

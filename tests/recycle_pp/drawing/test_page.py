@@ -173,7 +173,7 @@ def test_the_search_field_finds_micro_batches_and_workers_and_refuses_others(ada
 def test_the_slider_goes_through_the_steps_of_a_run(open_page: Callable[..., Page]) -> None:
     steps = [
         page.Step("step 19", [Chart.of(one_f_one_b(shape(scale=20.0)))]),
-        page.Step("step 20", [Chart.of(recovered(), "as it went")], "W(1,2) died"),
+        page.Step("step 20", [Chart.of(recovered(), "as measured")], "W(1,2) died"),
     ]
     got = open_page(*steps, first=1)
     assert got.text("#note") == "W(1,2) died" and "the stall was 40 ms" in got.text("#story")
@@ -235,7 +235,7 @@ def test_a_large_job_is_folded_to_what_its_deaths_changed_until_all_workers_are_
     open_page: Callable[..., Page],
 ) -> None:
     got = open_page(page.Step("plan", [Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))]))
-    got.until(lambda: "stages with deaths stand first (2)" in got.text("#note"))
+    got.until(lambda: "stages with deaths come first (2)" in got.text("#note"))
     assert "of the other stages (0-1, 3-7) pipeline 1 is drawn, 49 workers are folded" in got.text("#note")
     assert got.text("#fold") == "All workers" and got.complaints() == []
     before, after = got.changes(lambda: got.press("f"))

@@ -82,7 +82,7 @@ def test_a_window_shows_its_part_and_says_so() -> None:
 def test_too_many_rows_are_left_out_by_name() -> None:
     chart = Chart.of(one_f_one_b(shape((Worker(7, 3),), (64, 4, 8))))
     text = drawn(chart, most_rows=12)
-    assert "the stages with deaths stand first (3): 2 of 64 workers" in text
+    assert "the stages with deaths come first (3): 2 of 64 workers" in text
     assert "of the other stages (0-2) pipeline 7 is drawn, 189 workers are folded" in text
     assert "7.3 " in text and "8.3 " in text and "5.0 " not in text
     assert "63.3  " in drawn(chart, most_rows=1000)

@@ -57,7 +57,7 @@ def test_a_file_may_hold_a_plan_a_trace_or_a_problem(
 def test_a_run_folder_shows_the_step_with_a_death(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--width", "140"]) == 0
     out = capsys.readouterr().out
-    assert "step 20, as it went" in out and "W(1,2) died" in out and "against step 19" in out
+    assert "step 20, as measured" in out and "W(1,2) died" in out and "against step 19" in out
     assert main([str(run), "--step", "19", "--width", "140"]) == 0
     assert "died" not in capsys.readouterr().out
 
@@ -86,7 +86,7 @@ def test_a_plan_stands_under_its_fault_free_twin(name: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "of what? name a file with a problem, a plan or a trace, a run folder, or a problem on flags"),
+        ([], "a source is needed: a file with a problem, a plan or a trace, a run folder, or a problem by flags"),
         (["missing.json"], "missing.json: No such file or directory"),
         (["{run}", "--step", "7"], "{run} has no trace of step 7; there are 19, 20, 21"),
         (["{run}", "--out", "x.gif"], "--out x.gif: the ending must be one of .svg, .png, .pdf, .html, .json, .csv"),
@@ -163,7 +163,7 @@ def test_following_draws_each_new_step_until_the_run_ends(run: Path, capsys: pyt
     assert main([str(run), "--follow", "--width", "140"]) == 0
     thread.join()
     out = capsys.readouterr().out
-    assert out.index("step 20, as it went") < out.index("step 21, as it went") < out.index("the run has ended")
+    assert out.index("step 20, as measured") < out.index("step 21, as measured") < out.index("the run has ended")
     assert "step 21, loss 2.5000, 1,000 tokens/s, 11 live workers" in out
 
 

@@ -11,9 +11,9 @@ from . import models
 @pytest.mark.parametrize(
     ("build", "stages", "sentence"),
     [
-        ("Skips", 2, r"blocks\.2: what follows blocks\.2 uses something from before it .*; use parallel\.stages=1"),
+        ("Skips", 2, r"blocks\.2: the part after blocks\.2 uses a tensor from before it .*; use parallel\.stages=1"),
         ("Inputs", 3, r"blocks\.1: .* not among its arguments"),
-        ("SkipsTwo", 4, r"no stage may begin with blocks\.1: .*; it may at 2, 3 \(model\.split\)"),
+        ("SkipsTwo", 4, r"no stage may start with blocks\.1: .*; possible first layers: 2, 3 \(model\.split\)"),
         ("Normed", 1, r"forward changes the buffer blocks\.1\.norm\.1\.running_mean: workers that run other"),
         ("Counting", 1, "forward changes the buffer calls"),
         ("Frozen", 1, r"embedding\.weight does not require a gradient"),
@@ -51,7 +51,7 @@ def test_a_loss_that_ignores_the_labels_is_rejected():
 def test_a_loss_of_all_routers_is_accepted_only_in_one_stage(tmp_path):
     models.folder("mixtral", tmp_path, output_router_logits=True)
     assert len(pipeline(models.of_folder(tmp_path, 1))) == 1, "in one stage it trains unchanged"
-    with pytest.raises(ValueError, match=r"no stage may begin with model\.layers\.1: .*; use parallel\.stages=1"):
+    with pytest.raises(ValueError, match=r"no stage may start with model\.layers\.1: .*; use parallel\.stages=1"):
         pipeline(models.of_folder(tmp_path, 3))
 
 
