@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from recycle_pp.telemetry.run_folder import newest_run
-from recycle_pp.telemetry.status import Looker, Status, text
+from recycle_pp.telemetry.status import Status, StatusReader, text
 
 WATCH_SECONDS = 1.0
 CLEAR = "\x1b[H\x1b[J"  # moves to the top left of the terminal and clears it
@@ -36,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--watch", action="store_true", help="repeat until the run has ended or Ctrl-C")
     arguments = parser.parse_args(argv)
     try:
-        looker = Looker(newest_run(arguments.run))
-        status = looker.look()
+        reader = StatusReader(newest_run(arguments.run))
+        status = reader.read()
         _show(status, arguments)
         while arguments.watch and status.state in ("starting", "running", "silent"):
             time.sleep(WATCH_SECONDS)
-            status = looker.look()
+            status = reader.read()
             _show(status, arguments)
     except ValueError as error:
         print(f"recycle_pp: {error}", file=sys.stderr)

@@ -26,7 +26,9 @@ from pathlib import Path
 from recycle_schedules import Worker
 from recycle_schedules.op_kinds import SPLIT
 
+from recycle_pp.telemetry.events.job import Finished, Stopped
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.run_reader import RunReader
 
 from .availability import Availability, Change
 from .job import Job
@@ -61,7 +63,7 @@ def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Pat
         _until_step(run, WARM, folder / "log")
         begun = time.time()
         changes = _strike(run, trace, seed, job.stages, begun + seconds)
-        times = [line["time"] for line in run.lines(run.metrics)]
+        times = [line.time for line in RunReader(run).steps() if line.time is not None]
     done = sum(begun < at <= begun + seconds for at in times)
     real = Availability(job.workers, seconds, tuple(change for change in changes if change.at < seconds))
     return Replayed(done, real, run)
@@ -112,14 +114,14 @@ def _training(job: Job, run: RunFolder, log: Path) -> Iterator[None]:
 
 def _until_step(run: RunFolder, step: int, log: Path) -> None:
     deadline = time.monotonic() + STARTED
-    while not run.metrics.exists() or len(run.lines(run.metrics)) < step:
+    while not run.metrics.exists() or len(RunReader(run).steps()) < step:
         if time.monotonic() > deadline or (run.path.exists() and _ended(run)):
             raise RuntimeError(f"the job did not start: {log.read_text(errors='replace')[-2000:]}")
         time.sleep(0.1)
 
 
 def _ended(run: RunFolder) -> bool:
-    return run.events.exists() and any(e["event"] in ("stopped", "finished") for e in run.lines(run.events))
+    return any(isinstance(event, Stopped | Finished) for event in RunReader(run).events())
 
 
 def _strike(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:

@@ -1,76 +1,72 @@
 """A run in a few lines: its deaths, their causes and costs, and the loss around them.
 
-    print(report(RunFolder("runs/mine")))      # python -m recycle_pp.report runs/mine
-
-It is read from metrics.jsonl, events.jsonl and summary.json.
+print(report(RunFolder("runs/mine")))      # python -m recycle_pp.report runs/mine
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from recycle_pp.wire.files import decode, read
-from recycle_pp.wire.records import Summary
+from recycle_pp.wire.records import Step
 
-from .events.catalog import parsed
-from .events.deaths import DeathDetected, explained
+from .events.deaths import DeathDetected
 from .events.event import Event
 from .events.recovery import Resumed
 from .events.workers import Rejoined
 from .run_folder import RunFolder
+from .run_reader import RunReader
 from .words import plural
-
-Record = dict[str, Any]
 
 
 def report(run: RunFolder) -> str:
     """The report as text of several lines; ValueError if the folder holds no run, or if a file is damaged."""
     run.require()
-    metrics, events, steps = run.lines(run.metrics), explained(parsed(run.lines(run.events))), run.steps()
-    lines = [f"Run {run.path}", _course(metrics)]
+    reader = RunReader(run)
+    steps, events = reader.steps(), reader.events()
+    total = run.steps()
+    lines = [f"Run {run.path}", _course(steps)]
     for event in events:
         if isinstance(event, DeathDetected | Rejoined):
-            lines.append(f"  {event.sentence(steps)}{_loss_around(event.step, metrics)}")
+            lines.append(f"  {event.sentence(total)}{_loss_around(event.step, steps)}")
         if isinstance(event, DeathDetected):
-            lines.append(f"    {_cost(event, events, metrics)}")
+            lines.append(f"    {_cost(event, events, steps)}")
     if not any(isinstance(event, DeathDetected) for event in events):
         lines.append("  no worker died")
-    with suppress(FileNotFoundError):
-        lines += _summary(decode(run.summary, read(run.summary), Summary))
+    if (summary := reader.summary()) is not None:
+        lines += _summary(summary)
     return "\n".join(lines)
 
 
-def _course(metrics: Sequence[Record]) -> str:
-    losses = [(m["step"], m["loss"]) for m in metrics if m.get("loss") is not None]
+def _course(steps: Sequence[Step]) -> str:
+    losses = [(line.step, line.loss) for line in steps if line.loss is not None]
     if not losses:
         return "  no step is committed"
     text = f"  loss {losses[0][1]:.4f} in step {losses[0][0]}, {losses[-1][1]:.4f} in step {losses[-1][0]}"
-    validated = [m for m in metrics if m.get("val_loss") is not None]
+    validated = [line for line in steps if line.val_loss is not None]
     return text + (f", {_validation(validated[-1])}" if validated else "")
 
 
-def _validation(record: Record) -> str:
-    samples = record.get("val_samples")  # missing in runs of earlier versions
-    on = "held-out text" if samples is None else plural(samples, "held-out sample")
-    return f"{record['val_loss']:.4f} on {on}"
+def _validation(line: Step) -> str:
+    # runs of earlier versions lack the number of samples
+    on = "held-out text" if line.val_samples is None else plural(line.val_samples, "held-out sample")
+    return f"{line.val_loss:.4f} on {on}"
 
 
-def _cost(death: DeathDetected, events: Sequence[Event], metrics: Sequence[Record]) -> str:
+def _cost(death: DeathDetected, events: Sequence[Event], steps: Sequence[Step]) -> str:
     """The stall after a death, and the work that its peers repeated."""
     # A cause may be known only after the job has continued, so the recovery nearest in time is the one of this death.
     recoveries = [event for event in events if isinstance(event, Resumed) and death.worker in event.dead]
     if not recoveries:
-        continued = any(record["step"] > death.step for record in metrics)
+        continued = any(line.step > death.step for line in steps)
         return "no worker had to wait" if continued else "the job did not continue"
     nearest = min(recoveries, key=lambda event: abs(event.time - death.time))
     ops = f"{plural(nearest.lost_ops, 'op')} lost, {nearest.redone_ops} redone by peers"
     return f"stalled {1000 * nearest.stall_seconds:.0f} ms; {ops}"
 
 
-def _loss_around(step: int, metrics: Sequence[Record]) -> str:
-    losses = {m["step"]: m["loss"] for m in metrics if m.get("loss") is not None}
+def _loss_around(step: int, steps: Sequence[Step]) -> str:
+    losses = {line.step: line.loss for line in steps if line.loss is not None}
     near = [(s, losses[s]) for s in (step - 1, step, step + 1) if s in losses]
     return ": loss " + ", ".join(f"{loss:.4f} (step {s})" for s, loss in near) if near else ""
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from recycle_pp.linux.processes import ProcessSize, parent_of, process_size
+from recycle_pp.wire.records import Step
 
-from .events.catalog import parsed
-from .events.deaths import DeathDetected, explained
+from .events.deaths import DeathDetected
 from .events.recovery import Restored, Resumed
 from .events.workers import Rejoined
 from .run_folder import RunFolder
+from .run_reader import RunReader
 
 
 class Usage:
@@ -58,10 +58,10 @@ def _early(sizes: Sequence[ProcessSize]) -> str:
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
     """The table, of events since that time (seconds since 1970)."""
-    events = explained(event for event in parsed(run.lines(run.events)) if event.time >= since)
+    reader = RunReader(run)
+    events, steps = [event for event in reader.events() if event.time >= since], reader.steps()
     stalls = sorted(event.stall_seconds for event in events if isinstance(event, Resumed))
     causes = Counter(event.cause for event in events if isinstance(event, DeathDetected))
-    metrics = run.lines(run.metrics)
     rows: list[tuple[str, object]] = [
         ("deaths", causes.total()),
         *((f"  {cause}", count) for cause, count in sorted(causes.items())),
@@ -71,25 +71,25 @@ def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str
         ("stall, median", f"{1000 * _quantile(stalls, 0.5):.0f} ms"),
         ("stall, 99 %", f"{1000 * _quantile(stalls, 0.99):.0f} ms"),
         ("longest stall", f"{1000 * _quantile(stalls, 1.0):.0f} ms"),
-        ("steps committed", len({line["step"] for line in metrics})),
-        ("goodput", f"{100 * _goodput(metrics):.0f} % of an undisturbed run"),
-        ("per live worker", f"{100 * _goodput(metrics, per_worker=True):.0f} %"),
+        ("steps committed", len(steps)),
+        ("goodput", f"{100 * _goodput(steps):.0f} % of an undisturbed run"),
+        ("per live worker", f"{100 * _goodput(steps, per_worker=True):.0f} %"),
         *(usage.rows() if usage else []),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def _goodput(metrics: Sequence[dict[str, Any]], per_worker: bool = False) -> float:
+def _goodput(steps: Sequence[Step], per_worker: bool = False) -> float:
     """Time of the steps at their median with all workers, relative to the time that they took."""
-    steps = [line for line in metrics[1:] if line.get("step_seconds")]  # the first one includes the start
-    most = max((line["live_workers"] for line in steps), default=0)
-    full = sorted(line["step_seconds"] for line in steps if line["live_workers"] == most)
+    # the first step includes the start
+    taken = [(line.step_seconds, line.live_workers) for line in steps[1:] if line.step_seconds and line.live_workers]
+    most = max((live for _, live in taken), default=0)
+    full = sorted(seconds for seconds, live in taken if live == most)
     if not full:
         return 0.0
-    best = _quantile(full, 0.5)
-    took = sum(line["step_seconds"] * (line["live_workers"] / most if per_worker else 1.0) for line in steps)
-    return best * len(steps) / took
+    total = sum(seconds * (live / most if per_worker else 1.0) for seconds, live in taken)
+    return _quantile(full, 0.5) * len(taken) / total
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

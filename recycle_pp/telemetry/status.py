@@ -1,7 +1,7 @@
 """The state of a run, read from its folder by any process on any machine that has the folder.
 
-looker = Looker(RunFolder("runs/mine"))
-status = looker.look()                 # reads only what is new since the last look
+reader = StatusReader(RunFolder("runs/mine"))
+status = reader.read()                 # reads only the lines since the last call
 status.state, status.step, status.live
 text(status), status.to_json()
 """
@@ -18,18 +18,18 @@ from typing import Any
 from recycle_schedules import Worker
 
 from recycle_pp.wire.files import UnreadableFile
+from recycle_pp.wire.records import Step
 
-from .events.catalog import parse
 from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
 from .events.event import Event
 from .events.job import Finished, PlanAdopted, Started, Stopped
 from .events.recovery import Restored, Resumed, StageLost
 from .events.workers import Left, Rejoined
-from .follower import Follower
 from .heartbeat import Life, Pulse, Sign
 from .progress import duration
 from .run_folder import RunFolder
+from .run_reader import RunReader
 from .words import plural, when
 
 RECENT = 20  # steps from which the speed is computed
@@ -69,50 +69,50 @@ class Status:
         return asdict(self)
 
 
-class Looker:
+class StatusReader:
     def __init__(self, run: RunFolder) -> None:
         """ValueError if the folder holds no run, or if its config.yaml is damaged."""
         run.require()
         self._run, self._settings = run, run.read_settings()
-        self._metrics, self._events, self._pulse = Follower(run.metrics), Follower(run.events), Pulse(run)
-        self._lines: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._lines, self._pulse = RunReader(run).follow(), Pulse(run)
+        self._steps: deque[Step] = deque(maxlen=RECENT)
         self._deaths: list[DeathDetected] = []
         self._stalls: list[float] = []
         self._away: set[str] = set()  # workers that died or left and are not back
         self._broken: int | None = None  # the step interrupted by a death or a restore
         self._restoring = False
 
-    def look(self) -> Status:
-        """The current status. The first look waits like `Pulse.look`.
+    def read(self) -> Status:
+        """The current status. The first call waits like `Pulse.look`.
 
         Raises:
             UnreadableFile: a file is damaged and the job does not run. While it runs, `Status.damaged` has the damage.
         """
         verdict, proof, sign, age = self._life()
-        self._lines.extend(self._metrics.new())
-        for event in self._events.new():
-            self._follow(parse(event))
+        self._steps.extend(self._lines.steps.new())
+        for event in self._lines.events.new():
+            self._follow(event)
         s = self._settings
         now = sign.time + age if sign else time.time()  # on the coordinator's clock
-        damaged = [follower.damage for follower in (self._metrics, self._events) if follower.damage is not None]
-        last = self._lines[-1] if self._lines else {}
-        measured = [line["step_seconds"] for line in self._lines if "step_seconds" in line]
+        last = self._steps[-1] if self._steps else None
+        measured = [line.step_seconds for line in self._steps if line.step_seconds is not None]
         seconds = median(measured) if measured else None
-        left = s.run.steps - 1 - last["step"] if last else s.run.steps
-        going = verdict == "alive"
-        if damaged and not going:
+        committed = -1 if last is None else last.step
+        alive = verdict == "alive"
+        damaged = self._lines.damage
+        if damaged and not alive:
             raise damaged[0]
         return Status(
             run=str(self._run.path),
             state=self._state(verdict, sign),
             proof=proof,
-            step=last.get("step"),
+            step=None if last is None else last.step,
             steps=s.run.steps,
-            loss=last.get("loss"),
-            tokens_per_second=last.get("tokens_per_second"),
+            loss=None if last is None else last.loss,
+            tokens_per_second=None if last is None else last.tokens_per_second,
             step_seconds=seconds,
-            last_step_seconds_ago=max(0.0, now - last.get("time", now)) if last else None,
-            eta_seconds=left * seconds if going and seconds is not None else None,
+            last_step_seconds_ago=None if last is None or last.time is None else max(0.0, now - last.time),
+            eta_seconds=(s.run.steps - 1 - committed) * seconds if alive and seconds is not None else None,
             pipelines=s.parallel.pipelines,
             stages=s.parallel.stages,
             live=sign.live if sign else [],
@@ -129,7 +129,7 @@ class Looker:
             stalls=len(self._stalls),
             last_stall_seconds=self._stalls[-1] if self._stalls else None,
             stall_seconds=sum(self._stalls),
-            recovering=going and self._recovering(last.get("step", -1)),
+            recovering=alive and self._recovering(committed),
             damaged=[str(damage) for damage in damaged],
         )
 
@@ -164,8 +164,8 @@ class Looker:
             case Restored():  # all workers restart from a checkpoint, in other roles
                 self._away.clear()
                 self._broken, self._restoring = event.checkpoint, True
-                kept = [line for line in self._lines if line["step"] < self._broken]
-                self._lines = deque(kept, maxlen=RECENT)
+                kept = [line for line in self._steps if line.step < self._broken]
+                self._steps = deque(kept, maxlen=RECENT)
             case PlanAdopted() if self._restoring:
                 self._broken, self._restoring = None, False
             case Finished() | Stopped():
@@ -180,7 +180,7 @@ class Looker:
         if verdict == "over":
             return "finished" if sign and sign.code == 0 else "stopped"
         if verdict == "alive":
-            return "running" if self._lines else "starting"
+            return "running" if self._steps else "starting"
         return "dead" if verdict == "gone" else verdict
 
 

@@ -19,7 +19,7 @@ from recycle_pp.status import main
 from recycle_pp.telemetry import heartbeat
 from recycle_pp.telemetry.heartbeat import Heartbeat, Sign
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.status import Looker, worker_map
+from recycle_pp.telemetry.status import StatusReader, worker_map
 
 LONG = ["parallel=2x2", "model=tiny", "run.steps=100000", "run.validate_every=0", "emulate=sleep"]
 
@@ -106,19 +106,19 @@ def test_a_run_that_has_ended_says_how(zygote, capsys):
 
 def test_recovering_is_told_from_the_first_effect_of_a_death_to_its_last(run):
     """Whatever comes between: deaths of joiners, drains, a second death, a restore, another coordinator."""
-    looker, time_ = Looker(run), time.time()
+    reader, time_ = StatusReader(run), time.time()
 
     def recovering(name, step, worker=None, **fields):
         event = {"time": time_, "event": name, "step": step, "generation": 0, "worker": worker, **fields}
         with run.events.open("a") as file:
             file.write(json.dumps(event) + "\n")
-        return looker.look().recovering
+        return reader.read().recovering
 
     def commits(step):
         line = {"step": step, "loss": 1.0, "tokens_per_second": 1.0, "step_seconds": 1.0}
         with run.metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        return looker.look().recovering
+        return reader.read().recovering
 
     cause = {"cause": "signal", "detail": "SIGKILL", "injected": False}
     resumed = {"stall_seconds": 0.1, "dead": ["1.1"]}
@@ -179,8 +179,8 @@ def test_a_job_on_another_machine_lives_if_its_sign_changes_whatever_its_clock_s
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        looker = Looker(run)
-        assert looker.look().state == "starting"
+        reader = StatusReader(run)
+        assert reader.read().state == "starting"
         assert heartbeat.address_of(run) == "127.0.0.1:1"
         with pytest.raises(ValueError, match="belongs to a job that still runs"):
             heartbeat.refuse_running(run)
@@ -188,7 +188,7 @@ def test_a_job_on_another_machine_lives_if_its_sign_changes_whatever_its_clock_s
         over.set()
         thread.join()
     time.sleep(1.1)
-    assert looker.look().state == "silent"
+    assert reader.read().state == "silent"
 
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])

@@ -1,7 +1,7 @@
 """The events of a job, one class each: fields, sentence, whether exporters show it, and its row in docs/run-folder.md.
 
     recorder.event(Respawned(worker="1.2", respawns=1))
-    events = [parse(record) for record in run.lines(run.events)]        # catalog.py
+    events = RunReader(run).events()
     for event in events:
         if isinstance(event, DeathDetected): ...
 

@@ -6,7 +6,6 @@ parse({"event": "respawned", "step": 20, ...})   # Respawned(...)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -41,10 +40,6 @@ def parse(record: Any) -> Event:
     """
     cls = EVENTS.get(msgspec.convert(record, _Line).event, Event)
     return msgspec.convert(record, cls if _required(cls) <= record.keys() else Event)
-
-
-def parsed(records: Iterable[dict[str, Any]]) -> list[Event]:
-    return [parse(record) for record in records]
 
 
 @cache

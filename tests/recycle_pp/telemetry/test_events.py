@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from recycle_pp.telemetry.events.catalog import EVENTS, parse, parsed
+from recycle_pp.telemetry.events.catalog import EVENTS, parse
 from recycle_pp.telemetry.events.checkpoints import CheckpointSaved
 from recycle_pp.telemetry.events.deaths import DeathDetected, DeathExplained, explained
 from recycle_pp.telemetry.events.event import Event
@@ -118,7 +118,7 @@ def test_a_cause_that_becomes_known_late_replaces_the_supposed_one():
     ],
 )
 def test_causes_are_described_in_words(details, sentence):
-    (event,) = parsed([{"event": "death_detected", "step": 20, "worker": "1.2", **details}])
+    event = parse({"event": "death_detected", "step": 20, "worker": "1.2", **details})
     assert sentence in event.sentence(60)
 
 

@@ -14,7 +14,7 @@ from recycle_pp.telemetry.history import History
 from recycle_pp.telemetry.lines import Lines
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.status import Looker
+from recycle_pp.telemetry.status import StatusReader
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def test_events_of_a_coordinator_without_majority_do_not_count(run):
     write(run.metrics, (0, 9), (1, 10))
     event = {"time": 1.0, "generation": 0, "worker": "1.0", "cause": "node_loss"}
     write(run.events, (0, 0, event | {"event": "started"}), (1, 10, event | {"event": "coordinator_elected"}))
-    before, status = report(run), Looker(run).look()
+    before, status = report(run), StatusReader(run).read()
     write(run.events, (0, 10, event | {"event": "death_detected"}), (0, 10, event | {"event": "stopped"}))
     assert report(run) == before and "no worker died" in before
-    assert Looker(run).look().deaths == 0 and Looker(run).look().state == status.state
+    assert StatusReader(run).read().deaths == 0 and StatusReader(run).read().state == status.state
     assert History.read(run).dead == frozenset()
 
 
