@@ -48,11 +48,11 @@ class History:
 
     @classmethod
     def read(cls, folder: RunFolder) -> History:
-        """Skips what is damaged: the job goes on with the rest."""
+        """Skips what is damaged: the job continues with the rest."""
         run = RunReader(folder)
         lines = run.follow()
         events = lines.events.new()
-        # one step at a time: one call for all of them would hold Python's lock, and the event loop would wait for it
+        # One step at a time: a call for all of them would hold the lock of Python, and the event loop would wait.
         each = ((line.step, line.loss, line.cpu_seconds) for line in lines.steps.each())
         steps = without_undone(each, lambda line: line[0])
         newest, loss, _ = steps[-1] if steps else (-1, None, None)

@@ -9,7 +9,7 @@ from recycle_pp.wire.records import Count, Seconds
 from .event import Event
 
 
-class CheckpointSaved(Event, frozen=True, kw_only=True):
+class CheckpointSaved(Event):
     """A checkpoint is complete. `checkpoint`: steps that it holds."""
 
     exported = True
@@ -19,7 +19,7 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
         return f"{folder(self.checkpoint)} saved"
 
 
-class CheckpointDamaged(Event, frozen=True, kw_only=True):
+class CheckpointDamaged(Event):
     """A restore passed over a damaged checkpoint. `checkpoint`: steps that it holds. `detail`: what is wrong."""
 
     checkpoint: Count
@@ -29,7 +29,7 @@ class CheckpointDamaged(Event, frozen=True, kw_only=True):
         return f"{folder(self.checkpoint)} is damaged and skipped: {self.detail}"
 
 
-class CheckpointFailed(Event, frozen=True, kw_only=True):
+class CheckpointFailed(Event):
     """A checkpoint was not written. `checkpoint`: steps that it would hold. `detail`: why. `newest`: steps in the
     newest whole checkpoint, 0 without one. `unsaved_seconds` since it was saved, or since the job or its coordinator
     began."""
@@ -43,7 +43,7 @@ class CheckpointFailed(Event, frozen=True, kw_only=True):
         return f"{folder(self.checkpoint)} was not saved: {self.detail}{_unsaved(self.newest, self.unsaved_seconds)}"
 
 
-class CheckpointSkipped(Event, frozen=True, kw_only=True):
+class CheckpointSkipped(Event):
     """A checkpoint was due while the previous one was still being written. `checkpoint`: steps that it would hold.
     `by`: the workers that still wrote. `newest` and `unsaved_seconds` as above."""
 

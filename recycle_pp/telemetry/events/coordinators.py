@@ -7,7 +7,7 @@ from recycle_pp.wire.records import Count, Seconds
 from .event import Event, WorkerEvent
 
 
-class CoordinatorLost(Event, frozen=True, kw_only=True):
+class CoordinatorLost(Event):
     """The coordinator is lost. `rank`: of its supervisor."""
 
     rank: Count
@@ -16,7 +16,7 @@ class CoordinatorLost(Event, frozen=True, kw_only=True):
         return f"the coordinator, in the supervisor of rank {self.rank}, is lost"
 
 
-class CoordinatorElected(Event, frozen=True, kw_only=True):
+class CoordinatorElected(Event):
     """Another supervisor coordinates: `rank`. `seconds`: from the loss to the election. (`term` of this line is the new
     coordinator's.)"""
 
@@ -28,7 +28,7 @@ class CoordinatorElected(Event, frozen=True, kw_only=True):
         return f"rank {self.rank} coordinates now, elected in {1000 * self.seconds:.0f} ms"
 
 
-class NodeJoined(WorkerEvent, frozen=True, kw_only=True):
+class NodeJoined(WorkerEvent):
     """A new node replaces a lost one: `rank`, `host`."""
 
     exported = True
@@ -39,7 +39,7 @@ class NodeJoined(WorkerEvent, frozen=True, kw_only=True):
         return f"{self.host} replaces the lost node of worker {self.worker}"
 
 
-class LinkRestored(WorkerEvent, frozen=True, kw_only=True):
+class LinkRestored(WorkerEvent):
     """A worker had left because a link was cut. Its node reaches all others again, so it is restarted: `rank`,
     `host`."""
 
@@ -50,7 +50,7 @@ class LinkRestored(WorkerEvent, frozen=True, kw_only=True):
         return f"{self.host} reaches all nodes of the job again: worker {self.worker} is restarted"
 
 
-class SupervisorBack(WorkerEvent, frozen=True, kw_only=True):
+class SupervisorBack(WorkerEvent):
     """A supervisor that had lost its connection is connected again: `rank`."""
 
     rank: Count

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import msgspec
 
+from recycle_pp.wire.messages.supervisors import Death
 from recycle_pp.wire.records import Seconds
 
 from .event import Event, WorkerEvent
 
 
-class DeathDetected(WorkerEvent, frozen=True, kw_only=True):
+class DeathDetected(WorkerEvent):
     """A worker died. `cause`: signal, exception, out_of_memory, gpu, hang, eviction, node_loss, mismatch, exit or
     unknown. `detail`: more about it. `injected`: whether a fault of `+fail_at` or `+hang_at` caused it."""
 
@@ -26,7 +26,7 @@ class DeathDetected(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} {verb} ({cause_in_words(self)})"
 
 
-class DeathExplained(WorkerEvent, frozen=True, kw_only=True):
+class DeathExplained(WorkerEvent):
     """The true cause of the worker's last death: `cause`, `detail`, `injected`. Written if the process took more than
     3 s to end, so `death_detected` has another cause."""
 
@@ -38,7 +38,7 @@ class DeathExplained(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} died of this cause: {cause_in_words(self)}"
 
 
-class HangSuspected(WorkerEvent, frozen=True, kw_only=True):
+class HangSuspected(WorkerEvent):
     """A worker makes no progress. `where` it is stuck, `seconds` since its last progress
     ([hangs](recovery.md#hangs))."""
 
@@ -50,18 +50,7 @@ class HangSuspected(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} has been stuck for {self.seconds:.1f} s in {where}"
 
 
-class Cause(Protocol):
-    """The cause of a death, of an event or of `wire.messages.supervisors.Death`."""
-
-    @property
-    def cause(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def injected(self) -> bool: ...
-
-
-def cause_in_words(death: Cause) -> str:
+def cause_in_words(death: DeathDetected | DeathExplained | Death) -> str:
     """ "killed by SIGKILL, an injected failure", "ValueError: no such token", ..."""
     detail = death.detail.strip()
     last = detail.splitlines()[-1] if detail else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import msgspec
 
@@ -12,6 +12,7 @@ from recycle_pp.telemetry.words import when
 from recycle_pp.wire.records import Count, Seconds, WorkerName
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of events.jsonl. Its name there is the name of the class in snake case.
 
@@ -43,16 +44,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> dict[str, Any]:
         """The record of events.jsonl, without the writer's term."""
-        fields = msgspec.structs.asdict(self)
-        given = {key: value for key, value in fields.items() if value is not msgspec.UNSET}
-        return {"time": given.pop("time"), "event": self.name(), **given}
+        head = {"time": self.time, "event": self.name(), "step": self.step, "generation": self.generation}
+        fields = msgspec.structs.asdict(self).items()
+        return head | {"worker": self.worker} | {key: value for key, value in fields if value is not msgspec.UNSET}
 
     @classmethod
     def name(cls) -> str:
         return re.sub(r"\B[A-Z]", r"_\g<0>", cls.__name__).lower()
 
 
-class WorkerEvent(Event, frozen=True, kw_only=True):
+class WorkerEvent(Event, kw_only=True):
     """An event of one worker."""
 
     worker: WorkerName

@@ -10,7 +10,7 @@ from recycle_pp.wire.records import Count, Seconds
 from .event import Event
 
 
-class Started(Event, frozen=True, kw_only=True):
+class Started(Event):
     """All workers are ready and training begins. `workers`: how many."""
 
     workers: Count = 0
@@ -19,7 +19,7 @@ class Started(Event, frozen=True, kw_only=True):
         return f"{plural(self.workers, 'worker')} {'is' if self.workers == 1 else 'are'} ready; training begins"
 
 
-class PlanAdopted(Event, frozen=True, kw_only=True):
+class PlanAdopted(Event):
     """The workers received a new plan. `lost_ops`: boundary tensors lost with dead workers. `revoked`: stages that sum
     their gradients again."""
 
@@ -28,7 +28,7 @@ class PlanAdopted(Event, frozen=True, kw_only=True):
     revoked: list[int] = msgspec.field(default_factory=list)
 
 
-class UpdateSkipped(Event, frozen=True, kw_only=True):
+class UpdateSkipped(Event):
     """A gradient was not finite, so the step changed no weight. `in_a_row`: number of such steps until now."""
 
     in_a_row: Count
@@ -37,7 +37,7 @@ class UpdateSkipped(Event, frozen=True, kw_only=True):
         return "the update is skipped: a gradient is NaN or infinite"
 
 
-class Repeated(Event, frozen=True, kw_only=True):
+class Repeated(Event):
     """Finite gradients did not fit into the sums of `stages`. The step is repeated with other exponents. `attempt`: how
     often it was repeated until now."""
 
@@ -49,7 +49,7 @@ class Repeated(Event, frozen=True, kw_only=True):
         return f"gradients of {stages} need other exponents to fit into the sums; the step is redone with them"
 
 
-class WaitsForData(Event, frozen=True, kw_only=True):
+class WaitsForData(Event):
     """Written every 10 s while the disks of all readers of training data are silent and a worker needs a read. `path`
     of the file, `waiting`: the workers that need it, `seconds` since the oldest read began
     ([data.md](data.md#data-files-while-the-job-runs))."""
@@ -65,7 +65,7 @@ class WaitsForData(Event, frozen=True, kw_only=True):
         )
 
 
-class Ending(Event, frozen=True, kw_only=True):
+class Ending(Event):
     """The job got `signal`: it finishes its step, saves and ends."""
 
     signal: str
@@ -74,7 +74,7 @@ class Ending(Event, frozen=True, kw_only=True):
         return f"{self.signal}: the job finishes this step, saves a checkpoint and ends"
 
 
-class Stopped(Event, frozen=True, kw_only=True):
+class Stopped(Event):
     """The job stopped before its last step. `reason`: why."""
 
     exported = True
@@ -84,7 +84,7 @@ class Stopped(Event, frozen=True, kw_only=True):
         return f"the job has stopped: {self.reason}"
 
 
-class Finished(Event, frozen=True, kw_only=True):
+class Finished(Event):
     """All steps are committed."""
 
     exported = True

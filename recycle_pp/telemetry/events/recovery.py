@@ -11,7 +11,7 @@ from .checkpoints import folder
 from .event import Event
 
 
-class Resumed(Event, frozen=True, kw_only=True):
+class Resumed(Event):
     """All workers compute again after a death or the loss of the coordinator. `dead`: the workers that died.
     `stall_seconds`: from the first death to now. `died_at`: time of that death on the coordinator's monotonic clock.
     `lost_ops`, `redone_ops` ([figures.md](figures.md)). `left_seconds` and `left_bound_seconds`: the rest of the step
@@ -34,7 +34,7 @@ class Resumed(Event, frozen=True, kw_only=True):
         )
 
 
-class Renewed(Event, frozen=True, kw_only=True):
+class Renewed(Event):
     """All links were rebuilt, because no worker ran an op and all waited. `waiting`: these workers."""
 
     waiting: list[str]
@@ -44,7 +44,7 @@ class Renewed(Event, frozen=True, kw_only=True):
         return f"all workers wait for each other{first}; all links are rebuilt"
 
 
-class StageLost(Event, frozen=True, kw_only=True):
+class StageLost(Event):
     """A stage cannot continue: `stage`. `detail`: what is lost."""
 
     exported = True
@@ -55,7 +55,7 @@ class StageLost(Event, frozen=True, kw_only=True):
         return f"stage {self.stage} has {self.detail}"
 
 
-class Restored(Event, frozen=True, kw_only=True):
+class Restored(Event):
     """All workers restart from a checkpoint. `checkpoint`: steps that it holds. `undone_from`, `undone_to`: the first
     and the last step that are undone, or null. (New files of the same name replace metrics and samples, without the
     lines of these steps.)"""

@@ -10,7 +10,7 @@ from recycle_pp.wire.records import Count, Number
 from .event import WorkerEvent
 
 
-class Spawned(WorkerEvent, frozen=True, kw_only=True):
+class Spawned(WorkerEvent):
     """A worker process was started: `rank`, `pid`, `host`."""
 
     printed = False
@@ -19,7 +19,7 @@ class Spawned(WorkerEvent, frozen=True, kw_only=True):
     host: str | None
 
 
-class Respawned(WorkerEvent, frozen=True, kw_only=True):
+class Respawned(WorkerEvent):
     """A dead worker is restarted. `respawns`: number of restarts until now."""
 
     respawns: Count
@@ -28,7 +28,7 @@ class Respawned(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} is restarted"
 
 
-class GivenUp(WorkerEvent, frozen=True, kw_only=True):
+class GivenUp(WorkerEvent):
     """A dead worker is not restarted any more. `respawns`: number of its restarts."""
 
     respawns: Count
@@ -39,14 +39,14 @@ class GivenUp(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} died again after {plural(self.respawns, 'restart')} and is not restarted any more"
 
 
-class Joining(WorkerEvent, frozen=True, kw_only=True):
+class Joining(WorkerEvent):
     """A new worker process receives the state. `donor`: the peer that sends it."""
 
     printed = False
     donor: str
 
 
-class Rejoined(WorkerEvent, frozen=True, kw_only=True):
+class Rejoined(WorkerEvent):
     """The worker takes part again."""
 
     exported = True
@@ -55,14 +55,14 @@ class Rejoined(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} is back"
 
 
-class Evicted(WorkerEvent, frozen=True, kw_only=True):
+class Evicted(WorkerEvent):
     """The worker got SIGTERM. It finishes the step, hands over its work and leaves."""
 
     def text(self) -> str:
         return f"worker {self.worker} got SIGTERM; it finishes this step, hands over its work and leaves"
 
 
-class Left(WorkerEvent, frozen=True, kw_only=True):
+class Left(WorkerEvent):
     """The worker has handed over its work and left the job."""
 
     exported = True
@@ -71,7 +71,7 @@ class Left(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} has handed over its work and left"
 
 
-class Slow(WorkerEvent, frozen=True, kw_only=True):
+class Slow(WorkerEvent):
     """The worker became slow, so its peers take over a part of its work. `factor`: duration of its ops relative to its
     peers."""
 
@@ -85,7 +85,7 @@ class Slow(WorkerEvent, frozen=True, kw_only=True):
         )
 
 
-class SlowNoMore(WorkerEvent, frozen=True, kw_only=True):
+class SlowNoMore(WorkerEvent):
     """The worker is as fast as its peers again. `factor`: as for `slow`."""
 
     exported = True
@@ -95,7 +95,7 @@ class SlowNoMore(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} is as fast as its peers again"
 
 
-class Refused(WorkerEvent, frozen=True, kw_only=True):
+class Refused(WorkerEvent):
     """A worker cannot take part. `platform` that it has and `expected` platform of the others; or `detail`: another
     reason."""
 
@@ -108,7 +108,7 @@ class Refused(WorkerEvent, frozen=True, kw_only=True):
         return f"worker {self.worker} is rejected: {reason}"
 
 
-class Mismatch(WorkerEvent, frozen=True, kw_only=True):
+class Mismatch(WorkerEvent):
     """A copy of sharded state is wrong (`control.mismatch=third`). The step is repeated without the worker that holds
     it. `host`: its node; `detail`: the wrong block."""
 
