@@ -25,8 +25,13 @@ _OTHER_END_SECONDS = 0.3  # between the first report of a cut link and the decis
 
 class BrokenLinks:
     def __init__(self, context: Context, driver: Driver, deaths: Deaths, returns: Returns) -> None:
-        self._roster, self._timers, self._lifecycle = context.roster, context.timers, context.lifecycle
-        self._recorder, self._driver, self._deaths, self._returns = context.recorder, driver, deaths, returns
+        self._roster = context.roster
+        self._timers = context.timers
+        self._lifecycle = context.lifecycle
+        self._recorder = context.recorder
+        self._driver = driver
+        self._deaths = deaths
+        self._returns = returns
         self._unreachable: dict[Worker, list[Worker]] = {}  # since the last decision, by the worker that reports it
         self._told: dict[Worker, list[Worker]] = {}  # why the job waits
 

@@ -64,7 +64,9 @@ class Saving:
 
     def __init__(self, folder: Path, newest: int = 0) -> None:
         """newest: steps done of the newest checkpoint that is known."""
-        self._folder, self._newest, self._newest_since = folder, newest, time.monotonic()
+        self._folder = folder
+        self._newest = newest
+        self._newest_since = time.monotonic()
         self.step = -1
         self._missing: dict[object, Worker] = {}  # stage, or worker where all of a stage save -> who writes it
         self._parts: dict[Worker, str] = {}  # the parts that are there, by the workers that wrote them
@@ -127,10 +129,17 @@ class Saving:
     def begin(self, step: int, savers: Collection[Worker], final: bool, live: Collection[Worker]) -> None:
         """`step`: steps done. A save that is still under way is given up: the newer one is worth more. live: who says
         what it holds."""
-        self.step, self.final, self.failed, self._assembler, self._last = step, final, False, None, None
+        self.step = step
+        self.final = final
+        self.failed = False
+        self._assembler = None
+        self._last = None
         self._sharded = len({w.stage for w in savers}) < len(savers)
-        self._missing, self.replicas = {self._key(w): w for w in savers}, Replicas(step, live)
-        self._parts, self._whole, self._writing = {}, set(), self._writing | set(savers)
+        self._missing = {self._key(w): w for w in savers}
+        self.replicas = Replicas(step, live)
+        self._parts = {}
+        self._whole = set()
+        self._writing |= set(savers)
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> bool:
         """The checkpoint before stays the newest. False if this one is given up already. worker: who says it; None:
@@ -143,7 +152,9 @@ class Saving:
         return True
 
     def abandon(self) -> None:
-        self._missing, self._assembler, self._last = {}, None, None
+        self._missing = {}
+        self._assembler = None
+        self._last = None
 
     def saved(self, worker: Worker, message: Saved) -> list[Send]:
         """Whoever of the stage has written it: all hold the same."""
@@ -164,11 +175,14 @@ class Saving:
     def assembling(self, worker: Worker, message: Assembling) -> None:
         """It was asked to, by this coordinator or by the one before."""
         if message.step == self.step:
-            self._missing, self._assembler, self._last = {}, worker, None
+            self._missing = {}
+            self._assembler = worker
+            self._last = None
 
     def assembled(self, message: Assembled) -> None:
         if message.step > self._newest:
-            self._newest, self._newest_since = message.step, time.monotonic()
+            self._newest = message.step
+            self._newest_since = time.monotonic()
         if message.step == self.step:
             self.abandon()
 
@@ -204,7 +218,8 @@ class Saving:
         return self._assemble(self._last)
 
     def _assemble(self, worker: Worker) -> list[Send]:
-        self._assembler, self._last = worker, None
+        self._assembler = worker
+        self._last = None
         return [Send(worker, Assemble(self.step, list(self._parts.values())))]
 
     def _key(self, worker: Worker) -> object:

@@ -69,15 +69,19 @@ class Coordinator:
         whole: Whole,
     ) -> None:
         """whole: the checkpoint to begin at, with run.resume."""
-        self._settings, self._run, self._agreement = settings, run, agreement
+        self._settings = settings
+        self._run = run
+        self._agreement = agreement
         self._world = settings.parallel.pipelines * settings.parallel.stages
         self.gave_way = False
         self.agents: set[int] = set()  # of the launch, that still live at the end
-        saving, job = Saving(run.checkpoints, whole.step), new_job(settings, whole.step)
+        saving = Saving(run.checkpoints, whole.step)
+        job = new_job(settings, whole.step)
         spans = SpanTables()
         self._recorder = Recorder(settings, run, events, progress, job, spans)
         self.lease = LeaderLease(agreement, settings.control.suspicion, self.give_way)
-        self._roster, self._restarts = Roster(settings), RestartPolicy(settings)
+        self._roster = Roster(settings)
+        self._restarts = RestartPolicy(settings)
         self._timers = Timers(self._failed, self.lease)
         self._lifecycle = Lifecycle(self._recorder, lambda: self._deaths.close())
         context = Context(

@@ -50,10 +50,16 @@ DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel,
 
 class Deaths:
     def __init__(self, context: Context, driver: Driver) -> None:
-        self._settings, self._run, self._driver = context.settings, context.run, driver
-        self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
-        self._recorder, self._lifecycle = context.recorder, context.lifecycle
-        self._lease, self._spans = context.lease, context.spans
+        self._settings = context.settings
+        self._run = context.run
+        self._driver = driver
+        self._roster = context.roster
+        self._restarts = context.restarts
+        self._timers = context.timers
+        self._recorder = context.recorder
+        self._lifecycle = context.lifecycle
+        self._lease = context.lease
+        self._spans = context.spans
         self._newest: dict[int, Death] = {}  # of each stage
         self._restoring: asyncio.Task[None] | None = None
         driver.subscribers.append(self._follow)
@@ -77,7 +83,8 @@ class Deaths:
 
     def reported(self, rank: Rank, message: Died) -> None:
         """Its supervisor has reaped it."""
-        seen, death = rank.causes.get(message.incarnation), message.death
+        seen = rank.causes.get(message.incarnation)
+        death = message.death
         if seen is not None:  # a hang that we have ended ourselves
             death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
         elif message.asked and message.incarnation == rank.ended:
@@ -118,7 +125,9 @@ class Deaths:
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
             rank.kill()
-        rank.alive, rank.worker, rank.died = False, None, rank.incarnation
+        rank.alive = False
+        rank.worker = None
+        rank.died = rank.incarnation
         if not recorded:
             self._record(rank, time.monotonic())
         if not begun:
@@ -134,7 +143,9 @@ class Deaths:
         if incarnation != rank.incarnation or not rank.alive:
             return
         now = time.monotonic()
-        rank.alive, rank.worker, rank.died = False, None, incarnation
+        rank.alive = False
+        rank.worker = None
+        rank.died = incarnation
         if self._lifecycle.over:
             return
         self._record(rank, now, stood)
@@ -173,7 +184,8 @@ class Deaths:
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
         """Fills the stage with other workers; all workers restart from the newest checkpoint that is whole."""
         present = [rank for rank in self._roster if rank.alive]
-        driver, stages = self._driver, self._settings.parallel.stages
+        driver = self._driver
+        stages = self._settings.parallel.stages
         if driver.ending.signal is not None:
             driver.end_early()
             return

@@ -49,10 +49,15 @@ class Driver:
     def __init__(
         self, context: Context, agreement: Agreement, saving: Saving, job: Job, deposed: Callable[[], None]
     ) -> None:
-        self.job, self.saving = job, saving
+        self.job = job
+        self.saving = saving
         self.subscribers: list[Callable[[Json], None]] = [context.recorder.follow, self._follow]
-        self._settings, self._roster, self._timers = context.settings, context.roster, context.timers
-        self._recorder, self._lifecycle, self._spans = context.recorder, context.lifecycle, context.spans
+        self._settings = context.settings
+        self._roster = context.roster
+        self._timers = context.timers
+        self._recorder = context.recorder
+        self._lifecycle = context.lifecycle
+        self._spans = context.spans
         self.agreement_gate = AgreementGate(agreement, context.lease, self._deliver, deposed)
         self.planning = Planning(self._settings, context.run, self._planned, self._lifecycle.stop, context.lease)
         self.ending = Ending(self._settings, self._recorder.say)
@@ -238,7 +243,8 @@ class Driver:
 
     def _save_no_longer(self, step: int) -> None:
         """A file system that does not answer holds up the next checkpoints, and must not hold up the end."""
-        slow, seconds = self.saving.slow(), self._settings.control.lease
+        slow = self.saving.slow()
+        seconds = self._settings.control.lease
         if self.saving.busy:
             self.save_failed(SaveFailed(step, f"{slow} did not get it onto the disk in {seconds:g} s"))
 

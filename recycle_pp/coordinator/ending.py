@@ -25,17 +25,22 @@ class Ending:
     """Not thread-safe: for the coordinator's loop. say: a sentence to the user."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-        self._minutes, self._emulated, self._say = settings.checkpoint.minutes, bool(settings.emulate.mode), say
+        self._minutes = settings.checkpoint.minutes
+        self._emulated = bool(settings.emulate.mode)
+        self._say = say
         self.signal: str | None = None  # that ends the job
         self.code = 0
         self._saved = self._committed = self._due_since = time.monotonic()
-        self._commits, self._step, self._save = 0, 0.0, 0.0
+        self._commits = 0
+        self._step = 0.0
+        self._save = 0.0
         self._warned = False
 
     def told(self, signal: str, code: int) -> bool:
         first = self.signal is None
         if first:
-            self.signal, self.code = signal, code
+            self.signal = signal
+            self.code = code
         return first
 
     @property
@@ -45,8 +50,10 @@ class Ending:
     def committed(self, saves: bool, skipped: bool) -> None:
         """A step has ended; the first two of a job are slower than the others, and tell nothing. skipped: its
         checkpoint, as the one before is still written; the next one is due after as long again."""
-        now, before = time.monotonic(), self._committed
-        self._committed, self._commits = now, self._commits + 1
+        now = time.monotonic()
+        before = self._committed
+        self._committed = now
+        self._commits += 1
         self._step = now - before if self._commits > 2 else 0.0
         if saves:
             self._saved = now

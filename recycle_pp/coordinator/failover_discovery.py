@@ -111,7 +111,9 @@ class FailoverDiscovery:
         for number, (peer, said) in sorted(self.supervisors.items()):
             rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, said.place)
             if spawn := said.spawn:
-                rank.role, rank.incarnation, rank.respawns = Worker(*spawn.worker), spawn.incarnation, spawn.respawns
+                rank.role = Worker(*spawn.worker)
+                rank.incarnation = spawn.incarnation
+                rank.respawns = spawn.respawns
             rank.alive = said.alive
             rank.worker = self.workers[number].peer if number in self._here() else None
             rank.causes = {died.incarnation: died.death for died in said.deaths}

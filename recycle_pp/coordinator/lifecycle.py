@@ -19,7 +19,8 @@ class Lifecycle:
     """closing(): called before the last record, so that whatever still waits for its event gets it first."""
 
     def __init__(self, recorder: Recorder, closing: Callable[[], None]) -> None:
-        self._recorder, self._closing = recorder, closing
+        self._recorder = recorder
+        self._closing = closing
         self._code: int | None = None
         self.reason = ""  # why it had to stop
         self._over = asyncio.Event()

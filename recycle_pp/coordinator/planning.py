@@ -37,7 +37,10 @@ class Planning:
         stop: Callable[[str], None],
         lease: LeaderLease,
     ) -> None:
-        self._settings, self._run, self._planned, self._stop = settings, run, planned, stop
+        self._settings = settings
+        self._run = run
+        self._planned = planned
+        self._stop = stop
         self._lease = lease
         self._profile = Profile(settings)
         self._task: asyncio.Task[None] | None = None

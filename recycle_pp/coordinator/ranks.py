@@ -65,7 +65,8 @@ class Rank:
     def spawn(self) -> None:
         """Orders a new worker process; the supervisor ends one that still lives first."""
         self.incarnation += 1
-        self.alive, self.worker = True, None
+        self.alive = True
+        self.worker = None
         self.heard = time.monotonic()
         self.tell(Spawn(self.incarnation, self.role, self.respawns))
 

@@ -31,8 +31,10 @@ LONGEST_SECONDS = 600.0  # until the first try after a cut
 
 class Returns:
     def __init__(self, context: Context) -> None:
-        self._roster, self._timers = context.roster, context.timers
-        self._recorder, self._lifecycle = context.recorder, context.lifecycle
+        self._roster = context.roster
+        self._timers = context.timers
+        self._recorder = context.recorder
+        self._lifecycle = context.lifecycle
         self._events: dict[
             int, type[NodeJoined | LinkRestored] | None
         ] = {}  # by rank that waits: the event of its start

@@ -84,7 +84,8 @@ class Roster:
         said: Message | None = None
         for to, message in out:
             if message is not said:  # many get the very same one
-                said, frame = message, encode(message)
+                said = message
+                frame = encode(message)
             if to in workers:
                 workers[to].send_frame(frame)
 
@@ -99,5 +100,6 @@ class Roster:
         self._published.append((key, value))
 
     def _publish(self) -> None:
-        values, self._published = self._published, []
+        values = self._published
+        self._published = []
         self.tell_workers(StoreValues(values))

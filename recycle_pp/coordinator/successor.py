@@ -42,7 +42,8 @@ DISCOVERY_SECONDS = 2.0  # at least, for workers that may still be connecting to
 class Successor(Coordinator):
     def __init__(self, *arguments: Any, takeover: Takeover, token: str) -> None:
         super().__init__(*arguments)
-        self._takeover, self._discovery = takeover, FailoverDiscovery(token)
+        self._takeover = takeover
+        self._discovery = FailoverDiscovery(token)
 
     async def run(self) -> int:
         with suppress(Deposed):
@@ -149,7 +150,8 @@ class Successor(Coordinator):
 
     async def _go_on_saving(self, found: Found) -> None:
         """A checkpoint that was under way: what is done of it will be said again."""
-        savers, done = found.commit.savers if found.commit else [], found.committed + 1
+        savers = found.commit.savers if found.commit else []
+        done = found.committed + 1
         if not savers or self._settings.emulate.mode:
             return
         if not await in_thread(self._driver.saving.path(done).exists):

@@ -53,10 +53,18 @@ class Supervisors:
     def __init__(
         self, context: Context, leader: Leader, driver: Driver, deaths: Deaths, watch: Watch, returns: Returns
     ) -> None:
-        self._settings, self._run, self._leader = context.settings, context.run, leader
-        self._roster, self._restarts, self._timers = context.roster, context.restarts, context.timers
-        self._recorder, self._lifecycle, self._lease = context.recorder, context.lifecycle, context.lease
-        self._driver, self._deaths, self._returns = driver, deaths, returns
+        self._settings = context.settings
+        self._run = context.run
+        self._leader = leader
+        self._roster = context.roster
+        self._restarts = context.restarts
+        self._timers = context.timers
+        self._recorder = context.recorder
+        self._lifecycle = context.lifecycle
+        self._lease = context.lease
+        self._driver = driver
+        self._deaths = deaths
+        self._returns = returns
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node that came, and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             SupervisorHeartbeat: watch.supervisor_beats,
@@ -79,7 +87,10 @@ class Supervisors:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
             # It has not been silent: the beats that were missed are those of the lost node.
-            free.supervisor, free.respawns, free.unheard, number = peer, 0, 0, free.number
+            free.supervisor = peer
+            free.respawns = 0
+            free.unheard = 0
+            number = free.number
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken the place of rank {number}; this node ends"))
             return None
@@ -119,7 +130,9 @@ class Supervisors:
     def _present(self, number: int, message: Present, peer: Peer) -> None:
         """A supervisor listens, and says what it knows of its worker."""
         rank = self._roster.enter(number)
-        rank.supervisor, rank.place, rank.unheard = peer, message.place, 0
+        rank.supervisor = peer
+        rank.place = message.place
+        rank.unheard = 0
         if message.settings is not None and rank.incarnation < 0:
             self._compare(rank, message.settings)
         if self._lifecycle.code is not None:  # it was welcomed before the job had to stop

@@ -20,7 +20,8 @@ from recycle_pp.consensus.leader_lease import LeaderLease
 
 class Timers:
     def __init__(self, failed: Callable[[str], None], lease: LeaderLease) -> None:
-        self._failed, self._lease = failed, lease
+        self._failed = failed
+        self._lease = lease
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:

@@ -91,8 +91,12 @@ class Watch:
         """later: what writes to the folder. lease: no worker is judged before a majority has answered lately."""
         self._lease = lease
         control = settings.control
-        self._beat, self._patience = control.heartbeat, Patience(control.suspicion, control.lease)
-        self._roster, self._watched, self._folder, self._later = roster, watched, folder, later
+        self._beat = control.heartbeat
+        self._patience = Patience(control.suspicion, control.lease)
+        self._roster = roster
+        self._watched = watched
+        self._folder = folder
+        self._later = later
         self._known: dict[int, _Known] = {}
         self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
         self._judged = self._not_before = -math.inf  # the last time; the last one before the newest generation was seen
@@ -108,10 +112,13 @@ class Watch:
             if known is None or known.signs.incarnation != rank.incarnation:
                 self._known[rank.number] = _Known(message.signs, time.monotonic())
             else:
-                known.signs, known.came = message.signs, time.monotonic()
+                known.signs = message.signs
+                known.came = time.monotonic()
 
     def worker_beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
-        known, number, now = self._known.get(rank.number), message.delivered, time.monotonic()
+        known = self._known.get(rank.number)
+        number = message.delivered
+        now = time.monotonic()
         if known is None:
             return
         if number is not None and known.delivered[0] != number:
@@ -138,7 +145,8 @@ class Watch:
             if self._lease is not None:
                 await self._lease.fresh()
             now = time.monotonic()
-            slept, before = max(0.0, now - before - self._beat), now
+            slept = max(0.0, now - before - self._beat)
+            before = now
             self._skip(slept)
             for rank in self._roster:
                 rank.tell(CoordinatorHeartbeat())
@@ -160,7 +168,8 @@ class Watch:
             self._deadlocked += slept
         for known in self._known.values():
             number, at = known.delivered
-            known.came, known.delivered = known.came + slept, (number, at + slept)
+            known.came += slept
+            known.delivered = (number, at + slept)
             if known.read_since is not None:
                 known.read_since += slept
         self._awaited_data += slept
@@ -169,7 +178,9 @@ class Watch:
     def _judge(self, now: float) -> None:
         standing = self._watched.standing()
         if standing.generation != self._generation:
-            self._generation, self._begun, self._not_before = standing.generation, now, self._judged
+            self._generation = standing.generation
+            self._begun = now
+            self._not_before = self._judged
             self._deadlocked = None
         self._judged = now
         present = {rank.role: rank for rank in self._roster if rank.alive and rank.supervisor is not None}
@@ -211,7 +222,8 @@ class Watch:
         if known is None or known.signs.incarnation != rank.incarnation:
             return Sign(Activity(), silent, silent, None, silent, unanswered, member=member)
         (number, at), signs = known.delivered, known.signs
-        activity, delivered = signs.activity, None
+        activity = signs.activity
+        delivered = None
         if activity.kind == "waits" and number == signs.number:
             delivered = now - at
         elif activity.kind == "waits" and activity.what != "orders" and signs.seconds > now - self._not_before:

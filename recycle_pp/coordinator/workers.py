@@ -56,11 +56,19 @@ from .watch import Watch
 
 class Workers:
     def __init__(self, context: Context, driver: Driver, deaths: Deaths, watch: Watch, returns: Returns) -> None:
-        self._settings, self._run, self._timers = context.settings, context.run, context.timers
-        self._roster, self._restarts = context.roster, context.restarts
-        self._recorder, self._lifecycle, self._spans = context.recorder, context.lifecycle, context.spans
+        self._settings = context.settings
+        self._run = context.run
+        self._timers = context.timers
+        self._roster = context.roster
+        self._restarts = context.restarts
+        self._recorder = context.recorder
+        self._lifecycle = context.lifecycle
+        self._spans = context.spans
         self._lease = context.lease
-        self._driver, self._saving, self._deaths, self._watch = driver, driver.saving, deaths, watch
+        self._driver = driver
+        self._saving = driver.saving
+        self._deaths = deaths
+        self._watch = watch
         self._links = BrokenLinks(context, driver, deaths, returns)
         self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
         self._platform: str | None = None  # of the first worker: see execution.device
@@ -98,9 +106,11 @@ class Workers:
             if rank.worker is None or rank.role not in self._driver.job.live:
                 return None  # it comes from another coordinator, too late: likewise
             rank.worker.abort()  # its connection was reset: it says its `State` next
-        rank.worker, rank.heard = peer, time.monotonic()
+        rank.worker = peer
+        rank.heard = time.monotonic()
         if not hello.moved:
-            first_step, faults = self._driver.job.first_step, self._restarts.faults_of(rank.role)
+            first_step = self._driver.job.first_step
+            faults = self._restarts.faults_of(rank.role)
             peer.send(WorkerWelcome(self._settings, rank.role, str(self._run.path), first_step, faults))
         return rank
 

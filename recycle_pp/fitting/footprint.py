@@ -63,7 +63,8 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
 def _in_flight(settings: Settings) -> str:
     """The micro-batches in flight that `parallel.memory` allows, by stage."""
     problem = _after_the_profile(settings)
-    counted, stages = problem.replace(memory=None), range(problem.stages)
+    counted = problem.replace(memory=None)
+    stages = range(problem.stages)
     limits = [min(problem.limit(Worker(0, s)), problem.counts[0]) for s in stages]
     wanted = [min(counted.limit(Worker(0, s)), problem.counts[0]) for s in stages]
     room = f"parallel.memory={settings.parallel.memory}: micro-batches in flight by stage: "

@@ -105,7 +105,8 @@ class _Job:
                 f"model.kind={settings.model.kind}: the memory of its layers is known only while they run; for the "
                 "Llama family, model=llama computes it"
             )
-        self._settings, self._device = settings, device
+        self._settings = settings
+        self._device = device
         self._capacity = room_for_tensors(capacity, device)
         self._problem = initial_problem(settings).replace(durations=None, memory=None)
         self._layers = layers_of_stages(settings)

@@ -177,8 +177,10 @@ class Profile:
 
     def load(self, data: Mapping[str, Any]) -> None:
         """Takes the figures of another coordinator, from its `to_json`."""
-        self._durations, self._seen = data["durations_seconds"], data["steps"]
-        self._turn, self._message = data["turn_seconds"], data["message_seconds"]
+        self._durations = data["durations_seconds"]
+        self._seen = data["steps"]
+        self._turn = data["turn_seconds"]
+        self._message = data["message_seconds"]
         self._overhead = data.get("overhead_seconds", 0.0)
         self.links.load(data.get("links", {}))
         for stage, size in enumerate(data["boundary_bytes"]):
@@ -208,7 +210,8 @@ class Profile:
     def _set_message_times(self) -> None:
         times = {pair: _joined(parts) for pair, parts in self._messages.items()}
         unexplained = [np.maximum(0.0, x - self._link_seconds(*pair)) for pair, x in times.items()]
-        self._message, self._overhead = _median(_joined(times.values())), _median(_joined(unexplained))
+        self._message = _median(_joined(times.values()))
+        self._overhead = _median(_joined(unexplained))
 
     def _link_seconds(self, sender: Worker, receiver: Worker) -> float:
         """Seconds of a boundary tensor on its link; 0 if the link was not measured."""

@@ -52,7 +52,8 @@ class Slowness:
         """Records the machine of a worker's new process and drops the times of the old process. Its factor stays until
         the new process has been measured."""
         if machine:
-            self._machines[worker], self._cores[machine] = machine, cores
+            self._machines[worker] = machine
+            self._cores[machine] = cores
         for known in (self._own, self._usual, self._wall):
             known.pop(worker, None)
 
@@ -73,7 +74,8 @@ class Slowness:
         return [speed for speed in changed if speed]
 
     def _judge(self, worker: Worker, crowd: Mapping[str | None, int]) -> Speed | None:
-        wall, known = self._wall[worker], self.factors.get(worker)
+        wall = self._wall[worker]
+        known = self.factors.get(worker)
         if len(self._own[worker]) < STEPS:
             return None
         self._usual.setdefault(worker, max(1 / CHANCE, min(median(self._own[worker]), CHANCE)))

@@ -61,7 +61,8 @@ def memory_of(name: str, pid: int | Self = "self") -> int:
 
 def process_size(pid: int) -> ProcessSize:
     """The resources of a process. OSError or KeyError if it has ended."""
-    threads, descriptors = int(process_status(pid)["Threads"]), len(os.listdir(f"/proc/{pid}/fd"))
+    threads = int(process_status(pid)["Threads"])
+    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     return ProcessSize(memory_of("VmRSS", pid) / 2**20, threads, descriptors)
 
 

@@ -54,8 +54,10 @@ class Child:
     incarnation = -1  # until `assign`
 
     def __init__(self, pid: int, stdin: int, words: tuple[int, int], lifeline: Lifeline, output: Output):
-        self.pid, self._output = pid, output
-        self._stdin, self._lifeline = stdin, lifeline
+        self.pid = pid
+        self._output = output
+        self._stdin = stdin
+        self._lifeline = lifeline
         self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
         self.signs = VitalSigns(pid, Board(lifeline.memory))

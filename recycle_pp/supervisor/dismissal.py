@@ -69,7 +69,9 @@ class Notified:
     """The ranks that have received `Finish`, and rank 0."""
 
     def __init__(self, world: int) -> None:
-        self._ranks, self._world, self.all = {0}, world, asyncio.Event()
+        self._ranks = {0}
+        self._world = world
+        self.all = asyncio.Event()
 
     def add(self, rank: int) -> None:
         self._ranks.add(rank)

@@ -76,7 +76,8 @@ def main(agents: int, lost: int) -> None:
     from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
     from torch.distributed.elastic.utils.store import _barrier_nonblocking
 
-    place, timeout = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), datetime.timedelta(0, _STORE_SECONDS)
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    timeout = datetime.timedelta(0, _STORE_SECONDS)
     store = TCPStore(*place, is_master=False, timeout=timeout, wait_for_workers=False)
     for _ in range(lost):
         _barrier_nonblocking(PrefixStore(os.environ["TORCHELASTIC_RUN_ID"], store), agents, _TERMINAL_STATE_SYNC_ID)

@@ -40,7 +40,9 @@ async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Addr
         ValueError: the coordinator rejected the hello, or rank 0's launcher has exited; with the reason.
     """
     loop = asyncio.get_running_loop()
-    deadline, waiting, first = loop.time() + JOIN_SECONDS, Waiting(launch), FirstLauncher(launch)
+    deadline = loop.time() + JOIN_SECONDS
+    waiting = Waiting(launch)
+    first = FirstLauncher(launch)
     while True:
         place = address or find(launch)
         error: OSError = TimeoutError("rank 0 has not published its address")
@@ -67,7 +69,8 @@ class FirstLauncher:
     def __init__(self, launch: Launch) -> None:
         shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # otherwise no store listens on the port
         self._at = (launch.master_address, launch.master_port) if shared and not launch.one_node else None
-        self._refusal, self._due = Refusal(), 0.0
+        self._refusal = Refusal()
+        self._due = 0.0
 
     async def has_ended(self) -> bool:
         """True after two seconds of refused connections. Connects at most once in `LOOK_SECONDS`."""
@@ -91,7 +94,8 @@ class Waiting:
     """Status lines of a waiting node. `report` may be called after every attempt."""
 
     def __init__(self, launch: Launch) -> None:
-        self._launch, self._begun = launch, time.monotonic()
+        self._launch = launch
+        self._begun = time.monotonic()
         self._reported = self._begun
 
     def report(self, where: str, error: OSError) -> None:

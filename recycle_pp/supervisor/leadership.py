@@ -48,7 +48,8 @@ class Leadership:
         self.host: Host | None = None
         self.agreement: Agreement | None = None
         self.redirected = False  # the leader has sent `Redirect`: it does not coordinate, or not yet
-        self._start_host, self._disconnect = start_host, disconnect
+        self._start_host = start_host
+        self._disconnect = disconnect
         self._rank = -1
         self._starting = False  # the coordinator is being started here
         self._hosting = asyncio.Event()
@@ -57,13 +58,16 @@ class Leadership:
 
     async def start(self, rank: int, agreement: Agreement) -> None:
         """Becomes the first leader. LostMajority if another job uses the same name."""
-        self._rank, self.agreement = rank, agreement
+        self._rank = rank
+        self.agreement = agreement
         leader = await agreement.leader(after=-1)
         self.join(rank, agreement, leader)
         await self._start_coordinator(leader, None)
 
     def join(self, rank: int, agreement: Agreement, leader: Leader) -> None:
-        self._rank, self.agreement, self.leader = rank, agreement, leader
+        self._rank = rank
+        self.agreement = agreement
+        self.leader = leader
         self._tasks.append(asyncio.create_task(self._watch(agreement, leader)))
 
     async def follow(self, connect: Connect, refused: float = REFUSED) -> Peer:
@@ -74,8 +78,10 @@ class Leadership:
         """
         loop = asyncio.get_running_loop()
         assert self.agreement is not None and self.leader is not None
-        lost, lost_at = self.leader, loop.time()
-        redirected, self.redirected = self.redirected, False
+        lost = self.leader
+        lost_at = loop.time()
+        redirected = self.redirected
+        self.redirected = False
         may_live = not redirected and (lost.rank != self._rank or self.host is not None)
         if may_live and (peer := await self._reconnect(connect, lost, refused)) is not None:
             return peer
@@ -163,7 +169,8 @@ class Leadership:
             self._disconnect()
 
     def _step_down(self) -> None:
-        host, self.host = self.host, None
+        host = self.host
+        self.host = None
         self._hosting.clear()
         if host is not None:
             host.give_way()

@@ -28,7 +28,8 @@ class Output:
 
     def __init__(self, log: LogFile) -> None:
         self.received = 0
-        self._log, self._kept = log, b""
+        self._log = log
+        self._kept = b""
         self._ours, self.descriptor = os.pipe()
         with suppress(OSError):  # above this user's limit
             fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE)
@@ -40,7 +41,8 @@ class Output:
 
     def since(self, received: int) -> bytes:
         """The output after the first `received` bytes, at most its newest `KEPT` bytes."""
-        kept, count = self._kept, self.received - received
+        kept = self._kept
+        count = self.received - received
         return kept[-count:] if count > 0 else b""
 
     def last_line(self) -> str:

@@ -44,7 +44,8 @@ MakeSpec = Callable[[int], WorkerSpec]  # incarnation -> spec
 
 class ProcessMonitor:
     def __init__(self, module: str, send: Callable[[Message], None]) -> None:
-        self._module, self._send = module, send
+        self._module = module
+        self._send = send
         self.order: Spawn | None = None  # the newest order to start a worker
         self.deaths: list[Died] = []
         self.gone = asyncio.Event()  # set while no worker is alive
@@ -108,7 +109,8 @@ class ProcessMonitor:
             self._child.send_signal(signal.SIGTERM)
 
     def stop_starting(self) -> None:
-        self._ending, self._next = True, None
+        self._ending = True
+        self._next = None
         self._kill_standby()
 
     async def end(self, gently: bool) -> None:
@@ -135,7 +137,8 @@ class ProcessMonitor:
             self._log.flush(LOG_SECONDS)
 
     def _start_next(self) -> None:
-        start, self._next = self._next, None
+        start = self._next
+        self._next = None
         if start is not None and not self._ending:
             start()
 
@@ -160,7 +163,8 @@ class ProcessMonitor:
         """The standby process, if it is alive and has this log. The log differs if the rank's role has changed."""
         if self._standby is not None and (self._standby.ended or self._log is None or self._log.path != log):
             self._kill_standby()
-        child, self._standby = self._standby, None
+        child = self._standby
+        self._standby = None
         return child
 
     def _open(self, log: Path) -> LogFile:
@@ -173,7 +177,8 @@ class ProcessMonitor:
     def _kill_standby(self) -> None:
         """Kills the standby process. It is reaped later, as a process that waits for a disk exits only when the disk
         answers."""
-        child, self._standby = self._standby, None
+        child = self._standby
+        self._standby = None
         if child is not None:
             child.send_signal(signal.SIGKILL)
             self._killed.add(child)
@@ -191,7 +196,8 @@ class ProcessMonitor:
                 loop.call_soon_threadsafe(self._send, Dying(child.incarnation, at))
 
     def _on_death(self) -> None:
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         assert child is not None
         asyncio.get_running_loop().remove_reader(child.pidfd)
         self._report(child.reap(), child.incarnation)

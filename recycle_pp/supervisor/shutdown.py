@@ -33,7 +33,8 @@ class Shutdown:
         loop = asyncio.get_running_loop()
         self.signal: asyncio.Future[int] = loop.create_future()
         self.reported: Stopping | None = None
-        self._send, self._at = send, 0.0
+        self._send = send
+        self._at = 0.0
         self._second: asyncio.Future[None] = loop.create_future()  # a second signal: the user does not want to wait
         self._answer: asyncio.Future[EndsSoon | Evict] = loop.create_future()
 

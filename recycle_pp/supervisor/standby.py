@@ -23,7 +23,8 @@ BEATS = 4  # heartbeats between two ranks of a machine: importing torch keeps a 
 
 class Standby:
     def __init__(self, launch: Launch, settings: Settings) -> None:
-        self._launch, self._wanted = launch, settings.run.standby
+        self._launch = launch
+        self._wanted = settings.run.standby
         self._incarnation = self._step = -1
         self._beats = 0  # heartbeats since the first step of this incarnation
         self._turn = 1 + BEATS * launch.local_rank  # staggered, as all ranks finish their first step together
@@ -35,7 +36,9 @@ class Standby:
         if signs.incarnation != self._incarnation:
             if self._incarnation >= 0:
                 self._turn = 1  # the standby process has become the worker; the next death may follow soon
-            self._incarnation, self._step, self._beats = signs.incarnation, signs.activity.step, 0
+            self._incarnation = signs.incarnation
+            self._step = signs.activity.step
+            self._beats = 0
         self._beats += signs.activity.step > self._step
         if self._beats != self._turn:
             return False

@@ -127,7 +127,9 @@ class Supervisor:
         joins: bool = False,
         node: NodeSettings | None = None,
     ):
-        self._launch, self._joins, self._node = launch, joins, node
+        self._launch = launch
+        self._joins = joins
+        self._node = node
         self._monitor = ProcessMonitor(module, self._send)
         self._settings: Settings | None = None
         self._peer: Peer | None = None
@@ -164,7 +166,9 @@ class Supervisor:
             raise ValueError(
                 f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
             ) from error
-        self._settings, self._run, self._token = settings, run, wanted.token
+        self._settings = settings
+        self._run = run
+        self._token = wanted.token
         agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None, run.first_term)
         try:
             await self._leadership.start(self._launch.rank, agreement)
@@ -222,7 +226,8 @@ class Supervisor:
             if entered is None:
                 self._peer, place = await find_coordinator(self._launch, self.hello(), address)
             else:
-                self._peer, place = entered.peer, entered.address
+                self._peer = entered.peer
+                place = entered.address
         except (OSError, ValueError) as error:
             if self._launch.local_rank == 0:
                 where = f"{address.host}:{address.port}" if address else "this machine"
@@ -231,7 +236,8 @@ class Supervisor:
                 else:
                     fail(f"no job of recycle_pp at {where}: {error}")
             return 1
-        self._token, where = place.token, f"{place.host}:{place.port}"
+        self._token = place.token
+        where = f"{place.host}:{place.port}"
         if entered is not None:
             self._launch = replace(self._launch, rank=entered.welcome.rank)
             await self._on_welcome(entered.welcome, entered.peer)
@@ -285,7 +291,8 @@ class Supervisor:
 
     async def _on_welcome(self, message: SupervisorWelcome, peer: Peer) -> None:
         if self._settings is None:
-            self._settings, self._run = message.settings, RunFolder(message.run_dir)
+            self._settings = message.settings
+            self._run = RunFolder(message.run_dir)
         self._standby = self._standby or Standby(self._launch, self._settings)
         if self._watched is None:
             self._watched = asyncio.create_task(self._beat_watchdog(self._settings.control))
@@ -368,7 +375,10 @@ class Supervisor:
     def _spec(self, incarnation: int) -> WorkerSpec:
         leader = self._leadership.leader
         assert leader is not None
-        host, port, rank, settings = leader.host, leader.port, self._launch.rank, self._own_settings
+        host = leader.host
+        port = leader.port
+        rank = self._launch.rank
+        settings = self._own_settings
         return WorkerSpec(host, port, self._token, rank, incarnation, str(self._run.path), settings)
 
     @property
@@ -422,7 +432,9 @@ class Supervisor:
 
     async def _handle_signal(self, serving: asyncio.Task[int]) -> int:
         """After a signal: waits until the job has saved and ended, or this node has left it; the exit code."""
-        shutdown, host, number = self._shutdown, self._leadership.host, self._shutdown.signal.result()
+        shutdown = self._shutdown
+        host = self._leadership.host
+        number = self._shutdown.signal.result()
         self._monitor.stop_starting()
         shutdown.report()
         ends_soon = False

@@ -54,15 +54,20 @@ class VitalSigns:
     """Vital signs of process `pid`, whose main thread writes to `board`."""
 
     def __init__(self, pid: int, board: Board) -> None:
-        self._pid, self._board = pid, board
+        self._pid = pid
+        self._board = board
         self._sampled = time.monotonic()
-        self._number, self._activity = 0, Activity()
-        self._seconds, self._quiet, self._cpu_ticks = 0.0, 0.0, -1
+        self._number = 0
+        self._activity = Activity()
+        self._seconds = 0.0
+        self._quiet = 0.0
+        self._cpu_ticks = -1
 
     def sample(self, incarnation: int, max_interval: float) -> Signs:
         """The vital signs now. max_interval: seconds; a longer interval since the last call counts as a pause."""
         now = time.monotonic()
-        elapsed, self._sampled = min(now - self._sampled, max_interval), now
+        elapsed = min(now - self._sampled, max_interval)
+        self._sampled = now
         self._seconds += elapsed
         self._quiet += elapsed
         found = self._board.read()
@@ -73,5 +78,6 @@ class VitalSigns:
         with suppress(OSError):
             stat = process_stat(self._pid, thread=self._pid)
             if stat is not None and (stat.cpu_ticks != self._cpu_ticks or stat.state == "R"):
-                self._cpu_ticks, self._quiet = stat.cpu_ticks, 0.0
+                self._cpu_ticks = stat.cpu_ticks
+                self._quiet = 0.0
         return Signs(incarnation, self._number, self._activity, self._seconds, self._quiet)

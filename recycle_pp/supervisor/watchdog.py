@@ -27,7 +27,8 @@ CHECKS = 20  # checks within `seconds`
 
 class Watchdog:
     def __init__(self, seconds: float, what: str) -> None:
-        self._seconds, self._what = seconds, what
+        self._seconds = seconds
+        self._what = what
         self._age = 0.0  # seconds since the last beat
         self._closed = False
         self._signs = VitalSigns(os.getpid(), Board(bytearray(4096)))
@@ -40,7 +41,8 @@ class Watchdog:
         self._closed = True
 
     def _watch(self) -> None:
-        pause, before = self._seconds / CHECKS, time.monotonic()
+        pause = self._seconds / CHECKS
+        before = time.monotonic()
         while not self._closed:
             time.sleep(pause)
             now = time.monotonic()

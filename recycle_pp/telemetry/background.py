@@ -88,7 +88,8 @@ class BackgroundStream:
     """A text stream that writes to `stream` in a thread. If nothing reads `stream`, lines are dropped and counted."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._background = stream, Background("screen")
+        self._stream = stream
+        self._background = Background("screen")
         self._broken = False
 
     def write(self, text: str) -> None:
@@ -96,7 +97,8 @@ class BackgroundStream:
         if self._broken:
             raise BrokenPipeError
         if self._background.dropped and self._background.idle:
-            text, self._background.dropped = f"... {self._background.dropped} lines were not read\n{text}", 0
+            text = f"... {self._background.dropped} lines were not read\n{text}"
+            self._background.dropped = 0
         self._background(self._write, text)
 
     def flush(self) -> None:

@@ -51,8 +51,11 @@ class EventLog:
         say:   called with the sentence of each printed event
         later, term: see `Lines`
         """
-        self.term, self._steps, self._say = term, steps, say
-        self._lines, self._order = Lines(path, later, term), InOrder()
+        self.term = term
+        self._steps = steps
+        self._say = say
+        self._lines = Lines(path, later, term)
+        self._order = InOrder()
 
     def record(self, event: Event) -> None:
         self._order(self._write, event)

@@ -52,7 +52,8 @@ class Follower(Generic[T]):
         parse: line -> (record, term), or msgspec.MsgspecError; default: all keys of the line, checked
         """
         self.damage: UnreadableFile | None = None
-        self._path, self._skip = path, skip
+        self._path = path
+        self._skip = skip
         self._parse: Callable[[bytes], tuple[Any, int]] = parse or partial(_record, check=CHECKS.get(path.name))
         self._read = 0  # bytes
         self._last = b""  # the last line read
@@ -110,7 +111,10 @@ class Follower(Generic[T]):
         file.seek(self._read - len(self._last))
         if file.read(len(self._last)) == self._last:
             return
-        checks, self._checks, self._read, self._last = self._checks, array("L"), 0, b""
+        checks = self._checks
+        self._checks = array("L")
+        self._read = 0
+        self._last = b""
         file.seek(0)
         for line, check in zip(file, checks, strict=False):
             if zlib.crc32(line) != check:

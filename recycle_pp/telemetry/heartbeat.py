@@ -91,11 +91,13 @@ class Pulse:
         if time.monotonic() > self._looked + SILENT_SECONDS:
             self._sign = None  # a change since then is no proof
         while True:
-            sign, now = Sign.read(self._run), time.monotonic()
+            sign = Sign.read(self._run)
+            now = time.monotonic()
             self._looked = now
             if sign != self._sign:
                 self._changed = self._sign is not None
-                self._sign, self._since = sign, now
+                self._sign = sign
+                self._since = now
             if sign is None:
                 return Life("silent", "there is no heartbeat.json", None, 0.0)
             if sign.over:
@@ -117,7 +119,9 @@ class Pulse:
 
 class Heartbeat:
     def __init__(self, run: RunFolder, term: Callable[[], int], address: str) -> None:
-        self._run, self._term, self._address = run, term, address
+        self._run = run
+        self._term = term
+        self._address = address
         self._started = _started(os.getpid()) or 0
 
     @guarded

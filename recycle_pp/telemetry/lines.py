@@ -42,7 +42,10 @@ class Lines:
         later: calls each function that touches the file, in order; in another thread if the caller must not wait
         term:  the writer's current term
         """
-        self._path, self._file, self._later, self._term = path, -1, later, term
+        self._path = path
+        self._file = -1
+        self._later = later
+        self._term = term
         self._refused: deque[tuple[int, bytes]] = deque(maxlen=KEPT)  # step, record
         self._torn = False  # the last line is incomplete
         self._kept = -1  # newest step that the last cut has kept
@@ -84,7 +87,8 @@ class Lines:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._refused.popleft()
             if self._lost:
-                lost, self._lost = self._lost, 0
+                lost = self._lost
+                self._lost = 0
                 warn(f"{self._path} lacks {plural(lost, 'line')}: the disk rejected them")
         except OSError as error:
             warn_once(f"{self._path} cannot be written: {error.strerror}")

@@ -36,7 +36,8 @@ class LogFile:
             if self._queued + len(data) > CAPACITY:
                 self._missing += data.count(b"\n")
                 return
-            missing, self._missing = self._missing, 0
+            missing = self._missing
+            self._missing = 0
             self._queued += len(data)
         self._later(self._append, data, missing)
 

@@ -30,7 +30,8 @@ class Progress:
     """steps, workers: numbers of steps and workers of the whole run."""
 
     def __init__(self, steps: int, workers: int, stream: TextIO | BackgroundStream | None = None):
-        self._steps, self._workers = steps, workers
+        self._steps = steps
+        self._workers = workers
         self._stream: TextIO | BackgroundStream = sys.stdout if stream is None else stream
         self._colour = self._stream.isatty() and "NO_COLOR" not in os.environ
         self._last: float | None = None
@@ -42,7 +43,8 @@ class Progress:
         record: a line of metrics.jsonl; missing keys are left out
         The first step has no speed, because it includes compilation and first memory accesses.
         """
-        now, first = time.monotonic(), self._last is None
+        now = time.monotonic()
+        first = self._last is None
         if self._last is not None:
             self._seconds.append(now - self._last)
         self._last = now

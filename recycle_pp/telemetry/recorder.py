@@ -65,7 +65,11 @@ class Recorder:
     def __init__(
         self, settings: Settings, run: RunFolder, events: EventLog, progress: Progress, job: Job, spans: SpanTables
     ) -> None:
-        self._settings, self._run, self._events, self._progress, self._job = settings, run, events, progress, job
+        self._settings = settings
+        self._run = run
+        self._events = events
+        self._progress = progress
+        self._job = job
         self._spans = spans
         self._metrics = Lines(run.metrics, run.later, events.term)
         self._sample_log = Lines(run.samples, run.later, events.term) if settings.run.sample_log else None
@@ -97,8 +101,10 @@ class Recorder:
     def measured(self, worker: Worker, message: Measured) -> None:
         if message.samples:
             self._samples[message.step] = message.samples
-        self._logged[worker], self._lr = message.logged_bytes, message.lr
-        before, self._cpu[worker] = self._cpu.get(worker), message.cpu
+        self._logged[worker] = message.logged_bytes
+        self._lr = message.lr
+        before = self._cpu.get(worker)
+        self._cpu[worker] = message.cpu
         if before is not None:
             self._cpu_now += message.cpu - before
 
@@ -163,7 +169,8 @@ class Recorder:
         """
         if event is None:
             return
-        cause, name = _cause(death), str(event.event.worker)
+        cause = _cause(death)
+        name = str(event.event.worker)
         if not event.complete:
             self._events.complete(event, **cause)
         elif event.event != msgspec.structs.replace(event.event, **cause):
@@ -230,7 +237,9 @@ class Recorder:
 
     def restored(self, job: Job) -> None:
         """All workers restart from a checkpoint; `job` replaces the job that lost a stage."""
-        committed, self._job, self._recovery = self._job.committed, job, None
+        committed = self._job.committed
+        self._job = job
+        self._recovery = None
         self._record_restore(committed)
 
     @guarded
@@ -239,9 +248,11 @@ class Recorder:
         first = self._job.first_step
         self._write_line()
         self._cut(first)
-        bubbles, redone = self._traces.bubbles, self._traces.redone
+        bubbles = self._traces.bubbles
+        redone = self._traces.redone
         self._traces = Traces(self._run, self._later, self._spans)
-        self._traces.bubbles, self._traces.redone = bubbles, redone
+        self._traces.bubbles = bubbles
+        self._traces.redone = redone
         self._cpu.clear()
         undone = (first, committed) if committed >= first else (None, None)
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
@@ -255,17 +266,22 @@ class Recorder:
 
     def took_over(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
         """Continues the files of the lost coordinator, as far as they are on this machine."""
-        self._job, self._started = job, True
+        self._job = job
+        self._started = True
         self._record_takeover(job, takeover, history, dead)
 
     @guarded
     def _record_takeover(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
-        self._deaths, self._stalls = history.deaths, history.stalls
-        self._cpu_steps, self._steps = RunningMedian(history.cpu_steps[2:]), len(history.cpu_steps)
+        self._deaths = history.deaths
+        self._stalls = history.stalls
+        self._cpu_steps = RunningMedian(history.cpu_steps[2:])
+        self._steps = len(history.cpu_steps)
         self._lost = self._traces.redone = history.lost_ops  # lost ops of committed steps were redone
         self._started_at -= history.seconds
-        self._recorded, self._final_loss = history.step, history.loss
-        lost, rank = takeover.lost_rank, takeover.rank
+        self._recorded = history.step
+        self._final_loss = history.loss
+        lost = takeover.lost_rank
+        rank = takeover.rank
         self.event(CoordinatorLost(rank=lost))
         seconds = takeover.elected_at - takeover.lost_at
         self.event(CoordinatorElected(rank=rank, seconds=seconds))  # its line has the term
@@ -326,11 +342,13 @@ class Recorder:
 
     def _committed(self, commit: Commit) -> None:
         self._write_line()
-        step, now = commit.step, time.monotonic()
+        step = commit.step
+        now = time.monotonic()
         s = self._settings
         tokens = s.parallel.pipelines * s.parallel.microbatches * s.parallel.microbatch_size * s.model.sequence
         live = [sum(w.stage == stage for w in self._job.live) for stage in range(s.parallel.stages)]
-        seconds, self._step_ended = now - self._step_ended, now
+        seconds = now - self._step_ended
+        self._step_ended = now
         self._final_loss = commit.loss
         self._line = {
             "time": time.time(),  # of the commit
@@ -348,7 +366,9 @@ class Recorder:
             "logged_bytes": max(self._logged.values(), default=0),
             "cpu_seconds": self._cpu_now + time.process_time() - self._own_cpu,  # workers and coordinator
         }
-        self._cpu_last, self._cpu_now, self._own_cpu = self._line["cpu_seconds"], 0.0, time.process_time()
+        self._cpu_last = self._line["cpu_seconds"]
+        self._cpu_now = 0.0
+        self._own_cpu = time.process_time()
         self._steps += 1
         if self._steps > 2:
             self._cpu_steps.add(self._cpu_last)
@@ -361,12 +381,14 @@ class Recorder:
 
     def _write_line(self, **more: Any) -> None:
         if self._line is not None:
-            line, self._line = self._line | more, None
+            line = self._line | more
+            self._line = None
             self._metrics.write(line)
             self._events.then(self._progress.step, line)
 
     def _close_recovery(self) -> None:
-        recovery, self._recovery = self._recovery, None
+        recovery = self._recovery
+        self._recovery = None
         assert recovery is not None
         self._stalls.append(recovery.stall)
         self._lost += len(recovery.lost)

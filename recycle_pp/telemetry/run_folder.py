@@ -268,7 +268,8 @@ def _step(record: dict[str, Any]) -> int:
 
 def _newest_term(paths: Iterable[Path]) -> int:
     """The newest term in the readable lines of these files."""
-    decoder, newest = msgspec.json.Decoder(_Termed), EARLIER
+    decoder = msgspec.json.Decoder(_Termed)
+    newest = EARLIER
     for path in paths:
         with suppress(FileNotFoundError, UnreadableFile), open_regular(path) as file:
             for line in file:

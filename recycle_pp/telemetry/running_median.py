@@ -19,7 +19,8 @@ class RunningMedian:
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._kept = array("d")
-        self._every, self._seen = 1, 0
+        self._every = 1
+        self._seen = 0
         for value in values:
             self.add(value)
 
@@ -27,7 +28,8 @@ class RunningMedian:
         if self._seen % self._every == 0:
             self._kept.append(value)
             if len(self._kept) == CAPACITY:
-                self._kept, self._every = self._kept[::2], 2 * self._every
+                self._kept = self._kept[::2]
+                self._every = 2 * self._every
         self._seen += 1
 
     @property

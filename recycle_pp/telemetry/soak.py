@@ -59,7 +59,8 @@ def _early(sizes: Sequence[ProcessSize]) -> str:
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
     """The table, of events since that time (seconds since 1970)."""
     reader = RunReader(run)
-    events, steps = [event for event in reader.events() if event.time >= since], reader.steps()
+    events = [event for event in reader.events() if event.time >= since]
+    steps = reader.steps()
     stalls = sorted(event.stall_seconds for event in events if isinstance(event, Resumed))
     causes = Counter(event.cause for event in events if isinstance(event, DeathDetected))
     rows: list[tuple[str, object]] = [

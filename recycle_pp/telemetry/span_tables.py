@@ -46,7 +46,8 @@ class SpanTables:
     @guarded_returning(dict[Worker, np.ndarray])
     def of(self, step: int) -> dict[Worker, np.ndarray]:
         """The tables of all workers whose spans of this step have arrived."""
-        packed, tables = self._packed.get(step, {}), self._tables.setdefault(step, {})
+        packed = self._packed.get(step, {})
+        tables = self._tables.setdefault(step, {})
         if len(tables) < len(packed):
             tables |= {w: unpack(data, clock) for w, (data, clock) in packed.items() if w not in tables}
         return tables

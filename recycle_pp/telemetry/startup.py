@@ -21,7 +21,9 @@ class _Announcer:
     """Prints the current activity until `over` is set."""
 
     def __init__(self, words: str) -> None:
-        self.words, self.begun, self.over = words, time.monotonic(), threading.Event()
+        self.words = words
+        self.begun = time.monotonic()
+        self.over = threading.Event()
         threading.Thread(target=self._run, name="startup", daemon=True).start()
 
     def _run(self) -> None:

@@ -73,8 +73,10 @@ class StatusReader:
     def __init__(self, run: RunFolder) -> None:
         """ValueError if the folder holds no run, or if its config.yaml is damaged."""
         run.require()
-        self._run, self._settings = run, run.read_settings()
-        self._lines, self._pulse = RunReader(run).follow(), Pulse(run)
+        self._run = run
+        self._settings = run.read_settings()
+        self._lines = RunReader(run).follow()
+        self._pulse = Pulse(run)
         self._steps: deque[Step] = deque(maxlen=RECENT)
         self._deaths: list[DeathDetected] = []
         self._stalls: list[float] = []
@@ -142,7 +144,8 @@ class StatusReader:
     def _follow(self, event: Event) -> None:
         match event:
             case Started():
-                self._deaths, self._stalls = [], []
+                self._deaths = []
+                self._stalls = []
                 self._away.clear()
                 self._broken = None
             case DeathDetected():
@@ -163,11 +166,13 @@ class StatusReader:
                 self._broken = event.step
             case Restored():  # all workers restart from a checkpoint, in other roles
                 self._away.clear()
-                self._broken, self._restoring = event.checkpoint, True
+                self._broken = event.checkpoint
+                self._restoring = True
                 kept = [line for line in self._steps if line.step < self._broken]
                 self._steps = deque(kept, maxlen=RECENT)
             case PlanAdopted() if self._restoring:
-                self._broken, self._restoring = None, False
+                self._broken = None
+                self._restoring = False
             case Finished() | Stopped():
                 self._broken = None
 

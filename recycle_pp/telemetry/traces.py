@@ -37,7 +37,9 @@ Row = tuple[Worker, Span, str]  # the status: done, cut (interrupted) or redone
 
 class Traces:
     def __init__(self, run: RunFolder, later: Later, spans: SpanTables) -> None:
-        self._run, self._later, self._spans = run, later, spans
+        self._run = run
+        self._later = later
+        self._spans = spans
         self.bubbles = RunningMedian()  # of all steps whose spans are known
         self.redone = 0  # ops
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # completed by workers that died
@@ -106,8 +108,11 @@ class Traces:
         if not {step - 1, step, step + 1} & self._marked.keys():
             return
         # The thread gets copies, because this thread may change the originals.
-        recovery, problem, generation = self._marked.get(step), self._problems[step], job.generation
-        lost, cut = dict(self._lost.get(step, {})), dict(self._cut.get(step, {}))
+        recovery = self._marked.get(step)
+        problem = self._problems[step]
+        generation = job.generation
+        lost = dict(self._lost.get(step, {}))
+        cut = dict(self._cut.get(step, {}))
         phases = dict(recovery.phases) if recovery else {}
         again = self._again(step)
         died = tuple(sorted(recovery.dead)) if recovery else ()
@@ -165,7 +170,8 @@ def _bubbles(problem: Problem, ops: Sequence[tuple[Worker, np.ndarray]]) -> floa
     workers = np.repeat([w for w, _ in ops], [len(of) for _, of in ops], axis=0)
     compute = table[:, 0] < len(KINDS)
     (start, end), (pipeline, stage) = table[compute, 3:5].T, workers[compute].T
-    origin, length = start.min(initial=np.inf), float(np.ptp(table[compute, 3:5])) if compute.any() else 0.0
+    origin = start.min(initial=np.inf)
+    length = float(np.ptp(table[compute, 3:5])) if compute.any() else 0.0
     of = (pipeline, stage, start - origin, end - origin)
     return bubbles_of(*of, problem.live, problem.pipelines, length).share
 

@@ -23,7 +23,8 @@ class PlanAdopted(Event):
     """The workers received a new plan. `lost_ops`: boundary tensors lost with dead workers. `revoked`: stages that sum
     their gradients again."""
 
-    printed, exported = False, True
+    printed = False
+    exported = True
     lost_ops: Count = 0
     revoked: list[int] = msgspec.field(default_factory=list)
 

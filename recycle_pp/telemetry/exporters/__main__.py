@@ -33,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) < 2:
         print(f"usage: {(__doc__ or '').splitlines()[2].strip()}", file=sys.stderr)
         return 2
-    run, name = RunFolder(arguments[0]), arguments[1]
+    run = RunFolder(arguments[0])
+    name = arguments[1]
     try:
         exporter = make(name, run, *arguments[2:])
     except (ValueError, ImportError, OSError, TypeError) as error:

@@ -50,7 +50,8 @@ class Exporter(Protocol):
 
 def wanted(settings: Settings) -> dict[str, list[str]]:
     """The exporters in the settings: name -> arguments."""
-    log, out = settings.log, dict[str, list[str]]()
+    log = settings.log
+    out = dict[str, list[str]]()
     if log.tensorboard:
         out["tensorboard"] = []
     if log.wandb:

@@ -37,7 +37,8 @@ class Wandb:
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("*", step_metric="step")  # an event may arrive after lines of later steps
-        self._steps, self._deaths = run.steps(), 0
+        self._steps = run.steps()
+        self._deaths = 0
 
     def step(self, record: Record) -> None:
         self._run.log({key: record[key] for key in ("step", *MEASURES) if record.get(key) is not None})
