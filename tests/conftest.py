@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Two tests at a time, in processes of their own; single tests in this one, where -s and --pdb work."""
+    """Two tests at a time in separate processes; a single test in this one, where -s and --pdb work."""
     if any("::" in argument for argument in config.args) or config.option.keyword:
         config.option.dist = "no"
         return 0
@@ -31,19 +31,19 @@ def pytest_xdist_auto_num_workers(config):
 
 @pytest.fixture(scope="session")
 def zygote():
-    """Forks whole jobs in a second: `with zygote.run(["parallel=2x2", ...]) as job: job.wait(60)`."""
+    """Starts whole jobs in a second by forking: `with zygote.run(["parallel=2x2", ...]) as job: job.wait(60)`."""
     with Zygote() as process:
         yield process
 
 
-# No deadlines: how long an example takes says how busy the machine is.
+# No deadlines: the duration of an example depends on the load of the machine.
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("full", deadline=None)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """The same examples in every quick run: a failure is that of the change at hand. With --full, new examples."""
+    """Draws the same examples in every quick run, so that failures come from code changes. With --full, new ones."""
     full = config.getoption("--full")
     hypothesis.settings.load_profile("full" if full else "quick")
     if full and config.option.hypothesis_seed is None:

@@ -1,4 +1,4 @@
-"""A real etcd for tests: one member, its data in a folder, gone when the block is left.
+"""A real etcd for tests: one member with its data in a folder. It ends with the block.
 
 with EtcdServer(tmp_path) as server:
     server.endpoint                         # "127.0.0.1:PORT"
@@ -17,7 +17,7 @@ needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs etcd
 
 
 class EtcdServer:
-    """machine: where it runs (tests/failures/network.py); None: here, on loopback."""
+    """One etcd process. machine: where it runs (tests/failures/network.py); None: here, on loopback."""
 
     def __init__(self, folder, machine=None):
         self._folder, self._machine = folder, machine

@@ -1,10 +1,10 @@
-"""Small mistakes that can be made in source code: which ones there are, and a file with one of them in it.
+"""Mutations: lists all small mistakes that can be made in source code, and makes one of them.
 
     for mutation, place in mutations(root, "recycle_pp/protocol").items():
         text = place.replace(text, mutation.new)
 
-A comparison is negated, a statement is dropped, or two neighbouring arguments of a call are swapped. Only code in
-functions is changed: a mistake in code that runs at import is found by every test.
+A mutation negates a comparison, drops a statement or swaps two neighbouring arguments of a call. Only code in functions
+is changed, because every test would find a mistake in code that runs at import.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PASS = "pass"
 
 @dataclass(frozen=True, order=True)
 class Mutation:
-    """`old` becomes `new`. The same mutation is found again in another revision of the file."""
+    """Replaces `old` by `new`. Equal mutations in different revisions of a file are the same mistake."""
 
     path: str  # relative to the root of the repository
     function: str  # qualified name
     kind: str
     old: str
     new: str
-    nth: int  # of the same in this function, from 0
+    nth: int  # index among equal mutations of this function, from 0
 
     def __str__(self) -> str:
         old, new = (re.sub(r"\s+", " ", text) for text in (self.old, self.new))
@@ -46,10 +46,10 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the old text of a mutation stands in its file."""
+    """The position of a mutation's old text in its file."""
 
     line: int
-    start: int  # in characters
+    start: int  # index of a character
     stop: int
 
     def replace(self, text: str, by: str) -> str:
@@ -57,7 +57,7 @@ class Place:
 
 
 def mutations(root: Path, *packages: str) -> dict[Mutation, Place]:
-    """Every mutation of every function below these folders of `root`."""
+    """All mutations of all functions in these folders of `root`."""
     found: dict[Mutation, Place] = {}
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
@@ -70,7 +70,7 @@ def of_text(text: str, path: str) -> dict[Mutation, Place]:
     starts = [0, *accumulate(map(len, lines))]
 
     def place(node: ast.stmt | ast.expr) -> Place:
-        """ast counts columns in bytes of UTF-8."""
+        """The place of a node. ast counts columns in bytes of UTF-8."""
         assert node.end_lineno is not None and node.end_col_offset is not None
         start, stop = (
             starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
@@ -93,11 +93,11 @@ def of_text(text: str, path: str) -> dict[Mutation, Place]:
 
 
 def _in_functions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
-    """(qualified name of the function, statement or expression in it), in the order of the file."""
+    """(qualified name of the function, a statement or expression in it), in file order."""
 
     def visit(node: ast.AST, names: tuple[str, ...], inside: bool) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
         if isinstance(node, ast.JoinedStr | ast.Assert):
-            return  # Python 3.11 does not know the columns in an f-string; an assertion states what is true anyhow
+            return  # Python 3.11 has no columns inside f-strings; assertions do not affect correct code
         if inside and isinstance(node, ast.stmt | ast.expr):
             yield ".".join(names), node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -135,7 +135,7 @@ def _changes(node: ast.stmt | ast.expr, source) -> Iterator[tuple[str, str]]:
 
 
 def _may_be_dropped(node: ast.stmt | ast.expr) -> bool:
-    """Not an assignment to a local name: without it, the next line fails everywhere."""
+    """Whether a statement may be dropped: not an assignment to a local name, as the next use would always fail."""
     if isinstance(node, ast.Expr):
         return not isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Assign):

@@ -1,14 +1,14 @@
-"""A pytest plugin and a probe: which tests reach a line, in whatever process, and what came of each test.
+"""A pytest plugin and a probe. They record which tests reach a line, in any process, and the outcome of each test.
 
-`mutations.py` copies this file into a folder of its own, names that folder in MUTATIONS and PYTHONPATH, and runs pytest
-with `-p mutation_probe`. Files in MUTATIONS:
+`mutations.py` copies this file into a new folder, names the folder in MUTATIONS and PYTHONPATH, and runs pytest with
+`-p mutation_probe`. Files in MUTATIONS:
 
-    selected.json     {test: seconds that it may take}; other tests do not run. Without the file all run.
-    reached           a line each: number of the probe, phase, test
-    reports           a line of JSON each: test, phase, outcome, seconds
+    selected.json     {test: time limit in seconds}; only these tests run. Without the file all tests run.
+    reached           one line per hit: number of the probe, phase, test
+    reports           one line of JSON per report: test, phase, outcome, seconds
 
-A process that a test has started finds the test in a page of memory that it shares with the process of pytest: the
-environment does not tell, because jobs are forked from a process that is older than the test.
+A process started by a test finds the test's name in a page of memory shared with pytest. The environment cannot be
+used, because jobs are forked from a process that is older than the test.
 """
 
 import json
@@ -37,7 +37,7 @@ seen = set()
 
 
 def reached(number):
-    """True, as the probe of a condition must be; notes the test that runs."""
+    """Records the running test. Returns True, so that it can probe a condition."""
     global page
     page = page or _page()
     turn = page[:8]
@@ -80,7 +80,7 @@ def pytest_runtest_teardown(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """The selected ones, in their order: the quickest first."""
+    """Keeps the selected tests, in their order: fastest first."""
     path = FOLDER / "selected.json"
     if not path.exists():
         return
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 class Reports:
-    """Only in the process that hears of all tests."""
+    """Writes reports; only in the process that receives those of all tests."""
 
     def pytest_runtest_logreport(self, report):
         line = {"test": report.nodeid, "phase": report.when, "outcome": report.outcome, "seconds": report.duration}

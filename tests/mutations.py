@@ -1,15 +1,15 @@
-"""Measures the tests: draws small mistakes by a seed, puts each one into the product, and prints which ones are found.
+"""Measures the tests: makes random small mistakes in the product, one at a time, and prints which ones the tests find.
 
     .venv/bin/python tests/mutations.py --seed 1 --count 20                             # the tests of HEAD
-    .venv/bin/python tests/mutations.py --seed 1 --count 20 --revisions 241cd12 HEAD    # and of a revision before
+    .venv/bin/python tests/mutations.py --seed 1 --count 20 --revisions 241cd12 HEAD    # and of an older revision
 
-Each revision is checked out whole below --folder. The mistakes are drawn from the code that all revisions share (see
-`mutants.py`). One run of the whole suite, with a probe at each of these places, shows which tests reach them; this run
-also shows which tests fail anyway, and these are left out. Then each mistake runs against the tests that reach it, the
-quickest first, to the first failure. A test that fails once and passes when it is repeated does not count.
+Each revision is checked out in --folder. The mistakes are drawn from code that all revisions share (see `mutants.py`).
+First the whole suite runs once with a probe at each of these places. It shows which tests reach each place; tests that
+fail in this run are excluded. Then each mistake runs against the tests that reach it, fastest first, until one fails. A
+failure that does not repeat does not count.
 
-Runs that are complete are kept in --folder, so that the same command continues after an interruption. Expect the time
-of the suite, and up to that time again for each mistake that no test finds.
+Complete runs are kept in --folder, so the same command continues after an interruption. It takes the time of the suite,
+and up to that time again for each mistake that no test finds.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = [f"recycle_pp/{room}" for room in ("protocol", "coordinator", "fitting", "state", "numerics", "execution")]
 PROBE = '__import__("mutation_probe").reached({number})'
 SUITE_SECONDS = 3 * 3600.0
-PASSED, FAILED, NONE = 0, 1, 5  # exit codes of pytest; with another one, the tests could not even be collected
+PASSED, FAILED, NONE = 0, 1, 5  # exit codes of pytest; with any other, the tests could not be collected
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests of one revision have to say about one mistake."""
+    """The result of the tests of one revision for one mistake."""
 
     killed: bool
-    tests: int  # that reach it
-    by: str  # the test that found it
+    tests: int  # number of tests that reach it
+    by: str  # the test that finds it
     seconds: float
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Verdict:
 
 
 class Tree:
-    """A revision, checked out; its product may be changed, its tests run against that."""
+    """A checked-out revision. Its product can be changed, and its tests run on the changed product."""
 
     def __init__(self, revision: str, folder: Path, options: list[str]) -> None:
         commit = subprocess.check_output(["git", "rev-parse", "--short", f"{revision}^0"], cwd=ROOT, text=True).strip()
@@ -66,7 +66,7 @@ class Tree:
         sources = [self.notes, self.path, self.path / "schedules", self.path / "kernels"]
         self._environment = {
             **os.environ,
-            "CI": "1",  # the same examples of hypothesis every time
+            "CI": "1",  # makes hypothesis draw the same examples every time
             "OMP_NUM_THREADS": "1",
             "MUTATIONS": str(self.notes),
             "PYTHONPATH": os.pathsep.join(map(str, sources)),
@@ -76,13 +76,13 @@ class Tree:
         subprocess.run([sys.executable, "-m", "recycle_schedules.compiled"], env=self._environment, check=True)
 
     def write(self, path: str, text: str) -> None:
-        """With a time of its own, as Python tells by it whether its compiled file is up to date."""
+        """Writes a file with a new modification time, by which Python invalidates its compiled file."""
         (self.path / path).write_text(text)
         self._stamp = max(self._stamp + 2.0, time.time())
         os.utime(self.path / path, (self._stamp, self._stamp))
 
     def pytest(self, tests: dict[str, float] | None, *words: str) -> int:
-        """The exit code; `reports` and `reached` are new. tests: {test: seconds that it may take}; None: all."""
+        """Runs pytest with new `reports` and `reached`; the exit code. tests: {test: time limit}; None: all tests."""
         for name in ("reports", "reached", "selected.json"):
             (self.notes / name).unlink(missing_ok=True)
         files: list[str] = []
@@ -128,7 +128,7 @@ def main() -> int:
 
 
 def draw(places: list[dict[Mutation, Place]], seed: int, count: int) -> list[Mutation]:
-    """Of each kind as many; no two that overlap."""
+    """Draws the same number of mutations of each kind, without overlaps."""
     chance = random.Random(seed)
     shared = sorted(set.intersection(*map(set, places)))
     of_kind = {kind: [mutation for mutation in shared if mutation.kind == kind] for kind in KINDS}
@@ -161,7 +161,7 @@ def judge(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place], name:
 
 
 def reach(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place]) -> list[dict[str, float]]:
-    """For each mutation, the tests that reach it and pass without it, with the seconds each may take."""
+    """For each mutation, the tests that reach it and pass without it, with their time limits in seconds."""
     texts = {mutation.path: (tree.path / mutation.path).read_text() for mutation in drawn}
     probed = dict(texts)
     for number in sorted(range(len(drawn)), key=lambda number: -where[drawn[number]].start):
@@ -190,7 +190,7 @@ def reach(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place]) -> li
         tests: set[str] = set()
         for which, phase, test in lines:
             if int(which) == number:
-                # What a fixture does may be judged by any test of the file.
+                # Code reached by a fixture may be checked by any test of the file.
                 file = test.partition("::")[0] + "::"
                 tests |= {test} if phase == "call" else {other for other in seconds if other.startswith(file)}
         quick_first = sorted((tests & seconds.keys()) - failed, key=lambda test: (seconds[test], test))
@@ -199,13 +199,13 @@ def reach(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place]) -> li
 
 
 def probe(mutation: Mutation, number: int) -> str:
-    """The old text with a note that it is reached."""
+    """The old text with a probe that records that it is reached."""
     note = PROBE.format(number=number)
     return f"{note}; {mutation.old}" if mutation.kind == STATEMENT else f"({note} and ({mutation.old}))"
 
 
 def run(tree: Tree, mutation: Mutation, place: Place, tests: dict[str, float]) -> Verdict:
-    """With the mutation in place."""
+    """Runs the tests with the mutation in place."""
     begun, number = time.monotonic(), len(tests)
     if not tests:
         return Verdict(False, 0, "", 0.0)

@@ -1,4 +1,4 @@
-"""Work that is done once for all processes of pytest.
+"""Does work only once for all processes of pytest.
 
 result = once(folder, "fault-free 2x2", lambda: run_a_job())     # `folder`: the fixture `shared_folder`
 """
@@ -15,13 +15,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def shared_folder(request, tmp_path_factory) -> Path:
-    """A new folder that all processes of this run of pytest have in common."""
+    """A new folder shared by all processes of this run of pytest."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if hasattr(request.config, "workerinput") else base
 
 
 def once(folder: Path, name: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns in the process that asks first. The others wait for it; if it fails, the next one tries."""
+    """The result of `make` in the first process that calls. Others wait for it; if it fails, the next one tries."""
     path = folder / f"once-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,11 +1,11 @@
-"""One job that many tests read: it is run once, whichever process of pytest asks for it first.
+"""One recorded job that many tests read. It is run once, by the first process of pytest that needs it.
 
-    def test_the_report_tells_of_the_death(recorded):
+    def test_the_report_has_the_death(recorded):
         report(recorded.run)
 
-Its four workers train on emulated compute. Worker 1.1 is killed in step 4 and returns; the job validates, writes a
-checkpoint at its end, passes its events to a command, and writes for TensorBoard and W&B where these are installed.
-Tests do not change its folder.
+Its four workers emulate compute. Worker 1.1 is killed in step 4 and returns. The job validates, writes a checkpoint at
+its end, passes its events to a command, and writes for TensorBoard and W&B if installed. Tests must not change
+its folder.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ SECRET = "the secret of the recorded job, which no command may see"
 class Recorded:
     path: str  # of the run folder
     output: str  # of its supervisors
-    passed_on: str  # events, as the command of run.on_event got them
+    passed_on: str  # events received by the command of run.on_event
     environment: str  # of that command
 
     @property

@@ -1,4 +1,4 @@
-"""bench/gpu.py: items within their time, results after each, and a second call that continues."""
+"""bench/gpu.py: time limits of items, results after each item, continuation in a second call."""
 
 import importlib.util
 import json
@@ -31,7 +31,7 @@ def run(gpu, todo, out, seconds=60.0):
     return json.loads(out.read_text())
 
 
-def test_results_are_there_after_each_item_and_a_second_call_repeats_none(gpu, tmp_path):
+def test_results_are_written_after_each_item_and_a_second_call_repeats_none(gpu, tmp_path):
     ran = tmp_path / "ran"
     script = f"open({str(ran)!r}, 'a').write('x'); print('{{\"figure\": 3}}')"
     todo = [item(gpu, "one", script), item(gpu, "two", "raise SystemExit('no such kernel')")]
@@ -41,7 +41,7 @@ def test_results_are_there_after_each_item_and_a_second_call_repeats_none(gpu, t
     assert run(gpu, todo, tmp_path / "gpu.json") == state and ran.read_text() == "x"
 
 
-def test_an_item_over_its_own_limit_has_failed_and_one_cut_by_the_end_of_the_call_is_repeated(gpu, tmp_path):
+def test_an_item_over_its_limit_fails_and_one_cut_by_the_end_of_the_call_is_repeated(gpu, tmp_path):
     out, slow = tmp_path / "gpu.json", "import time; time.sleep(60)"
     state = run(gpu, [item(gpu, "quick", "pass"), item(gpu, "slow", slow, seconds=1.0)], out)
     assert state["slow"]["status"] == "over 1 s"
@@ -51,14 +51,14 @@ def test_an_item_over_its_own_limit_has_failed_and_one_cut_by_the_end_of_the_cal
     assert run(gpu, [item(gpu, "cut", "pass", seconds=90.0)], out)["cut"]["status"] == "passed"
 
 
-def test_an_item_without_what_it_needs_is_not_run(gpu, tmp_path):
+def test_an_item_is_not_run_if_a_required_item_has_not_passed(gpu, tmp_path):
     state = run(
         gpu, [item(gpu, "base", "raise SystemExit(1)"), item(gpu, "above", "pass", needs=("base",))], tmp_path / "o"
     )
     assert state["above"] == {"status": "failed", "seconds": 0.0, "result": {}, "log": "needs base"}
 
 
-def test_a_judgement_turns_a_result_into_a_failure(gpu, tmp_path):
+def test_a_negative_judgement_makes_an_item_fail(gpu, tmp_path):
     todo = [
         item(gpu, "first", 'print(\'{"sha256": "a"}\')'),
         item(

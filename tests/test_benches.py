@@ -1,7 +1,7 @@
-"""Every script of bench/ runs through its own door, at a small size: nobody else runs them when the code changes.
+"""Every script of bench/ runs by its command line at a small size, so that code changes cannot break it unnoticed.
 
-A new script needs a line in `SMALL`, or in `SLOW` if it takes more than some ten seconds. The figures of such runs mean
-nothing; they are written beside a copy of the scripts.
+A new script needs a line in `SMALL`, or in `SLOW` if it takes more than about ten seconds. The figures of these runs
+are meaningless; they are written beside a copy of the scripts.
 """
 
 import json
@@ -60,18 +60,18 @@ def test_the_bench_runs(command, tmp_path):
     (tmp_path / "golden").mkdir()
     (tmp_path / "golden" / "cases.json").write_text(json.dumps([case]))
     script, *arguments = command.split()
-    interpreted = os.environ | {"TRITON_INTERPRET": "1"}  # where there is no GPU
+    interpreted = os.environ | {"TRITON_INTERPRET": "1"}  # without a GPU
     done = subprocess.run(
         [sys.executable, bench / script, *arguments], cwd=tmp_path, env=interpreted, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    assert done.stdout.strip(), "a bench prints what it has measured"
+    assert done.stdout.strip(), "a bench prints its figures"
 
 
-def test_every_script_is_run():
+def test_every_script_has_a_test():
     assert {command.split()[0] for command in (*SMALL, *SLOW)} == SCRIPTS
 
 
-def test_what_is_no_script_is_used_by_one():
+def test_every_other_file_is_used_by_a_script():
     helpers = {name.removesuffix(".py") for name in TEXTS if name not in SCRIPTS}
     assert all(any(re.search(rf"\b{name}\b", TEXTS[script]) for script in SCRIPTS) for name in helpers)

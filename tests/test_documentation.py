@@ -1,4 +1,4 @@
-"""What the documentation names exists: files by their path or its end, names somewhere in the code."""
+"""Everything that the documentation names exists: files by their path or its end, names anywhere in the code."""
 
 import re
 import subprocess
@@ -15,11 +15,11 @@ CODE = [
 ]
 WORDS = {word for text in CODE for word in re.findall(r"\w+", text)}
 PATH = re.compile(r"[\w/.-]+\.(py|md|yaml|sh|csv)")
-NAME = re.compile(r"[A-Za-z]\w*(?:_|\.|[a-z][A-Z])[\w.]*(\(\))?")  # not a plain word, which may be anything
+NAME = re.compile(r"[A-Za-z]\w*(?:_|\.|[a-z][A-Z])[\w.]*(\(\))?")  # excludes plain words
 
 
 @pytest.mark.parametrize("document", [name for name in FILES if name.endswith(".md")])
-def test_files_and_names_that_it_mentions_exist(document):
+def test_mentioned_files_and_names_exist(document):
     text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
     unknown = []
     for word in set(re.findall(r"`([^`\n]+)`", text)):

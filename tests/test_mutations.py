@@ -1,4 +1,4 @@
-"""The mistakes that `mutations.py` draws: each is another program, and a probe changes nothing."""
+"""The mutations of `mutations.py`: each is a valid, different program, and probes do not change behaviour."""
 
 import ast
 import importlib.util
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # as for the command
+sys.path.insert(0, str(Path(__file__).parent))  # like the command
 
 import mutations as tool
 from mutants import COMPARISON, STATEMENT, Mutation, of_text
@@ -30,7 +30,7 @@ class Counter:
 '''
 
 
-def test_every_kind_is_found_inside_of_functions_alone():
+def test_every_kind_of_mutation_is_found_only_inside_functions():
     found = {(m.function, m.kind, m.old): m.new for m in of_text(SOURCE, "x.py")}
     assert found == {
         ("Counter.add", "comparison negated", "a < b"): "(a) >= (b)",
@@ -45,7 +45,7 @@ def test_every_kind_is_found_inside_of_functions_alone():
     }
 
 
-def test_each_mutation_of_the_product_and_each_probe_is_a_program():
+def test_each_mutation_and_each_probe_of_the_product_compiles():
     places = tool.mutations(tool.ROOT, "recycle_pp/protocol")
     assert len(places) > 500
     for mutation in tool.draw([places], seed=1, count=60):
@@ -56,7 +56,7 @@ def test_each_mutation_of_the_product_and_each_probe_is_a_program():
             assert ast.dump(ast.parse(place.replace(text, new))) != original, mutation
 
 
-def test_a_draw_depends_on_the_seed_alone_and_overlaps_nowhere():
+def test_a_draw_depends_only_on_the_seed_and_has_no_overlaps():
     places = tool.mutations(tool.ROOT, "recycle_pp/protocol", "recycle_pp/state")
     drawn = tool.draw([places], seed=3, count=30)
     assert drawn == tool.draw([places], seed=3, count=30) != tool.draw([places], seed=4, count=30)
@@ -67,7 +67,7 @@ def test_a_draw_depends_on_the_seed_alone_and_overlaps_nowhere():
 
 @pytest.fixture
 def plugin(monkeypatch, tmp_path):
-    """`mutation_probe.py`, as it is found by a probe."""
+    """`mutation_probe.py`, imported as by a probe."""
     monkeypatch.setenv("MUTATIONS", str(tmp_path))
     spec = importlib.util.spec_from_file_location("mutation_probe", Path(__file__).with_name("mutation_probe.py"))
     module = importlib.util.module_from_spec(spec)
@@ -79,7 +79,7 @@ def plugin(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("old", "kind"), [("a < b", COMPARISON), ("seen.append(a)", STATEMENT), ("pow(a, b)", "arguments swapped")]
 )
-def test_a_probe_notes_the_test_and_changes_no_result(old, kind, plugin, tmp_path):
+def test_a_probe_records_the_test_and_changes_no_result(old, kind, plugin, tmp_path):
     source = "def add(a, b):\n    seen = []\n    if a < b: seen.append(a)\n    return seen, pow(a, b)\n"
     mutation = Mutation("x.py", "add", kind, old, "", 0)
     place = next(place for m, place in of_text(source, "x.py").items() if (m.old, m.kind) == (old, kind))

@@ -1,4 +1,4 @@
-"""The README's commands do what it shows."""
+"""The README's commands print what it shows."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def recycle(line, folder):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The quick start: its folder, and what it printed."""
+    """The quick start: its folder and its output."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "examples").symlink_to(ROOT / "examples")
     line = next(line for line in COMMAND_LINES if "run.dir=runs/demo" in line)
@@ -37,11 +37,11 @@ def demo(tmp_path_factory):
     return folder, found.stdout
 
 
-def test_every_command_that_it_names_exists():
+def test_every_named_command_exists():
     assert COMMAND_LINES and {line.split()[1] for line in COMMAND_LINES} <= COMMANDS.keys()
 
 
-def test_the_quick_start_prints_what_it_shows(demo):
+def test_the_quick_start_prints_the_shown_output(demo):
     _, printed = demo
     shown = next(block for block in BLOCKS if "the run is finished" in block).splitlines()
     lines = [_shape(line) for line in printed.splitlines()]
@@ -68,5 +68,5 @@ def test_plan_and_simulate_run_as_written(tmp_path):
 
 
 def _shape(line):
-    """The line without its figures and spaces; ids and hashes are figures."""
+    """The line without figures and spaces; ids and hashes count as figures."""
     return re.sub(r"\s+", " ", re.sub(r"\b[0-9a-f]{64}\b|\d[\d.,]*", "0", line)).strip()

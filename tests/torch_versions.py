@@ -1,14 +1,15 @@
-"""Runs what depends on torch's insides on every torch that pyproject.toml allows.
+"""Tests the code that depends on torch's internals with every torch version that pyproject.toml allows.
 
     python tests/torch_versions.py                       # 2.11, 2.12 and 2.13, one after the other
     python tests/torch_versions.py 2.12 --keep           # one of them; its environment stays
 
-Each version gets a virtual environment of its own (in --folder), with this checkout and its dev requirements; then
-tests/recycle_pp/comm (the facts of recycle_pp/comm/torch_internals.py among them) and one job whose workers die at
-every moment of a step run in it. Prints one line a version; exit code 1 if one failed. pip decides which build it
-gets: with an index of CPU builds in PIP_EXTRA_INDEX_URL that is 1 GB a version, without it usually a CUDA build with
-its libraries, 5 GB, which is why an environment is removed before the next one is made. A CUDA build runs NCCL's
-tests too, and needs no GPU for them.
+Each version gets a new virtual environment in --folder, with this checkout and its dev requirements. It runs
+tests/recycle_pp/comm, with the facts of recycle_pp/comm/torch_internals.py, and one job whose workers die at every
+moment of a step. Prints one line per version. The exit code is 1 if one failed.
+
+pip selects the build: 1 GB per version with an index of CPU builds in PIP_EXTRA_INDEX_URL, otherwise usually a CUDA
+build with its libraries, 5 GB. So each environment is removed before the next one is made. A CUDA build also runs
+NCCL's tests, which need no GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def _try(version: str, environment: Path) -> str:
-    """Installs and runs; in words what came of it."""
+    """Installs a version and runs the tests; describes the result."""
     python = environment / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)

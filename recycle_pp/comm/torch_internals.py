@@ -10,8 +10,8 @@ Each fact holds in torch 2.11 to 2.13, in the source named with it. Tests in
 tests/recycle_pp/comm/test_{torch,gloo}_internals.py fail with the sentence that no longer holds.
 `python tests/torch_versions.py` runs them with every torch in pyproject's range.
 
-Sockets are shut down because Gloo has no abort. `abort()`, `shutdown()` and dropping a group leave a blocked operation
-blocked (test: an_abort_of_gloo_leaves_who_blocks_blocked). An operation raises within milliseconds after a shutdown of
+Sockets are shut down because Gloo has no abort. `abort()`, `shutdown()` and dropping a group do not end a blocked
+operation (test_an_abort_does_not_end_a_blocked_operation). An operation raises within milliseconds after a shutdown of
 its socket.
 """
 

@@ -1,18 +1,43 @@
 """Checks, before a worker is restarted here, whether this machine can reach the other nodes of the job.
 
+prober = Prober(send, prints=launch.local_rank == 0)
+prober.answer(probe, token)                             # in the background; then send(Probed([...]))
 names = await unreachable(probe.targets, token)         # ["node1 (10.0.0.2:41234)"]
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 from recycle_pp.wire.connection import connect
 from recycle_pp.wire.messages.handshake import CandidateHello
-from recycle_pp.wire.messages.supervisors import Target
+from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
 
 SECONDS = 3.0  # for a connection: a lost packet delays it by one second, two by three
+
+
+class Prober:
+    """Answers the coordinator's probes. prints: this rank prints which nodes cannot be reached."""
+
+    def __init__(self, send: Callable[[Probed], None], prints: bool) -> None:
+        self._send, self._prints = send, prints
+        self._printed = ""
+        self._probing: asyncio.Task[None] | None = None
+
+    def answer(self, probe: Probe, token: str) -> None:
+        self._probing = asyncio.create_task(self._answer(probe, token))
+
+    async def _answer(self, probe: Probe, token: str) -> None:
+        names = await unreachable(probe.targets, token)
+        sentence = (
+            f"this node cannot reach {' and '.join(names)}: its workers start once the network between them works"
+        )
+        if names and self._prints and sentence != self._printed:
+            print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)
+        self._printed = sentence
+        self._send(Probed(names))
 
 
 async def unreachable(targets: Sequence[Target], token: str) -> list[str]:

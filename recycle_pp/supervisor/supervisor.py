@@ -21,7 +21,6 @@ import importlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -53,7 +52,6 @@ from recycle_pp.wire.messages.supervisors import (
     NoPlace,
     Present,
     Probe,
-    Probed,
     Redirect,
     Spawn,
     SupervisorHeartbeat,
@@ -65,7 +63,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec
 from .exit_barrier import limit_wait, release
 from .joining import JOIN_SECONDS, explain, find_coordinator
 from .leadership import Leadership
-from .probing import unreachable
+from .probing import Prober
 from .process_monitor import END_SECONDS, ProcessMonitor
 from .shutdown import LEAVE_SECONDS, Shutdown
 from .standby import Standby
@@ -139,8 +137,7 @@ class Supervisor:
         self._leadership = Leadership(self._start_host, self._disconnect)
         self._watched: asyncio.Task[None] | None = None  # beats the watchdog
         self._standby: Standby | None = None
-        self._probing: asyncio.Task[None] | None = None  # checks which nodes can be reached
-        self._complaint = ""  # last message about unreachable nodes
+        self._prober = Prober(self._send, prints=launch.local_rank == 0)
         self._unanswered_beats = 0  # own heartbeats since the coordinator's last message
         self._finished = False  # the coordinator has sent `Finish`
         self._evicted = False  # this node's machine is taken, and the job continues without it
@@ -152,7 +149,7 @@ class Supervisor:
             EndsSoon: self._shutdown.answer,
             CoordinatorHeartbeat: _ignore,
             Redirect: self._redirected,
-            Probe: self._probe,
+            Probe: lambda message: self._prober.answer(message, self._token),
         }
 
     async def start_job(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
@@ -353,19 +350,6 @@ class Supervisor:
             loop = asyncio.get_running_loop()
             loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _import_coordinator)
         self._monitor.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
-
-    def _probe(self, message: Probe) -> None:
-        self._probing = asyncio.create_task(self._answer_probe(message))
-
-    async def _answer_probe(self, message: Probe) -> None:
-        names = await unreachable(message.targets, self._token)
-        sentence = (
-            f"this node cannot reach {' and '.join(names)}: its workers start once the network between them works"
-        )
-        if names and self._launch.local_rank == 0 and sentence != self._complaint:
-            print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)
-        self._complaint = sentence
-        self._send(Probed(names))
 
     def _evict(self, message: Evict) -> None:
         self._evicted = True

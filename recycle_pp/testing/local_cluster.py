@@ -4,7 +4,7 @@
         with zygote.run(["parallel=2x2", "+fail_at=3:0.1"]) as job:
             assert job.wait(60) == 0, job.output
             job.run.lines(job.run.events)
-        with zygote.run_nodes(["parallel=2x2"], nodes=4) as job:  # a launcher each: who loses one goes on
+        with zygote.run_nodes(["parallel=2x2"], nodes=4) as job:  # one launcher per node
             os.kill(job.supervisors()[0], signal.SIGKILL)
 
 A job runs what torchrun would run (supervisors, their workers, the coordinator, the private file), only the launcher is

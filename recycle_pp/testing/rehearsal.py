@@ -99,7 +99,7 @@ class Rehearsal:
         self._processes[member].join()
 
     def wait_for_exit(self, member: Worker, timeout: float = 30.0) -> int | None:
-        """The exit code; None when the process goes on."""
+        """The exit code; None if the process is still running."""
         self._processes[member].join(timeout)
         return self._processes[member].exitcode
 

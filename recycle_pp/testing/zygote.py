@@ -47,7 +47,7 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     gc.collect()
     gc.freeze()  # else each fork's first collections walk, and copy, all that was imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for who made us, and closes the socket
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which then closes the socket
     launchers = []
     with socket.socket(fileno=descriptor) as requests:
         while True:
@@ -119,7 +119,7 @@ def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> N
 
 
 def _enter(holder: int) -> None:
-    """Into the namespaces of that process; only our children enter its process namespace, so a child goes on."""
+    """Enters the namespaces of that process. Only children enter its process namespace, so a child continues."""
     descriptor = os.pidfd_open(holder)
     kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h
     libc = ctypes.CDLL(None, use_errno=True)

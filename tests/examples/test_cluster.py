@@ -1,4 +1,4 @@
-"""The files for clusters, as far as they can run here.
+"""The example files for clusters, as far as they can run here.
 
 Kubernetes' pods are machines in network namespaces (`tests.failures.network`); srun and scontrol are stand-ins.
 """
@@ -47,7 +47,7 @@ def happened(run, event):
 
 
 class Pods:
-    """What the manifest says, with two pods of two workers each, on machines of their own."""
+    """The pods of the manifest: two pods with two workers each, on separate machines."""
 
     def __init__(self, folder: Path, net: network.Network, arguments: list[str]) -> None:
         service, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
@@ -57,7 +57,7 @@ class Pods:
         self._machines: list[network.Machine] = []
 
     def start(self, index: int) -> subprocess.Popen[bytes]:
-        """A pod on a new machine."""
+        """Starts a pod on a new machine."""
         self._machines.append(self._net.machine(f"pod{len(self._machines)}"))
         here = {"NODES": "2", "WORKERS": "2", "MASTER": self._machines[-1 - index].address, "NODE_RANK": f"{index}"}
         here |= {"RUN_DIR": str(self.run.path), "RECYCLE_TOKEN": "of the examples' tests"}
@@ -73,7 +73,7 @@ class Pods:
 
 
 def terminate(pod: subprocess.Popen[bytes]) -> None:
-    """As the kubelet does: SIGTERM to the container's first process, torchrun."""
+    """Sends SIGTERM to the container's first process, torchrun, like the kubelet."""
     for process in psutil.Process(pod.pid).children():
         process.send_signal(signal.SIGTERM)
 
@@ -81,10 +81,10 @@ def terminate(pod: subprocess.Popen[bytes]) -> None:
 @machines
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_pods_start_are_drained_join_end_with_a_checkpoint_and_go_on(tmp_path):
+def test_pods_start_are_drained_rejoin_end_with_a_checkpoint_and_resume(tmp_path):
     with network.Network() as net:
         pods = Pods(tmp_path, net, [*TINY, "run.steps=1000000"])
-        assert len(set(pods.names)) == 1, "recycle-0.recycle is a name only if they are the same"
+        assert len(set(pods.names)) == 1, "the name recycle-0.recycle requires equal names"
         first = pods.start(0)
         second = pods.start(1)
         wait_until(lambda: max(steps(pods.run), default=-1) >= 3, pods.log)
@@ -103,7 +103,7 @@ def test_pods_start_are_drained_join_end_with_a_checkpoint_and_go_on(tmp_path):
         again = Pods(tmp_path, net, [*TINY, f"run.steps={done + 3}"])  # kubectl apply
         codes = [pod.wait(120) for pod in (again.start(0), again.start(1))]
         assert codes == [0, 0], pods.log()
-    assert steps(pods.run) == list(range(done + 3)), "each step stands there once"
+    assert steps(pods.run) == list(range(done + 3)), "each step has one line"
 
 
 # ----------------------------------------------------------------------------------------------------------- SLURM
@@ -124,11 +124,11 @@ case $1 in show) echo 127.0.0.1; echo 127.0.0.1 ;; *) echo "$@" >> "$REQUESTS" ;
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Starts `sbatch examples/slurm.sh` with settings, on two nodes of two workers."""
+    """Starts `sbatch examples/slurm.sh` with settings, on two nodes with two workers each."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    port = free_ports(2)  # of torchrun's store, and behind it of the first coordinator
+    port = free_ports(2)  # of torchrun's store; the first coordinator has the next port
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "2", "PORT": f"{port}"}
     variables |= {"SLURM_JOB_NODELIST": "n[0-1]", "REQUESTS": str(tmp_path / "requests")}
     variables |= {"PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}", "NODE_SH": str(EXAMPLES / "node.sh")}
@@ -148,7 +148,7 @@ def requests(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_a_slurm_job_that_its_time_limit_ends_is_requeued_and_goes_on(slurm, tmp_path):
+def test_a_slurm_job_at_its_time_limit_is_requeued_and_resumes(slurm, tmp_path):
     run = RunFolder(tmp_path / "runs" / "7")
     job = slurm("run.steps=1000000")
     wait_until(lambda: run.metrics.exists() and max(steps(run), default=-1) >= 2, lambda: job.poll() or "no step")
@@ -174,8 +174,8 @@ def test_a_slurm_job_with_a_mistake_is_not_requeued(slurm, tmp_path):
 # ----------------------------------------------------------------------------------------------------------- Modal
 
 
-def test_what_modal_starts_gives_node_sh_all_that_it_wants(monkeypatch):
-    """The file itself has never run on Modal, and says so."""
+def test_the_modal_example_passes_all_variables_to_node_sh(monkeypatch):
+    """The file has never run on Modal, which it states."""
 
     class Anything:
         def __getattr__(self, name):
@@ -195,5 +195,5 @@ def test_what_modal_starts_gives_node_sh_all_that_it_wants(monkeypatch):
 
 
 @pytest.mark.parametrize("script", ["node.sh", "slurm.sh"])
-def test_scripts_are_posix_shell(script):
+def test_the_scripts_are_posix_shell(script):
     assert subprocess.run(["sh", "-n", EXAMPLES / script]).returncode == 0

@@ -1,4 +1,4 @@
-"""The example does what its first line says."""
+"""The example does what its docstring promises."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_survives.py"
 
 
 def losses_and_workers(*arguments: str) -> tuple[list[float], list[int]]:
-    """Of every step, in order; each step is told once."""
+    """Losses and numbers of workers by step, in order; each step is printed once."""
     done = subprocess.run([sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     steps = [re.fullmatch(r"step (\d+) loss (\S+) workers (\d+)", line) for line in done.stdout.splitlines()]
@@ -21,9 +21,9 @@ def losses_and_workers(*arguments: str) -> tuple[list[float], list[int]]:
 
 
 @pytest.mark.timeout(600)
-def test_ddp_goes_on_after_a_sigkill_with_the_losses_of_a_run_in_which_nobody_died():
+def test_ddp_continues_after_a_sigkill_with_the_losses_of_a_fault_free_run():
     quiet, everybody = losses_and_workers()
-    struck, survivors = losses_and_workers("--kill", "2@10")
+    faulty, survivors = losses_and_workers("--kill", "2@10")
     assert everybody == [4] * 40
     assert survivors == [4] * 10 + [3] * 30
-    assert struck == pytest.approx(quiet, rel=1e-3)
+    assert faulty == pytest.approx(quiet, rel=1e-3)

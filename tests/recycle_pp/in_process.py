@@ -1,4 +1,4 @@
-"""A pipeline without processes: all stages in this one, for tests of what they compute."""
+"""A pipeline whose stages are all in this process, for tests of their results."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def small(**changes: object) -> Settings:
-    """A model that trains in milliseconds, one pipeline of two stages; `changes` are `group__key=value`."""
+    """Settings of a model that trains in milliseconds: one pipeline, two stages. changes: `group__key=value`."""
     settings = Settings()
     defaults: dict[str, object] = {
         "model__layers": 3, "model__width": 24, "model__heads": 4, "model__kv_heads": 2, "model__ffn": 40,
@@ -35,7 +35,7 @@ def pipeline(settings: Settings) -> list[Stage]:
 
 
 def forward(stages: Sequence[Stage], batches: Batches, step: int, g: int) -> Tensor:
-    """F of every stage; the loss."""
+    """Runs F of every stage; the loss."""
     inputs, targets = batches.batch(step, g)
     batch, boundary = Batch(inputs, targets, more=batches.more(inputs)), []
     for stage in stages:
@@ -44,7 +44,7 @@ def forward(stages: Sequence[Stage], batches: Batches, step: int, g: int) -> Ten
 
 
 def backward(stages: Sequence[Stage], g: int, *, split: bool = False) -> None:
-    """B of every stage, or I of every stage and then W of every stage."""
+    """Runs B of every stage, or I and then W."""
     grads = []
     for stage in reversed(stages):
         grads = stage.backward_input(g, grads) if split else stage.backward(g, grads)
@@ -54,7 +54,7 @@ def backward(stages: Sequence[Stage], g: int, *, split: bool = False) -> None:
 
 
 def sums(stage: Stage) -> dict[str, Tensor]:
-    """What the stage's accumulators hold, by name."""
+    """The sums in the stage's accumulators, by name."""
     flat = stage.gradients.payload()[0]
     return dict(zip(stage.names, stage.layout.views(flat), strict=True))
 
@@ -100,7 +100,7 @@ def gradient(stage: Stage, step: int) -> Reduced:
 
 
 def everything(optimizer: StageOptimizer) -> dict[str, torch.Tensor]:
-    """A copy of its state."""
+    """A copy of the optimizer's whole state."""
     return {name: tensor.clone() for name, tensor in optimizer.state().items()}
 
 

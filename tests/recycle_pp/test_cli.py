@@ -1,4 +1,4 @@
-"""The command `recycle`, run as its module: an environment may have been installed before the command existed."""
+"""The command `recycle`, run as a module, because an older installation may not have the command."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ def test_the_package_installs_the_command():
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["nothing", "--help"])
-def test_alone_it_lists_the_commands_without_torch(arguments, tmp_path):
+def test_without_arguments_it_lists_the_commands_and_imports_no_torch(arguments, tmp_path):
     done = run(*arguments, cwd=tmp_path, program=[sys.executable, "-c", NO_TORCH])
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -49,7 +49,7 @@ def test_every_module_with_a_command_line_is_listed():
     assert set(COMMANDS) == modules - {"cli"}
 
 
-def test_the_first_sentence_of_an_unknown_command_names_the_closest(tmp_path):
+def test_the_error_about_an_unknown_command_names_the_closest_one(tmp_path):
     done = run("statsu", "runs/mine", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "recycle: statsu is not a command; did you mean status?\n"
@@ -57,8 +57,8 @@ def test_the_first_sentence_of_an_unknown_command_names_the_closest(tmp_path):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_the_module_of_that_name(name, tmp_path):
-    (tmp_path / "recycle_pp").mkdir()  # a package that is found first, in place of the real one
+def test_a_command_runs_the_module_with_its_name(name, tmp_path):
+    (tmp_path / "recycle_pp").mkdir()  # shadows the real package
     (tmp_path / "recycle_pp" / "__init__.py").touch()
     (tmp_path / "recycle_pp" / "cli.py").write_text((ROOT / "recycle_pp" / "cli.py").read_text())
     module = "import os, sys\nprint(__name__, os.getpid(), sys.argv[1:])\nsys.exit(7)\n"
@@ -71,7 +71,7 @@ def test_a_command_is_the_module_of_that_name(name, tmp_path):
     assert (process.returncode, out) == (7, f"__main__ {process.pid} ['a b', '--c']\n")
 
 
-def test_train_help_is_that_of_the_trainer(tmp_path):
+def test_train_prints_the_help_of_the_trainer(tmp_path):
     done = run("train", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "recycle train [GROUP=NAME" in done.stdout
@@ -95,14 +95,14 @@ def test_a_mistake_in_train_is_one_sentence_before_torch_is_imported(arguments, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_under_a_launcher_train_is_a_rank(tmp_path):
+def test_under_a_launcher_train_runs_one_rank(tmp_path):
     done = run("train", "parallel=2x1", cwd=tmp_path, RANK="0", WORLD_SIZE="5")
     assert done.returncode == 2
     assert "2 * 1 = 2 workers, but 5 processes were launched" in done.stderr
 
 
 @pytest.mark.torchrun
-def test_train_starts_the_workers_and_a_resume_takes_their_number_from_the_run(tmp_path):
+def test_train_starts_the_workers_and_a_resume_reads_their_number_from_the_run(tmp_path):
     first = run("train", *TINY, "run.steps=2", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "recycle_pp: starts torchrun for 2 workers (parallel=2x1)" in first.stdout
@@ -121,15 +121,15 @@ def test_one_worker_needs_no_torchrun(tmp_path):
 
 
 ENDINGS = {
-    "Ctrl-C": (os.killpg, signal.SIGINT, True, 130),  # to the whole foreground, as a terminal does
-    "SIGTERM": (os.kill, signal.SIGTERM, True, 143),  # to the command alone, as a scheduler does
+    "Ctrl-C": (os.killpg, signal.SIGINT, True, 130),  # to the foreground process group, like a terminal
+    "SIGTERM": (os.kill, signal.SIGTERM, True, 143),  # only to the command, like a scheduler
     "SIGTERM at the start": (os.kill, signal.SIGTERM, False, 143),
 }
 
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize("how", ENDINGS)
-def test_a_signal_ends_train_with_its_code_a_checkpoint_and_no_process_left(how, tmp_path):
+def test_a_signal_ends_train_with_its_code_and_a_checkpoint_and_leaves_no_process(how, tmp_path):
     send, number, after_a_step, code = ENDINGS[how]
     folder = RunFolder(tmp_path / "run")
     with open(tmp_path / "out", "w") as out:

@@ -1,4 +1,4 @@
-"""Commands end in one way, whatever they do."""
+"""All commands end in the same way."""
 
 import pytest
 
@@ -13,7 +13,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("raised", "code", "said"), ENDINGS, ids=[type(error).__name__ for error, *_ in ENDINGS])
-def test_what_ends_a_command_is_one_sentence_and_a_code(raised, code, said, capsys):
+def test_an_error_ends_a_command_with_one_sentence_and_a_code(raised, code, said, capsys):
     def run():
         raise raised
 
@@ -21,7 +21,7 @@ def test_what_ends_a_command_is_one_sentence_and_a_code(raised, code, said, caps
     assert capsys.readouterr().err == said
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(capfd):
+def test_a_closed_pipe_is_not_an_error(capfd):
     def run():
         raise BrokenPipeError
 

@@ -1,4 +1,4 @@
-"""Printed steps count from 0, as files and flags do: seen by a user who starts a job with torchrun."""
+"""Printed steps count from 0, like those in files and flags, in a job started with torchrun."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def printed(*command, cwd):
 
 
 @pytest.mark.torchrun
-def test_what_is_printed_names_the_step_that_the_fault_and_the_checkpoint_name(tmp_path):
+def test_printed_steps_agree_with_those_of_the_fault_and_the_checkpoint(tmp_path):
     train = [BIN / "torchrun", "--nproc-per-node=2", "-m", "recycle_pp.train", *SMALL]
     first = printed(*train, "run.steps=12", "+fail_at=4:1.0", "checkpoint.every=6", cwd=tmp_path)
     steps = re.findall(r"^step +(\d+)  loss .*  (\d+) steps? left", first, re.MULTILINE)

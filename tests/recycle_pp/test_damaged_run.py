@@ -1,4 +1,4 @@
-"""A damaged file of a run folder: every command answers with one sentence and exit code 2, or does not need it."""
+"""A damaged file in a run folder: each command prints one sentence and exits with 2, or does not need the file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _composed = cache(read_command_line)
 
 
 def compose(arguments: Sequence[str]) -> Settings:
-    """The settings of a command line; each is composed once, as that takes a second."""
+    """The settings of a command line. Each is composed only once, because that takes a second."""
     return deepcopy(_composed(tuple(arguments)))
 
 
@@ -63,7 +63,7 @@ def composes_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[str, str]]:
-    """A run of five steps with a death and a checkpoint, and what its files hold."""
+    """A run of five steps with a death and a checkpoint, and the content of its files."""
     job = compose([*JOB, f"run.dir={tmp_path_factory.mktemp('run')}"])
     run = RunFolder.create(job)
     run.unlock()
@@ -100,7 +100,7 @@ json_values = st.recursive(
 
 @st.composite
 def changed(draw: st.DrawFn, text: str) -> bytes:
-    """The file's JSON or YAML with one value replaced, left out or added; or arbitrary JSON or bytes."""
+    """The file's JSON or YAML with one value replaced, removed or added; or arbitrary JSON or bytes."""
     kind = draw(st.sampled_from(["bytes", "json", "cut", "value", "value", "value", "value"]))
     if kind == "bytes":
         return draw(st.binary(max_size=20))
@@ -123,7 +123,7 @@ def changed(draw: st.DrawFn, text: str) -> bytes:
 
 
 def commands(run: RunFolder) -> Iterator[tuple[str, Any]]:
-    """(name, call that returns an exit code or raises a ValueError of one sentence)."""
+    """(name, function that returns an exit code or raises a ValueError with one sentence)."""
     path = str(run.path)
     yield "status", lambda: status.main([path])
     yield "status --json", lambda: status.main([path, "--json"])
@@ -139,7 +139,7 @@ def simulate(run: RunFolder) -> None:
 
 
 def resume(run: RunFolder) -> None:
-    """Reads as rank 0, a worker and a new coordinator do."""
+    """Reads the files that rank 0, a worker and a new coordinator read."""
     again, _ = take_up((*JOB, f"run.dir={run.path}", "run.resume=true"), run.read_config())
     validate(again, 4)
     refuse_running(run)
@@ -158,17 +158,17 @@ def exit_code(call: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         return 2, f"{error}\n"
 
 
-def test_a_whole_folder_is_read_by_every_command(whole, capsys) -> None:
+def test_every_command_reads_an_undamaged_folder(whole, capsys) -> None:
     run, contents = whole
     codes = {name: exit_code(call, capsys) for name, call in commands(run)}
     restore(run, contents)
-    assert codes.pop("export")[0] == 2  # its checkpoint holds no tensors
+    assert codes.pop("export")[0] == 2  # its checkpoint has no tensors
     assert codes == {name: (0, "") for name in codes}
 
 
 @given(data=st.data(), name=st.sampled_from(FILES))
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-def test_damage_is_one_sentence_and_exit_code_2(whole, capsys, data: st.DataObject, name: str) -> None:
+def test_damage_gives_one_sentence_and_exit_code_2(whole, capsys, data: st.DataObject, name: str) -> None:
     run, contents = whole
     content = data.draw(changed(contents[name]))
     for command, call in commands(run):

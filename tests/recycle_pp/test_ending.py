@@ -1,4 +1,4 @@
-"""A job that is told to end loses nothing: the step, a checkpoint, a sentence, and 128 + the signal."""
+"""A job ended by a signal finishes its step, saves a checkpoint, prints the reason and exits with 128 + the signal."""
 
 import json
 import os
@@ -45,7 +45,7 @@ SIGINT, SIGTERM, STAGGERED, SAVING = (2, 130), (15, 143), "optimizer.stagger=tru
         pytest.param(*SIGTERM, [STAGGERED], marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_ends_the_job_after_its_step_with_a_checkpoint_of_it(number, code, more, zygote):
+def test_a_signal_ends_the_job_after_its_step_with_a_checkpoint(number, code, more, zygote):
     with zygote.run(["parallel=2x2", *ENDLESS, *more]) as job:
         wait_for_step(job, 2)
         job.signal(number)
@@ -55,7 +55,7 @@ def test_a_signal_ends_the_job_after_its_step_with_a_checkpoint_of_it(number, co
         assert f"the newest checkpoint is {job.run.checkpoints}/step-{newest:06d}" in job.output.splitlines()[-1]
 
 
-def test_what_a_signal_has_ended_goes_on_to_the_weights_of_a_run_that_nothing_has(zygote, tmp_path):
+def test_a_run_ended_by_a_signal_resumes_to_the_weights_of_an_uninterrupted_run(zygote, tmp_path):
     whole = ["parallel=2x2", *SMALL, "run.steps=30"]
     with zygote.run(whole) as job:
         assert job.wait(60) == 0, job.output
@@ -68,10 +68,10 @@ def test_what_a_signal_has_ended_goes_on_to_the_weights_of_a_run_that_nothing_ha
     with zygote.run([*whole, *folder, "run.resume=true"]) as job:
         assert job.wait(60) == 0, job.output
         assert summary(job)["weights_sha256"] == expected["weights_sha256"]
-        assert steps(job) == list(range(30)), "each step stands there once"
+        assert steps(job) == list(range(30)), "each step has one line"
 
 
-def test_a_second_signal_after_two_seconds_ends_a_job_at_once_that_cannot_finish_its_step(zygote):
+def test_a_second_signal_after_two_seconds_ends_the_job_before_the_step_is_finished(zygote):
     with zygote.run(["parallel=2x2", *ENDLESS, "control.suspicion=60"]) as job:
         wait_for_step(job, 1)
         os.kill(job.workers()[3], signal.SIGSTOP)
@@ -85,17 +85,17 @@ def test_a_second_signal_after_two_seconds_ends_a_job_at_once_that_cannot_finish
         assert "there is no checkpoint yet" in job.output
 
 
-def test_sigterms_that_reach_the_nodes_one_after_the_other_end_the_job_with_a_checkpoint(zygote):
+def test_sigterms_to_the_nodes_one_after_the_other_end_the_job_with_a_checkpoint(zygote):
     with zygote.run_nodes(["parallel=2x2", *ENDLESS], nodes=2) as job:
         wait_for_step(job, 1)
-        for node in job.nodes:  # the coordinator's first
+        for node in job.nodes:  # first the coordinator's node
             node.signal(signal.SIGTERM)
             time.sleep(2.0)
         assert 143 in [node.wait(60) for node in job.nodes], job.output
         assert saved(job)[-1] == steps(job)[-1] + 1, job.output
 
 
-def test_a_checkpoint_comes_by_the_clock_too(zygote):
+def test_checkpoints_can_be_time_based(zygote):
     with zygote.run(["parallel=2x2", *ENDLESS, "checkpoint.minutes=0.02"]) as job:
         job.wait_for_event("checkpoint_saved", 60)
         first = saved(job)[-1]

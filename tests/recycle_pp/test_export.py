@@ -1,4 +1,4 @@
-"""Out of a run: folders that transformers loads, whole or not there."""
+"""Exports of a run: folders for transformers, complete or absent."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def run(original, tmp_path):
 
 
 def own_logits(run: Path) -> torch.Tensor:
-    """Of the project's Transformer with the weights of the newest checkpoint."""
+    """Logits of the project's Transformer with the weights of the newest checkpoint."""
     model = plain.whole(settings_of(run))
     state = checkpoint.load(checkpoint.newest(run / "checkpoints"))
     model.load_state_dict({name[len("model.") :]: t for name, t in state.items() if name.startswith("model.")})
@@ -61,7 +61,7 @@ def loaded(folder: Path):
     return model
 
 
-def test_from_pretrained_gives_the_logits_of_the_own_transformer(run, tmp_path, capsys):
+def test_the_exported_model_gives_the_logits_of_the_own_transformer(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert export.main([str(run), str(out)]) == 0
     assert capsys.readouterr().out == f"{out}: 30 tensors of step-000002 in float32\n"
@@ -85,7 +85,7 @@ def test_weights_in_several_files_have_an_index(run, tmp_path):
             torch.testing.assert_close(loaded(out)(TOKENS).logits, own_logits(run), rtol=1e-5, atol=2e-6)
 
 
-def test_another_dtype_is_that_of_the_files_and_of_the_model(run, tmp_path):
+def test_a_chosen_dtype_applies_to_the_files_and_the_model(run, tmp_path):
     assert export.main([str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
     assert loaded(tmp_path / "out").dtype == torch.bfloat16
 
@@ -134,7 +134,7 @@ def test_a_model_of_own_code_is_written_without_a_config(run, tmp_path, capsys):
     assert "this one is your own code" in capsys.readouterr().err
 
 
-def test_bytes_have_a_tokenizer_too(run, tmp_path):
+def test_a_tokenizer_is_exported_for_bytes(run, tmp_path):
     assert export.main([str(run), str(tmp_path / "out")]) == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     everything = "".join(map(chr, range(1, 300))) + "héllo 😀\n\n  x"
@@ -143,7 +143,7 @@ def test_bytes_have_a_tokenizer_too(run, tmp_path):
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_the_tokenizer_of_the_data_goes_along(run, tmp_path, bare):
+def test_the_tokenizer_of_the_data_is_exported(run, tmp_path, bare):
     folder = formats.tokenizer(tmp_path / "tokenizer")
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["data"]["tokenizer"] = str(folder / "tokenizer.json" if bare else folder)
@@ -153,9 +153,9 @@ def test_the_tokenizer_of_the_data_goes_along(run, tmp_path, bare):
     assert tokenizer.eos_token == formats.END and tokenizer.decode(tokenizer("fox lazy").input_ids) == "fox lazy"
 
 
-def test_the_newest_checkpoint_is_taken_or_the_one_that_is_asked_for(run, tmp_path, capsys):
+def test_the_newest_or_a_chosen_checkpoint_is_exported(run, tmp_path, capsys):
     save(run / "checkpoints", 4, job(3, steps=4))
-    (run / "checkpoints" / "step-000006.tmp").mkdir()  # a save that is under way
+    (run / "checkpoints" / "step-000006.tmp").mkdir()  # an unfinished save
     assert export.main([str(run), str(tmp_path / "new")]) == 0
     assert "step-000004" in capsys.readouterr().out
     assert export.main([str(run), str(tmp_path / "old"), "--step", "2"]) == 0
@@ -164,7 +164,7 @@ def test_the_newest_checkpoint_is_taken_or_the_one_that_is_asked_for(run, tmp_pa
     assert f"--step must be one of 2, 4, the checkpoints in {run}, not 3" in capsys.readouterr().err
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_with_a_sentence(run, tmp_path, capsys):
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_sentence(run, tmp_path, capsys):
     newest = save(run / "checkpoints", 4, job(3, steps=4))
     (newest / "about.json").write_text("{}")
     assert export.main([str(run), str(tmp_path / "out")]) == 0
@@ -175,7 +175,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_with_a_sentence
     assert "is damaged: " in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_the_job_deletes_meanwhile_is_replaced_by_the_next(run, tmp_path, monkeypatch, capsys):
+def test_if_the_job_deletes_the_checkpoint_meanwhile_the_next_one_is_exported(run, tmp_path, monkeypatch, capsys):
     real, later = hf_folder.damage, job(3, steps=4)
 
     def prune(path, step):
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_the_job_deletes_meanwhile_is_replaced_by_the_next(run
     assert "step-000004" in capsys.readouterr().out
 
 
-def test_what_cannot_be_exported_is_told_in_one_sentence_and_leaves_nothing(run, tmp_path, capsys):
+def test_a_failed_export_gives_one_sentence_and_leaves_no_folder(run, tmp_path, capsys):
     (tmp_path / "there").mkdir()
     RunFolder.create(settings_of(tmp_path / "young"))
     damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
@@ -208,7 +208,7 @@ def test_what_cannot_be_exported_is_told_in_one_sentence_and_leaves_nothing(run,
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_an_export_that_fails_leaves_nothing_and_one_that_is_killed_is_made_again(run, tmp_path, monkeypatch):
+def test_a_write_error_leaves_no_folder_and_a_killed_export_can_be_repeated(run, tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
@@ -227,7 +227,7 @@ def test_an_export_that_fails_leaves_nothing_and_one_that_is_killed_is_made_agai
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
-def test_the_end_of_a_run_may_write_the_folder(run, monkeypatch):
+def test_the_folder_can_be_exported_at_the_end_of_a_run(run, monkeypatch):
     async def supervise(*_):
         return 0
 
@@ -236,11 +236,11 @@ def test_the_end_of_a_run_may_write_the_folder(run, monkeypatch):
     monkeypatch.setattr(train, "prepare", lambda *_: train.Prepared(settings, RunFolder(run)))
     assert train.main([]) == 0
     assert (run / "hf" / "step-000002" / "model.safetensors").is_file()
-    assert train.main([]) == 0, "the folder of these steps is there already"
+    assert train.main([]) == 0, "the folder of these steps exists already"
 
 
 @pytest.mark.slow
-def test_a_folder_is_fine_tuned_on_own_text_by_the_command_of_the_docs(tmp_path):
+def test_the_documented_command_fine_tunes_a_folder_on_own_text(tmp_path):
     config = transformers.AutoConfig.for_model(
         "llama", vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64,
@@ -259,12 +259,12 @@ def test_a_folder_is_fine_tuned_on_own_text_by_the_command_of_the_docs(tmp_path)
     )  # fmt: skip
     after = loaded(tmp_path / "runs" / "mine" / "hf" / "step-000003")
     moved = [(p - q).abs().max().item() for p, q in zip(before.parameters(), after.parameters(), strict=True)]
-    assert all(0 < most < 1e-3 for most in moved), "trained from the folder's weights, all of them"
+    assert all(0 < most < 1e-3 for most in moved), "all weights have been trained from those of the folder"
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "runs" / "mine" / "hf" / "step-000003")
     assert tokenizer.eos_token == formats.END
 
 
-def test_generation_is_greedy_or_drawn_by_a_seed(run, capsys):
+def test_generation_is_greedy_or_random_with_a_seed(run, capsys):
     def text(*arguments):
         assert generate.main([str(run), "--prompt", "def ", "--max-tokens", "5", *arguments]) == 0
         return capsys.readouterr().out
@@ -280,7 +280,7 @@ def test_generation_is_greedy_or_drawn_by_a_seed(run, capsys):
     assert text("--temperature", "0").rstrip("\n") == tokenizer.decode(ids, skip_special_tokens=True).rstrip("\n")
 
 
-def test_generation_ends_where_the_model_was_trained_to_and_refuses_what_it_cannot(run, capsys):
+def test_generation_ends_at_the_trained_length_and_rejects_longer_prompts(run, capsys):
     assert generate.main([str(run), "--prompt", "def ", "--temperature", "0"]) == 0
     assert "(at most 12 tokens: the model was trained on 16 at once)" in capsys.readouterr().err
     for arguments, sentence in [

@@ -1,4 +1,4 @@
-"""Without failures, a job of many workers computes what a plain single-process PyTorch loop computes.
+"""Without failures, a job of many workers gives the same results as a plain PyTorch loop in one process.
 
 Real jobs (processes, sockets, plans) against `recycle_pp/testing/reference_trainer.py`: every step's loss and gradient
 norm and, with `numerics=reproducible`, every bit of the final weights.
@@ -18,8 +18,8 @@ from recycle_pp.testing import reference_trainer as plain
 pytestmark = pytest.mark.timeout(120)
 slow = pytest.mark.slow
 
-TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that is on every machine
-STEPS = 5  # backward runs in two pieces, then in one, then as the measured durations suggest
+TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that exists on every machine
+STEPS = 5  # backward runs split, then whole, then as planned with the measured durations
 COMMON = ("model=tiny", f"data.path={TEXT}", "run.validate_every=0", f"run.steps={STEPS}")
 SHAPES = {
     "1x1": ("parallel=1x1", "parallel.microbatches=4"),
@@ -34,7 +34,7 @@ CASES = [
     ("3x4", ("numerics.precision=bf16", "model.recompute=true", CLIPS)),
     ("2x2", ("model.width=20", "model.ffn=37", "model.sequence=13", "parallel.microbatch_size=3")),
 ]
-FEWER = [  # features of one of those above alone
+FEWER = [  # single features of the cases above
     ("1x1", ()),
     ("2x2", ()),
     ("3x4", ()),
@@ -54,7 +54,7 @@ class Result:
 
 @pytest.fixture
 def trained(zygote):
-    """trained(overrides): what a job of real workers computes."""
+    """trained(overrides): the results of a job of real workers."""
 
     def run(overrides):
         with zygote.run([*COMMON, *overrides]) as job:
@@ -69,7 +69,7 @@ def trained(zygote):
 
 @cache
 def reference(overrides):
-    """What the plain loop computes."""
+    """The results of the plain loop."""
     settings = compose([*COMMON, *overrides])
     model = plain.whole(settings)
     masters = plain.masters_of(settings, list(model.parameters()))
@@ -79,14 +79,14 @@ def reference(overrides):
 
 
 @pytest.mark.parametrize(("shape", "overrides"), [*CASES, *(pytest.param(*case, marks=slow) for case in FEWER)])
-def test_every_bit_is_that_of_the_plain_loop(trained, shape, overrides):
+def test_every_bit_equals_that_of_the_plain_loop(trained, shape, overrides):
     overrides = (*SHAPES[shape], *overrides, "numerics.reproducible=true")
     assert trained(overrides) == reference(overrides)
 
 
 @pytest.mark.parametrize(("shape", "clip"), [("3x4", "optimizer.clip=null"), ("2x2", CLIPS)])
 def test_a_staggered_optimizer_changes_no_bit(trained, shape, clip):
-    """Neither where every speculative step stands (no clipping) nor where every one is taken back (it always clips)."""
+    """Neither if all speculative steps are confirmed (no clipping) nor if all are undone (it always clips)."""
     overrides = (*SHAPES[shape], clip, "numerics=reproducible")
     assert trained((*STAGGERED, *overrides)) == reference(overrides)
 
@@ -106,7 +106,7 @@ def test_in_floating_point_the_losses_agree(trained, shape, overrides, tolerance
 
 
 def test_the_reference_learns_and_clips():
-    """The comparisons above are about something: the loss falls, and where clipping is tested every step is clipped."""
+    """Otherwise the comparisons would show little: the loss must fall, and tests of clipping must clip every step."""
     free, clipped = (reference((*SHAPES["2x2"], *more, "numerics=reproducible")) for more in ((), (CLIPS,)))
     assert free.losses[-1] < free.losses[0] - 0.01
     assert min(clipped.norms) > 0.02

@@ -1,4 +1,4 @@
-"""A folder of transformers goes in, trains with a death, and comes out: on the fast path and on the general one."""
+"""A transformers folder is imported, trained through a death, and exported, on the fast and on the general path."""
 
 import json
 
@@ -18,7 +18,7 @@ LR = ("optimizer.lr=1e-3", "data.tokenizer=bytes")
 
 
 def trained(zygote: Zygote, at, out, kind, *overrides):
-    """(SHA-256 of the weights, losses) of a job that began with the folder `at`; its model is in the folder `out`."""
+    """(SHA-256 of the weights, losses) of a job that starts from folder `at` and exports its model to `out`."""
     with zygote.run([*COMMON, f"model={kind}", f"model.path={at}", *LR, *overrides]) as job:
         assert job.wait(300) == 0, job.output
         summary = json.loads(job.run.summary.read_text())
@@ -41,10 +41,10 @@ def loaded(at):
 
 
 @pytest.mark.parametrize("kind", ["Qwen3", pytest.param("Llama 3.1", marks=pytest.mark.slow)])
-def test_in_trained_and_out_on_the_fast_path_and_on_the_general_one(zygote, kind, tmp_path):
+def test_a_folder_is_imported_trained_and_exported_on_both_paths(zygote, kind, tmp_path):
     before = folder(kind, tmp_path / "in")
     fast = trained(zygote, tmp_path / "in", tmp_path / "fast", "llama", *TWO, *DEATH)
-    assert fast == trained(zygote, tmp_path / "in", tmp_path / "alone", "llama", *ALONE), "whoever dies"
+    assert fast == trained(zygote, tmp_path / "in", tmp_path / "alone", "llama", *ALONE), "with and without deaths"
     general = trained(zygote, tmp_path / "in", tmp_path / "general", "hf", *TWO)
     assert general[1] == pytest.approx(fast[1], rel=1e-4) and fast[1][-1] < fast[1][0]
     ours, theirs = loaded(tmp_path / "fast"), loaded(tmp_path / "general")
@@ -55,7 +55,7 @@ def test_in_trained_and_out_on_the_fast_path_and_on_the_general_one(zygote, kind
 
 
 @pytest.mark.slow
-def test_bf16_masters_come_out_in_float32_and_can_come_in_again(zygote, tmp_path):
+def test_bf16_masters_are_exported_in_float32_and_can_be_imported_again(zygote, tmp_path):
     folder("Qwen3", tmp_path / "in")
     bf16 = "numerics.precision=bf16"
     first = trained(zygote, tmp_path / "in", tmp_path / "once", "llama", bf16, *TWO, *DEATH)

@@ -1,4 +1,4 @@
-"""`numerics.sums=int32` in real jobs: half of the bytes, whoever dies the same bits, and steps that are done again."""
+"""`numerics.sums=int32` in real jobs: half of the bytes, the same bits after deaths, and repeated steps."""
 
 import json
 
@@ -26,7 +26,7 @@ Gradients.follow = finer
 
 @pytest.fixture(scope="module")
 def careless(tmp_path_factory):
-    """Jobs that expect far too small gradients in every step but the first."""
+    """Jobs that expect much too small gradients in every step after the first."""
     preload = tmp_path_factory.mktemp("careless") / "too_fine.py"
     preload.write_text(TOO_FINE)
     with Zygote(preload=preload) as process:
@@ -34,7 +34,7 @@ def careless(tmp_path_factory):
 
 
 def trained(zygote, *overrides, deaths=0):
-    """(SHA-256 of the weights, losses, [(step, attempt) that was done again])."""
+    """(SHA-256 of the weights, losses, [(repeated step, attempt)])."""
     with zygote.run([*COMMON, *INT32, *overrides]) as job:
         assert job.wait(300) == 0, job.output
         summary = json.loads(job.run.summary.read_text())
@@ -49,23 +49,23 @@ def trained(zygote, *overrides, deaths=0):
     [("model=tiny", "numerics.precision=bf16"), pytest.param(DOCUMENTED, marks=pytest.mark.slow)],
     ids=["own, bf16", "custom"],
 )
-def test_whoever_dies_the_bits_are_those_of_one_worker_and_the_first_step_is_done_twice(zygote, model):
-    alone, struck = trained(zygote, *model, *ALONE), trained(zygote, *model, *TWO, *DEATHS, deaths=2)
-    assert struck == alone
+def test_with_deaths_the_bits_are_those_of_one_worker_and_the_first_step_is_repeated(zygote, model):
+    alone, faulty = trained(zygote, *model, *ALONE), trained(zygote, *model, *TWO, *DEATHS, deaths=2)
+    assert faulty == alone
     assert alone[2] == [(0, 1)]
 
 
 @pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "staggered"])
-def test_steps_that_do_not_fit_are_done_again_with_the_same_samples_and_never_skipped(careless, optimizer):
-    """The exponents leave 8 bits of room and are 12 too fine: one attempt more in every step."""
+def test_steps_that_overflow_are_repeated_with_the_same_samples_and_never_skipped(careless, optimizer):
+    """The exponents leave 8 bits of headroom and are 12 too fine, so every step needs one more attempt."""
     model = ("model=tiny", f"optimizer={optimizer}", "run.sample_log=true")
-    alone, struck = trained(careless, *model, *ALONE), trained(careless, *model, *TWO, *DEATHS, deaths=2)
-    assert struck == alone
+    alone, faulty = trained(careless, *model, *ALONE), trained(careless, *model, *TWO, *DEATHS, deaths=2)
+    assert faulty == alone
     assert {step for step, _ in alone[2]} == set(range(STEPS))
     assert alone[1][-1] < alone[1][0]
 
 
 @pytest.mark.slow
-def test_the_losses_are_those_of_int64_sums(zygote):
+def test_the_losses_agree_with_those_of_int64_sums(zygote):
     small, large = (trained(zygote, "model=tiny", *TWO, f"numerics.sums={sums}")[1] for sums in ("int32", "int64"))
     assert small == pytest.approx(large, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Models of other people in real jobs: whoever dies, the weights are those of one worker alone, bit for bit."""
+"""Third-party models in real jobs: after any deaths the weights are those of a single worker, bit for bit."""
 
 import json
 from pathlib import Path
@@ -48,20 +48,20 @@ def trained(zygote):
 
 
 def same(trained, model, *overrides, deaths=1):
-    """Weights and losses of the job are those of one worker alone."""
+    """Asserts that weights and losses of the job are those of a single worker."""
     (weights, losses, _), alone = trained(*model, *overrides, deaths=deaths), trained(*model, *ALONE)
     assert (weights, losses) == alone[:2]
     assert losses[-1] < losses[0]
 
 
-def test_the_documented_module_trains_on_when_a_worker_dies(trained):
+def test_the_documented_module_continues_after_a_death(trained):
     same(trained, DOCUMENTED, *TWO, "+fail_at=2:0.1@backward", "+rejoin_at=3:0.1")
     profile = trained(*DOCUMENTED, *TWO, "+fail_at=2:0.1@backward", "+rejoin_at=3:0.1", deaths=1)[2]
-    assert profile["boundary_bytes"] == [2 * 4 * 2 * 16 * 32], "two tensors of 2 x 16 x 32 in float32"
+    assert profile["boundary_bytes"] == [2 * 4 * 2 * 16 * 32], "two float32 tensors of 2 x 16 x 32"
     assert 0 < profile["deferred_share"][0] < profile["deferred_share"][1] < 1
 
 
-def test_the_documented_module_recomputes_where_its_workers_have_measured_that_there_is_no_room(trained):
+def test_the_documented_module_recomputes_if_its_measured_memory_does_not_fit(trained):
     scarce = ("parallel.memory=1MB", "model.recompute=auto")
     same(trained, DOCUMENTED, *TWO, *scarce, "+fail_at=2:0.1@backward")
     profile = trained(*DOCUMENTED, *TWO, *scarce, "+fail_at=2:0.1@backward", deaths=1)[2]
@@ -70,7 +70,7 @@ def test_the_documented_module_recomputes_where_its_workers_have_measured_that_t
 
 
 @pytest.mark.parametrize("kind", [pytest.param("own", marks=full), "custom"])
-def test_in_bf16_too_a_death_changes_no_bit_and_half_of_the_bytes_cross_a_boundary(trained, kind):
+def test_in_bf16_a_death_changes_no_bit_and_boundary_tensors_have_half_the_bytes(trained, kind):
     model = (*(DOCUMENTED if kind == "custom" else ("model=tiny",)), "numerics.precision=bf16")
     overrides = (*TWO, "+fail_at=[2:0.1@backward,4:1.0@allreduce]", "+rejoin_at=3:0.1")
     same(trained, model, *overrides, deaths=2)
@@ -79,7 +79,7 @@ def test_in_bf16_too_a_death_changes_no_bit_and_half_of_the_bytes_cross_a_bounda
 
 
 @pytest.mark.parametrize("kind", ["own", pytest.param("hf", marks=full)])
-def test_with_documents_kept_apart_too(trained, kind, tmp_path_factory, monkeypatch):
+def test_with_a_document_mask_a_death_changes_no_bit(trained, kind, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("documents")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     own, hf = ("model=tiny",), ("model=hf", f"model.path={models.folder('gpt2', folder / 'gpt2')}", "model.init=random")
@@ -90,12 +90,12 @@ def test_with_documents_kept_apart_too(trained, kind, tmp_path_factory, monkeypa
 
 @full
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "olmoe"])
-def test_in_bf16_an_architecture_trains_on_when_a_worker_dies(trained, kind, tmp_path):
+def test_in_bf16_an_architecture_continues_after_a_death(trained, kind, tmp_path):
     model = ("model=hf", f"model.path={models.folder(kind, tmp_path)}", "model.init=random", "numerics.precision=bf16")
     same(trained, model, *THREE, "optimizer=staggered", "+fail_at=2:0.0@backward")
 
 
-def test_a_model_that_cannot_be_cut_ends_the_job_with_its_sentence_and_code_2(trained):
+def test_a_model_that_cannot_be_split_ends_the_job_with_a_sentence_and_code_2(trained):
     skips = ("model=custom", f"model.build={HERE}:Skips", "model.layers=blocks")
     output = trained(*skips, *TWO, ends=2)
     assert "no stage may start with blocks.2: the part after blocks.2 uses a tensor from before it" in output
@@ -103,16 +103,16 @@ def test_a_model_that_cannot_be_cut_ends_the_job_with_its_sentence_and_code_2(tr
 
 @full
 @pytest.mark.parametrize("optimizer", ["adamw", "staggered"])
-@pytest.mark.parametrize("victim", ["0.0", "0.2"])  # they save, too
+@pytest.mark.parametrize("victim", ["0.0", "0.2"])  # these workers also save
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_tie_survives_a_death_at_any_moment_on_either_of_its_stages(trained, moment, victim, optimizer):
+def test_tied_weights_survive_a_death_at_any_moment_on_either_stage(trained, moment, victim, optimizer):
     fault = f"+fail_at=2:{victim}@{moment}"
     same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
 
 
 @pytest.mark.parametrize("state", [(), pytest.param(("parallel.sharded=true",), marks=full)], ids=["whole", "sharded"])
 @pytest.mark.parametrize("moment", ["allreduce", *(pytest.param(m, marks=full) for m in MOMENTS if m != "allreduce")])
-def test_only_who_hangs_is_killed_though_a_stage_waits_for_its_part_of_a_tie(trained, moment, state):
+def test_only_the_hung_worker_is_killed_while_a_stage_waits_for_its_part_of_a_tied_gradient(trained, moment, state):
     quick = ("control.heartbeat=0.1", "control.suspicion=1.5")
     same(trained, DOCUMENTED, *THREE, *quick, *state, f"+hang_at=2:0.0@{moment}")
 
@@ -126,22 +126,22 @@ def test_only_who_hangs_is_killed_though_a_stage_waits_for_its_part_of_a_tie(tra
         pytest.param("staggered", "1:1.2@vote,3:2.0@optimizer", ("numerics.precision=bf16",), marks=full),
     ],
 )
-def test_a_tie_survives_where_nobody_has_all_of_its_state(trained, optimizer, faults, more):
+def test_tied_weights_survive_with_sharded_state(trained, optimizer, faults, more):
     model = (*DOCUMENTED, *more)
     sharded = ("parallel.sharded=true", f"optimizer={optimizer}", f"+fail_at=[{faults}]")
     same(trained, model, *THREE, *sharded, deaths=2)
 
 
 @full
-def test_a_tie_survives_when_its_stages_have_different_numbers_of_workers_and_two_die_at_once(trained):
+def test_tied_weights_survive_two_deaths_at_once_that_leave_unequal_stages(trained):
     faults = ("+fail_at=[1:0.0@forward,2:1.0@allreduce,2:2.2@vote,3:1.1@backward]", "+rejoin_at=4:0.0")
     same(trained, DOCUMENTED, *THREE, *faults, deaths=4)
 
 
 @full
 @pytest.mark.parametrize("state", [(), ("parallel.sharded=true",)], ids=["whole", "sharded"])
-def test_a_tie_goes_over_ordered_streams_without_tags_too(trained, state):
-    """As NCCL's are: see tests/failures/like_nccl.py."""
+def test_tied_weights_work_over_ordered_streams_without_tags(trained, state):
+    """Like those of NCCL: see tests/failures/like_nccl.py."""
     with Zygote(preload=Path(__file__).parents[1] / "failures" / "like_nccl.py") as zygote:
         overrides = [*COMMON, *DOCUMENTED, *THREE, *state, "+fail_at=[2:0.0@allreduce,3:1.2@vote]"]
         overrides += ["+hang_at=4:1.0@allreduce", "control.heartbeat=0.1", "control.suspicion=1.5"]
@@ -153,7 +153,7 @@ def test_a_tie_goes_over_ordered_streams_without_tags_too(trained, state):
 
 @full
 @pytest.mark.parametrize("kind", models.ARCHITECTURES)
-def test_an_architecture_trains_on_when_a_worker_dies(trained, kind, tmp_path):
+def test_an_architecture_continues_after_a_death(trained, kind, tmp_path):
     model = ("model=hf", f"model.path={models.folder(kind, tmp_path)}", "model.init=random")
     same(
         trained,
@@ -166,7 +166,7 @@ def test_an_architecture_trains_on_when_a_worker_dies(trained, kind, tmp_path):
 
 
 @full
-def test_a_job_goes_on_from_a_checkpoint_in_another_layout(zygote, tmp_path):
+def test_a_job_resumes_from_a_checkpoint_in_another_layout(zygote, tmp_path):
     ends = []
     for shapes in ((ALONE, ALONE), (TWO, THREE), (THREE, ALONE)):
         place = tmp_path / str(len(ends))

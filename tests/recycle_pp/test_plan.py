@@ -1,4 +1,4 @@
-"""The planner's command line: flags, the table, sentences for mistakes, Ctrl-C."""
+"""The planner's command line: flags, the table, messages about mistakes, Ctrl-C."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def saved(tmp_path, *flags: str) -> Plan:
     return found
 
 
-def test_the_worked_example_from_flags(tmp_path, capsys):
+def test_the_worked_example_can_be_given_by_flags(tmp_path, capsys):
     flags = shlex.split("--durations F=1,I=1,W=1,O=1 --memory 1f1b+2 --optimizer barrier --backward decoupled")
     best = saved(tmp_path, *DEAD, *flags)
     assert best.makespan == 29 + 1
@@ -48,7 +48,7 @@ def test_every_flag_becomes_its_key(tmp_path):
     )  # fmt: skip
 
 
-def test_flags_win_over_the_keys_of_a_problem_or_plan_file(tmp_path):
+def test_flags_override_the_keys_of_a_problem_or_plan_file(tmp_path):
     (tmp_path / "problem.json").write_text(json.dumps({"pipelines": 3, "stages": 4, "microbatches": 6, "send": 0.5}))
     best = saved(tmp_path, str(tmp_path / "problem.json"), "--stages", "2", "--memory", "3")
     assert (best.problem.stages, best.problem.send, best.problem.memory_limit) == (2, 0.5, 3)
@@ -63,7 +63,7 @@ def test_the_remainder_of_a_step_has_no_period(tmp_path, capsys):
     assert best.period is None and "period" not in capsys.readouterr().out
 
 
-def test_a_fault_free_plan_goes_out_in_torchs_notation(tmp_path):
+def test_a_fault_free_plan_can_be_written_in_torchs_notation(tmp_path):
     path = tmp_path / "plan.csv"
     shape = ["--pipelines", "1", "--stages", "2", "--microbatches", "2", "--backward", "decoupled"]
     assert main([*shape, "--csv", str(path)]) == 0
@@ -80,20 +80,20 @@ def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage(capsys)
     assert "stage 2 has the least redundancy left: 2 of 3 workers alive" in out
 
 
-def test_what_if_says_that_a_stage_would_be_gone(capsys):
+def test_what_if_reports_a_stage_that_would_be_lost(capsys):
     assert main(["--pipelines", "1", "--stages", "2", "--microbatches", "2", "--what-if"]) == 0
     assert capsys.readouterr().out.count("no: its stage is gone") == 2
 
 
 def problem_of_layers(path, **keys):
-    """A file with 3 x 4 workers and 8 equal layers a stage."""
+    """A problem file with 3 x 4 workers and 8 equal layers per stage."""
     each = [1 / 8] * 32
     shape = {"pipelines": 3, "stages": 4, "microbatches": 6, "failed": [[1, 2]]}
     path.write_text(json.dumps(shape | {"layers": {"F": each, "I": each, "W": each}} | keys))
     return str(path)
 
 
-def test_the_plan_of_a_problem_with_layers_says_its_layout(tmp_path, capsys):
+def test_the_plan_of_a_problem_with_layers_prints_its_layout(tmp_path, capsys):
     best = saved(tmp_path, problem_of_layers(tmp_path / "layers.json"))
     file = json.loads((tmp_path / "plan.json").read_text())
     assert sum(file["layout"]) == 32 and len(file["layout"]) == 4
@@ -102,7 +102,7 @@ def test_the_plan_of_a_problem_with_layers_says_its_layout(tmp_path, capsys):
     assert "against re-routed" in out and "layers by stage" in out
 
 
-def test_what_if_has_re_routed_and_moved_side_by_side(tmp_path, capsys):
+def test_what_if_compares_re_routing_with_moved_layers(tmp_path, capsys):
     path = problem_of_layers(tmp_path / "layers.json", failed=[])
     assert main([path, "--what-if", "--seconds", "0", "--json"]) == 0
     rows = {row["worker"]: row for row in json.loads(capsys.readouterr().out)["deaths"]}
@@ -161,7 +161,7 @@ def test_a_bad_file_gets_one_sentence_and_exit_code_2(text, sentence, capsys, tm
     assert error.count("\n") == 1 and sentence in error
 
 
-def test_a_file_that_is_not_there_gets_one_sentence(capsys):
+def test_a_missing_file_gets_one_sentence(capsys):
     assert main(["nowhere.json"]) == 2
     assert capsys.readouterr().err == "error: nowhere.json: No such file or directory\n"
 
@@ -184,7 +184,7 @@ def test_ctrl_c_on_a_terminal_ends_a_long_search_with_the_best_plan_so_far(tmp_p
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-m", "recycle_pp.plan", *hard, *uneven])
     shown = b""
-    while b"bound" not in shown:  # the line that shows how the search gets on
+    while b"bound" not in shown:  # the progress line of the search
         shown += os.read(terminal, 1024)
     os.write(terminal, b"\x03")
     while chunk := _read(terminal):
@@ -198,7 +198,7 @@ def test_ctrl_c_on_a_terminal_ends_a_long_search_with_the_best_plan_so_far(tmp_p
 
 
 def _read(terminal: int) -> bytes:
-    """What came from the terminal; nothing once its last process has ended."""
+    """Output of the terminal; b"" after its last process has ended."""
     try:
         return os.read(terminal, 1024)
     except OSError:
@@ -210,7 +210,7 @@ LLAMA = shlex.split(
 )
 
 
-def test_a_size_as_memory_asks_whether_the_job_fits_stage_by_stage_and_after_deaths(capsys):
+def test_with_a_size_as_memory_the_plan_shows_whether_each_stage_fits_also_after_deaths(capsys):
     assert main(["--memory", "80GB", *LLAMA]) == 0
     said = capsys.readouterr().out
     assert [name for name in ("no deaths: fits;", "one death: fits;", "two deaths: fits;") if name in said] != []
@@ -221,14 +221,14 @@ def test_a_size_as_memory_asks_whether_the_job_fits_stage_by_stage_and_after_dea
     assert all(row["bytes"] <= 80e9 for row in found["outcomes"][0]["rows"])
 
 
-def test_what_does_not_fit_is_refused_with_what_would(capsys):
+def test_a_job_that_does_not_fit_is_rejected_with_settings_that_would(capsys):
     assert main(["--memory", "30GB", *LLAMA]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: --memory: a worker of stage ") and error.count("\n") == 1
     assert "and has 30 GB" in error and "it would fit with" in error
 
 
-def test_a_folder_with_a_config_json_is_a_model_too(tmp_path, capsys):
+def test_a_folder_with_a_config_json_is_accepted_as_a_model(tmp_path, capsys):
     sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "vocab_size": 256}))
     assert main(["--memory", "1GB", "--model", str(tmp_path), "parallel=2x2"]) == 0

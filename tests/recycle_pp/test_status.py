@@ -1,4 +1,4 @@
-"""`python -m recycle_pp.status`: running or dead, with proof."""
+"""`python -m recycle_pp.status`: whether a run is alive."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def status(run, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_job_is_seen_running_then_short_of_a_worker_then_dead(zygote, capsys):
+def test_status_shows_a_job_running_then_without_a_worker_then_dead(zygote, capsys):
     with zygote.run([*LONG, "+fail_at=3:1.1"]) as job:
         job.wait_for_event("resumed", 60)
         deadline = time.monotonic() + 30
-        while True:  # the heartbeat says once a second who lives
+        while True:  # the heartbeat lists the live workers once a second
             seen = status(job.run, capsys)
             if (seen["state"], len(seen["live"])) == ("running", 3) or time.monotonic() > deadline:
                 break
@@ -62,7 +62,7 @@ STRIKES = {
 
 
 @pytest.mark.parametrize("how", STRIKES)
-def test_a_death_is_told_before_its_effects_and_status_sees_the_job_continue(how, zygote, capsys):
+def test_a_death_is_written_before_its_effects_and_status_sees_the_job_continue(how, zygote, capsys):
     event, after, number = STRIKES[how]
     with zygote.run([*LONG, "control.suspicion=3", "run.respawns=0"]) as job:
         job.wait_for_event(event, 60)
@@ -91,7 +91,7 @@ def test_a_death_is_told_before_its_effects_and_status_sees_the_job_continue(how
         assert told < next(n for n, line in enumerate(shown) if "3 of 4 workers" in line), shown
 
 
-def test_a_run_that_has_ended_says_how(zygote, capsys):
+def test_status_shows_how_a_run_has_ended(zygote, capsys):
     with zygote.run(["parallel=2x2", "model=tiny", "run.steps=3", "run.validate_every=0"]) as job:
         assert job.wait(60) == 0
         assert main([str(job.run.path), "--watch"]) == 0
@@ -104,8 +104,8 @@ def test_a_run_that_has_ended_says_how(zygote, capsys):
         assert "stopped (the coordinator ended with exit code 130)" in capsys.readouterr().out
 
 
-def test_recovering_is_told_from_the_first_effect_of_a_death_to_its_last(run):
-    """Whatever comes between: deaths of joiners, drains, a second death, a restore, another coordinator."""
+def test_status_is_recovering_from_the_first_effect_of_a_death_to_its_last(run):
+    """Also with deaths of joiners, drains, a second death, a restore and another coordinator in between."""
     reader, time_ = StatusReader(run), time.time()
 
     def recovering(name, step, worker=None, **fields):
@@ -125,10 +125,10 @@ def test_recovering_is_told_from_the_first_effect_of_a_death_to_its_last(run):
     assert not recovering("started", 0)
     assert recovering("death_detected", 0, "1.1", **cause) and recovering("plan_adopted", 0)
     assert not recovering("resumed", 0, **resumed)
-    assert not recovering("death_detected", 0, "1.1", **cause), "its next process, which took no part yet"
+    assert not recovering("death_detected", 0, "1.1", **cause), "its next process had not taken part yet"
     assert not recovering("rejoined", 1, "1.1") and not commits(1)
     assert recovering("death_detected", 2, "1.1", **cause) and recovering("death_detected", 2, "0.1", **cause)
-    assert not commits(2), "the step is done: the job goes on, whatever else is told of it"
+    assert not commits(2), "the step is committed, so the job has continued"
     assert not recovering("left", 3, "0.0") and not recovering("death_detected", 3, "0.0", **cause)
     assert recovering("stage_lost", 3, stage=0) and recovering("restored", 2, checkpoint=2)
     assert not recovering("plan_adopted", 2)
@@ -147,9 +147,9 @@ def wrote(run, **changes) -> None:
     run.write_json(run.heartbeat, msgspec.to_builtins(msgspec.structs.replace(sign, **changes)))
 
 
-def test_a_process_number_that_is_used_again_proves_nothing(run, capsys):
+def test_a_reused_process_id_does_not_prove_life(run, capsys):
     assert status(run, capsys)["state"] == "starting"
-    wrote(run, started=1)  # our number, another process
+    wrote(run, started=1)  # the same id, another process
     assert status(run, capsys)["state"] == "dead"
 
 
@@ -160,7 +160,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture(params=[{"boot": "another"}, {"namespace": "another"}], ids=["machine", "container"])
 def elsewhere(request, run):
-    """wrote(time) writes a sign of a coordinator on another machine or in another container."""
+    """wrote(time) writes a heartbeat of a coordinator on another machine or in another container."""
     return lambda time: wrote(run, pid=2**22, started=1, time=time, **request.param)
 
 
@@ -168,7 +168,7 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
-def test_a_job_on_another_machine_lives_if_its_sign_changes_whatever_its_clock_shows(ahead, elsewhere, run, impatient):
+def test_a_job_on_another_machine_is_alive_if_its_heartbeat_changes(ahead, elsewhere, run, impatient):
     over = threading.Event()
 
     def beat():
@@ -192,7 +192,7 @@ def test_a_job_on_another_machine_lives_if_its_sign_changes_whatever_its_clock_s
 
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
-def test_a_job_on_another_machine_is_silent_if_its_sign_does_not_change(ahead, elsewhere, run, capsys, impatient):
+def test_a_job_on_another_machine_is_silent_if_its_heartbeat_does_not_change(ahead, elsewhere, run, capsys, impatient):
     elsewhere(time.time() + ahead)
     assert status(run, capsys)["state"] == "silent"
     heartbeat.refuse_running(run)
@@ -209,13 +209,13 @@ def test_a_zombie_is_dead(run, capsys):
     child.wait()
 
 
-def test_of_many_pipelines_only_those_that_lack_workers_have_a_line():
+def test_of_many_pipelines_only_incomplete_ones_have_a_line():
     everybody = [f"{d}.{s}" for d in range(64) for s in range(8)]
     lines = worker_map([w for w in everybody if w not in ("5.3", "40.7")], 64, 8)
     assert [line.split()[1] for line in lines[1:3]] == ["5", "40"] and lines[3].strip() == "62 whole pipelines"
     assert lines[1].count("·") == 1 and lines[1].count("■") == 7
 
 
-def test_what_is_no_run_gets_one_sentence_and_exit_code_2(tmp_path, capsys):
+def test_a_folder_without_a_run_gets_one_sentence_and_exit_code_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"recycle_pp: {tmp_path} holds no run: there is no config.yaml\n"

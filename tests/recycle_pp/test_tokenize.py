@@ -1,4 +1,4 @@
-"""The command: what it prints, and that no signal costs more than seconds."""
+"""The command: its output, and that a signal loses only seconds of work."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def command(place, out, text="long.jsonl"):
     return [str(place / text), "--tokenizer", str(place / "tokenizer"), "--out", str(out)]
 
 
-def test_it_says_what_it_made_and_checks_it(place, tmp_path, capsys):
+def test_the_command_describes_and_verifies_its_file(place, tmp_path, capsys):
     out = tmp_path / "train.bin"
     assert tokenize.main(command(place, out, "short.jsonl")) == 0
     words = f"{out}: 8 tokens (uint16), 2 documents; model.vocabulary must be at least 320"
@@ -49,7 +49,7 @@ def test_it_says_what_it_made_and_checks_it(place, tmp_path, capsys):
         ({"text": "nowhere"}, "nowhere does not exist"),
     ],
 )
-def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
+def test_a_mistake_gives_one_sentence_and_exit_code_2_and_leaves_no_file(
     place, tmp_path, capsys, monkeypatch, change, sentence
 ):
     monkeypatch.chdir(tmp_path)
@@ -64,9 +64,9 @@ def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_a_signal_stops_it_and_the_same_command_goes_on(place, tmp_path, number, code):
+def test_a_signal_stops_it_and_the_same_command_continues(place, tmp_path, number, code):
     out, record = tmp_path / "train.bin", tmp_path / "train.bin.partial.json"
-    # A record in every batch, so that the test need not wait for seconds; and none is quicker than the signal.
+    # Progress is recorded after every batch, so that the test need not wait for seconds. Batches outlast the signal.
     program = (
         "import sys, time; from recycle_pp import tokenize; from recycle_pp.data import tokenization as t; "
         "t.SURE_SECONDS, t.TOGETHER = 0.0, 1 << 14; renew = t._Writer._renew; "
@@ -93,7 +93,7 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(place, tmp_path, number,
     assert sorted(os.listdir(tmp_path)) == ["train.bin", "train.bin.json", "whole.bin", "whole.bin.json"]
 
 
-def test_help_says_how_to_use_it(capsys):
+def test_help_shows_the_usage(capsys):
     with pytest.raises(SystemExit) as end:
         tokenize.main(["--help"])
     assert end.value.code == 0

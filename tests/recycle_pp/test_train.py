@@ -1,4 +1,4 @@
-"""What a user sees of the entry point: one sentence and exit code 2 for every mistake, before any worker starts."""
+"""The entry point: every mistake gives one sentence and exit code 2 before any worker starts."""
 
 import os
 import socket
@@ -152,7 +152,7 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Files and folders that the mistakes above speak of."""
+    """Files and folders for the mistakes above."""
     folder = tmp_path_factory.mktemp("places")
     (folder / "EMPTY_FILE").touch()
     (folder / "EMPTY_FOLDER").mkdir()
@@ -160,7 +160,7 @@ def places(tmp_path_factory):
     (folder / "CONFIG_ONLY" / "config.json").write_text('{"vocab_size": 300}')
     (folder / "SHORT_FILE").write_text("x" * 40)
     with (folder / "BIG_FILE").open("wb") as file:
-        file.truncate(300_000_000)  # no block of it is on the disk
+        file.truncate(300_000_000)  # a sparse file
     _, run, *_ = train.prepare(Launch(world=12, local_world=12), [f"run.dir={folder / 'OTHER_RUN'}"])
     run.metrics.write_text('{"step": 0}\n')
     (run.checkpoints / "step-000001").mkdir()
@@ -183,10 +183,10 @@ def test_a_mistake_is_named_in_one_sentence_with_exit_code_2(overrides, sentence
     assert printed.err.startswith("recycle_pp: ")
     assert printed.err.count("\n") == 1
     assert sentence in printed.err
-    assert sorted(places.rglob("*")) == before, "a refused run leaves nothing behind"
+    assert sorted(places.rglob("*")) == before, "a rejected run leaves no files"
 
 
-def test_resume_auto_begins_again_where_a_run_has_ended_before_its_first_checkpoint(tmp_path):
+def test_resume_auto_restarts_a_run_that_has_no_checkpoint(tmp_path):
     launch, arguments = Launch(world=12, local_world=12), [f"run.dir={tmp_path / 'run'}"]
     _, killed, *_ = train.prepare(launch, arguments)
     killed.metrics.write_text('{"step": 0}\n')
@@ -195,7 +195,7 @@ def test_resume_auto_begins_again_where_a_run_has_ended_before_its_first_checkpo
         train.prepare(launch, arguments)
     settings, again, *_ = train.prepare(launch, [*arguments, "run.resume=auto"])
     assert settings.run.resume is False
-    assert again.metrics.read_text() == "", "step 0 is done again"
+    assert again.metrics.read_text() == "", "step 0 is repeated"
     again.unlock()
 
 
@@ -214,7 +214,7 @@ def test_help_needs_no_torchrun(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_alone_a_job_of_many_workers_says_how_to_launch_it(tmp_path):
+def test_without_a_launcher_a_job_of_many_workers_prints_how_to_launch_it(tmp_path):
     done = run_alone("parallel=2x2", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -232,7 +232,7 @@ def test_several_nodes_need_a_token(tmp_path):
     )
 
 
-def test_an_address_that_is_taken_is_named(tmp_path):
+def test_an_address_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run_alone("parallel=1x1", f"control.address={address}", cwd=tmp_path, RECYCLE_TOKEN="x" * 32)
@@ -244,7 +244,7 @@ def test_an_address_that_is_taken_is_named(tmp_path):
 
 
 @pytest.mark.torchrun
-def test_torchrun_reports_a_mistake_once_and_ends(tmp_path):
+def test_torchrun_reports_a_mistake_once(tmp_path):
     torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=4", "-m", "recycle_pp.train"]
     done = subprocess.run(
         [*torchrun, "parallel=2x3"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False

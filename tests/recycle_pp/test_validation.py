@@ -1,4 +1,4 @@
-"""val_loss is of the same held-out samples, and the same bits, whatever D and P are and whoever dies (real jobs)."""
+"""val_loss uses the same held-out samples and has the same bits for any D and P and any deaths (real jobs)."""
 
 import json
 from functools import cache
@@ -43,7 +43,7 @@ def validated(zygote):
 
 
 @pytest.mark.parametrize("overrides", [*CASES, *(pytest.param(c, marks=slow) for c in MORE)], ids=" ".join)
-def test_the_loss_has_the_bits_of_one_worker_whatever_the_shape_and_whoever_dies(validated, overrides):
+def test_the_loss_has_the_bits_of_one_worker_for_any_shape_and_deaths(validated, overrides):
     alone, _ = validated(ALONE)
     assert [(step, samples) for step, _, samples in alone] == [(1, 32), (3, 32)]
     found, output = validated(overrides)
@@ -54,7 +54,7 @@ def test_the_loss_has_the_bits_of_one_worker_whatever_the_shape_and_whoever_dies
 @pytest.mark.parametrize(
     "asked, samples", [("5", 6), *(pytest.param(*c, marks=slow) for c in (("1", 2), ("26", 26), ("1000000000", None)))]
 )
-def test_samples_are_rounded_up_to_micro_batches_and_none_counts_twice(validated, asked, samples):
+def test_samples_are_rounded_up_to_micro_batches_without_duplicates(validated, asked, samples):
     overrides = ("parallel=2x2", f"run.validate_samples={asked}")
     settings = compose([*COMMON, *overrides])
     whole = Batches(settings).validations * settings.parallel.microbatch_size
@@ -62,7 +62,7 @@ def test_samples_are_rounded_up_to_micro_batches_and_none_counts_twice(validated
     assert {samples for _, _, samples in found} == {samples or whole}
 
 
-def test_micro_batches_for_each_pipeline_may_still_be_asked_for():
+def test_the_number_may_still_be_given_as_micro_batches_per_pipeline():
     settings = compose(["parallel=3x4", "run.validate_microbatches=2"])
     validate(settings)
     assert settings.validation_microbatches == 6

@@ -1,4 +1,4 @@
-"""What users read: no riddles, no words of the house. Sentences are the string literals of the sources."""
+"""Messages to users avoid certain phrases. A message is a string literal of the product's sources."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ OLD = {
     r", as asked": "an injected failure",
     r"\btold to go\b": "got SIGTERM",
     r"\bis none\b": "not X",
-    r"\bsaid once\b": "nothing: whoever reads it sees how often it comes",
+    r"\bsaid once\b": "nothing",
     r"\bgoes on without$|\bgoes on without\"": "without it",
     r"\bdone again\b": "redone",
 }
@@ -20,7 +20,7 @@ SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 
 
 def sentences(path):
-    """(line, text) of every literal that is no docstring."""
+    """(line, text) of every literal that is not a docstring."""
     tree = ast.parse(path.read_text())
     documenting = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     bodies = [node.body for node in ast.walk(tree) if isinstance(node, documenting)]
@@ -38,10 +38,10 @@ def test_no_sentence_has_an_old_phrase(old):
         for line, text in sentences(path)
         if " " in text and re.search(old, text)
     ]
-    assert not found, f"say {OLD[old]!r} instead: {found}"
+    assert not found, f"write {OLD[old]!r} instead: {found}"
 
 
-def test_the_search_finds_what_it_looks_for(tmp_path):
+def test_the_search_finds_literals_and_skips_docstrings(tmp_path):
     source = tmp_path / "x.py"
     source.write_text('"""It is none."""\nraise ValueError(f"{x!r} is none")\n')
     assert [(line, text) for line, text in sentences(source) if "none" in text] == [(2, " is none")]

@@ -11,9 +11,10 @@ DEAD = Worker(1, 2)
 
 
 def one_f_one_b(problem: Problem) -> Plan:
-    """1F1B of every pipeline with F = I = W = 1, B split into I and W: closed form, milliseconds at any size.
+    """1F1B in every pipeline with F = I = W = 1 and B split into I and W. In closed form, so it takes milliseconds.
 
-    What a dead worker should have run stands behind everything else on the next pipeline's worker."""
+    The ops of a dead worker run last, on the next pipeline's worker.
+    """
     D, P, M = problem.pipelines, problem.stages, int(problem.microbatches)  # type: ignore[call-overload]
     d, s, i = (x.ravel() for x in np.meshgrid(np.arange(D), np.arange(P), np.arange(M), indexing="ij"))
     back = P + 3 * i + 2 * (P - 1 - s)
@@ -35,7 +36,7 @@ def shape(failed: tuple[Worker, ...] = (), size: tuple[int, int, int] = (3, 4, 6
 
 
 def recovered(death: float = 213.0, stall: float = 40.0) -> Trace:
-    """1F1B in slots of 20 ms; W(1,2) dies at `death`, the others go on `stall` later, W(0,2) and W(2,2) take over."""
+    """1F1B in slots of 20 ms. W(1,2) dies at `death`; W(0,2) and W(2,2) take over, and all continue after `stall`."""
     slot, whole = 20.0, one_f_one_b(shape())
     ops: list[Op] = []
     status: list[str] = []
@@ -66,7 +67,7 @@ def recovered(death: float = 213.0, stall: float = 40.0) -> Trace:
 
 
 def run_folder(path: Path) -> Path:
-    """Steps 19 to 21 of a run, the death in 20."""
+    """A run folder with steps 19 to 21 and a death in step 20."""
     (path / "traces").mkdir(parents=True)
     for step, failed in ((19, ()), (21, (DEAD,))):
         plan = one_f_one_b(shape(failed))

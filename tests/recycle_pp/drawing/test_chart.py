@@ -1,4 +1,4 @@
-"""What every picture is drawn from."""
+"""The chart, from which all pictures are drawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(chart: Chart, bit: int) -> list[tuple[str, str]]:
     return [(str(chart.workers[chart.row[i]]), chart.name(int(i))) for i in np.flatnonzero(chart.marks & bit)]
 
 
-def test_ops_that_leave_their_pipeline_are_marked_rerouted_and_no_others() -> None:
+def test_only_ops_that_leave_their_pipeline_are_marked_rerouted() -> None:
     chart = Chart.of(one_f_one_b(shape((DEAD,))))
     moved = names(chart, REROUTED)
     assert {worker for worker, _ in moved} == {"2.2"}
@@ -33,7 +33,7 @@ def test_ops_that_leave_their_pipeline_are_marked_rerouted_and_no_others() -> No
     assert not Chart.of(one_f_one_b(shape())).marks.any()
 
 
-def test_where_the_stage_graph_knows_hosts_rows_are_named_after_them_and_tensors_between_them_are_counted() -> None:
+def test_with_known_hosts_rows_are_named_after_them_and_tensors_between_them_are_counted() -> None:
     hosts = [["a", "a", "b", "b"], ["a", "a", "b", "b"], ["c", "c", "c", "c"]]
     problem = shape()
     linked = problem.replace(links={"hosts": hosts, "between_hosts": {"latency": 0.1}})
@@ -44,7 +44,7 @@ def test_where_the_stage_graph_knows_hosts_rows_are_named_after_them_and_tensors
     assert Chart.of(plan(problem)).names[0] == "0.0" and Measures.of(Chart.of(plan(problem))).between_hosts is None
 
 
-def test_a_trace_shows_what_was_cut_lost_and_redone_and_by_whom() -> None:
+def test_a_trace_shows_cut_lost_and_redone_ops_and_their_workers() -> None:
     chart = Chart.of(recovered())
     lost, redone = names(chart, LOST), names(chart, REDONE)
     assert names(chart, CUT) == [("1.2", "2W7")]
@@ -52,7 +52,7 @@ def test_a_trace_shows_what_was_cut_lost_and_redone_and_by_whom() -> None:
     assert sorted(op for _, op in lost) == sorted(op for _, op in redone) != []
 
 
-def test_the_death_and_every_phase_lie_on_the_ops_time_axis() -> None:
+def test_the_death_and_every_phase_are_on_the_time_axis_of_the_ops() -> None:
     chart = Chart.of(recovered(death=213.0, stall=40.0))
     r = chart.recovery
     assert r and r.workers == (DEAD,) and r.died == 213.0 and r.stall == pytest.approx(40.0)
@@ -63,7 +63,7 @@ def test_the_death_and_every_phase_lie_on_the_ops_time_axis() -> None:
     assert chart.dead_from == {6: 213.0}
 
 
-def test_without_the_instant_of_the_death_it_is_the_last_end_on_the_dead_worker() -> None:
+def test_a_death_of_unknown_time_is_drawn_at_the_end_of_the_dead_workers_last_op() -> None:
     trace = recovered(death=213.0)
     phases = {k: t for k, t in trace.phases.items() if k != "died"}
     again = Trace(trace.problem, trace.arrays, 0.0, "ms", generation=1, status=trace.status, phases=phases)
@@ -71,8 +71,8 @@ def test_without_the_instant_of_the_death_it_is_the_last_end_on_the_dead_worker(
     assert r and r.died == 213.0
 
 
-def test_only_deaths_in_this_step_are_marked_although_others_are_dead_too() -> None:
-    """Also if it had run no op yet, and workers that were dead before had."""
+def test_only_deaths_in_this_step_are_marked() -> None:
+    """Also if the worker had not run any op, while workers that were dead before had."""
     trace = recovered(death=213.0)
     both = trace.problem.replace(failed=[Worker(1, 2), Worker(0, 1)])
     died = Trace(
@@ -93,7 +93,7 @@ def test_seconds_are_shown_as_milliseconds_in_every_figure() -> None:
     assert chart.plan.lower_bound == 500 and chart.problem.per_stage("F")[0] == 20
 
 
-def test_every_boundary_tensor_is_a_link_from_an_earlier_op_of_the_stage_beside() -> None:
+def test_every_boundary_tensor_is_a_link_from_an_earlier_op_of_a_neighbouring_stage() -> None:
     chart = Chart.of(one_f_one_b(shape((DEAD,))))
     sender, receiver = chart.links
     assert len(sender) == 2 * 18 * 3  # F and I of 18 micro-batches over 3 boundaries
@@ -102,17 +102,17 @@ def test_every_boundary_tensor_is_a_link_from_an_earlier_op_of_the_stage_beside(
     assert (chart.row[receiver] % 4 - chart.row[sender] % 4 == way).all()
 
 
-def test_a_link_starts_at_the_run_that_came_before_its_consumer() -> None:
+def test_a_link_starts_at_the_op_run_before_its_consumer() -> None:
     chart = Chart.of(recovered())
     sender, receiver = chart.links
     for a, b in zip(sender, receiver, strict=True):
         if chart.marks[b] & REDONE and KINDS[chart.kind[b]] == "F":
             assert chart.workers[chart.row[a]] == Worker(1, 1)
     lost = [a for a in sender if chart.marks[a] & LOST]
-    assert lost, "what the dead worker had delivered went on from there"
+    assert lost, "tensors that the dead worker had sent are used"
 
 
-def test_pipelines_that_look_alike_are_drawn_once_and_it_is_said() -> None:
+def test_equal_pipelines_are_drawn_once_with_a_note() -> None:
     chart = Chart.of(one_f_one_b(shape((Worker(4, 1),), (64, 4, 8))))
     assert sorted(map(len, chart.alike())) == [1, 1, 62]
     shown, notes = shown_pipelines(chart, 12)
@@ -122,7 +122,7 @@ def test_pipelines_that_look_alike_are_drawn_once_and_it_is_said() -> None:
     assert shown_pipelines(chart, 64 * 4) == (list(range(64)), [])
 
 
-def test_figures_of_1f1b_are_those_of_the_formula() -> None:
+def test_the_figures_of_1f1b_agree_with_the_formula() -> None:
     m = Measures.of(Chart.of(one_f_one_b(shape())))
     assert m.makespan == 3 * (6 + 4 - 1)
     assert m.bubble == pytest.approx((1 / 3,) * 4) and m.peak == (4, 3, 2, 1)
@@ -137,7 +137,7 @@ def test_an_overhead_compares_periods_or_makespans_but_never_mixes_them() -> Non
 
 @pytest.mark.skipif(not JUDGE.is_dir(), reason="the judge of schedules is not beside this repository")
 @pytest.mark.parametrize("failed", [(), (DEAD,), (Worker(0, 0), Worker(2, 3))])
-def test_bubbles_and_peaks_are_those_of_the_independent_judge(failed: tuple[Worker, ...]) -> None:
+def test_bubbles_and_peaks_agree_with_the_independent_judge(failed: tuple[Worker, ...]) -> None:
     sys.path.insert(0, str(JUDGE))
     from validate_schedule import validate  # type: ignore[import-not-found]
 
@@ -155,7 +155,7 @@ def test_bubbles_and_peaks_are_those_of_the_independent_judge(failed: tuple[Work
 @given(
     pipelines=st.integers(2, 40), stages=st.integers(1, 12), most=st.integers(4, 64), dead=st.sets(st.integers(0, 400))
 )
-def test_shown_rows_begin_with_the_stages_of_the_dead_and_every_row_is_drawn_or_counted(
+def test_shown_rows_start_with_stages_with_deaths_and_every_row_is_drawn_or_counted(
     pipelines: int, stages: int, most: int, dead: set[int]
 ) -> None:
     rows = {row % (pipelines * stages) for row in dead} if len(dead) < pipelines // 2 else set()

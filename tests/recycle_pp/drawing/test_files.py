@@ -1,4 +1,4 @@
-"""Figures, Chrome traces and torch's notation: what is in the files."""
+"""The content of figures, Chrome traces and files in torch's notation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def groups(path: Path) -> dict[str, ET.Element]:
 
 
 def boxes(group: ET.Element) -> int:
-    """The drawn ops of a group: paths that are not definitions of a clip or a hatch."""
+    """The drawn ops of a group: its paths, except definitions of clips and hatches."""
     return sum(1 for e in group.iter() if e.tag in (f"{SVG}path", f"{SVG}use")) - sum(
         1 for d in group.iter(f"{SVG}defs") for e in d.iter() if e.tag == f"{SVG}path"
     )
 
 
-def test_the_worked_example_has_a_box_for_every_op_and_its_number(tmp_path: Path) -> None:
+def test_the_worked_example_has_a_numbered_box_for_every_op(tmp_path: Path) -> None:
     fault_free, adapted = Chart.of(one_f_one_b(shape()), "Fault-free"), Chart.of(plan(shape((DEAD,))), "Adapted")
     figure.save([fault_free, adapted], tmp_path / "x.svg")
     found = groups(tmp_path / "x.svg")
@@ -47,7 +47,7 @@ def test_the_worked_example_has_a_box_for_every_op_and_its_number(tmp_path: Path
     assert all(words.count(str(g)) >= 2 * 3 * 3 for g in range(18))  # F, I, W on at least 3 stages, twice
 
 
-def test_a_recovered_step_shows_the_death_the_stall_and_what_became_of_the_ops(tmp_path: Path) -> None:
+def test_a_recovered_step_shows_the_death_the_stall_and_the_fate_of_the_ops(tmp_path: Path) -> None:
     figure.save([Chart.of(recovered(), "step 20")], tmp_path / "x.svg")
     found = groups(tmp_path / "x.svg")
     assert {"0-death", "0-stall", "0-dead-1.2", "0-W-cut", "0-F-lost", "0-F-redone", "0-F-rerouted"} <= set(found)
@@ -62,13 +62,13 @@ def test_the_same_chart_gives_the_same_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF-")])
-def test_png_and_pdf_are_what_they_say(tmp_path: Path, ending: str, magic: bytes) -> None:
+def test_png_and_pdf_files_have_their_formats(tmp_path: Path, ending: str, magic: bytes) -> None:
     path = tmp_path / f"x.{ending}"
     figure.save([Chart.of(recovered())], path)
     assert path.read_bytes().startswith(magic)
 
 
-def test_a_figure_of_a_large_job_shows_what_a_death_changed_and_says_what_is_folded(tmp_path: Path) -> None:
+def test_a_figure_of_a_large_job_shows_the_effects_of_a_death_and_notes_folded_rows(tmp_path: Path) -> None:
     notes = figure.save([Chart.of(one_f_one_b(shape((Worker(9, 3),), (256, 4, 4))))], tmp_path / "x.png")
     assert notes == [
         "the stages with deaths come first (3): 2 of 256 workers, the dead and the peers that run most of their work",
@@ -76,13 +76,13 @@ def test_a_figure_of_a_large_job_shows_what_a_death_changed_and_says_what_is_fol
     ]
 
 
-def test_from_8x8x64_on_re_routed_work_has_a_dark_foot(tmp_path: Path) -> None:
+def test_from_8x8x64_on_re_routed_ops_have_a_dark_foot(tmp_path: Path) -> None:
     figure.save([Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))], tmp_path / "x.svg")
     drawn = (tmp_path / "x.svg").read_text()
     assert 'id="0-F-rerouted-foot"' in drawn and 'id="0-W-rerouted-foot"' in drawn
 
 
-def test_the_legend_shows_re_routed_work_as_it_is_drawn() -> None:
+def test_the_legend_shows_re_routed_ops_as_they_are_drawn() -> None:
     for jobs, colour in ((8, 8, 64), palette.INK), ((3, 4, 6), palette.PAPER):
         drawing, _ = figure.draw([Chart.of(one_f_one_b(shape((Worker(1, 2),), jobs)))])
         (mark,) = (p for p in drawing.legends[0].get_patches() if p.get_label() == "re-routed")
@@ -99,7 +99,7 @@ def loaded(path: Path) -> list[dict]:  # type: ignore[type-arg]
     return json.loads(path.read_text())["traceEvents"]
 
 
-def test_the_chrome_trace_has_a_slice_an_op_and_a_flow_a_tensor_inside_its_slices(tmp_path: Path) -> None:
+def test_the_chrome_trace_has_a_slice_per_op_and_a_flow_per_tensor(tmp_path: Path) -> None:
     chart = Chart.of(plan(shape((DEAD,)).replace(send=0.5)))
     perfetto.save([chart], tmp_path / "x.json")
     events = loaded(tmp_path / "x.json")
@@ -132,12 +132,12 @@ def test_two_charts_in_one_chrome_trace_share_no_process_and_no_flow(tmp_path: P
     perfetto.save([Chart.of(one_f_one_b(shape()), "a"), Chart.of(recovered(), "b")], tmp_path / "x.json")
     events = loaded(tmp_path / "x.json")
     processes = Counter(e["pid"] for e in events if e["name"] == "process_name")
-    assert len(processes) == 7 and set(processes.values()) == {1}  # 3 + 3 pipelines, and the recovery
+    assert len(processes) == 7 and set(processes.values()) == {1}  # 3 + 3 pipelines and the recovery
     flows = Counter((e["ph"], e["id"]) for e in events if e["ph"] in "sf")
     assert set(flows.values()) == {1}
 
 
-def test_torch_reads_its_notation_back(tmp_path: Path) -> None:
+def test_torch_reads_a_file_in_its_notation(tmp_path: Path) -> None:
     from torch.distributed.pipelining.schedules import _Action
 
     chart = Chart.of(one_f_one_b(shape((), (1, 4, 6))))
@@ -149,7 +149,7 @@ def test_torch_reads_its_notation_back(tmp_path: Path) -> None:
     assert {a.microbatch_index for row in actions for a in row if a} == set(range(6))
 
 
-def test_a_dead_workers_line_is_empty_and_its_peers_carry_its_ops() -> None:
+def test_a_dead_workers_line_is_empty_and_its_peers_have_its_ops() -> None:
     lines = torch_csv.lines(Chart.of(plan(shape((DEAD,)))))
     assert lines[6] == [] and len(lines) == 12
     assert {"2F6", "2F11"} <= set(lines[2]) | set(lines[10])

@@ -1,4 +1,4 @@
-"""The page in a real headless Chromium: what a person does with it, and what they then see."""
+"""The page in a real headless Chromium: user actions and their visible results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LABELS, HEAD = 64, 24  # pixels left of and above the ops, as in paint.js
 
 
 class Page:
-    """A page that is open, and hands to use it."""
+    """An open page, and methods that act on it like a user."""
 
     def __init__(self, driver: Any, path: Path) -> None:
         self.driver = driver
-        driver.get_log("browser")  # of pages before
+        driver.get_log("browser")  # discards messages of earlier pages
         driver.get(path.as_uri())
         self.until(lambda: self.state("painted"), 20)
 
@@ -42,7 +42,7 @@ class Page:
             time.sleep(0.02)
 
     def changes(self, act: Callable[[], object]) -> tuple[dict[str, float], dict[str, float]]:
-        """The view before and after."""
+        """The view before and after an action."""
         before = self.view
         act()
         self.until(lambda: self.view != before)
@@ -57,7 +57,7 @@ class Page:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def place(self, row: int, t: float) -> tuple[int, int]:
-        """Where a row's time lies on the screen, if one chart of 4 stages is shown."""
+        """Screen coordinates of a time in a row, if one chart with 4 stages is shown."""
         v = self.view
         width = self.driver.execute_script("return document.getElementById('stage').clientWidth") - LABELS - 10
         left, top = self.driver.execute_script(
@@ -68,7 +68,7 @@ class Page:
         return int(x), int(y)
 
     def mouse(self, kind: str, x: int, y: int, **more: object) -> None:
-        """A real mouse event of the browser, not one made up in the page."""
+        """Sends a mouse event through the browser, not through the page's script."""
         event = {"type": kind, "x": x, "y": y, **more}
         self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
 
@@ -95,14 +95,14 @@ def adapted(open_page: Callable[..., Page]) -> Page:
     return open_page(page.Step("plan", [Chart.of(one_f_one_b(shape((DEAD,))))]), title="worked example")
 
 
-def test_it_loads_without_a_complaint_and_asks_the_network_for_nothing(adapted: Page) -> None:
+def test_the_page_loads_without_errors_and_network_requests(adapted: Page) -> None:
     assert adapted.complaints() == []
     assert adapted.text("h1") == "worked example"
     asked = adapted.driver.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert [url for url in asked if not url.startswith("data:")] == []
 
 
-def test_hovering_tells_an_op_and_where_it_came_from(adapted: Page) -> None:
+def test_hovering_shows_an_op_and_the_source_of_its_input(adapted: Page) -> None:
     adapted.mouse("mouseMoved", *adapted.place(10, 32.5))
     adapted.until(lambda: "2F6" in adapted.text("#tip"))
     tip = adapted.text("#tip")
@@ -112,7 +112,7 @@ def test_hovering_tells_an_op_and_where_it_came_from(adapted: Page) -> None:
     adapted.until(lambda: "W(1,2) dead" in adapted.text("#tip"))
 
 
-def test_a_click_shows_the_micro_batchs_whole_route_and_escape_leaves_it(adapted: Page) -> None:
+def test_a_click_shows_the_micro_batchs_whole_route_and_escape_hides_it(adapted: Page) -> None:
     adapted.click(*adapted.place(4, 0.5))
     adapted.until(lambda: adapted.text("#route-title").startswith("Micro-batch 6 "))
     stops = adapted.text("#route-ops").split("\n")
@@ -161,7 +161,7 @@ def test_everything_works_from_the_keyboard(adapted: Page) -> None:
     assert adapted.complaints() == []
 
 
-def test_the_search_field_finds_micro_batches_and_workers_and_refuses_others(adapted: Page) -> None:
+def test_the_search_field_finds_micro_batches_and_workers_and_rejects_other_text(adapted: Page) -> None:
     field = adapted.driver.find_element("id", "find")
     field.send_keys("17\ue007")
     adapted.until(lambda: adapted.text("#route-title").startswith("Micro-batch 17 (pipeline 2, index 5)"))
@@ -231,7 +231,7 @@ def test_4096_workers_and_a_million_ops_pan_without_stutter(open_page: Callable[
     assert sorted(frames)[len(frames) // 2] < 150, frames  # ms, in software on two busy cores
 
 
-def test_a_large_job_is_folded_to_what_its_deaths_changed_until_all_workers_are_asked_for(
+def test_a_large_job_shows_only_workers_affected_by_deaths_until_all_are_requested(
     open_page: Callable[..., Page],
 ) -> None:
     got = open_page(page.Step("plan", [Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))]))

@@ -36,7 +36,7 @@ def test_every_kind_of_op_has_a_colour_and_a_name() -> None:
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_the_kinds_differ_from_each_other_and_from_both_papers(vision: str) -> None:
+def test_the_kinds_differ_from_each_other_and_from_both_backgrounds(vision: str) -> None:
     seen = {k: lab(np.array(VISION[vision]) @ linear(c)) for k, c in palette.FILL.items()}
     seen |= {"light": lab(linear(palette.PAPER)), "dark": lab(linear(palette.INK))}
     apart = {a + b: float(np.linalg.norm(seen[a] - seen[b])) for a, b in combinations(seen, 2)}
@@ -44,6 +44,6 @@ def test_the_kinds_differ_from_each_other_and_from_both_papers(vision: str) -> N
 
 
 @pytest.mark.parametrize("kind", palette.FILL)
-def test_text_on_an_op_has_the_contrast_that_wcag_asks_for(kind: str) -> None:
+def test_text_on_an_op_has_the_contrast_required_by_wcag(kind: str) -> None:
     fill, text = (float(linear(c) @ XYZ[1]) for c in (palette.FILL[kind], palette.text_on(kind)))
     assert (max(fill, text) + 0.05) / (min(fill, text) + 0.05) >= 4.5

@@ -1,4 +1,4 @@
-"""The Gantt chart in the terminal, read as a person reads it."""
+"""The Gantt chart in the terminal, as a user sees it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row(text: str, worker: str) -> str:
     return next(line[6:].rstrip() for line in text.splitlines() if line.startswith(f"{worker} "))
 
 
-def test_a_row_reads_as_the_workers_ops_in_their_order_and_length() -> None:
+def test_a_row_shows_the_workers_ops_in_order_with_their_lengths() -> None:
     text = drawn(Chart.of(one_f_one_b(shape())), width=6 + 27 * 3)
     assert row(text, "1.3") == "·" * 9 + "F6-I6-W6-F7-I7-W7-F8-I8-W8-F9-I9-W9-F10I10W10F11I11W11" + "·" * 18
     assert row(text, "0.0").startswith("F0-F1-F2-F3-······")
@@ -44,7 +44,7 @@ def test_rerouted_ops_are_small_letters_and_the_dead_are_hatched() -> None:
     assert "small letter: re-routed" in text and "╱: dead" in text
 
 
-def test_a_recovered_step_shows_cut_lost_redone_ops_and_the_stall_and_says_so_in_words() -> None:
+def test_a_recovered_step_shows_and_describes_cut_lost_and_redone_ops_and_the_stall() -> None:
     text = drawn(Chart.of(recovered()), width=140)
     assert re.search(r"[FIW]\d*~+.*(!|W!).*╱ dead ╱", row(text, "1.2"))
     assert "::::" in row(text, "0.0") and re.search(r"f6\++", row(text, "0.2"))
@@ -53,7 +53,7 @@ def test_a_recovered_step_shows_cut_lost_redone_ops_and_the_stall_and_says_so_in
     assert "cut off: 1.2 (2W7)" in words and "redone: 6 ops, by 0.2 (2F6" in words
 
 
-def test_colour_never_changes_what_stands_where() -> None:
+def test_colour_never_changes_the_text() -> None:
     coloured = drawn(Chart.of(one_f_one_b(shape())), colour=True)
     assert "\x1b[" in coloured
     plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
@@ -62,24 +62,24 @@ def test_colour_never_changes_what_stands_where() -> None:
     )
 
 
-def test_a_plan_wider_than_the_terminal_folds_and_says_so() -> None:
+def test_a_plan_wider_than_the_terminal_is_folded_with_a_note() -> None:
     text = drawn(Chart.of(one_f_one_b(shape())), width=20)
     assert "folded into 2 stretches of 14 slots" in " ".join(text.split())
     assert len([line for line in text.splitlines() if line.startswith("1.2 ")]) == 2
 
 
-def test_a_plan_far_wider_shows_how_busy_each_worker_is() -> None:
+def test_a_plan_that_is_much_wider_shows_the_load_of_each_worker() -> None:
     text = drawn(Chart.of(one_f_one_b(shape((Worker(0, 1),), (3, 4, 128)))), width=60)
     assert "a column is" in text and "█" in row(text, "2.0")
     assert row(text, "1.1").endswith("r") and row(text, "1.2").endswith("···")
 
 
-def test_a_window_shows_its_part_and_says_so() -> None:
+def test_a_window_shows_its_part_with_a_note() -> None:
     text = drawn(Chart.of(one_f_one_b(shape())), window=(3, 9))
     assert row(text, "0.3").startswith("F0--I0--W0--F1--") and "shown is 3 to 9 of 27 slots" in text
 
 
-def test_too_many_rows_are_left_out_by_name() -> None:
+def test_rows_that_do_not_fit_are_omitted_and_named() -> None:
     chart = Chart.of(one_f_one_b(shape((Worker(7, 3),), (64, 4, 8))))
     text = drawn(chart, most_rows=12)
     assert "the stages with deaths come first (3): 2 of 64 workers" in text
@@ -88,7 +88,7 @@ def test_too_many_rows_are_left_out_by_name() -> None:
     assert "63.3  " in drawn(chart, most_rows=1000)
 
 
-def test_comparing_puts_both_in_one_scale_and_gives_the_difference() -> None:
+def test_a_comparison_uses_one_scale_and_prints_the_difference() -> None:
     first, second = Chart.of(one_f_one_b(shape()), "whole"), Chart.of(one_f_one_b(shape((DEAD,))), "hit")
     text = drawn(first, second, width=120)
     assert text.index("whole") < text.index("hit")
@@ -108,7 +108,7 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     assert b"///" in out.buffer.getvalue()  # type: ignore[attr-defined]
 
 
-def test_slots_beside_milliseconds_have_a_scale_each() -> None:
+def test_charts_in_slots_and_in_milliseconds_have_separate_scales() -> None:
     text = drawn(Chart.of(one_f_one_b(shape()), "planned"), Chart.of(recovered(), "measured"), width=120)
     first, second = text[: text.index("measured")], text[text.index("measured") :]
     assert row(first, "0.0").startswith("F0--F1--F2--") and "0 slots" in first and "0 ms" in second
@@ -127,7 +127,7 @@ def test_ops_too_short_to_show_are_counted() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_every_op_of_any_plan_stands_once_in_its_workers_row_in_order(data: st.DataObject) -> None:
+def test_every_op_of_any_plan_appears_once_in_its_workers_row_in_order(data: st.DataObject) -> None:
     D, P, M = (data.draw(st.integers(1, most)) for most in (3, 4, 4))
     failed = {Worker(data.draw(st.integers(0, D - 1)), s) for s in range(P) if D > 1 and data.draw(st.booleans())}
     made = plan(Problem(D, P, M, failed=sorted(failed), durations={"O": data.draw(st.integers(1, 3))}))

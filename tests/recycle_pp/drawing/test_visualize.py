@@ -1,4 +1,4 @@
-"""The command line: sources, files, sentences."""
+"""The command line: sources, files, messages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def run(tmp_path: Path) -> Path:
     return run_folder(tmp_path / "demo")
 
 
-def test_a_problem_on_flags_is_planned_and_drawn_in_one_go(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_by_flags_is_planned_and_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS, "--width", "120"]) == 0
     out = capsys.readouterr().out
     assert " dead ╱" in out and "against fault-free 1F1B" in out and "peak micro-batches in flight" in out
 
 
-def test_a_problem_with_layers_is_drawn_re_routed_and_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_with_layers_is_drawn_re_routed_and_with_moved_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     each = [0.25] * 8
     keys = {"pipelines": 2, "stages": 2, "microbatches": 4, "failed": [[1, 1]]}
     (tmp_path / "x.json").write_text(json.dumps(keys | {"layers": {"F": each, "I": each, "W": each}}))
@@ -42,7 +44,7 @@ def test_a_problem_with_layers_is_drawn_re_routed_and_moved(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("what", ["plan", "trace", "problem"])
-def test_a_file_may_hold_a_plan_a_trace_or_a_problem(
+def test_a_file_may_be_a_plan_a_trace_or_a_problem(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.json"
@@ -62,7 +64,7 @@ def test_a_run_folder_shows_the_step_with_a_death(run: Path, capsys: pytest.Capt
     assert "died" not in capsys.readouterr().out
 
 
-def test_every_kind_of_file_comes_out(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_format_can_be_written(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(tmp_path / f"x.{ending}") for ending in ("svg", "png", "pdf", "html", "json", "csv")]
     assert main([str(run), *(word for name in names for word in ("--out", name))]) == 0
     assert all(Path(name).stat().st_size > 500 for name in names)
@@ -77,7 +79,7 @@ def test_two_sources_are_compared(run: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", ["1f1b", "fault-free"])
-def test_a_plan_stands_under_its_fault_free_twin(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_drawn_below_its_fault_free_counterpart(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS, "--against", name, "--width", "120"]) == 0
     out = capsys.readouterr().out
     assert out.index("fault-free") < out.index("W(1,2) dead") and out.count("1.2   ") == 2
@@ -106,7 +108,7 @@ def test_a_plan_stands_under_its_fault_free_twin(name: str, capsys: pytest.Captu
         (["--stages", "four"], "argument --stages: invalid int value: 'four'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(
+def test_a_mistake_gets_one_sentence(
     arguments: list[str], sentence: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([a.format(run=run) for a in arguments]) == 2
@@ -138,7 +140,7 @@ def test_a_broken_file_is_named_in_one_sentence(
     assert said.startswith(f"visualize: {path}: ") and said.count("\n") == 1
 
 
-def test_a_plan_without_ops_is_drawn_as_what_it_is(tmp_path: Path) -> None:
+def test_a_plan_without_ops_can_be_drawn(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"problem": {"pipelines": 2, "stages": 2, "microbatches": 0}, "ops": []}))
     assert (
@@ -167,7 +169,7 @@ def test_following_draws_each_new_step_until_the_run_ends(run: Path, capsys: pyt
     assert "step 21, loss 2.5000, 1,000 tokens/s, 11 live workers" in out
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     command = [sys.executable, "-m", "recycle_pp.visualize", *FLAGS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr

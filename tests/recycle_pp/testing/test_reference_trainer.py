@@ -32,7 +32,7 @@ def test_training_equals_the_plain_loop_to_float_tolerance():
     assert [loss for loss, _ in ours] == pytest.approx([loss for loss, _ in losses], rel=1e-6)
 
 
-def test_fixed_point_sums_change_the_loss_by_no_more_than_float_rounding():
+def test_fixed_point_sums_change_the_loss_by_at_most_float_rounding():
     exact, rounded = (train(small(numerics__reproducible=flag), STEPS)[0] for flag in (True, False))
     assert [loss for loss, _ in exact] == pytest.approx([loss for loss, _ in rounded], rel=1e-6)
 
