@@ -101,7 +101,7 @@ def kill_at_random(run: RunFolder, kills: int, steps: int, process: subprocess.P
         time.sleep(0.02)
         if not run.events.exists():
             continue
-        live.look()
+        live.update()
         everybody = max(everybody, len(live.members))
         if live.steps() < 2 or not everybody or len(live.members) < everybody:
             back = time.monotonic()
@@ -112,7 +112,7 @@ def kill_at_random(run: RunFolder, kills: int, steps: int, process: subprocess.P
             victim = chance.choice(live.victims(cruel=False))
             with suppress(ProcessLookupError):
                 os.kill(live.pids[victim], signal.SIGKILL)
-            live.struck(victim)
+            live.remove(victim)
             kills -= 1
 
 

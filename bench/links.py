@@ -56,7 +56,7 @@ def measure(members: list[Worker], cases: list[str], rounds: int) -> list[dict[s
         for _ in range(rounds + 1):
             for case in cases:
                 for face in FACES:
-                    play.tell(face, case)
+                    play.send(face, case)
                     reports = [report for _, report in play.reports(len(members))]
                     samples[case, face].append((max(wall for wall, _ in reports), sum(cpu for _, cpu in reports)))
     rows = [{face: summary(samples, case, face) for face in FACES} for case in cases]
@@ -80,7 +80,7 @@ def worker(node: Node) -> None:
     """Run the requested case over the requested links; report (wall, CPU) seconds for one operation."""
     faces = {"tcp": ByLinks(node, "tcp"), "gloo": ByLinks(node, "gloo"), "group": ByGroup(node)}
     while True:
-        face, case = node.hear()
+        face, case = node.receive()
         node.report(run(faces[face], case, node.members.index(node.me)))
 
 

@@ -101,13 +101,13 @@ def kill_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Ra
     due, end = begun + rng.expovariate(1 / arguments.mtbf), begun + arguments.seconds
     while due < end:
         time.sleep(max(0.0, due - time.time()))
-        live.look()
+        live.update()
         victims = [worker for worker in live.victims(cruel=False) if worker in live.members]
         if victims:
             victim = rng.choice(victims)
             kills.append((time.time(), victim))
             os.kill(live.pids[victim], signal.SIGKILL)
-            live.struck(victim)
+            live.remove(victim)
         due += rng.expovariate(1 / arguments.mtbf)
         print(f"\r{len(kills)} deaths", end="", file=sys.stderr, flush=True)
     time.sleep(max(0.0, end - time.time()))

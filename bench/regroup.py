@@ -48,13 +48,13 @@ def measure(workers: int, times: int, rebuilt: bool) -> dict[str, Any]:
     members = grid(workers // STAGES, STAGES)
     samples: dict[str, list[float]] = {"abort": [], "rebuild": [], "first sum": [], "first message": [], "all": []}
     with Rehearsal(members, worker) as play:
-        play.tell("build", 0, members, 0)
+        play.send("build", 0, members, 0)
         play.reports(workers)
         for generation in range(1, times + 1):
             time.sleep(0.3)  # let the cleanup threads finish
             live = [member for k, member in enumerate(members) if k != generation % workers]
             start = time.perf_counter()
-            play.tell("build", generation, live, generation if rebuilt else 0, to=live)
+            play.send("build", generation, live, generation if rebuilt else 0, to=live)
             reports = [report for _, report in play.reports(len(live))]
             samples["all"].append(time.perf_counter() - start)
             for name, value in zip(samples, zip(*reports, strict=True), strict=False):
@@ -72,7 +72,7 @@ def worker(node: Node) -> None:
     import torch
 
     while True:
-        _, generation, members, base = node.hear()
+        _, generation, members, base = node.receive()
         clock = [time.perf_counter()]
         node.links.abort()
         clock.append(time.perf_counter())

@@ -49,7 +49,7 @@ KINDS = {
 }
 SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
 _POLL = 0.02  # seconds between checks of the run folder
-_LOOK = 5.0  # seconds between measurements of the processes' resources
+_MEASURE = 5.0  # seconds between measurements of the processes' resources
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Live:
         self._lines = RunReader(self.run).follow()
         self._steps = 0
 
-    def look(self) -> None:
+    def update(self) -> None:
         for event in self._lines.events.new():
             match event:
                 case Spawned():
@@ -77,10 +77,10 @@ class Live:
                     if not self._begun:
                         self.members.add(event.worker)
                     self.over = False  # a resume continues in the same folder
-                case Rejoined() if event.worker in self.pids:  # it may have been struck meanwhile
+                case Rejoined() if event.worker in self.pids:  # unless it was hit meanwhile
                     self.members.add(event.worker)
                 case DeathDetected() | Left():
-                    self.struck(event.worker)
+                    self.remove(event.worker)
                 case Restored():  # roles have changed, and all workers restart
                     self.pids.clear()
                     self.members.clear()
@@ -103,7 +103,7 @@ class Live:
             self.pids[worker] = pid
             _signal(pid, signal.SIGCONT)
 
-    def struck(self, worker: str) -> None:
+    def remove(self, worker: str) -> None:
         self.pids.pop(worker, None)
         self.members.discard(worker)
 
@@ -113,7 +113,7 @@ class Live:
         return self._steps
 
     def victims(self, cruel: bool) -> list[str]:
-        """Workers that may be struck: never the last member of a stage, unless `cruel`."""
+        """Workers that may be hit: never the last member of a stage, unless `cruel`."""
         stages = [_stage(worker) for worker in self.members]
         return sorted(w for w in self.pids if cruel or w not in self.members or stages.count(_stage(w)) > 1)
 
@@ -134,22 +134,24 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     live, usage, begun = Live(run), Usage(), time.time()
     with suppress(KeyboardInterrupt):
-        strike(live, times, random.Random(options.seed), options, usage)
+        inject_faults(live, times, random.Random(options.seed), options, usage)
     for worker in list(live.held):
         live.release(worker)
     print(table(run, begun, usage))
     return 0
 
 
-def strike(live: Live, times: Iterator[Change], rng: random.Random, options: argparse.Namespace, usage: Usage) -> None:
-    """Strikes at `times` until the job ends, or has done `options.until_step` steps."""
+def inject_faults(
+    live: Live, times: Iterator[Change], rng: random.Random, options: argparse.Namespace, usage: Usage
+) -> None:
+    """Injects faults at `times` until the job ends or has completed `options.until_step` steps."""
     begun, due, looked, hitter = time.monotonic(), next(times, None), 0.0, Hitter()
     while due is not None:
-        live.look()
+        live.update()
         if live.over or (options.until_step is not None and live.steps() >= options.until_step):
             return
         now = time.monotonic() - begun
-        if now >= looked + _LOOK:
+        if now >= looked + _MEASURE:
             looked = now
             usage.look(list(live.pids.values()))
         if now < due.at:
@@ -170,7 +172,7 @@ def strike(live: Live, times: Iterator[Change], rng: random.Random, options: arg
             hitter.hit(kind, live.pids[worker], rng)
             print(f"{now:8.2f} s  {kind:<6} worker {worker}", flush=True)
             if kind not in ("pause", "slow"):
-                live.struck(worker)
+                live.remove(worker)
         due = next(times, None)
 
 

@@ -1,7 +1,7 @@
 """Accepts connections at a listening socket and admits those that authenticate in time, any number at once.
 
     handshakes = Handshakes(selector, listener, greet, admitted)
-    handshakes.look(now)       # several times a second: closes connections that take too long
+    handshakes.expire(now)     # several times a second: closes connections that take too long
     handshakes.close()         # closes all that have not authenticated; the listener stays open
 
 A connection that does not authenticate is closed after `SECONDS`. If there are more than `PENDING` such connections,
@@ -56,7 +56,7 @@ class Handshakes:
         self._pending: dict[socket.socket, _Pending] = {}  # oldest first
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def look(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Closes connections that take too long. now: time.monotonic()."""
         for sock in [sock for sock, pending in self._pending.items() if now - pending.since > SECONDS]:
             self._take(sock).close()

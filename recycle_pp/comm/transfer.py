@@ -72,7 +72,7 @@ def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 1
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream = Stream(sock, timeout)
     try:
-        prove(token, DonorHello(), stream._say, stream._hear)
+        prove(token, DonorHello(), stream._send_message, stream._receive_message)
     except ChannelClosed as error:
         raise stream._broken(str(error)) from error
     sock.settimeout(idle)
@@ -104,7 +104,7 @@ class Receiver:
             while not self._admitted and not self._closed and time.monotonic() < deadline:
                 for key, _ in self._selector.select(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
                     key.data()
-                self._handshakes.look(time.monotonic())
+                self._handshakes.expire(time.monotonic())
             if self._closed or not self._admitted:
                 raise TransferError(f"no peer has connected to {self.address[0]}:{self.address[1]}")
             sock = self._admitted.popleft()
@@ -146,14 +146,14 @@ class Stream:
     def send(self, about: StatePart | StepGradient, tensors: Mapping[str, Tensor]) -> None:
         """Sends the tensors, in order. They must not change until it returns. ValueError above 16 MiB of names."""
         headers = [TensorHeader(name, _name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()]
-        self._say(Parcel(about, headers))
+        self._send_message(Parcel(about, headers))
         for tensor in tensors.values():
             self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
 
     def receive(self) -> tuple[StatePart | StepGradient, dict[str, Tensor]]:
         """The next `send` of the other side: (about, tensors on the CPU)."""
         try:
-            parcel = self._hear(TO_JOINER, MAX_FRAME)
+            parcel = self._receive_message(TO_JOINER, MAX_FRAME)
             assert isinstance(parcel, Parcel)  # a joiner receives no other message
             empty = {header.name: _empty(header) for header in parcel.tensors}
         except (ChannelClosed, ValueError) as error:
@@ -173,10 +173,10 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _say(self, message: Message) -> None:
+    def _send_message(self, message: Message) -> None:
         self._write(memoryview(encode(message)))
 
-    def _hear(self, vocabulary: Vocabulary, limit: int = MAX_HANDSHAKE_FRAME) -> Message:
+    def _receive_message(self, vocabulary: Vocabulary, limit: int = MAX_HANDSHAKE_FRAME) -> Message:
         return vocabulary.decode(self._read(length_of(self._read(LENGTH.size), limit)))
 
     def _write(self, data: memoryview) -> None:

@@ -62,7 +62,7 @@ def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Pat
     with _training(job, run, folder / "log"):
         _until_step(run, WARM, folder / "log")
         begun = time.time()
-        changes = _strike(run, trace, seed, job.stages, begun + seconds)
+        changes = _run_chaos(run, trace, seed, job.stages, begun + seconds)
         times = [line.time for line in RunReader(run).steps() if line.time is not None]
     done = sum(begun < at <= begun + seconds for at in times)
     real = Availability(job.workers, seconds, tuple(change for change in changes if change.at < seconds))
@@ -124,7 +124,7 @@ def _ended(run: RunFolder) -> bool:
     return any(isinstance(event, Stopped | Finished) for event in RunReader(run).events())
 
 
-def _strike(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:
+def _run_chaos(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:
     """Kills and releases workers by the trace until then. Returns the actual changes (seconds from its start)."""
     command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(run.path), "--trace", str(trace)]
     begun, changes = time.time(), list[Change]()

@@ -1,4 +1,4 @@
-"""Whole jobs in a second, for tests and benchmarks: every process is forked from one that has imported torch.
+"""Starts whole jobs in a second, for tests and benchmarks. All processes are forked from one that has imported torch.
 
     with Zygote() as zygote:                                     # imports torch once
         with zygote.run(["parallel=2x2", "+fail_at=3:0.1"]) as job:
@@ -7,9 +7,9 @@
         with zygote.run_nodes(["parallel=2x2"], nodes=4) as job:  # one launcher per node
             os.kill(job.supervisors()[0], signal.SIGKILL)
 
-A job runs what torchrun would run (supervisors, their workers, the coordinator, the private file), only the launcher is
-a small stand-in. It lives in a new temporary folder unless the overrides set run.dir. Leaving a `with` block ends every
-process of it and removes that folder, and so does the death of the process that made the Zygote.
+A job has the same processes and files as under torchrun (supervisors, workers, the coordinator, the private file). Only
+the launcher is a small stand-in. The run folder is a new temporary folder unless the overrides set run.dir. All
+processes and the folder are gone after the `with` block, or after the death of the process that made the Zygote.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .zygote import TERM_SECONDS, Part
 
 
 class LocalJob:
-    """A running job; `run` is its folder, `output` what its supervisors have printed so far."""
+    """A running job. run: its folder; output: the output of its supervisors so far."""
 
     def __init__(self, run: RunFolder, folder: Path, pid: int, status: int):
         self.run, self.pid = run, pid
@@ -54,7 +54,7 @@ class LocalJob:
         return (self._folder / "output").read_text()
 
     def wait(self, seconds: float) -> int:
-        """The exit code of the first rank that failed, else 0; TimeoutError with the output so far after `seconds`."""
+        """Waits for the end; the exit code of the first failed rank, or 0. TimeoutError with the output."""
         if self._code is None:
             if not select.select([self._status], [], [], seconds)[0]:
                 raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}")
@@ -62,7 +62,7 @@ class LocalJob:
         return self._code
 
     def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
-        """The first event of that name, as soon as it is in events.jsonl; TimeoutError where it does not come."""
+        """Waits for the first event of that name in events.jsonl. TimeoutError after `seconds`."""
         deadline, events = time.monotonic() + seconds, Follower(self.run.events)
         while True:
             over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
@@ -73,25 +73,25 @@ class LocalJob:
                 raise TimeoutError(f"no event {event} in {seconds} s or to the end; the job printed:\n{self.output}")
 
     def supervisors(self) -> list[int]:
-        """Process ids by rank, while none has ended."""
+        """Process ids of the supervisors, by rank, while none has ended."""
         return children_of(self.pid)
 
     def workers(self) -> dict[int, int]:
-        """rank -> process id of its worker, where it has one."""
+        """rank -> process id of its worker, if it has one."""
         children = {rank: children_of(pid) for rank, pid in enumerate(self.supervisors())}
         return {rank: pids[0] for rank, pids in children.items() if pids}
 
     def signal(self, number: int) -> None:
-        """To the launcher, which passes it on to every supervisor (as torchrun does for a Ctrl-C)."""
+        """Sends a signal to the launcher, which forwards it to all supervisors, like torchrun after Ctrl-C."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def close(self) -> None:
-        """Ends what still runs, and removes the temporary folder."""
+        """Ends all processes and removes the temporary folder."""
         self.signal(signal.SIGTERM)
         with suppress(TimeoutError):
             self.wait(2 * TERM_SECONDS)
-        self.signal(signal.SIGKILL)  # takes its supervisors with it, and those their workers
+        self.signal(signal.SIGKILL)  # supervisors die with the launcher, workers with their supervisors
         select.select([self._pidfd], [], [], 5.0)
         os.close(self._status)
         os.close(self._pidfd)
@@ -105,7 +105,7 @@ class LocalJob:
 
 
 class LocalNodes:
-    """A job whose ranks have several launchers, as on several nodes, with the face of a LocalJob."""
+    """A job with several launchers, as on several nodes, with the interface of a LocalJob."""
 
     def __init__(self, nodes: list[LocalJob]):
         self.run, self.nodes = nodes[0].run, nodes
@@ -115,7 +115,7 @@ class LocalNodes:
         return "".join(node.output for node in self.nodes)
 
     def wait(self, seconds: float) -> int:
-        """The first failure of a node that was not killed from outside, else 0; TimeoutError after `seconds`."""
+        """The exit code of the first failed node that was not killed by a test, or 0. TimeoutError after `seconds`."""
         deadline = time.monotonic() + seconds
         try:
             codes = [node.wait(max(0.0, deadline - time.monotonic())) for node in self.nodes]
@@ -131,7 +131,7 @@ class LocalNodes:
         return [pid for node in self.nodes for pid in node.supervisors()]
 
     def workers(self) -> dict[int, int]:
-        """rank -> process id of its worker, where each node has one rank."""
+        """rank -> process id of its worker, if each node has one rank."""
         return {rank: pid for rank, node in enumerate(self.nodes) for pid in node.workers().values()}
 
     def signal(self, number: int) -> None:
@@ -151,15 +151,15 @@ class LocalNodes:
 
 
 class Zygote:
-    """A process that has imported what jobs need, and forks them.
+    """A process that has imported all modules of a job, and forks jobs.
 
-    preload: a Python file that runs in it before any job does, for tests that change what jobs do.
+    preload: a Python file that runs in it before any job, for tests that change the behaviour of jobs.
     """
 
     def __init__(self, preload: str | Path | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="recycle-jobs-"))
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # One thread in every library: fork copies no other thread.
+        # Limits every library to one thread, because fork copies no other threads.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with theirs:
             arguments = [str(theirs.fileno()), str(self._folder), str(preload or "")]
@@ -172,9 +172,9 @@ class Zygote:
     def run(
         self, overrides: Sequence[str], environment: Mapping[str, str] | None = None, part: Part | None = None
     ) -> LocalJob:
-        """Starts a job of parallel.pipelines * parallel.stages workers; ValueError where the overrides are wrong.
+        """Starts a job with parallel.pipelines * parallel.stages workers. ValueError for invalid overrides.
 
-        environment: variables that its processes get beside those of the zygote. part: only these ranks of it.
+        environment: further variables for its processes. part: starts only these ranks.
         """
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
@@ -187,7 +187,7 @@ class Zygote:
     def start(
         self, arguments: Sequence[str], run: RunFolder, part: Part, environment: Mapping[str, str] | None = None
     ) -> LocalJob:
-        """Starts these ranks with this command line, whatever it says; `run` is where the job's folder will be."""
+        """Starts these ranks with any command line. run: the job's future run folder."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request = {"arguments": list(arguments), "part": asdict(part), "environment": dict(environment or {})}
         status, status_end = os.pipe()
@@ -205,7 +205,7 @@ class Zygote:
     def run_nodes(
         self, overrides: Sequence[str], nodes: int, environment: Mapping[str, str] | None = None
     ) -> LocalNodes:
-        """The same with `nodes` launchers, all on this machine's loopback; the ranks are spread evenly."""
+        """Like `run`, with `nodes` launchers on this machine's loopback and equally many ranks each."""
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
         folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -217,11 +217,11 @@ class Zygote:
         return LocalNodes([self.run(arguments, variables, part) for part in parts])
 
     def close(self) -> None:
-        """Ends the zygote and every job that still runs."""
+        """Ends the zygote and all running jobs."""
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
-        self._process.kill()  # where it still imports, or could not
+        self._process.kill()  # if it is still importing, or has failed to
         self._process.wait(5.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,10 +1,10 @@
-"""Ports of 127.0.0.1 for servers that are about to start: free_ports(2) is the first of two in a row."""
+"""Free ports of 127.0.0.1 for servers that are about to start. free_ports(2): the first of two consecutive ones."""
 
 import contextlib
 import random
 import socket
 
-BELOW = 32_768  # where Linux begins to take ports for outgoing connections: one of those could take ours meanwhile
+BELOW = 32_768  # below Linux's range for outgoing connections, which could take the port meanwhile
 
 
 def free_ports(count: int = 1) -> int:

@@ -1,10 +1,11 @@
-"""The reference: one process, the whole model, an ordinary PyTorch training loop. Tests and benches compare with it.
+"""The reference for tests and benches: an ordinary PyTorch training loop of the whole model in one process.
 
     for loss, norm in train(settings, steps=10):
         print(loss, norm)
 
-No stage, no sink, no schedule: autograd fills `.grad`, `torch.optim.AdamW` steps. With `numerics.reproducible` the sum
-over the micro-batches is the fixed point of the exactness contract, here spelled out in its plainest form.
+It has no stages, deferred gradients or schedule: autograd fills `.grad`, and `torch.optim.AdamW` steps. With
+`numerics.reproducible`, the sum over the micro-batches is the fixed-point sum of the exactness contract, in its
+simplest form.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def train(
 
 
 def whole(settings: Settings, device: torch.device = CPU) -> Transformer:
-    """The full model with ordinary autograd layers. In bf16 it has float32 leaves with values that are bfloat16: their
-    gradients are then the addends, rounded where a product rounds them and nowhere else."""
+    """The full model with ordinary autograd layers. In bf16 its leaves are float32 with bfloat16 values, so that their
+    gradients are the addends, rounded only by the products."""
     build = Build(settings.model, settings.run.seed, device, stream_dtype(settings))
     return Transformer(build, range(depth(settings.model)))
 
@@ -99,7 +100,7 @@ def masters_of(settings: Settings, parameters: Sequence[nn.Parameter]) -> list[n
 
 
 def adamw(settings: Settings, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's AdamW, its fused form, with weight decay for matrices only."""
+    """torch's fused AdamW, with weight decay only for matrices."""
     o = settings.optimizer
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": o.weight_decay},

@@ -1,4 +1,4 @@
-"""Real processes to try communication with: forked workers, a coordinator's voice, SIGKILL.
+"""Runs communication scenarios in real processes: forked workers, messages from a coordinator, SIGKILL.
 
     def scenario(node: Node) -> None:                 # runs in every worker
         node.links.rebuild(0, node.members, node.me)
@@ -7,10 +7,10 @@
     with Rehearsal(members, scenario) as play:
         play.reports(len(members))                    # [(worker, "built"), ...]
         play.kill(members[3])
-        play.tell("abort")                            # what the coordinator would announce: aborts every node's links
+        play.send("abort")                            # as from the coordinator: aborts all nodes' links
 
-Tests and bench scripts only. Workers are forked from a server process that has imported torch once and has no threads.
-`scenario` is found again in the worker by its file and name, so it is a plain function of a module.
+For tests and bench scripts. Workers are forked from a server process that has imported torch and has no threads. The
+worker imports `scenario` by its file and name, so it has to be a function of a module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def grid(pipelines: int, stages: int) -> list[Worker]:
 
 
 class Rehearsal:
-    """Starts one process per member. Every process it started is gone when the `with` block ends."""
+    """Starts one process per member. All processes end with the `with` block."""
 
     def __init__(self, members: Sequence[Worker], scenario: Callable[[Node], None]):
         CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "recycle_pp.comm.links", "pytest"])
@@ -67,7 +67,7 @@ class Rehearsal:
             pipe.close()
 
     def start(self, member: Worker) -> None:
-        """Starts the member's process, again if it was killed."""
+        """Starts or restarts the member's process."""
         ours, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(target=_work, args=(self._source, theirs, self.members, member), daemon=True)
         process.start()
@@ -76,14 +76,14 @@ class Rehearsal:
             self._gone.append(self._processes[member])
         self._pipes[member], self._processes[member] = ours, process
 
-    def tell(self, *message: Any, to: Sequence[Worker] | None = None) -> None:
+    def send(self, *message: Any, to: Sequence[Worker] | None = None) -> None:
         """Puts a message into the inbox of each node; "abort" also aborts its links."""
         for member in self.members if to is None else to:
             with contextlib.suppress(OSError):
                 self._pipes[member].send(message)
 
     def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Worker, Any]]:
-        """The next `count` reports. AssertionError when they do not come in time, or when a scenario raises."""
+        """The next `count` reports. AssertionError if they do not come in time, or if a scenario raises."""
         got: list[tuple[Worker, Any]] = []
         for _ in range(count):
             try:
@@ -94,7 +94,7 @@ class Rehearsal:
         return got
 
     def kill(self, member: Worker) -> None:
-        """SIGKILL, and waits until the process is gone."""
+        """Sends SIGKILL and waits until the process has ended."""
         self._processes[member].kill()
         self._processes[member].join()
 
@@ -104,7 +104,7 @@ class Rehearsal:
         return self._processes[member].exitcode
 
     def _carry(self) -> None:
-        """The coordinator's part: what one node sets goes to all others."""
+        """Plays the coordinator: forwards values set by one node to all others."""
         closed: set[Connection] = set()
         while not self._over.is_set():
             pipes = {pipe: member for member, pipe in list(self._pipes.items()) if pipe not in closed}
@@ -116,19 +116,19 @@ class Rehearsal:
                     closed.add(pipe)
                     continue
                 if kind == "set":
-                    self.tell(kind, *rest, to=[member for member in self.members if member != pipes[pipe]])
+                    self.send(kind, *rest, to=[member for member in self.members if member != pipes[pipe]])
                 else:
                     self._reports.put((pipes[pipe], rest[0]))
 
 
 class Failure(NamedTuple):
-    """What a node reports when its scenario raises."""
+    """A node's report that its scenario has raised."""
 
     traceback: str
 
 
 class Node:
-    """A worker's side: its links, an inbox for the messages told to it, and `report`."""
+    """A worker's side: its links, its inbox, and `report`."""
 
     def __init__(self, pipe: Connection, members: list[Worker], me: Worker):
         import torch
@@ -148,7 +148,7 @@ class Node:
         self._send("report", value)
 
     def meet(self) -> None:
-        """Returns when all members have called it: a message to each and from each."""
+        """A barrier of all members, made of a message from each to each."""
         import torch
 
         others = [worker for worker in self.members if worker != self.me]
@@ -158,8 +158,8 @@ class Node:
         for message in messages:
             message.wait()
 
-    def hear(self) -> tuple:
-        """The next message told to this node."""
+    def receive(self) -> tuple:
+        """The next message to this node. Blocks."""
         return self.inbox.get()
 
     def _send(self, *message: Any) -> None:

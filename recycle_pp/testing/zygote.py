@@ -1,10 +1,10 @@
-"""The process that jobs of `local_cluster` are forked from: it has imported what they need, and has one thread.
+"""The process from which `local_cluster` forks jobs. It has imported all of their modules and has one thread.
 
-    python -m recycle_pp.testing.zygote DESCRIPTOR FOLDER PRELOAD       # by `local_cluster.Zygote` alone
+    python -m recycle_pp.testing.zygote DESCRIPTOR FOLDER PRELOAD       # only for `local_cluster.Zygote`
 
-A request (JSON, over the socket at DESCRIPTOR, with the descriptors of the job's output and of its exit status) forks a
-launcher, which forks the job's supervisors as torchrun would, and those their workers. PRELOAD: a file that runs first,
-or "". When the socket is closed, all jobs and FOLDER are gone.
+Each request, JSON on the socket DESCRIPTOR with descriptors for the job's output and exit status, forks a launcher. The
+launcher forks supervisors like torchrun, and these fork their workers. PRELOAD: a file that runs first, or "". When the
+socket closes, the process ends all jobs and removes FOLDER.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from typing import Any
 
 from recycle_pp.supervisor.child import die_with_parent
 
-TERM_SECONDS = 10.0  # for the other supervisors once one has failed
+TERM_SECONDS = 10.0  # for the other supervisors to end after one has failed
 
 
 @dataclass(frozen=True)
 class Part:
-    """The ranks of a job that one agent of several starts."""
+    """The ranks of a job that one of several agents starts."""
 
     first: int
     count: int
     world: int  # of the whole job
-    holder: int | None = None  # a process in whose namespaces they run
+    holder: int | None = None  # process whose namespaces they enter
 
 
 def _serve(descriptor: int, folder: str, preload: str) -> None:
-    """Forks a launcher for every request, until the other end of the socket is closed; then nothing of them stays."""
+    """Forks a launcher for every request until the socket closes, then ends all jobs."""
     _preload()
     if preload:
         runpy.run_path(preload)
     gc.collect()
-    gc.freeze()  # else each fork's first collections walk, and copy, all that was imported
+    gc.freeze()  # keeps the forks' collections from touching, and thereby copying, all imported objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which then closes the socket
     launchers = []
@@ -66,7 +66,7 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     for launcher in launchers:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(launcher, signal.SIGKILL)
-    for _ in range(50):  # their workers take a moment to be gone, and may still write
+    for _ in range(50):  # workers that are still ending may write to it
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             break
@@ -84,7 +84,7 @@ def _preload() -> None:
 
 
 def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:
-    """The stand-in for torchrun: one supervisor for each rank; when one fails, the others are ended."""
+    """The stand-in for torchrun: starts a supervisor for each rank, and ends the others when one fails."""
     die_with_parent(parent)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -163,4 +163,4 @@ def _signal_all(pids: Mapping[int, int], number: int) -> None:
 
 if __name__ == "__main__":
     _serve(int(sys.argv[1]), sys.argv[2], sys.argv[3])
-    os._exit(0)  # taking all that was imported down in order would take a second
+    os._exit(0)  # an orderly shutdown of all imported modules would take a second

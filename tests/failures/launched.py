@@ -95,7 +95,7 @@ class Launched(contextlib.AbstractContextManager):
         deadline = time.monotonic() + seconds
         for node in nodes:
             while self.agents[node].poll() is None:
-                self._look()
+                self._update()
                 assert time.monotonic() < deadline, f"agent {node} still runs after {seconds} s\n{self.explain()}"
                 time.sleep(0.02)
         return [self.agents[node].returncode for node in nodes]
@@ -161,13 +161,13 @@ class Launched(contextlib.AbstractContextManager):
     def _wait(self, condition: Any, what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            self._look()
+            self._update()
             assert time.monotonic() < deadline, f"no {what} in {seconds} s\n{self.explain()}"
             running = any(agent.poll() is None for agent in self.agents)
             assert running or condition(), f"ended before {what}\n{self.explain()}"
             time.sleep(0.02)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for node in range(len(self.agents)):
             self.processes(node)
 

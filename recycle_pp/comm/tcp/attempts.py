@@ -1,7 +1,7 @@
 """Repeated attempts to connect to one address, `EVERY` seconds apart, in parallel.
 
     attempts = Attempts(selector, ("10.0.0.2", 4711), reached)   # reached(sock): called for each connection made
-    attempts.look(now)       # often: starts the next attempt when it is due, ends those that take too long
+    attempts.update(now)     # often: starts the next attempt when it is due, ends those that take too long
     attempts.close()
 
 One lost packet delays a connection by a second or more, while another attempt costs nothing. If several attempts fail
@@ -33,7 +33,7 @@ class Attempts:
         self._begun: dict[socket.socket, float] = {}  # pending attempts and their start
         self._last = float("-inf")
 
-    def look(self, now: float) -> None:
+    def update(self, now: float) -> None:
         for sock in [sock for sock, begun in self._begun.items() if now - begun > LONGEST]:
             self._end(sock).close()
         if now - self._last >= EVERY:

@@ -154,7 +154,7 @@ class Mesh:
             for key, _ in self._selector.select(BUSY if self._attempts else CALM):
                 key.data()
             if not self._closed:
-                self._look(time.monotonic())
+                self._update(time.monotonic())
         for attempts in self._attempts.values():
             attempts.close()
         self._handshakes.close()
@@ -162,10 +162,10 @@ class Mesh:
         self._listener.close()
         os.close(self._bell)
 
-    def _look(self, now: float) -> None:
+    def _update(self, now: float) -> None:
         """Ends attempts that take too long, and attempts to reach members with a doubtful connection."""
         passed, self._ticked = min(now - self._ticked, 2 * CALM), now  # a longer pause was a suspension of this process
-        self._handshakes.look(now)
+        self._handshakes.expire(now)
         addresses = self._addresses or {}
         doubtful = self._doubtful(addresses, now)
         for rank in self._attempts.keys() - doubtful:
@@ -178,8 +178,8 @@ class Mesh:
             else:
                 at = addresses[rank]
                 self._attempts[rank] = Attempts(self._selector, (at.host, at.port), partial(self._reached, rank, at))
-            self._attempts[rank].look(now)
-        self._reachability.look(now)
+            self._attempts[rank].update(now)
+        self._reachability.update(now)
 
     def _doubtful(self, addresses: Mapping[int, Address], now: float) -> set[int]:
         """Members without a working connection. If one is unreachable for a while, also all members on its machine,

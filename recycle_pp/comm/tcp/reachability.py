@@ -4,7 +4,7 @@
     reachability.fails(2, 0.1)       # attempts to reach member 2 were pending for another 0.1 s, and failed
     reachability.reached(2)          # an attempt succeeded: back to zero
     reachability.keep({1, 3})        # the others are not members any more
-    reachability.look(now)           # reports, and repeats the report every second while it lasts
+    reachability.update(now)         # reports, and repeats the report every second while it lasts
 
 Only time with attempts counts. A process that was suspended, or that waits for addresses, has no evidence.
 """
@@ -44,7 +44,7 @@ class Reachability:
         with self._lock:
             self._failing = {rank: seconds for rank, seconds in self._failing.items() if rank in ranks}
 
-    def look(self, now: float) -> None:
+    def update(self, now: float) -> None:
         with self._lock:
             cut = sorted(rank for rank, seconds in self._failing.items() if seconds >= self._patience)
             before, at = self._reported

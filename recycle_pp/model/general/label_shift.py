@@ -40,11 +40,11 @@ class LabelShift:
             return
         for leaf in leaves:
             if isinstance(leaf, Tensor) and leaf.requires_grad and (by := _positions(leaf, b, T)) is not None:
-                leaf.register_hook(lambda grad: self._look(by(grad), batch, boundary))
+                leaf.register_hook(lambda grad: self._check(by(grad), batch, boundary))
                 return
         self._decided = True  # no tensor has a row per token
 
-    def _look(self, grad: Tensor, batch: Batch, boundary: Sequence[Tensor]) -> None:
+    def _check(self, grad: Tensor, batch: Batch, boundary: Sequence[Tensor]) -> None:
         """grad: (b, T, ...). Raises UserMistake."""
         if self._decided or not bool(grad[:, :-1].any()):
             return

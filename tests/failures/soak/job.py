@@ -110,7 +110,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self.places = [Place(n, node) for n, node in enumerate(self.job.nodes)]
         deadline = time.monotonic() + START
         while self._committed < 0 and not self._ended:
-            self._look()
+            self._update()
             if time.monotonic() > deadline:
                 self._differs(f"no step in {START:.0f} s")
                 return
@@ -121,7 +121,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         fault = next(faults)
         due = time.monotonic() + fault.pause
         while not self._ended:
-            self._look()
+            self._update()
             self._replace()
             now = time.monotonic()
             if now > self._moved + HUNG and not self._undo and not self._frozen:
@@ -178,7 +178,7 @@ class SoakedJob(contextlib.AbstractContextManager):
 
     # ---------------------------------------------------------------------------------------- the state of the job
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for event in self._events.new():
             match event["event"]:
                 case "spawned":

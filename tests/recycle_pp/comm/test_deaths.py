@@ -37,7 +37,7 @@ def build(node: Node, generation: int, members, base: int) -> str:
 
 def obey(node: Node) -> None:
     while True:
-        word, *rest = node.hear()
+        word, *rest = node.receive()
         if word == "build":
             node.report((rest[0], build(node, *rest)))
 
@@ -45,14 +45,14 @@ def obey(node: Node) -> None:
 def test_a_returning_worker_is_linked_again():
     members = grid(2, 2)
     with Rehearsal(members, obey) as play:
-        play.tell("build", 0, members, 0)
+        play.send("build", 0, members, 0)
         play.reports(4)
         play.kill(members[2])
         live = [worker for worker in members if worker != members[2]]
-        play.tell("build", 1, live, 0, to=live)
+        play.send("build", 1, live, 0, to=live)
         assert [report for _, report in play.reports(3)] == [(1, "built")] * 3
         play.start(members[2])
-        play.tell("build", 2, members, 2)
+        play.send("build", 2, members, 2)
         assert [report for _, report in play.reports(4)] == [(2, "built")] * 4
 
 
@@ -65,7 +65,7 @@ def die_while_linking(node: Node) -> None:
 
 def obey_in_threads(node: Node) -> None:
     while True:
-        word, *rest = node.hear()
+        word, *rest = node.receive()
         if word == "build":
 
             def run(rest=rest):
@@ -78,15 +78,15 @@ def test_members_that_die_while_connecting_do_not_delay_survivors():
     """Some survivors wait for a connection from a dead worker, others are refused. The next generation is built."""
     members = grid(3, 2)
     with Rehearsal(members, die_while_linking) as play:
-        play.tell("build", 0, members, 0)
+        play.send("build", 0, members, 0)
         doomed = [worker for worker in members if worker.stage == 1]
         for worker in doomed:
             assert play.wait_for_exit(worker) == -signal.SIGKILL
         live = [worker for worker in members if worker.stage == 0]
         time.sleep(0.2)
         start = time.monotonic()
-        play.tell("abort", to=live)
-        play.tell("build", 1, live, 0, to=live)
+        play.send("abort", to=live)
+        play.send("build", 1, live, 0, to=live)
         reports = [report for _, report in play.reports(6)]
         assert time.monotonic() - start < 5
         assert [report for report in reports if report[0] == 1] == [(1, "built")] * 3
@@ -105,7 +105,7 @@ def abort_while_building(node: Node) -> None:
             node.links.all_reduce([torch.ones(1)])
         node.links.rebuild(1, [node.me], node.me)
         node.report("alone and well")
-    node.hear()
+    node.receive()
 
 
 def test_an_abort_ends_a_rebuild():
@@ -121,7 +121,7 @@ def large_message(node: Node) -> None:
     if node.me == node.members[1]:
         node.links.send(data, node.members[0], 1)
         node.report("sending")
-        node.hear()
+        node.receive()
     pending = node.links.receive(data, node.members[1], 1)
     node.report("receiving")
     try:
@@ -129,7 +129,7 @@ def large_message(node: Node) -> None:
         node.report("too fast")
     except LinkBroken:
         node.report("woken")
-    node.hear()
+    node.receive()
 
 
 def test_an_abort_ends_the_wait_for_the_rest_of_a_large_message_from_a_dead_worker():
@@ -139,7 +139,7 @@ def test_an_abort_ends_the_wait_for_the_rest_of_a_large_message_from_a_dead_work
         play.reports(2)
         time.sleep(0.02)
         play.kill(members[1])
-        play.tell("abort", to=members[:1])
+        play.send("abort", to=members[:1])
         assert play.reports(1, timeout=10)[0][1] in ("woken", "too fast")
 
 
@@ -169,7 +169,7 @@ def hundred_generations(node: Node) -> None:
         waiting.join(5)
         assert not waiting.is_alive()
 
-    kept = node.hear()[1]
+    kept = node.receive()[1]
     for number in range(0, 40):
         generation(number, 0 if kept else number)
     before = usage()
@@ -183,14 +183,14 @@ def hundred_generations(node: Node) -> None:
     while process.num_threads() > 10 and time.monotonic() < deadline:
         time.sleep(0.05)
     node.report(process.num_threads())
-    node.hear()
+    node.receive()
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["connections kept", "new connections"])
 def test_a_hundred_generations_leak_no_threads_files_or_memory(kept):
     """An abandoned wait keeps its thread and buffers until the mesh is renewed."""
     with Rehearsal(grid(2, 1), hundred_generations) as play:
-        play.tell("kept", kept)
+        play.send("kept", kept)
         reports = [report for _, report in play.reports(4)]
         for before, after in (report for report in reports if isinstance(report, tuple)):
             assert after[0] <= before[0] + 40 and after[1] <= before[1] + 20
@@ -204,7 +204,7 @@ def test_after_random_deaths_and_returns_the_last_generation_is_built():
     members = grid(3, 2)
     with Rehearsal(members, obey_in_threads) as play:
         live, base, generation = list(members), 0, 0
-        play.tell("build", 0, members, 0)
+        play.send("build", 0, members, 0)
         for _ in range(25):
             time.sleep(chance.choice([0.0, 0.002, 0.02, 0.1]))
             generation += 1
@@ -216,8 +216,8 @@ def test_after_random_deaths_and_returns_the_last_generation_is_built():
                 victim = chance.choice(live)
                 play.kill(victim)
                 live.remove(victim)
-            play.tell("abort", to=live)
-            play.tell("build", generation, live, base, to=live)
+            play.send("abort", to=live)
+            play.send("build", generation, live, base, to=live)
         standing: set = set()
         while len(standing) < len(live):
             ((worker, (number, outcome)),) = play.reports(1, timeout=30)

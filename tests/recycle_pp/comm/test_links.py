@@ -58,7 +58,7 @@ def exchange(node: Node, members) -> str:
 def build_and_exchange(node: Node) -> None:
     """Builds each generation on command, exchanges, and reports the outcome."""
     while True:
-        word, *rest = node.hear()
+        word, *rest = node.receive()
         if word == "build":
             generation, members, base = rest
             try:
@@ -93,15 +93,15 @@ def test_survivors_continue_after_several_deaths(transport, kept):
     members = grid(3, 2)
     with Rehearsal(members, build_and_exchange) as play:
         if transport != "mesh":
-            play.tell(f"use {transport}")
-        play.tell("build", 0, members, 0)
+            play.send(f"use {transport}")
+        play.send("build", 0, members, 0)
         assert {report for _, report in play.reports(6)} == {"exchanged"}
         live = list(members)
         for generation, dead in enumerate([members[3], members[0], members[5], members[4]], 1):
             play.kill(dead)
             live.remove(dead)
-            play.tell("abort", to=live)
-            play.tell("build", generation, live, 0 if kept else generation, to=live)
+            play.send("abort", to=live)
+            play.send("build", generation, live, 0 if kept else generation, to=live)
             assert {report for _, report in play.reports(len(live))} == {"exchanged"}
 
 
@@ -110,9 +110,9 @@ def test_a_generation_that_waits_for_a_dead_member_can_be_superseded():
     with Rehearsal(members, build_in_threads) as play:
         play.kill(members[1])
         live = [members[0], *members[2:]]
-        play.tell("build", 0, members, 0, to=live)  # the dead worker will never publish its address
+        play.send("build", 0, members, 0, to=live)  # the dead worker will never publish its address
         time.sleep(0.2)
-        play.tell("build", 1, live, 1, to=live)
+        play.send("build", 1, live, 1, to=live)
         reports = [report for _, report in play.reports(6)]
         assert sorted(reports) == [(0, "broken")] * 3 + [(1, "exchanged")] * 3
 
@@ -128,7 +128,7 @@ def build_in_threads(node: Node) -> None:
             node.report((generation, "broken"))
 
     while True:
-        _, *build_arguments = node.hear()
+        _, *build_arguments = node.receive()
         threading.Thread(target=build, args=build_arguments, daemon=True).start()
 
 
@@ -137,7 +137,7 @@ def block(node: Node) -> None:
     members = node.members
     node.links.rebuild(0, members, node.me, 0)
     node.report("built")
-    _, where = node.hear()
+    _, where = node.receive()
     after, before = neighbours(node, members)
     try:
         if where == "receive":
@@ -160,8 +160,8 @@ def block(node: Node) -> None:
             operation().wait()
         assert time.monotonic() - start < 2
     node.report("later operations raise")
-    assert node.hear() == ("abort",)
-    node.hear()
+    assert node.receive() == ("abort",)
+    node.receive()
 
 
 @pytest.mark.parametrize("where", ["receive", "all_reduce"])
@@ -169,10 +169,10 @@ def test_an_abort_ends_operations_that_wait_for_live_workers(where):
     members = grid(2, 2)
     with Rehearsal(members, block) as play:
         play.reports(4)
-        play.tell("block", where)
+        play.send("block", where)
         time.sleep(0.3)
         start = time.monotonic()
-        play.tell("abort")
+        play.send("abort")
         reports = play.reports(8)
         times = [report[0] - start for _, report in reports if report != "later operations raise"]
         assert len(times) == 4 and max(times) < 2.0
@@ -216,7 +216,7 @@ def many_messages(node: Node) -> None:
         assert buffer.unique().tolist() == [number_of(frm) * 100 + tag]
     node.meet()
     node.report("all here")
-    node.hear()
+    node.receive()
 
 
 def test_many_messages_between_all_workers_may_be_in_flight():
@@ -239,7 +239,7 @@ def careless_sender(node: Node) -> None:
     node.meet()
     gc.collect()
     node.report(first() is None)
-    node.hear()
+    node.receive()
 
 
 def test_sends_that_are_never_waited_for_are_released():
@@ -262,7 +262,7 @@ def sums(node: Node) -> None:
     copied = [torch.full((4,), float(k)), torch.tensor([k])]
     node.links.broadcast(copied, node.members[2]).wait()
     node.report([tensor.tolist() for tensor in (*tensors, *copied)])
-    node.hear()
+    node.receive()
 
 
 def test_sums_and_broadcasts_of_several_dtypes_work_in_place():
@@ -299,4 +299,4 @@ def refuse(node: Node) -> None:
     with pytest.raises(ValueError, match="tag 33554432"):
         node.links.send(torch.ones(1), neighbours(node, node.members)[0], 1 << 25)
     node.report("refused")
-    node.hear()
+    node.receive()

@@ -18,7 +18,7 @@ MEMBERS = grid(3, 2)
 
 def everybody_with_everybody(node):
     """Each worker with all of the stage beside its own, every partner a host."""
-    if node.hear() == ("gloo",):
+    if node.receive() == ("gloo",):
         node.links._transport = GroupTransport(node.store, CPU, 1800.0, GlooGroup)
     node.links.rebuild(0, node.members, node.me)
     partners = {f"host of {w}": w for w in reversed(node.members) if w.stage != node.me.stage}
@@ -30,7 +30,7 @@ def everybody_with_everybody(node):
 @pytest.mark.parametrize("backend", ["tcp", "gloo"])
 def test_the_first_of_two_stages_measures_and_the_second_answers_in_whatever_order_they_are_named(backend):
     with Rehearsal(MEMBERS, everybody_with_everybody) as play:
-        play.tell(backend)
+        play.send(backend)
         reports = dict(play.reports(len(MEMBERS)))
     for worker, (seconds, found) in reports.items():
         others = [f"host of {w}" for w in MEMBERS if w.stage == 1] if worker.stage == 0 else []
@@ -44,7 +44,7 @@ def until_it_is_over(node):
     node.links.rebuild(0, node.members, node.me)
     node.report("built")
     if node.me == Worker(0, 1):
-        node.hear()  # the others wait for it
+        node.receive()  # the others wait for it
     try:
         measure(node.links, node.me, {"there": Worker(0, 1 - node.me.stage)}, CPU)
     except LinkBroken:

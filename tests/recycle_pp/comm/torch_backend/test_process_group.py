@@ -134,7 +134,7 @@ def checkpoints(node: Node) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     _, size = start(node)
-    _, path = node.hear()
+    _, path = node.receive()
     mesh = init_device_mesh("cpu", (size,))
     whole = torch.arange(24.0).reshape(8, 3)
     dcp.save({"w": distribute_tensor(whole, mesh, [Shard(0)]), "step": 7}, checkpoint_id=path)
@@ -149,7 +149,7 @@ def checkpoints(node: Node) -> None:
 
 def test_distributed_checkpoints_are_saved_and_loaded_with_another_sharding(tmp_path):
     with Rehearsal(grid(3, 1), checkpoints) as play:
-        play.tell("path", str(tmp_path / "checkpoint"))
+        play.send("path", str(tmp_path / "checkpoint"))
         assert [report for _, report in play.reports(3)] == ["right"] * 3
 
 
@@ -189,7 +189,7 @@ def abort_and_rebuild(node: Node) -> None:
     dist.barrier()
     node.report("ready")
     if rank == 2:
-        node.hear()
+        node.receive()
 
     def block() -> None:
         if rank == 0:
@@ -198,7 +198,7 @@ def abort_and_rebuild(node: Node) -> None:
             dist.all_reduce(torch.ones(4))
 
     group = dist.group.WORLD
-    abort = threading.Thread(target=lambda: (node.hear(), group.abort()), daemon=True)
+    abort = threading.Thread(target=lambda: (node.receive(), group.abort()), daemon=True)
     abort.start()
     try:
         block()
@@ -223,6 +223,6 @@ def test_a_group_can_be_aborted_and_rebuilt_without_its_dead_member():
         play.reports(3)
         time.sleep(0.2)
         play.kill(members[2])
-        play.tell("abort the group", to=members[:2])
+        play.send("abort the group", to=members[:2])
         reports = [report for _, report in play.reports(4, timeout=20)]
         assert sorted(reports) == ["goes on", "goes on", "raised", "raised"]
