@@ -7,8 +7,6 @@
     recorder.finished(digests)
 
 It only records: no other part of the job reads a value from it. Its methods do not raise (`guarded`).
-
-(Longer than other files, because all its methods write to the same few files.)
 """
 
 from __future__ import annotations
@@ -43,12 +41,11 @@ from .events.recovery import Restored
 from .events.workers import Left, Mismatch, Rejoined, Slow, SlowNoMore
 from .guard import guarded, guarded_returning
 from .history import History
-from .lines import Lines
 from .progress import Progress
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
-from .running_median import RunningMedian
 from .span_tables import SpanTables
+from .step_records import StepRecords
 from .takeover import Takeover
 from .traces import Traces
 
@@ -71,27 +68,15 @@ class Recorder:
         self._progress = progress
         self._job = job
         self._spans = spans
-        self._metrics = Lines(run.metrics, run.later, events.term)
-        self._sample_log = Lines(run.samples, run.later, events.term) if settings.run.sample_log else None
-        self._samples: dict[int, list[int]] = {}  # by step: sample ids in its gradient
+        self._steps = StepRecords(settings, run, events.term, partial(events.then, progress.step))
         self._started_at = time.monotonic()
-        self._step_ended = self._started_at
-        self._line: Json | None = None  # metrics of a step that wait for its val_loss
         self._later = Background("traces")
         self._later.permitted = lambda: run.later.permitted()
         self._traces = Traces(run, self._later, spans)
-        self._cpu: dict[Worker, float] = {}
-        self._cpu_now = 0.0  # of the current step
-        self._cpu_last, self._steps = 0.0, 0  # of the last step; number of steps
-        self._cpu_steps = RunningMedian()  # of all steps but the first two
-        self._own_cpu = time.process_time()
-        self._logged: dict[Worker, int] = {}
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
         self._lost = 0  # ops
         self._deaths = 0
-        self._final_loss: float | None = None
-        self._lr = 0.0
         self._started = False
         self._recorded = -1  # newest step that an earlier coordinator recorded
 
@@ -99,14 +84,7 @@ class Recorder:
 
     @guarded
     def measured(self, worker: Worker, message: Measured) -> None:
-        if message.samples:
-            self._samples[message.step] = message.samples
-        self._logged[worker] = message.logged_bytes
-        self._lr = message.lr
-        before = self._cpu.get(worker)
-        self._cpu[worker] = message.cpu
-        if before is not None:
-            self._cpu_now += message.cpu - before
+        self._steps.measured(worker, message)
 
     @guarded
     def progress(self, worker: Worker, message: OpProgress) -> None:
@@ -148,7 +126,7 @@ class Recorder:
         """
         event = self._events.expect(self._dated(DeathDetected(worker=str(worker), **_cause(UNKNOWN))))
         self._deaths += 1
-        self._cpu.pop(worker, None)
+        self._steps.died(worker)
         if worker in self._job.live and self._job.phase != "starting":
             self._begin_recovery(worker, now, stood)
         self._traces.died(worker, now)
@@ -198,14 +176,14 @@ class Recorder:
             self._committed(note["commit"])
         elif kind == "evaluated":
             samples = note["microbatches"] * self._settings.parallel.microbatch_size
-            self._write_line(val_loss=note["val_loss"], val_samples=samples)
+            self._steps.validated(note["val_loss"], samples)
         elif kind == "announced":
             if self._recovery:
                 self._recovery.announced(time.monotonic())
         elif kind == "plan_adopted":
             if not self._started:
                 self._started = True
-                self._step_ended = time.monotonic()  # the start is not a part of the first step
+                self._steps.started()
                 self.event(Started(workers=len(self._job.live)))
             if self._recovery:
                 self._recovery.planned(time.monotonic(), self._job, self._completed_by_dead(note))
@@ -246,23 +224,14 @@ class Recorder:
     def _record_restore(self, committed: int) -> None:
         """committed: newest step committed before the restore."""
         first = self._job.first_step
-        self._write_line()
-        self._cut(first)
+        self._steps.restored(first)
         bubbles = self._traces.bubbles
         redone = self._traces.redone
         self._traces = Traces(self._run, self._later, self._spans)
         self._traces.bubbles = bubbles
         self._traces.redone = redone
-        self._cpu.clear()
         undone = (first, committed) if committed >= first else (None, None)
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
-
-    def _cut(self, steps: int) -> None:
-        """Removes the lines of undone steps: all after the first `steps` ones."""
-        self._samples = {step: samples for step, samples in self._samples.items() if step < steps}
-        self._metrics.cut(steps)
-        if self._sample_log is not None:
-            self._sample_log.cut(steps)
 
     def took_over(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
         """Continues the files of the lost coordinator, as far as they are on this machine."""
@@ -274,12 +243,10 @@ class Recorder:
     def _record_takeover(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
         self._deaths = history.deaths
         self._stalls = history.stalls
-        self._cpu_steps = RunningMedian(history.cpu_steps[2:])
-        self._steps = len(history.cpu_steps)
+        self._steps.took_over(history)
         self._lost = self._traces.redone = history.lost_ops  # lost ops of committed steps were redone
         self._started_at -= history.seconds
         self._recorded = history.step
-        self._final_loss = history.loss
         lost = takeover.lost_rank
         rank = takeover.rank
         self.event(CoordinatorLost(rank=lost))
@@ -294,7 +261,7 @@ class Recorder:
     @guarded
     def remove_undone(self) -> None:
         """Removes the lines of steps that the lost coordinator recorded and no live worker knows as committed."""
-        self._cut(self._job.committed + 1)
+        self._steps.cut(self._job.committed + 1)
 
     @guarded
     def record_missing_commit(self, commit: Commit) -> None:
@@ -304,12 +271,12 @@ class Recorder:
 
     @guarded
     def stopped(self, reason: str) -> None:
-        self._write_line()
+        self._steps.complete()
         self.event(Stopped(reason=reason))
 
     @guarded
     def finished(self, digests: Mapping[Worker, Mapping[str, str]]) -> None:
-        self._write_line()
+        self._steps.complete()
         self._traces.finish(self._job)
         self.event(Finished())
         self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
@@ -318,73 +285,25 @@ class Recorder:
     def retry(self) -> None:
         """Retries the lines that the disk has rejected."""
         self._events.retry()
-        self._metrics.retry()
-        if self._sample_log is not None:
-            self._sample_log.retry()
+        self._steps.retry()
 
     def close(self) -> None:
-        self._write_line()
+        self._steps.complete()
         self.abandon()
 
     @guarded
     def abandon(self) -> None:
         """Closes the files for another coordinator. A line that still waits for its val_loss is dropped."""
-        self._metrics.close()
-        if self._sample_log is not None:
-            self._sample_log.close()
+        self._steps.close()
 
     async def flushed(self, seconds: float) -> None:
         """Waits until all records are on the disk, or for this time."""
         await self._later.flushed(seconds)
         await self._run.later.flushed(seconds)
 
-    # -- steps -------------------------------------------------------------------------------------------------
-
     def _committed(self, commit: Commit) -> None:
-        self._write_line()
-        step = commit.step
-        now = time.monotonic()
-        s = self._settings
-        tokens = s.parallel.pipelines * s.parallel.microbatches * s.parallel.microbatch_size * s.model.sequence
-        live = [sum(w.stage == stage for w in self._job.live) for stage in range(s.parallel.stages)]
-        seconds = now - self._step_ended
-        self._step_ended = now
-        self._final_loss = commit.loss
-        self._line = {
-            "time": time.time(),  # of the commit
-            "step": step,
-            "generation": commit.generation,
-            "loss": commit.loss,
-            "grad_norm": commit.norm,
-            "clip_scale": commit.scale,
-            "lr": self._lr,
-            "step_seconds": seconds,
-            "tokens_per_second": tokens / seconds,
-            "live_workers": sum(live),
-            "least_live_stage": live.index(min(live)),
-            "least_live": min(live),
-            "logged_bytes": max(self._logged.values(), default=0),
-            "cpu_seconds": self._cpu_now + time.process_time() - self._own_cpu,  # workers and coordinator
-        }
-        self._cpu_last = self._line["cpu_seconds"]
-        self._cpu_now = 0.0
-        self._own_cpu = time.process_time()
-        self._steps += 1
-        if self._steps > 2:
-            self._cpu_steps.add(self._cpu_last)
-        if not commit.evaluate:
-            self._write_line()
-        if self._sample_log is not None:
-            self._sample_log.write({"step": step, "samples": self._samples.get(step, [])})
-        self._samples = {of: samples for of, samples in self._samples.items() if of > step}
-        self._traces.committed(step, self._job)
-
-    def _write_line(self, **more: Any) -> None:
-        if self._line is not None:
-            line = self._line | more
-            self._line = None
-            self._metrics.write(line)
-            self._events.then(self._progress.step, line)
+        self._steps.committed(commit, self._job.live)
+        self._traces.committed(commit.step, self._job)
 
     def _close_recovery(self) -> None:
         recovery = self._recovery
@@ -410,8 +329,8 @@ class Recorder:
             lost_ops=self._lost,
             redone_ops=self._traces.redone,
             wall_seconds=time.monotonic() - self._started_at,
-            cpu_seconds_per_step=self._cpu_steps.median or self._cpu_last,
-            final_loss=self._final_loss,
+            cpu_seconds_per_step=self._steps.cpu_seconds,
+            final_loss=self._steps.final_loss,
             weights_sha256=weights_sha256(digests),
         )
 

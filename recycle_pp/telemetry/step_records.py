@@ -1,0 +1,156 @@
+"""Writes metrics.jsonl and samples.jsonl: a line for each committed step.
+
+steps = StepRecords(settings, run, term, show)
+steps.measured(worker, message)       # before the commit of its step
+steps.committed(commit, job.live)     # a step to be validated gets its line with `validated`, or with the next step
+steps.validated(val_loss, samples)
+steps.cut(20)                         # steps 20 and later are undone
+steps.final_loss, steps.cpu_seconds   # for the summary
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.wire.messages.workers import Commit, Measured
+
+from .history import History
+from .lines import Lines
+from .run_folder import RunFolder
+from .running_median import RunningMedian
+
+Json = dict[str, Any]
+
+
+class StepRecords:
+    def __init__(
+        self, settings: Settings, run: RunFolder, term: Callable[[], int], show: Callable[[Json], None]
+    ) -> None:
+        """
+        term: the writer's current term
+        show: called with each line of metrics
+        """
+        self._settings = settings
+        self._show = show
+        self._metrics = Lines(run.metrics, run.later, term)
+        self._sample_log = Lines(run.samples, run.later, term) if settings.run.sample_log else None
+        self._files = [self._metrics] + ([] if self._sample_log is None else [self._sample_log])
+        self._samples: dict[int, list[int]] = {}  # by step: sample ids in its gradient
+        self._line: Json | None = None  # metrics of a step that wait for its val_loss
+        self._step_ended = time.monotonic()
+        self._cpu: dict[Worker, float] = {}
+        self._cpu_now = 0.0  # of the workers in the current step
+        self._own_cpu = time.process_time()
+        self._cpu_last = 0.0  # of the last step
+        self._count = 0  # of steps
+        self._cpu_steps = RunningMedian()  # of all steps but the first two
+        self._logged: dict[Worker, int] = {}
+        self._lr = 0.0
+        self.final_loss: float | None = None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Median over the steps, of all workers and the coordinator."""
+        return self._cpu_steps.median or self._cpu_last
+
+    def started(self) -> None:
+        """The workers are ready: the start is not a part of the first step."""
+        self._step_ended = time.monotonic()
+
+    def measured(self, worker: Worker, message: Measured) -> None:
+        if message.samples:
+            self._samples[message.step] = message.samples
+        self._logged[worker] = message.logged_bytes
+        self._lr = message.lr
+        before = self._cpu.get(worker)
+        self._cpu[worker] = message.cpu
+        if before is not None:
+            self._cpu_now += message.cpu - before
+
+    def committed(self, commit: Commit, live: Collection[Worker]) -> None:
+        """live: the workers that took part in the step."""
+        self.complete()
+        step = commit.step
+        now = time.monotonic()
+        parallel = self._settings.parallel
+        samples = parallel.pipelines * parallel.microbatches * parallel.microbatch_size
+        by_stage = [sum(w.stage == stage for w in live) for stage in range(parallel.stages)]
+        seconds = now - self._step_ended
+        self._step_ended = now
+        self.final_loss = commit.loss
+        self._line = {
+            "time": time.time(),  # of the commit
+            "step": step,
+            "generation": commit.generation,
+            "loss": commit.loss,
+            "grad_norm": commit.norm,
+            "clip_scale": commit.scale,
+            "lr": self._lr,
+            "step_seconds": seconds,
+            "tokens_per_second": samples * self._settings.model.sequence / seconds,
+            "live_workers": len(live),
+            "least_live_stage": by_stage.index(min(by_stage)),
+            "least_live": min(by_stage),
+            "logged_bytes": max(self._logged.values(), default=0),
+            "cpu_seconds": self._cpu_now + time.process_time() - self._own_cpu,  # workers and coordinator
+        }
+        self._cpu_last = self._line["cpu_seconds"]
+        self._cpu_now = 0.0
+        self._own_cpu = time.process_time()
+        self._count += 1
+        if self._count > 2:
+            self._cpu_steps.add(self._cpu_last)
+        if not commit.evaluate:
+            self.complete()
+        if self._sample_log is not None:
+            self._sample_log.write({"step": step, "samples": self._samples.get(step, [])})
+        self._samples = {of: samples for of, samples in self._samples.items() if of > step}
+
+    def validated(self, val_loss: float, samples: int) -> None:
+        """The newest step has this mean loss over held-out samples."""
+        self.complete(val_loss=val_loss, val_samples=samples)
+
+    def complete(self, **more: Any) -> None:
+        """Writes the line that still waits for its val_loss, if any."""
+        if self._line is not None:
+            line = self._line | more
+            self._line = None
+            self._metrics.write(line)
+            self._show(line)
+
+    def died(self, worker: Worker) -> None:
+        """The CPU time of the worker's next process starts at 0."""
+        self._cpu.pop(worker, None)
+
+    def restored(self, steps: int) -> None:
+        """All workers restart from a checkpoint of the first `steps` steps."""
+        self.complete()
+        self.cut(steps)
+        self._cpu.clear()
+
+    def cut(self, steps: int) -> None:
+        """Removes the lines of undone steps: all after the first `steps` ones."""
+        self._samples = {step: samples for step, samples in self._samples.items() if step < steps}
+        for file in self._files:
+            file.cut(steps)
+
+    def took_over(self, history: History) -> None:
+        """Continues the files of the lost coordinator."""
+        self._cpu_steps = RunningMedian(history.cpu_steps[2:])
+        self._count = len(history.cpu_steps)
+        self.final_loss = history.loss
+
+    def retry(self) -> None:
+        """Retries the lines that the disk has rejected."""
+        for file in self._files:
+            file.retry()
+
+    def close(self) -> None:
+        """Drops a line that still waits for its val_loss."""
+        for file in self._files:
+            file.close()
