@@ -30,8 +30,9 @@ def main() -> None:
             vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
             num_key_value_heads=8, max_position_embeddings=arguments.sequence, tie_word_embeddings=False,
         ).save_pretrained(folder)  # fmt: skip
-        model = Model(kind="hf", path=folder, init="random", layers=None)
-        model.sequence, model.vocabulary = arguments.sequence, 128256
+        model = Model(
+            kind="hf", path=folder, init="random", layers=None, sequence=arguments.sequence, vocabulary=128256
+        )
         settings = Settings(model=model, parallel=Parallel(stages=8, microbatch_size=1))
         begun = time.process_time()
         outline = dry_run(source_of(settings), Batch.blank(settings))

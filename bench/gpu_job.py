@@ -123,8 +123,7 @@ def plain(options: argparse.Namespace) -> dict[str, Any]:
     from recycle_pp.testing.reference_trainer import train, whole
 
     settings = compose(settings_of(options))
-    settings.numerics.reproducible = False
-    settings.model.kernels = "reference"
+    settings = settings.with_values({"numerics.reproducible": False, "model.kernels": "reference"})
     device = torch.device("cpu" if options.cpu else "cuda")
     losses = [loss for loss, _ in train(settings, options.steps, whole(settings, device))]
     return {"loss": statistics.mean(losses[-max(1, options.steps // 10) :])}

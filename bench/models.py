@@ -23,6 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,16 @@ def settings_of(path: str, precision: str, folder: Path, a: argparse.Namespace) 
     """The same shape either way; a config.json for transformers."""
     import transformers
 
-    model = Model(layers=a.layers, width=a.width, heads=8, kv_heads=4, ffn=3 * a.width)
-    model.sequence, model.vocabulary = a.sequence, a.vocabulary
+    model = Model(
+        layers=a.layers, width=a.width, heads=8, kv_heads=4, ffn=3 * a.width, sequence=a.sequence,
+        vocabulary=a.vocabulary,
+    )  # fmt: skip
     transformers.LlamaConfig(
         vocab_size=a.vocabulary, hidden_size=a.width, intermediate_size=model.ffn, num_hidden_layers=a.layers,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=a.sequence, tie_word_embeddings=False,
     ).save_pretrained(folder)  # fmt: skip
     if path != "own":
-        model.kind, model.path, model.init, model.layers = "hf", str(folder), "random", None
+        model = replace(model, kind="hf", path=str(folder), init="random", layers=None)
     parallel = Parallel(pipelines=1, stages=STAGES, microbatches=MICROBATCHES, microbatch_size=SAMPLES)
     return Settings(model, parallel=parallel, numerics=Numerics(precision=precision), run=Run(steps=a.steps))
 

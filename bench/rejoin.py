@@ -29,7 +29,7 @@ import torch
 from recycle_schedules import Worker
 from torch import nn
 
-from recycle_pp.config.settings import Optimizer, Settings
+from recycle_pp.config.settings import Optimizer, Run, Settings
 from recycle_pp.numerics import torch_operations
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.layout import Layout
@@ -148,9 +148,7 @@ def join(pipe: Any, matrices: int) -> None:
 
 
 def settings() -> Settings:
-    made = Settings()
-    made.optimizer, made.run.steps = Optimizer(warmup=0), 1 << 20
-    return made
+    return Settings(optimizer=Optimizer(warmup=0), run=Run(steps=1 << 20))
 
 
 def digest(optimizer: StageOptimizer) -> str:

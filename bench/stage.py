@@ -68,8 +68,7 @@ def main() -> None:
 
 
 def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any]:
-    model = Model(layers=3 * layers, **(SHAPE if GPU else TINY))
-    model.kernels = kernels
+    model = Model(layers=3 * layers, kernels=kernels, **(SHAPE if GPU else TINY))
     parallel = Parallel(pipelines=1, stages=3, microbatches=4, microbatch_size=1)
     settings = Settings(model=model, parallel=parallel, numerics=Numerics(precision="bf16-autocast"))
     device = torch.device("cuda" if GPU else "cpu")

@@ -23,7 +23,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
             return asyncio.run(supervise(launch, job, joins=True))
         if launch.local_rank == 0:
             startup.begin("imports the configuration")
-        settings, run, address, complete, node = prepare(launch, arguments)
+        settings, run, address, complete, node, done = prepare(launch, arguments)
         if complete:
             startup.end()
             print(f"recycle_pp: {complete}", flush=True)
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         return refuse(str(error), launch.local_rank)
     code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
-        return export(run, settings.run.steps)
+        return export(run, max(done, settings.run.steps))  # a complete run may have more steps
     return code
 
 
@@ -82,11 +82,12 @@ def _with_address(arguments: list[str]) -> list[str]:
 
 class Prepared(NamedTuple):
     """
-    settings  of rank 0, after a resume and measurements
+    settings  of rank 0, after a resume and measurements; checked
     run       of rank 0
     address   of the coordinator; None if the ranks of one node find it by their private file
     complete  a sentence, if nothing is left to do
     node      the settings with which this node was started, if the job has several nodes
+    done      steps in the newest checkpoint
     """
 
     settings: Settings | None = None
@@ -94,6 +95,7 @@ class Prepared(NamedTuple):
     address: Address | None = None
     complete: str = ""
     node: NodeSettings | None = None
+    done: int = 0
 
 
 def prepare(launch: Launch, arguments: list[str]) -> Prepared:
@@ -140,27 +142,33 @@ def _prepare_job(
         complete = f"run.dir={folder.path} has done {plural(done, 'step')}, and run.steps is {settings.run.steps}"
         if settings.run.resume is True:
             raise ValueError(f"{complete}: raise it to continue")
-        settings.run.steps = done  # needed by an export, if the one at the end of the run failed
-        return Prepared(settings, folder, address, f"the run is complete: {complete}", node)
+        return Prepared(settings, folder, address, f"the run is complete: {complete}", node, done)
     startup.update("prepares the data")
     prepare_data(settings, launch.world)
     startup.update("plans the stages")
     anew = settings.run.resume == "auto"
-    settings.run.resume = settings.run.resume is True or done > 0
-    if settings.model.split == "auto":
-        from recycle_pp.fitting.balance import balanced
-
-        settings.model.split = balanced(settings)
-    if settings.parallel.memory == "auto":
-        from recycle_pp.fitting.machine import memory_of_a_worker
-
-        settings.parallel.memory = memory_of_a_worker(settings.run.device)
+    settings = measured(settings.with_values({"run.resume": settings.run.resume is True or done > 0}))
+    validate(settings, launch.world)
     startup.update(f"makes the run folder {settings.run.dir}")
     run = RunFolder.create(settings, done, anew)
     startup.update("imports the coordinator")
     if settings.run.resume:
         print("\n".join([f"continues with step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
-    return Prepared(settings, run, address, node=node)
+    return Prepared(settings, run, address, node=node, done=done)
+
+
+def measured(settings: Settings) -> Settings:
+    """The settings with numbers instead of model.split=auto and parallel.memory=auto. May run a part of the model."""
+    values: dict[str, Any] = {}
+    if settings.model.split == "auto":
+        from recycle_pp.fitting.balance import balanced
+
+        values["model.split"] = balanced(settings)
+    if settings.parallel.memory == "auto":
+        from recycle_pp.fitting.machine import memory_of_a_worker
+
+        values["parallel.memory"] = memory_of_a_worker(settings.run.device)
+    return settings.with_values(values)
 
 
 def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[str]]:

@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from .llama import llama_sizes
 from .loading import load
@@ -42,24 +43,34 @@ def compose(arguments: list[str]) -> Settings:
         raise ValueError(_sentence(error, overrides)) from error
     assert isinstance(config, dict)
     config.pop("experiment", None)
-    settings: Settings = load(config)  # type: ignore[arg-type]
-    settings.run.dir = (
-        str(Path(settings.run.dir).expanduser()) if settings.run.dir else ""
-    )  # the shell does not expand ~ after =
-    data = settings.data
-    data.path, data.validation_path = _expanded(data.path), _expanded(data.validation_path)
+    return _with_sizes(_with_paths(load(config)))  # type: ignore[arg-type]
+
+
+def _with_paths(settings: Settings) -> Settings:
+    """The settings with complete paths: the shell does not expand ~ after =."""
+    data, model = settings.data, settings.model
+    values: dict[str, Any] = {
+        "run.dir": _expanded(settings.run.dir),
+        "data.path": _expanded(data.path),
+        "data.validation_path": _expanded(data.validation_path),
+    }
     if data.tokenizer and data.tokenizer != "bytes":
         # absolute, because an export uses it from another folder
-        data.tokenizer = str(Path(data.tokenizer).expanduser().absolute())
-    if settings.model.path:
-        settings.model.path = str(Path(settings.model.path).expanduser().absolute())
-    if settings.model.kind == "llama":
-        if not settings.model.path:
+        values["data.tokenizer"] = str(Path(data.tokenizer).expanduser().absolute())
+    if model.path:
+        values["model.path"] = str(Path(model.path).expanduser().absolute())
+    return settings.with_values(values)
+
+
+def _with_sizes(settings: Settings) -> Settings:
+    """The settings with the sizes that the config.json of a model folder gives."""
+    model = settings.model
+    if model.kind == "llama":
+        if not model.path:
             raise ValueError("model.path must name a folder with a config.json with model=llama, not null")
-        sizes = llama_sizes(Path(settings.model.path), settings.model.sequence)
-        settings.model = replace(settings.model, **sizes)
-    if settings.model.kind == "hf" and settings.model.vocabulary == 0:
-        settings.model.vocabulary = _vocabulary(settings.model.path)
+        return replace(settings, model=replace(model, **llama_sizes(Path(model.path), model.sequence)))
+    if model.kind == "hf" and model.vocabulary == 0:
+        return settings.with_values({"model.vocabulary": _vocabulary(model.path)})
     return settings
 
 

@@ -1,7 +1,7 @@
 """The typed configuration of a run: one dataclass for each group of `configs/`.
 
-    Settings().run.steps
-    dataclasses.asdict(settings)      # plain data; `loading.load` is the opposite
+    Settings().with_values({"run.steps": 100})     # a copy: nothing changes settings after they are checked
+    dataclasses.asdict(settings)                   # plain data; `loading.load` is the opposite
 
 Each setting has its meaning and unit, its allowed values, and when it may change (`setting.py`). `configs/` holds the
 defaults. `compose` builds Settings from a command line. `checks` validates combinations of several settings.
@@ -9,7 +9,9 @@ defaults. `compose` builds Settings from a command line. `checks` validates comb
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .setting import Change, fixed, setting
 from .sizes import parse_size
@@ -17,7 +19,7 @@ from .sizes import parse_size
 YES_NO_AUTO = (True, False, "auto")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Model:
     """
     kind=transformer   Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head
@@ -89,7 +91,7 @@ class Model:
         return self.head_dim or self.width // self.heads
 
 
-@dataclass
+@dataclass(frozen=True)
 class Data:
     path: str | list[str] | None = fixed(
         None,
@@ -117,7 +119,7 @@ class Data:
     validation_share: float = fixed(0.05, "share of each path that is held out for validation", at_least=0, below=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Parallel:
     pipelines: int = setting(3, "D: copies of the model that train in parallel", at_least=1)
     stages: int = setting(4, "P: parts into which the model is cut; a job has D * P workers", at_least=1)
@@ -145,7 +147,7 @@ class Parallel:
         return self.optimizer_copies if self.sharded else 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Schedule:
     backward: str = setting(
         "mixed",
@@ -165,7 +167,7 @@ class Schedule:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Optimizer:
     lr: float = setting(
         3e-3, "peak, after the warm-up; large models (model=gpt124m, llama1b) set a smaller one", above=0
@@ -197,7 +199,7 @@ class Optimizer:
     stagger: bool = setting(False, "step each stage before the commit, and keep an undo copy")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Numerics:
     precision: str = fixed(
         "fp32",
@@ -212,7 +214,7 @@ class Numerics:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checkpoint:
     every: int = setting(0, "steps between checkpoints; 0: by checkpoint.minutes only", at_least=0)
     minutes: float = setting(
@@ -224,7 +226,7 @@ class Checkpoint:
     hf_at_end: bool = setting(False, "also export the last checkpoint to run.dir/hf/step-... in Hugging Face format")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     steps: int = setting(60, "optimizer steps of the whole run, including resumes", at_least=1)
     dir: str = setting(
@@ -261,12 +263,12 @@ class Run:
     sample_log: bool = setting(False, "write samples.jsonl: the sample ids of each step")
 
 
-@dataclass
+@dataclass(frozen=True)
 class State:
     log: str = setting("device", "where a worker keeps sent tensors until the step commits", choices=("device", "host"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Log:
     """Exporters of metrics and events. Each needs an extra of the package and runs in its own process."""
 
@@ -275,7 +277,7 @@ class Log:
     prometheus: int | None = setting(None, "port on the coordinator's node; null: off", at_least=1, at_most=65535)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Control:
     coordinator: str = setting(
         "embedded",
@@ -313,7 +315,7 @@ class Control:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Emulate:
     """`emulate=sleep` replaces computation by sleeping. Messages keep their sizes."""
 
@@ -324,7 +326,7 @@ class Emulate:
     O: float = setting(0.06, "seconds of an optimizer step", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
@@ -358,6 +360,20 @@ class Settings:
         if self.run.validate_microbatches is not None:
             return self.run.validate_microbatches * self.parallel.pipelines
         return -(-self.run.validate_samples // self.parallel.microbatch_size)
+
+    def with_values(self, values: Mapping[str, Any]) -> Settings:
+        """A copy with other values, by key: {"model.split": [2, 2], "fail_at": []}. Neither types nor ranges are
+        checked."""
+        groups: dict[str, dict[str, Any]] = {}
+        changed: dict[str, Any] = {}
+        for key, value in values.items():
+            group, dot, name = key.partition(".")
+            if dot:
+                groups.setdefault(group, {})[name] = value
+            else:
+                changed[key] = value
+        changed |= {group: replace(getattr(self, group), **of) for group, of in groups.items()}
+        return replace(self, **changed)
 
 
 FAULTS = ("fail_at", "hang_at", "slow_at", "rejoin_at")

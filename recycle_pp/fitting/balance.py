@@ -1,6 +1,6 @@
 """model.split=auto: boundaries between stages by measured times of layers.
 
-    settings.model.split = balanced(settings)               # before any worker starts
+    settings.with_values({"model.split": balanced(settings)})   # before any worker starts
     python -m recycle_pp.fitting.balance < settings.json    # the process that measures: prints the layers' times
 
 An embedding or a head of a large vocabulary takes as long as several layers. The embedding counts with the first layer,
@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -102,11 +102,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     assert isinstance(count, int)
     on_gpu = settings.run.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    alone = replace(
-        settings,
-        model=replace(settings.model, split=None),
-        parallel=replace(settings.parallel, stages=count),
-    )
+    alone = settings.with_values({"model.split": None, "parallel.stages": count})
     of = {k: _one_layer(alone, k, device) for k in sorted({0, 1, count - 1})}
     each = [of[k] if k in of else of[1] for k in range(count)]
     layers = {key: [one[key] for one in each] for key in of[0]}

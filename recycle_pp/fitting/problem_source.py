@@ -156,7 +156,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _of_settings(settings: Settings) -> Source:
     """The problem of the trainer's steps, after the deaths of +fail_at and +hang_at."""
-    settings.schedule.profile_steps = 0
+    settings = settings.with_values({"schedule.profile_steps": 0})
     dead = sorted({fault.worker for fault in faults(settings) if fault.kind in ("kill", "hang")})
     return Source(initial_problem(settings).replace(failed=dead), "s" if settings.emulate.mode else "slots")
 
@@ -169,8 +169,7 @@ def _of_run(run: RunReader, step: int | None) -> Source:
         return Source(trace.problem, trace.time_unit, trace, run, at)
     folder = run.folder
     folder.require()
-    settings = folder.read_settings()
-    settings.fail_at, settings.hang_at = [], []
+    settings = folder.read_settings().with_values({"fail_at": [], "hang_at": []})
     try:
         source = _of_settings(settings)
     except ValueError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from typing import Any
 
 from recycle_pp.config.checks import validate
@@ -45,9 +44,8 @@ def remedies(settings: Settings, capacity: float, device: str, dead: int) -> lis
             keys = {word.partition("=")[0] for word in words}
             if len(keys) < len(words) or any(keys == {word.partition("=")[0] for word in known} for known in found):
                 continue  # a smaller factor of the same keys is enough
-            changed = deepcopy(settings)
-            for word in words:
-                _set(changed, word)
+            values = {key: _value(text) for key, _, text in (word.partition("=") for word in words)}
+            changed = settings.with_values(values | {"model.split": None})
             try:
                 validate(changed)
                 if fits(changed, capacity, device, dead):
@@ -84,9 +82,5 @@ def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _set(settings: Settings, word: str) -> None:
-    path, _, text = word.partition("=")
-    group, _, key = path.partition(".")
-    value: Any = {"true": True, "false": False}.get(text, int(text) if text.isdigit() else text)
-    setattr(getattr(settings, group), key, value)
-    settings.model.split = None
+def _value(text: str) -> Any:
+    return {"true": True, "false": False}.get(text, int(text) if text.isdigit() else text)

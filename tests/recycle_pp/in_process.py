@@ -17,17 +17,12 @@ CPU = torch.device("cpu")
 
 def small(**changes: object) -> Settings:
     """Settings of a model that trains in milliseconds: one pipeline, two stages. changes: `group__key=value`."""
-    settings = Settings()
     defaults: dict[str, object] = {
         "model__layers": 3, "model__width": 24, "model__heads": 4, "model__kv_heads": 2, "model__ffn": 40,
         "model__sequence": 16, "parallel__pipelines": 1, "parallel__stages": 2, "parallel__microbatches": 4,
         "run__steps": 10, "optimizer__warmup": 2,
     }  # fmt: skip
-    for path, value in (defaults | changes).items():
-        group, key = path.split("__")
-        assert hasattr(getattr(settings, group), key)
-        setattr(getattr(settings, group), key, value)
-    return settings
+    return Settings().with_values({path.replace("__", "."): value for path, value in (defaults | changes).items()})
 
 
 def pipeline(settings: Settings) -> list[Stage]:

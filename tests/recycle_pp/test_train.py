@@ -199,6 +199,14 @@ def test_resume_auto_restarts_a_run_that_has_no_checkpoint(tmp_path):
     again.unlock()
 
 
+def test_settings_are_checked_again_after_they_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("recycle_pp.fitting.machine.memory_of_a_worker", lambda device: None)
+    arguments = [f"run.dir={tmp_path / 'run'}", "parallel.memory=auto", "model.recompute=auto", "model.split=null"]
+    with pytest.raises(ValueError, match=r"model\.recompute=auto needs parallel\.memory"):
+        train.prepare(Launch(world=12, local_world=12), arguments)
+    assert not (tmp_path / "run").exists()
+
+
 def run_alone(*arguments, cwd, **environment):
     clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     return subprocess.run(

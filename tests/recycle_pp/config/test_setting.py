@@ -1,7 +1,7 @@
 """The rules of single settings: what is allowed, and when it may change."""
 
 import math
-from dataclasses import fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 
 import pytest
 
@@ -63,6 +63,17 @@ def test_lists_and_texts_are_checked_one_by_one(key, value, sentence):
     with pytest.raises(ValueError) as error:
         RULES[key].check(key, value)
     assert str(error.value) == sentence
+
+
+def test_settings_are_not_changed_but_copied():
+    settings = Settings()
+    with pytest.raises(FrozenInstanceError):
+        settings.run.steps = 5
+    with pytest.raises(FrozenInstanceError):
+        settings.fail_at = ["3:0.0"]
+    changed = settings.with_values({"run.steps": 5, "run.seed": 1, "fail_at": ["3:0.0"]})
+    assert (changed.run.steps, changed.run.seed, changed.fail_at) == (5, 1, ["3:0.0"])
+    assert settings == Settings() and changed.model is settings.model
 
 
 def test_what_defines_the_computation_never_changes():

@@ -7,7 +7,7 @@ import time
 import pytest
 from recycle_schedules import Problem, Worker, actions, plan
 
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.settings import Model, Parallel, Run, Settings
 from recycle_pp.coordinator.planning import Planning
 from recycle_pp.protocol.events import MessageReceived, PlanMade, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
@@ -163,9 +163,9 @@ def test_the_plan_after_a_death_is_made_in_advance():
 
 
 def test_measured_memory_limits_the_plans_and_selects_the_stages_that_recompute():
-    of = Settings()
-    of.model.kind, of.model.recompute, of.parallel.memory, of.run.device = "custom", "auto", "310MB", "cpu"
-    of.parallel.pipelines, of.parallel.stages = 2, 2
+    of = Settings(
+        model=Model(kind="custom", recompute="auto"), parallel=Parallel(2, 2, memory="310MB"), run=Run(device="cpu")
+    )
     planning = Planning(of, RunFolder("nowhere"), pytest.fail, pytest.fail, HeldLease())
     problem = Problem(pipelines=2, stages=2, microbatches=2)
     takes = [{"weights": 0.0, "flight": flight} for flight in (8e6, 1e6)]

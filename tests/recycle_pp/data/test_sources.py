@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.config.settings import Data, Settings
+from recycle_pp.config.settings import Data, Model, Settings
 from recycle_pp.data import megatron, sources, token_file
 from recycle_pp.data.file_tokens import FileTokens
 from recycle_pp.data.samples import Samples
@@ -19,8 +19,7 @@ from tests.recycle_pp.data import formats
 
 
 def opened(path: object, vocabulary: int = 60000, **data: object) -> list[np.ndarray]:
-    settings = Settings(data=Data(path=path, **data))  # type: ignore[arg-type]
-    settings.model.vocabulary = vocabulary
+    settings = Settings(data=Data(path=path, **data), model=Model(vocabulary=vocabulary))  # type: ignore[arg-type]
     return [np.asarray(source.slice(0, len(source))) for source in sources.training(settings)]
 
 
@@ -149,9 +148,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected_before_tokenisa
 
 
 def samples(**data: object) -> Samples:
-    settings = Settings(data=Data(**data))  # type: ignore[arg-type]
-    settings.model.sequence = 8
-    return Samples(settings)
+    return Samples(Settings(data=Data(**data), model=Model(sequence=8)))  # type: ignore[arg-type]
 
 
 def test_windows_of_several_sources_are_numbered_consecutively_and_the_end_of_each_is_held_out(tmp_path):
@@ -186,9 +183,8 @@ def test_a_negative_token_is_rejected(tmp_path):
 
 
 def samples_of(path: object, **data: object) -> Samples:
-    settings = Settings(data=Data(path=path, document_mask=True, validation_share=0.0, **data))  # type: ignore[arg-type]
-    settings.model.vocabulary, settings.model.sequence = 60000, 8
-    return Samples(settings)
+    of = Data(path=path, document_mask=True, validation_share=0.0, **data)  # type: ignore[arg-type]
+    return Samples(Settings(data=of, model=Model(vocabulary=60000, sequence=8)))
 
 
 def test_the_end_of_documents_comes_from_the_token_file_or_the_tokenizer(tmp_path):

@@ -20,6 +20,7 @@ from itertools import combinations, permutations
 from typing import Any
 from unittest import mock
 
+from recycle_pp.config.settings import Control, Settings
 from recycle_pp.consensus import election, leader_lease, refusal, voter_client
 from recycle_pp.consensus.agreement import majority
 from recycle_pp.coordinator import failover_discovery
@@ -29,7 +30,7 @@ from recycle_pp.wire.launch import Address, Launch
 
 from .clock import PROCESS, VirtualLoop
 from .network import Network
-from .small_coordinator import SETTINGS, Begin, Committed, Coordinator, Step, Vote
+from .small_coordinator import Begin, Committed, Coordinator, Step, Vote
 
 STEP = 0.3  # seconds that a worker computes
 LIVES = 120.0  # seconds after the last fault within which every member must have committed a step
@@ -136,7 +137,7 @@ class Simulation(ExitStack):
     def __init__(self, order: Order) -> None:
         super().__init__()
         self.order, self.chance = order, random.Random(order.seed)
-        SETTINGS.control.suspicion, SETTINGS.control.heartbeat = order.suspicion, order.suspicion / 5
+        self.settings = Settings(control=Control(suspicion=order.suspicion, heartbeat=order.suspicion / 5))
         self.loop = VirtualLoop()
         self.network = Network(self.loop, self.chance, self._delay)
         self.nodes = [Node(f"s{rank}", rank) for rank in range(order.supervisors)]
@@ -289,7 +290,7 @@ class Simulation(ExitStack):
             self.supervisors.append(of)
             where = Address("10.0.0.1", 29501, "")
             if node.rank == 0:
-                await of.start_job(where, SETTINGS, RunFolder("simulated"))
+                await of.start_job(where, self.settings, RunFolder("simulated"))
             try:
                 node.code = await of.run(where)
             except Exception as error:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recycle_schedules import Worker
 
-from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.consensus.leader_lease import LeaderLease
@@ -36,8 +35,6 @@ from .network import Peer
 
 if TYPE_CHECKING:
     from .simulation import Simulation
-
-SETTINGS = Settings()  # each simulation sets its suspicion and heartbeat
 
 
 class Begin(NamedTuple):
@@ -68,8 +65,9 @@ class Coordinator:
 
     def __init__(self, simulation: Simulation, agreement: Any, leader: Any, takeover: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
+        self._settings = simulation.settings
         self.gave_way, self.agents = False, {0}
-        self._lease = LeaderLease(agreement, SETTINGS.control.suspicion, self.give_way)
+        self._lease = LeaderLease(agreement, self._settings.control.suspicion, self.give_way)
         self._gate = AgreementGate(agreement, self._lease, self._deliver, self.give_way)
         self._present: dict[int, tuple[Peer, Place]] = {}
         self._unheard: dict[int, int] = {}
@@ -98,7 +96,7 @@ class Coordinator:
 
     async def _take_over(self, discovery: Any) -> None:
         places = await self._agreement.supervisors()
-        await discovery.complete(places, SETTINGS.control.suspicion)
+        await discovery.complete(places, self._settings.control.suspicion)
         await self._lease.wait()
         discovery.over.set()
         for number, (peer, said) in discovery.supervisors.items():
@@ -113,12 +111,12 @@ class Coordinator:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(SETTINGS.control.heartbeat)
+            await asyncio.sleep(self._settings.control.heartbeat)
             await self._lease.wait()
             for number, (peer, _) in list(self._present.items()):
                 peer.send(CoordinatorHeartbeat())
                 self._unheard[number] += 1
-                if self._unheard[number] * SETTINGS.control.heartbeat > SETTINGS.control.suspicion:
+                if self._unheard[number] * self._settings.control.heartbeat > self._settings.control.suspicion:
                     peer.abort()
 
     async def handle(self, peer: Peer) -> None:
@@ -129,8 +127,8 @@ class Coordinator:
         assert isinstance(peer.hello, SupervisorHello)
         await self._lease.wait()
         number = peer.hello.rank
-        peer.set_keepalive(SETTINGS.control.suspicion)
-        peer.send(SupervisorWelcome(SETTINGS, "/nowhere", self._leader, number))
+        peer.set_keepalive(self._settings.control.suspicion)
+        peer.send(SupervisorWelcome(self._settings, "/nowhere", self._leader, number))
         async for message in peer.listen(FROM_SUPERVISOR):
             await self._lease.wait()
             self._unheard[number] = 0

@@ -62,9 +62,7 @@ def test_plan_and_visualize_print_the_same_figures(
 def test_defaults_of_flags_are_those_of_a_training_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command.main(["--stages", "4", "--json", "--seconds", "0"]) == 0
     problem = Problem.from_json(json.loads(capsys.readouterr().out)["problem"])
-    settings = Settings()
-    settings.schedule.profile_steps = 0
-    assert problem == initial_problem(settings)
+    assert problem == initial_problem(Settings().with_values({"schedule.profile_steps": 0}))
 
 
 def test_settings_of_the_trainer_are_flags_and_workers_to_be_killed_are_dead(

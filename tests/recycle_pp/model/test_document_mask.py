@@ -1,5 +1,6 @@
 """With data.document_mask, a sample of several documents trains like its documents one by one."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -40,8 +41,8 @@ def separated(config: Settings, rows) -> tuple[torch.Tensor, dict[str, torch.Ten
     """Mean loss over all tokens and its gradients, computed by the whole model, one document at a time."""
     losses, gradients = [], {}
     for inputs, targets in pieces(rows):
-        config.model.sequence = inputs.shape[1]
-        model = Transformer(Build(config.model, config.run.seed, CPU), range(config.model.layers))
+        own = replace(config.model, sequence=inputs.shape[1])
+        model = Transformer(Build(own, config.run.seed, CPU), range(config.model.layers))
         loss = model(inputs, targets) * (inputs.shape[1] / (len(rows) * T))
         loss.backward()
         losses.append(loss.detach())

@@ -106,8 +106,7 @@ def test_a_run_that_has_ended_can_be_exported(recorded, tmp_path):
 
 
 def test_a_missing_package_is_reported_before_the_workers_start(monkeypatch):
-    settings = Settings()
-    settings.log.tensorboard = True
+    settings = Settings().with_values({"log.tensorboard": True})
     monkeypatch.setattr(exporter, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"log.tensorboard needs .* pip install -e '.\[tensorboard\]'"):
         refuse_missing(settings)

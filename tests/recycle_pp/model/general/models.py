@@ -57,17 +57,12 @@ def of_function(build, stages=1, layers="blocks", **changes):
 
 def settings(model, stages, **changes):
     """Settings of one pipeline with four micro-batches of two samples. changes: `group__key=value`."""
-    s = Settings()
     defaults = {f"model__{key}": value for key, value in model.items()} | {
         "model__sequence": 16, "parallel__pipelines": 1, "parallel__stages": stages, "parallel__microbatches": 4,
         "run__steps": 4, "optimizer__warmup": 1, "numerics__reproducible": False,
+        "data__path": str(Path(json.__file__).with_name("decoder.py")),
     }  # fmt: skip
-    for path, value in (defaults | changes).items():
-        group, key = path.split("__")
-        assert hasattr(getattr(s, group), key)
-        setattr(getattr(s, group), key, value)
-    s.data.path = str(Path(json.__file__).with_name("decoder.py"))
-    return s
+    return Settings().with_values({path.replace("__", "."): value for path, value in (defaults | changes).items()})
 
 
 def batch(seed=5, vocabulary=256, **more):

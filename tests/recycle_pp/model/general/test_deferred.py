@@ -79,8 +79,7 @@ def test_a_parameter_that_gets_no_gradient_stops_the_micro_batch():
 
 
 def test_the_seed_checkpoint_is_the_model_as_built_and_is_built_once(tmp_path):
-    settings = models.of_function("Plain", 3)
-    settings.run.seed = 4
+    settings = models.of_function("Plain", 3, run__seed=4)
     source = source_of(settings)
     stages = [Stage(settings, stage, CPU, tmp_path) for stage in range(3)]
     torch.manual_seed(4)
